@@ -25,7 +25,7 @@ from ralm.lm.scoring import Scorer
 from ralm.reading.ensemble import Ensemble, document_log_weights, mixture
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import Windows
-from ralm.reading.sources import retrieve
+from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, PreparedText
 from ralm.records import FloatArray, Hits
 
@@ -51,7 +51,8 @@ class Task:
 def task_for(material: Material, windows: Windows, strides: int) -> Task:
     """Retrieve ten passages for each of this many strides."""
     prepared = prepared_for(material, windows, STRIDE)
-    hits = retrieve(prepared, material.model.tokenizer, material.index.bm25, OPTIONS.hits)
+    source = FromRetriever(material.index.bm25, material.index.passages)
+    hits, _ = source.find(prepared, material.model.tokenizer, OPTIONS.hits)
     documents = PassageDocuments(
         material.index.passages, material.model.tokenizer, prepared.plan.options.document_tokens
     )

@@ -33,7 +33,7 @@ from ralm.lm.named import Dtype, ModelOptions, load_local_model, model_folder
 from ralm.lm.scoring import Scorer
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Windows
-from ralm.reading.sources import retrieve
+from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import FloatArray, IntArray, Request
 from ralm.retrieval.build import build_index
@@ -155,7 +155,8 @@ def task_for(material: Material, reading: str, windows: Windows, stride: int, st
     prepared = prepared_for(material, windows, stride)
     rows = rows_from(prepared, strides)
     k = CANDIDATES if reading == "zero-shot" else 1
-    hits = retrieve(prepared, material.model.tokenizer, material.index.bm25, k)
+    source = FromRetriever(material.index.bm25, material.index.passages)
+    hits, _ = source.find(prepared, material.model.tokenizer, k)
     documents = PassageDocuments(
         material.index.passages, material.model.tokenizer, prepared.plan.options.document_tokens
     )

@@ -13,7 +13,7 @@ import pytest
 
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.reading.plan import PlanOptions, Semantics
-from ralm.reading.score import read
+from ralm.reading.score import score_text
 from ralm.reading.sources import FromFile
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
@@ -51,7 +51,7 @@ def test_official(model: LocalLanguageModel, tokens: int) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options("official"), limit_tokens=tokens)
     chosen_R = chosen_for(prepared)
     documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
-    scored = read(prepared, model, chosen_hits(chosen_R), PASSAGES)
+    scored = score_text(prepared, model, chosen_hits(chosen_R), PASSAGES)
     candidates = [[documents[int(number)].tolist()] if number != NO_PASSAGE else [] for number in chosen_R]
     windows = official.evaluate(model.model, prepared.tokens.tolist(), candidates, stride=4, max_length=WINDOW)
     expected = np.concatenate([window.target_log_probs for window in windows])
@@ -66,7 +66,7 @@ def test_paper(model: LocalLanguageModel, tokens: int, block: int | None) -> Non
     prepared = prepare_text(TEXT, model.tokenizer, options("paper", **blocked), limit_tokens=tokens)
     chosen_R = chosen_for(prepared)
     documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
-    scored = read(prepared, model, chosen_hits(chosen_R), PASSAGES)
+    scored = score_text(prepared, model, chosen_hits(chosen_R), PASSAGES)
     expected = paper.log_probs(
         model.model,
         prepared.tokens.tolist(),
@@ -136,12 +136,12 @@ def golden() -> Golden:
 
 
 def test_golden_without_retrieval(golden: Golden) -> None:
-    golden.check(read(golden.prepared, golden.model), "none")
+    golden.check(score_text(golden.prepared, golden.model), "none")
 
 
 def test_golden_with_the_top_passage(golden: Golden) -> None:
     numbers_QK, passages = golden.candidates(1)
-    golden.check(read(golden.prepared, golden.model, chosen_hits(numbers_QK[:, 0]), passages), "first")
+    golden.check(score_text(golden.prepared, golden.model, chosen_hits(numbers_QK[:, 0]), passages), "first")
 
 
 @pytest.mark.slow
@@ -152,6 +152,6 @@ def test_golden_reranking(method: Method, name: str) -> None:
     numbers_QK, passages = golden.candidates(16)
     hits = Hits(numbers_QK=numbers_QK, scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
     reranker = RerankOptions(method=method).reranker()
-    scored = read(golden.prepared, golden.model, hits, passages, reranker=reranker)
+    scored = score_text(golden.prepared, golden.model, hits, passages, reranker=reranker)
     golden.check(scored, name)
     golden.check_chosen(scored, name, numbers_QK)

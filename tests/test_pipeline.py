@@ -8,7 +8,7 @@ import pytest
 from ralm.errors import RetrievalFileError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.reading.plan import PlanOptions
-from ralm.reading.score import read
+from ralm.reading.score import score_text
 from ralm.reading.sources import FromFile, FromRetriever, retrieved_strides
 from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Passage
@@ -45,7 +45,7 @@ def test_every_stride_asks_with_the_end_of_its_prefix() -> None:
 def test_reading_by_hand() -> None:
     text, model = prepared()
     hits, passages = source().find(text, model.tokenizer, 1)
-    scored = read(text, model, hits.first(1), passages)
+    scored = score_text(text, model, hits.first(1), passages)
     assert scored.positions_T.tolist() == list(range(1, 20))
     assert (
         scored.passages_T.tolist()
@@ -59,10 +59,10 @@ def test_reading_by_hand() -> None:
 def test_the_oracle_takes_the_best_candidate_of_every_row() -> None:
     text, model = prepared()
     hits, passages = source().find(text, model.tokenizer, 3)
-    best = read(text, model, hits, passages, reranker=Oracle(candidates=3))
+    best = score_text(text, model, hits, passages, reranker=Oracle(candidates=3))
     for column in range(3):
         chosen_R = np.where(hits.numbers_QK[:, column] == NO_PASSAGE, hits.numbers_QK[:, 0], hits.numbers_QK[:, column])
-        other = read(text, model, chosen_hits(chosen_R), passages)
+        other = score_text(text, model, chosen_hits(chosen_R), passages)
         for begin in range(2, 20, 3):
             stride = slice(begin, begin + 3)
             assert best.log_probs_T[stride].sum() >= other.log_probs_T[stride].sum() - 1e-6
@@ -132,5 +132,5 @@ def test_limit_takes_the_beginning() -> None:
 def test_titles_are_read() -> None:
     text, model = prepared()
     titled = [Passage(number=0, document_id="x", title="b", text="b")]
-    scored = read(text, model, chosen_hits(np.zeros(len(text.plan), dtype=np.int64)), titled)
+    scored = score_text(text, model, chosen_hits(np.zeros(len(text.plan), dtype=np.int64)), titled)
     assert scored.log_probs_T[5] == pytest.approx(log_prob(model, "b b b c d e a", "b"), rel=1e-6)

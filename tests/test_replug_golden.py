@@ -13,7 +13,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
-from ralm.reading.score import read
+from ralm.reading.score import score_text
 from ralm.reading.sources import FromFile
 from ralm.reading.tokens import prepare_text
 from ralm.records import ScoredTokens
@@ -77,11 +77,11 @@ def test_every_log_probability(model: Scorer, case: str, name: str) -> None:
     )
     reader = reader_of(asked, cut_together)
     if reading["retrieved"] is None:
-        scored: ScoredTokens = read(prepared, model)
+        scored: ScoredTokens = score_text(prepared, model)
     else:
         source = FromFile(read_retrieval_file(folder / reading["retrieved"]), config={})
         hits, passages = source.find(prepared, model.tokenizer, reader.hits)
-        scored = read(prepared, model, hits, passages, reader)
+        scored = score_text(prepared, model, hits, passages, reader)
     assert len(scored) == prepared.plan.counted_tokens == expected["targets"]
     assert scored.nll == pytest.approx(expected["nll"], rel=1e-6)
     np.testing.assert_allclose(scored.log_probs_T, expected["log_probs"], rtol=1e-5, atol=1e-5)

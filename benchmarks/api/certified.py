@@ -13,13 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.api.material import Material, percent
-from ralm.reading.ensemble import Ensemble, Weights, mixture
-from ralm.reading.in_context import stride_request
+from ralm.reading.ensemble import Ensemble, Weights, log_weights_of, mixture
+from ralm.reading.in_context import CheckedReader, stride_request
 from ralm.reading.sampling import GenerationOptions, draw_token
-from ralm.reading.score import prompt_prefixes_of
-from ralm.reading.sources import retrieve
-from ralm.reading.tokens import PassageDocuments, first_tokens
-from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray, NextTokens, PromptPrefix, Request
+from ralm.reading.tokens import PassageDocuments
+from ralm.records import NO_PASSAGE, FloatArray, IntArray, NextTokens, PromptPrefix, Request
 from ralm.validation import retrieve_checked
 
 LISTED = (5, 20, 100)
@@ -33,17 +31,17 @@ class Step:
     """The whole predictions (float32, K x V) behind each document for one token, and the documents' weights."""
 
     log_probs_KV: FloatArray
-    log_weights_K: DoubleArray
+    prompt_prefixes: Sequence[PromptPrefix]
 
     @property
     def best(self) -> int:
         """The greedy token of the average."""
-        return int(mixture(self.log_probs_KV, self.log_weights_K).argmax())
+        return int(mixture(self.log_probs_KV, log_weights_of(self.prompt_prefixes)).argmax())
 
     def drawn(self, listed: int) -> tuple[bool, bool]:
         """Whether the greedy token is certified if each document lists so many tokens, and whether it is right."""
         given = likeliest(self.log_probs_KV, listed)
-        token = draw_token(given, self.log_weights_K, np.random.default_rng(0), GREEDY)
+        token = draw_token(given, self.prompt_prefixes, np.random.default_rng(0), GREEDY)
         return token.certified, token.token == self.best
 
 
@@ -56,19 +54,18 @@ def likeliest(log_probs_KV: FloatArray, count: int) -> NextTokens:
 def greedy_steps(material: Material, prompt: IntArray, reader: Ensemble, options: GenerationOptions) -> Iterator[Step]:
     """The steps of greedy generation behind a prompt, with whole predictions."""
     model, source, text = material.model, material.source, prompt
-    first = first_tokens(model.tokenizer, options.bos)
-    documents = PassageDocuments(source.passages, model.tokenizer, options.document_tokens, first)
+    documents = PassageDocuments(source.passages, model.tokenizer, options.document_tokens, options.bos)
     continuations = model.continuations()
     prompt_prefixes: Sequence[PromptPrefix] = []
     for written in range(options.new_tokens):
         if written % options.stride == 0:
             query = model.tokenizer.decode(text[-options.query_tokens :])
             hits = retrieve_checked(source.retriever, [query], reader.hits, len(source.passages)).of(0)
-            prompt_prefixes = prompt_prefixes_of(reader, hits, documents)
+            prompt_prefixes = CheckedReader.of(reader).prompt_prefixes(hits, documents)
         given = continuations.next_tokens(
             [np.concatenate([prompt_prefix.tokens, text]) for prompt_prefix in prompt_prefixes]
         )
-        step = Step(given.log_probs_BC, np.array([prompt_prefix.log_weight for prompt_prefix in prompt_prefixes]))
+        step = Step(given.log_probs_BC, prompt_prefixes)
         yield step
         if step.best in model.end_tokens:
             return
@@ -106,7 +103,7 @@ def _others_right(drawn_S2: NDArray[np.bool_]) -> str:
 def scored_table(material: Material, strides: int) -> Iterator[dict[str, object]]:
     """A row for each number of documents: targets that all of them list, and targets that none lists."""
     prepared = material.prepared(TEXT_STRIDES)
-    hits = retrieve(prepared, material.model.tokenizer, material.source.retriever, max(DOCUMENTS))
+    hits, _ = material.source.find(prepared, material.model.tokenizer, max(DOCUMENTS))
     documents = PassageDocuments.planned(material.source.passages, material.model.tokenizer, prepared.plan.options)
     full = np.flatnonzero((hits.numbers_QK != NO_PASSAGE).all(axis=1))
     rows = full[:: max(1, len(full) // strides)].tolist()

@@ -304,22 +304,26 @@ class ScoredTokens:
     """The scores of T target tokens, one row per token, in text order.
 
     `positions_T` (int64): index in the tokens of the text. `tokens_T` (int64): token id. `log_probs_T` (float32):
-    natural log-probability. `passages_T` (int64): the passage that the token was read with, or `NO_PASSAGE`; in an
-    ensemble, the passage that contributed most. `provenance` then holds the contribution of each passage.
+    natural log-probability. `provenance`: the passages that the token was read with, and the contribution of each.
     """
 
     positions_T: IntArray
     tokens_T: IntArray
     log_probs_T: FloatArray
-    passages_T: IntArray
-    provenance: Provenance | None = None
+    provenance: Provenance
 
     def __post_init__(self) -> None:
-        columns = (self.positions_T, self.tokens_T, self.log_probs_T, self.passages_T)
-        assert all(column.shape == self.positions_T.shape for column in columns)
+        assert self.positions_T.shape == self.tokens_T.shape == self.log_probs_T.shape
+        assert len(self.positions_T) == len(self.provenance.passages_TK)
 
     def __len__(self) -> int:
         return len(self.positions_T)
+
+    @property
+    def passages_T(self) -> IntArray:
+        """The passage (int64) that contributed most to each token, or `NO_PASSAGE`."""
+        best_T = self.provenance.posteriors_TK.argmax(axis=1)
+        return self.provenance.passages_TK[np.arange(len(best_T)), best_T]
 
     @property
     def nll(self) -> float:

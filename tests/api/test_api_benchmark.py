@@ -17,7 +17,7 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.records import Passage, Request
+from ralm.records import Passage, PromptPrefix, Request
 from ralm.retrieval.build import build_index
 from tests.api.backings import OfModel
 from tests.api.dialects.vllm import VLLM
@@ -58,15 +58,15 @@ def test_the_steps_of_an_ensemble_are_those_of_generation(material: Material) ->
     pieces = generate(text, material.model, OPTIONS, material.source, reader=reader)
     tokens = [token for piece in pieces for token in piece.tokens]
     assert [step.best for step in steps] == [token.token for token in tokens]
-    assert max(len(step.log_weights_K) for step in steps) == 3
+    assert max(len(step.prompt_prefixes) for step in steps) == 3
 
 
 def test_a_token_is_certified_as_soon_as_the_lists_leave_no_doubt() -> None:
-    even_K = np.log(np.full(2, 0.5))
-    apart = Step(np.log(np.array([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5]], dtype=np.float32)), even_K)
+    even = [PromptPrefix(np.zeros(0, dtype=np.int64), (), np.log(0.5))] * 2
+    apart = Step(np.log(np.array([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5]], dtype=np.float32)), even)
     assert apart.best in (0, 3)
     assert apart.drawn(1) == (False, True)
-    hidden = Step(np.log(np.array([[0.5, 0.45, 0.05], [0.05, 0.45, 0.5]], dtype=np.float32)), even_K)
+    hidden = Step(np.log(np.array([[0.5, 0.45, 0.05], [0.05, 0.45, 0.5]], dtype=np.float32)), even)
     assert hidden.best == 1
     assert hidden.drawn(1) == (False, False)
     assert hidden.drawn(2) == (True, True)

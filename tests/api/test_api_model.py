@@ -152,7 +152,7 @@ def check_tokens(found: Sequence[GeneratedToken], expected: Sequence[GeneratedTo
     assert [one.token for one in found] == [one.token for one in expected]
     np.testing.assert_allclose([one.log_prob for one in found], [one.log_prob for one in expected], atol=1e-4)
     for one, other in zip(found, expected, strict=True):
-        assert one.unlisted == 0
+        assert one.bound_width == 0
         np.testing.assert_array_equal(one.passages_K, other.passages_K)
         np.testing.assert_allclose(one.posteriors_K, other.posteriors_K, atol=1e-4)
 

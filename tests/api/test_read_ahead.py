@@ -213,7 +213,7 @@ def test_certified_tokens_are_the_likeliest_of_the_exact_average(
     assert (bounds.lower_Y <= exact_V[bounds.tokens_Y] + 1e-5).all()
     assert (bounds.upper_Y >= exact_V[bounds.tokens_Y] - 1e-5).all()
     others_V = np.delete(exact_V, bounds.tokens_Y)
-    assert others_V.max(initial=-np.inf) <= bounds.unlisted + 1e-5
+    assert others_V.max(initial=-np.inf) <= bounds.tail_bound + 1e-5
     if bounds.certified:
         assert exact_V[bounds.tokens_Y[bounds.best]] >= exact_V.max() - 1e-5
 
@@ -246,10 +246,10 @@ def test_generation_from_lists_alone(likeliest: int) -> None:
             assert likeliest < VOCABULARY
             break
         assert one.token == other.token
-        assert one.log_prob <= other.log_prob + 1e-5 <= one.log_prob + one.unlisted + 2e-5
+        assert one.log_prob <= other.log_prob + 1e-5 <= one.log_prob + one.bound_width + 2e-5
     if likeliest == VOCABULARY:
         check_equal(found, expected)
-        assert all(one.certified and abs(one.unlisted) < 1e-5 for one in found)
+        assert all(one.certified and abs(one.bound_width) < 1e-5 for one in found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -260,7 +260,7 @@ def test_where_tokens_can_be_asked_for_every_figure_is_exact(kind: str, likelies
         found = written(model, "The city", 3, stride=4, new_tokens=16)
     expected = written(backing, "The city", 3, stride=4, new_tokens=16)
     for one, other in zip(found, expected, strict=True):
-        assert one.unlisted == 0
+        assert one.bound_width == 0
         if not one.certified:
             break
         assert one.token == other.token

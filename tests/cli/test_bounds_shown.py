@@ -32,15 +32,15 @@ def answered(*tokens: GeneratedToken) -> QuestionEvaluation:
     return QuestionEvaluation(rows=[row], documents=0, seconds=1.0)
 
 
-def token(*, unlisted: float = 0.0, certified: bool = True) -> GeneratedToken:
+def token(*, bound_width: float = 0.0, certified: bool = True) -> GeneratedToken:
     shares_K = np.full(2, 0.5, dtype=np.float32)
-    return GeneratedToken(7, -1.0, np.array([0, 1]), shares_K, unlisted, certified)
+    return GeneratedToken(7, -1.0, np.array([0, 1]), shares_K, bound_width, certified)
 
 
 def test_the_share_of_certified_tokens_is_told_also_if_all_log_probabilities_are_known() -> None:
     """Every document lists the token, and another one may be likelier all the same."""
     assert answered(token(), token(certified=False)).summary()["certified"] == 0.5
-    assert answered(token(unlisted=0.1)).summary()["certified"] == 1
+    assert answered(token(bound_width=0.1)).summary()["certified"] == 1
     assert "certified" not in answered(token()).summary()
 
 

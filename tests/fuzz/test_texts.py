@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ralm.errors import RalmError
-from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
+from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import TINY, load_local_model
 from ralm.protocols import Reader, Reranker
@@ -140,7 +140,7 @@ def adds_up(evaluation: Evaluation, text: str) -> None:
     assert reading.measures.bytes == len(prepared.text.encode())
     assert np.isfinite(reading.scored.log_probs_T).all()
     assert (reading.scored.log_probs_T <= 0).all()
-    shown = traced(prepared, reading, baseline, evaluation.passages)
+    shown = evaluation.traced
     first = int(reading.scored.positions_T[0])
     assert prepared.text.startswith(shown.before + "".join(shown.texts))
     assert reading.measures.unknown_tokens <= len(prepared.tokens)

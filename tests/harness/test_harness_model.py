@@ -381,7 +381,7 @@ def test_too_long_contexts_are_counted_in_a_warning(tiny_folders: dict[str, Path
 def test_an_ending_that_does_not_fit_beside_its_passage_is_an_error(tiny_folders: dict[str, Path], index: Path) -> None:
     arguments = {"lm": str(tiny_folders["gpt2"]), "index": str(index), "document_tokens": 20}
     ours = RalmLM.create_from_arg_obj(arguments)
-    with pytest.raises(UsageError, match="ending of 46 tokens and the 20 in front of it do not fit"):
+    with pytest.raises(UsageError, match="ending of 46 tokens and the 20 before it do not fit"):
         ours.loglikelihood(requests("loglikelihood", ("the sea", "z" * 46)))
 
 

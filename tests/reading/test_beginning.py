@@ -19,7 +19,7 @@ from ralm.reading.generate import TokenWriter, generate
 from ralm.reading.plan import Bos, PlanOptions
 from ralm.reading.provenance import traced_generation
 from ralm.reading.sampling import GenerationOptions
-from ralm.reading.score import read
+from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, first_tokens, prepare_text
 from ralm.records import NO_PASSAGE, Hits, PromptPrefix, SpecialTokens
@@ -128,8 +128,8 @@ def test_the_gain_is_due_to_the_passage_alone() -> None:
     options = PlanOptions(stride=2, query_tokens=2, document_tokens=4, max_length=12)
     prepared = prepare_text("a b c d e a b h a b c d e f g", model.tokenizer, options)
     empty_R = np.where(prepared.plan.retrieves_R, 2, NO_PASSAGE)
-    scored = read(prepared, model, chosen_hits(empty_R), PASSAGES)
-    np.testing.assert_array_equal(scored.log_probs_T, read(prepared, model).log_probs_T)
+    scored = score_text(prepared, model, chosen_hits(empty_R), PASSAGES)
+    np.testing.assert_array_equal(scored.log_probs_T, score_text(prepared, model).log_probs_T)
 
 
 class Logits:
@@ -199,11 +199,11 @@ def test_random_plans_equal_the_plain_loop(
         )
 
     one = expected([[] if number == NO_PASSAGE else document(number) for number in numbers_QK[:, 0].tolist()])
-    np.testing.assert_allclose(read(prepared, model, hits.first(1), PASSAGES).log_probs_T, one, rtol=1e-5)
-    ensemble = read(prepared, model, hits, PASSAGES, Ensemble(documents=1))
+    np.testing.assert_allclose(score_text(prepared, model, hits.first(1), PASSAGES).log_probs_T, one, rtol=1e-5)
+    ensemble = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=1))
     np.testing.assert_allclose(ensemble.log_probs_T, one, rtol=1e-5)
     several = Concatenation(cut_together=together)
-    scored = read(prepared, model, hits, PASSAGES, several)
+    scored = score_text(prepared, model, hits, PASSAGES, several)
     two = expected([[] if pair[0] == NO_PASSAGE else joined(pair) for pair in numbers_QK.tolist()])
     np.testing.assert_allclose(scored.log_probs_T, two, rtol=1e-5)
 
@@ -229,7 +229,7 @@ def test_another_model_ranks_behind_its_own_bos() -> None:
     prepared = prepare_text("a b c d e a b h", reader.tokenizer, options)
     numbers_QK = np.tile(np.array([0, 1]), (len(prepared.plan), 1))
     hits = Hits(numbers_QK=numbers_QK, scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
-    read(prepared, reader, hits, PASSAGES, reranker=ZeroShot(tokens=2, model=ranker))
+    score_text(prepared, reader, hits, PASSAGES, reranker=ZeroShot(tokens=2, model=ranker))
     assert {int(tokens[0]) for tokens in ranker.reads} == {BEGIN}
     assert all(tokens.tolist().count(BEGIN) == 1 for tokens in ranker.reads)
 

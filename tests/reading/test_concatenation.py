@@ -10,7 +10,7 @@ from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.plan import PlanOptions, Semantics
-from ralm.reading.score import read
+from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits
@@ -59,7 +59,7 @@ def test_the_papers_loop(model: LocalLanguageModel, documents: int, block: int |
     blocked: dict[str, object] = {} if block is None else {"windows": "blocked", "block": block}
     prepared = prepare_text(TEXT, model.tokenizer, options("paper", **blocked), limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = read(prepared, model, hits, PASSAGES, Concatenation(documents=documents))
+    scored = score_text(prepared, model, hits, PASSAGES, Concatenation(documents=documents))
     expected = paper.log_probs(
         model.model,
         prepared.tokens.tolist(),
@@ -75,7 +75,7 @@ def test_the_papers_loop(model: LocalLanguageModel, documents: int, block: int |
 def test_the_official_loop(model: LocalLanguageModel) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options("official"), limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = read(prepared, model, hits, PASSAGES, Concatenation())
+    scored = score_text(prepared, model, hits, PASSAGES, Concatenation())
     candidates = [[ids] if (ids := joined(model, hits, row, 2)) else [] for row in range(len(prepared.plan))]
     windows = official.evaluate(model.model, prepared.tokens.tolist(), candidates, stride=4, max_length=40)
     expected = np.concatenate([window.target_log_probs for window in windows])
@@ -85,8 +85,8 @@ def test_the_official_loop(model: LocalLanguageModel) -> None:
 def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options())
     hits = some_hits(prepared, 3)
-    scored = read(prepared, model, hits, PASSAGES, Concatenation(documents=1))
-    plain = read(prepared, model, hits.first(1), PASSAGES)
+    scored = score_text(prepared, model, hits, PASSAGES, Concatenation(documents=1))
+    plain = score_text(prepared, model, hits.first(1), PASSAGES)
     np.testing.assert_array_equal(scored.log_probs_T, plain.log_probs_T)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
 

@@ -112,7 +112,7 @@ def test_the_oldest_tokens_of_a_context_are_dropped_and_counted() -> None:
 @pytest.mark.parametrize(("prompt_prefix", "length"), [([], 3), ([1], 3), ([1, 2, 3], 5)])
 def test_an_ending_fits_to_the_last_token(prompt_prefix: list[int], length: int) -> None:
     Ending.after([PromptPrefix(ids(*prompt_prefix))], ids(7), ids(5, 5, 5), length, None)
-    with pytest.raises(UsageError, match=f"ending of 3 tokens and the {len(prompt_prefix)} in front .* `max_length`"):
+    with pytest.raises(UsageError, match=f"ending of 3 tokens and the {len(prompt_prefix)} before it .* `max_length`"):
         Ending.after([PromptPrefix(ids(*prompt_prefix))], ids(7), ids(5, 5, 5), length - 1, None)
 
 
@@ -142,5 +142,5 @@ def test_the_likeliest_tokens_are_enough_where_they_decide() -> None:
     prompt_prefixes = [PromptPrefix(ids(number), (), np.log(0.5)) for number in (1, 2, 3)]
     assert are_greedy([Ending.after(prompt_prefixes[::2], ids(2), ids(7), 9, None)], Likeliest()) == [True]  # type: ignore[arg-type]
     two = Ending.after(prompt_prefixes[:2], ids(2), ids(7), 9, None)
-    with pytest.raises(UsageError, match="does not decide the likeliest of the average over 2 passages"):
+    with pytest.raises(UsageError, match="does not decide the most likely one of the average over 2 passages"):
         are_greedy([two], Likeliest())  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.reading.ensemble import Ensemble, document_log_weights, mixture, posterior
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Semantics
-from ralm.reading.score import read
-from ralm.reading.sources import retrieve
+from ralm.reading.score import score_text
+from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from tests.campaign import sampled
@@ -47,11 +47,9 @@ def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, 
     options = PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
     prepared = prepare_text(TEXT, model.tokenizer, options, limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = read(prepared, model, hits, PASSAGES, Ensemble(documents=4, temperature=temperature))
+    scored = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=4, temperature=temperature))
     provenance = scored.provenance
-    assert provenance is not None
-    first = model.tokenizer.encode_document("", 10) if semantics == "paper" else None
-    documents = PassageDocuments(PASSAGES, model.tokenizer, 10, first)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10, "auto" if semantics == "paper" else None)
     at = 0
     for row in range(len(prepared.plan)):
         found = hits.of(row) or [(NO_PASSAGE, 0.0)]
@@ -74,9 +72,8 @@ def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> Non
     options = PlanOptions(stride=4, query_tokens=8, document_tokens=10, max_length=32)
     prepared = prepare_text(TEXT, model.tokenizer, options)
     hits = some_hits(prepared, 3)
-    scored = read(prepared, model, hits, PASSAGES, Ensemble(documents=1))
-    assert scored.provenance is not None
-    plain = read(prepared, model, hits.first(1), PASSAGES)
+    scored = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=1))
+    plain = score_text(prepared, model, hits.first(1), PASSAGES)
     np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-6)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
     np.testing.assert_array_equal(scored.provenance.posteriors_TK, np.ones((len(scored), 1)))
@@ -89,14 +86,12 @@ def test_the_order_of_documents_and_room_for_more_make_no_difference(
     options = PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
     prepared = prepare_text(TEXT, model.tokenizer, options, limit_tokens=60)
     hits = some_hits(prepared, 4)
-    scored = read(prepared, model, hits, PASSAGES, Ensemble(documents=4))
-    more = read(prepared, model, hits, PASSAGES, Ensemble(documents=10))
+    scored = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=4))
+    more = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=10))
     turned = Hits(numbers_QK=hits.numbers_QK[:, ::-1].copy(), scores_QK=hits.scores_QK[:, ::-1].copy())
     full = (hits.numbers_QK != NO_PASSAGE).all(axis=1)  # rows with fewer hits than places end in those without
     turned.numbers_QK[~full], turned.scores_QK[~full] = hits.numbers_QK[~full], hits.scores_QK[~full]
-    other = read(prepared, model, turned, PASSAGES, Ensemble(documents=4))
-    assert scored.provenance is not None
-    assert more.provenance is not None
+    other = score_text(prepared, model, turned, PASSAGES, Ensemble(documents=4))
     np.testing.assert_array_equal(more.log_probs_T, scored.log_probs_T)
     np.testing.assert_array_equal(more.provenance.passages_TK[:, :4], scored.provenance.passages_TK)
     assert not more.provenance.posteriors_TK[:, 4:].any()
@@ -173,21 +168,18 @@ def test_a_text_with_tokens_that_a_model_deems_impossible() -> None:
     passages = passages_of("a z", "a b", "b a")
     options = PlanOptions(stride=2, query_tokens=2, document_tokens=2, max_length=20)
     prepared = prepare_text("a b a b z z b", model.tokenizer, options)
-    hits = retrieve(prepared, model.tokenizer, SharedWordsRetriever(passages), 3)
-    scored = read(prepared, model, hits, passages, Ensemble(documents=3, weights="uniform"))
-    assert scored.provenance is not None
+    hits, _ = FromRetriever(SharedWordsRetriever(passages), passages).find(prepared, model.tokenizer, 3)
+    scored = score_text(prepared, model, hits, passages, Ensemble(documents=3, weights="uniform"))
     assert np.isfinite(scored.log_probs_T).all(), "a passage has the word"
     assert scored.provenance.posteriors_TK[3].tolist() == pytest.approx([0, 0, 1]), "and takes all the credit"
     assert scored.provenance.passages_TK[3].tolist() == [1, 2, 0]
     without = passages[1:]
-    impossible = read(
+    impossible = score_text(
         prepared,
         model,
-        retrieve(prepared, model.tokenizer, SharedWordsRetriever(without), 2),
-        without,
+        *FromRetriever(SharedWordsRetriever(without), without).find(prepared, model.tokenizer, 2),
         Ensemble(documents=2, weights="uniform"),
     )
-    assert impossible.provenance is not None
     assert impossible.log_probs_T[3] == -np.inf
     assert impossible.provenance.posteriors_TK[3].tolist() == pytest.approx([1 / 2, 1 / 2])
     assert not np.isnan(impossible.log_probs_T).any()

@@ -29,7 +29,7 @@ PASSAGES = passages_of("a passage that is much longer than the cut of ten tokens
 
 
 def options(**values: object) -> GenerationOptions:
-    defaults = {"new_tokens": 6, "stride": 2, "query_tokens": 3, "document_tokens": 4, "likeliest": 4}
+    defaults = {"new_tokens": 6, "stride": 2, "query_tokens": 3, "document_tokens": 4, "top_logprobs": 4}
     return GenerationOptions(**(defaults | values))  # type: ignore[arg-type]
 
 
@@ -130,7 +130,7 @@ def check(written: Sequence[GeneratedToken], expected: Sequence[generation.Step]
         assert token.log_prob == pytest.approx(np.log(step.probability), rel=tolerance, abs=tolerance)
         np.testing.assert_allclose(token.posteriors_K, np.array(step.parts) / sum(step.parts), atol=10 * tolerance)
         assert token.posteriors_K.sum() == pytest.approx(1, abs=1e-5)
-        ids, log_probs = zip(*token.likeliest, strict=True)
+        ids, log_probs = zip(*token.top_logprobs, strict=True)
         best = np.sort(step.average)[::-1][:4]
         np.testing.assert_allclose(np.exp(log_probs), best, rtol=100 * tolerance)
         np.testing.assert_allclose(step.average[[*ids]], best, rtol=100 * tolerance)
@@ -189,8 +189,7 @@ class Drawn:
         self.generator = np.random.default_rng(settings.seed)
 
     def __call__(self, average: np.ndarray) -> int:
-        how = self.settings
-        return sample(np.log(average), self.generator, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
+        return sample(np.log(average), self.generator, self.settings)
 
 
 class SomeHits:

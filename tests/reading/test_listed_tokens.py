@@ -8,9 +8,13 @@ from ralm.errors import UsageError
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import mixture
 from ralm.reading.sampling import Sampling, draw_token
-from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens
+from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens, PromptPrefix
 
 GREEDY = Sampling()
+
+
+def prefixes(log_weights_K: DoubleArray) -> list[PromptPrefix]:
+    return [PromptPrefix(np.zeros(0, dtype=np.int64), (), weight) for weight in log_weights_K.tolist()]
 
 
 @st.composite
@@ -54,7 +58,7 @@ def test_the_average_lies_within_its_bounds(average: tuple[FloatArray, DoubleArr
     extra = np.arange(len(log_probs_KV)) % vocabulary if more else None
     bounds = bounds_of(likeliest(log_probs_KV, min(count, vocabulary), extra), log_weights_K)
     exact_V = np.exp(mixture(log_probs_KV, log_weights_K).astype(np.float64))
-    lower_V, upper_V = np.zeros(vocabulary), np.full(vocabulary, np.exp(bounds.unlisted))
+    lower_V, upper_V = np.zeros(vocabulary), np.full(vocabulary, np.exp(bounds.tail_bound))
     lower_V[bounds.tokens_Y], upper_V[bounds.tokens_Y] = np.exp(bounds.lower_Y), np.exp(bounds.upper_Y)
     assert (lower_V <= exact_V * (1 + 1e-6) + 1e-12).all()
     assert (exact_V <= upper_V * (1 + 1e-6) + 1e-12).all()
@@ -64,7 +68,7 @@ def test_the_average_lies_within_its_bounds(average: tuple[FloatArray, DoubleArr
         np.testing.assert_allclose(lower_V, exact_V, rtol=1e-5, atol=1e-12)
         np.testing.assert_allclose(upper_V, exact_V, rtol=1e-5, atol=1e-12)
         assert bounds.exact
-        assert bounds.certified or np.exp(bounds.unlisted) > exact_V.max()
+        assert bounds.certified or np.exp(bounds.tail_bound) > exact_V.max()
 
 
 @settings(max_examples=200, deadline=None)
@@ -80,10 +84,10 @@ def test_a_model_that_tells_chosen_tokens_gives_the_greedy_token_exactly_once_it
         asked.append(wanted)
         return NextTokens(log_probs_KV[:, wanted], np.tile(wanted, (len(log_probs_KV), 1)))
 
-    drawn = draw_token(listed, log_weights_K, np.random.default_rng(0), GREEDY, chosen)
+    drawn = draw_token(listed, prefixes(log_weights_K), np.random.default_rng(0), GREEDY, chosen)
     exact_V = mixture(log_probs_KV, log_weights_K)
     assert drawn.log_prob == pytest.approx(exact_V[drawn.token], rel=1e-5, abs=1e-6)
-    assert drawn.unlisted == 0
+    assert drawn.bound_width == 0
     assert drawn.posteriors_K.sum() == pytest.approx(1, abs=1e-5)
     if drawn.certified:
         assert exact_V[drawn.token] >= exact_V.max() - 1e-5
@@ -101,29 +105,32 @@ def test_bounds_by_hand() -> None:
     assert bounds.tokens_Y.tolist() == [4, 7, 9]
     np.testing.assert_allclose(np.exp(bounds.lower_Y), [0.55, 0.15, 0.1], rtol=1e-5)
     np.testing.assert_allclose(np.exp(bounds.upper_Y), [0.55, 0.15 + 0.1, 0.1 + 0.05], rtol=1e-4)  # rests 0.1 and 0.2
-    assert np.exp(bounds.unlisted) == pytest.approx(0.05 + 0.1, rel=1e-4)
+    assert np.exp(bounds.tail_bound) == pytest.approx(0.05 + 0.1, rel=1e-4)
     assert (bounds.certified, bounds.exact, bounds.contenders.tolist()) == (True, True, [4])
-    drawn = draw_token(listed, np.log([0.5, 0.5]), np.random.default_rng(0), GREEDY)
-    assert (drawn.token, drawn.certified, drawn.unlisted) == (4, True, 0)
+    drawn = draw_token(listed, prefixes(np.log([0.5, 0.5])), np.random.default_rng(0), GREEDY)
+    assert (drawn.token, drawn.certified, drawn.bound_width) == (4, True, 0)
     assert drawn.posteriors_K.tolist() == pytest.approx([6 / 11, 5 / 11])
 
 
 def test_a_token_that_one_document_does_not_list_is_certified_only_if_nothing_can_overtake_it() -> None:
     weights = np.log([0.5, 0.5])
     certain = NextTokens(np.log(np.array([[0.9], [0.6]], dtype=np.float32)), np.array([[4], [7]]))
-    drawn = draw_token(certain, weights, np.random.default_rng(0), GREEDY)
+    drawn = draw_token(certain, prefixes(weights), np.random.default_rng(0), GREEDY)
     assert (drawn.token, drawn.certified) == (4, True)  # at least 0.45; token 7 has at most 0.3 + 0.05
-    assert np.exp(drawn.log_prob + drawn.unlisted) == pytest.approx(0.45 + 0.2, rel=1e-4)
+    assert np.exp(drawn.log_prob + drawn.bound_width) == pytest.approx(0.45 + 0.2, rel=1e-4)
     open_question = NextTokens(np.log(np.array([[0.5], [0.45]], dtype=np.float32)), np.array([[4], [7]]))
-    assert not draw_token(open_question, weights, np.random.default_rng(0), GREEDY).certified
+    assert not draw_token(open_question, prefixes(weights), np.random.default_rng(0), GREEDY).certified
 
 
 def test_drawing_at_random_needs_the_whole_average() -> None:
     listed = NextTokens(np.log(np.array([[0.5], [0.45]], dtype=np.float32)), np.array([[4], [7]]))
-    with pytest.raises(UsageError, match="lists only its 1 likeliest next tokens.*over 2 passages"):
-        draw_token(listed, np.log([0.5, 0.5]), np.random.default_rng(0), Sampling(temperature=1.0, top_k=1))
+    with pytest.raises(UsageError, match="lists only its 1 top next tokens.*over 2 passages"):
+        draw_token(listed, prefixes(np.log([0.5, 0.5])), np.random.default_rng(0), Sampling(temperature=1.0, top_k=1))
     with pytest.raises(UsageError, match="set `top_k` to 1 or less"):
-        draw_token(listed.of([0]), np.zeros(1), np.random.default_rng(0), Sampling(temperature=1.0))
+        draw_token(listed.of([0]), prefixes(np.zeros(1)), np.random.default_rng(0), Sampling(temperature=1.0))
     assert (
-        draw_token(listed.of([1]), np.zeros(1), np.random.default_rng(0), Sampling(temperature=1.0, top_k=1)).token == 7
+        draw_token(
+            listed.of([1]), prefixes(np.zeros(1)), np.random.default_rng(0), Sampling(temperature=1.0, top_k=1)
+        ).token
+        == 7
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from ralm.lm.local.tokenization import load_model_tokenizer
-from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces, shares, spans
+from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces, passage_shares, spans
 
 
 def token(number: int, posteriors: dict[int, float]) -> GeneratedToken:
@@ -29,7 +29,7 @@ def test_a_character_comes_with_its_last_byte(tiny_folders: dict[str, Path]) -> 
 def test_what_passages_gave() -> None:
     one, two = token(5, {3: 0.75, 4: 0.25}), token(6, {4: 0.5, 7: 0.5})
     assert one.passage == 3
-    assert list(shares([one, two]).items()) == [(3, 0.375), (4, 0.375), (7, 0.25)]
+    assert list(passage_shares([one, two]).items()) == [(3, 0.375), (4, 0.375), (7, 0.25)]
     pieces = [GeneratedText("a", 3, (one,)), GeneratedText("b", 3, (one, two)), GeneratedText("c", 4, (two,))]
     joined = list(spans(pieces))
     assert [(span.text, span.passage, span.tokens) for span in joined] == [("ab", 3, (one, one, two)), ("c", 4, (two,))]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.reading.provenance import Contribution, attributed, contributions, gains, provenance_of, total_gain
+from ralm.reading.provenance import Contribution, attributed, contributions, gains, total_gain
 from ralm.records import NO_PASSAGE, Provenance, ScoredTokens
 from tests.reference import provenance as reference
 
@@ -77,10 +77,9 @@ def test_one_passage_gave_all_of_its_token() -> None:
         positions_T=np.array([1, 2]),
         tokens_T=np.array([7, 8]),
         log_probs_T=np.array([-1, -2], dtype=np.float32),
-        passages_T=np.array([4, NO_PASSAGE]),
+        provenance=Provenance(np.array([[4], [NO_PASSAGE]]), np.ones((2, 1), dtype=np.float32)),
     )
-    provenance = provenance_of(scored)
-    assert provenance.passages_TK.tolist() == [[4], [NO_PASSAGE]]
+    assert scored.passages_T.tolist() == [4, NO_PASSAGE]
     gain_T = gains(scored.log_probs_T, np.array([-3, -2], dtype=np.float32))
-    assert contributions(provenance, gain_T) == [Contribution(passage=4, gain=2.0, tokens=1, helped=1, hurt=0)]
-    assert total_gain(provenance, gain_T).unattributed == 0
+    assert contributions(scored.provenance, gain_T) == [Contribution(passage=4, gain=2.0, tokens=1, helped=1, hurt=0)]
+    assert total_gain(scored.provenance, gain_T).unattributed == 0

@@ -13,8 +13,8 @@ from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, make_plan
-from ralm.reading.score import read
-from ralm.reading.sources import retrieve
+from ralm.reading.score import score_text
+from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, prepare_text
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.random import RandomRetriever
@@ -73,9 +73,9 @@ def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> Loca
 @pytest.mark.parametrize("tokens", [5, 14, 15, 83])
 def test_an_ensemble_of_every_family(model: LocalLanguageModel, tokens: int) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, ROLLING, limit_tokens=tokens)
-    hits = retrieve(prepared, model.tokenizer, RandomRetriever(len(PASSAGES)), 3)
+    hits, _ = FromRetriever(RandomRetriever(len(PASSAGES)), PASSAGES).find(prepared, model.tokenizer, 3)
     hits.scores_QK[:] = np.sin(np.arange(hits.scores_QK.size)).reshape(hits.scores_QK.shape)
-    scored = read(prepared, model, hits, PASSAGES, Ensemble(documents=3))
+    scored = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=3))
     documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     text = model.tokenizer.encode_document(TEXT[:tokens], 1000).tolist()
     made = replug.windows(text, EOS, 6, 8)
@@ -93,7 +93,7 @@ def test_queries_leave_out_the_token_before_the_targets() -> None:
     options = replace(ROLLING, stride=3, query_tokens=2, document_tokens=4, max_length=9)
     tokenizer = WordTokenizer()
     retriever = SharedWordsRetriever(PASSAGES)
-    retrieve(prepare_text(text, tokenizer, options), tokenizer, retriever)
+    FromRetriever(retriever, PASSAGES).find(prepare_text(text, tokenizer, options), tokenizer, 1)
     assert retriever.queries == ["c d ", "f g "]  # 3 targets from f and from i on
 
 
@@ -102,11 +102,11 @@ def test_reranking_by_the_tokens_before_the_targets() -> None:
     options = replace(ROLLING, stride=3, query_tokens=2, document_tokens=4, max_length=9)
     prepared = prepare_text("a b c d e f g h i j k", model.tokenizer, options)
     passages = passages_of("zz zz", "d e d e")
-    hits = retrieve(prepared, model.tokenizer, RandomRetriever(2), 2)
-    scored = read(prepared, model, hits, passages, reranker=ZeroShot(tokens=2))
+    hits, _ = FromRetriever(RandomRetriever(2), passages).find(prepared, model.tokenizer, 2)
+    scored = score_text(prepared, model, hits, passages, reranker=ZeroShot(tokens=2))
     assert scored.passages_T[5:8].tolist() == [1, 1, 1]
     with pytest.raises(UsageError, match="`RerankOptions.tokens` 3 are more than the `query_tokens` 2 that"):
-        read(prepared, model, hits, passages, reranker=ZeroShot(tokens=3))
+        score_text(prepared, model, hits, passages, reranker=ZeroShot(tokens=3))
 
 
 def test_a_model_without_an_end_of_text_token_is_refused() -> None:

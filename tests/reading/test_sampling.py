@@ -1,10 +1,12 @@
 """Drawing a token: by hand, and by the shares of many draws."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.reading.sampling import sample
+from ralm.reading.sampling import Sampling, sample
 from ralm.records import FloatArray
 
 
@@ -13,13 +15,13 @@ def distribution(*probabilities: float) -> FloatArray:
 
 
 def shares(log_probs_V: FloatArray, **options: float) -> np.ndarray:
-    generator = np.random.default_rng(0)
-    drawn = [sample(log_probs_V, generator, **options) for _ in range(4000)]  # type: ignore[arg-type]
+    generator, sampling = np.random.default_rng(0), replace(Sampling(temperature=1.0), **options)  # type: ignore[arg-type]
+    drawn = [sample(log_probs_V, generator, sampling) for _ in range(4000)]
     return np.bincount(drawn, minlength=len(log_probs_V)) / 4000
 
 
 def test_greedy_takes_the_likeliest_and_the_first_of_equals() -> None:
-    assert sample(distribution(0.2, 0.4, 0.4), np.random.default_rng(0), temperature=0) == 1
+    assert sample(distribution(0.2, 0.4, 0.4), np.random.default_rng(0), Sampling()) == 1
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_only_tokens_of_the_nucleus_are_drawn(
     """Among the top k, those that are likelier than it have together less than top p."""
     with np.errstate(divide="ignore"):
         log_probs = np.log(np.array(weights, dtype=np.float32) / sum(weights))
-    token = sample(log_probs, np.random.default_rng(seed), temperature=temperature, top_k=top_k, top_p=top_p)
+    token = sample(log_probs, np.random.default_rng(seed), Sampling(temperature=temperature, top_k=top_k, top_p=top_p))
     powers = sorted((weight ** (1 / temperature) for weight in weights), reverse=True)[:top_k]
     drawn = weights[token] ** (1 / temperature)
     assert drawn >= powers[-1] * (1 - 1e-5)
@@ -63,5 +65,7 @@ def test_only_tokens_of_the_nucleus_are_drawn(
 
 def test_a_seed_decides() -> None:
     log_probs_V = np.zeros(1000, dtype=np.float32)
-    one, same, other = (sample(log_probs_V, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    one, same, other = (
+        sample(log_probs_V, np.random.default_rng(seed), Sampling(temperature=1.0)) for seed in (1, 1, 2)
+    )
     assert one == same != other

@@ -5,13 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import given, strategies as st
 
-from ralm.reading.pieces import GeneratedText, GeneratedToken, UntilStop
+from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
+from tests.fakes import WordTokenizer
+
+
+def stopped_text(stop: Sequence[str]) -> StoppedText:
+    return StoppedText(np.zeros(0, dtype=np.int64), WordTokenizer(), stop)
 
 
 def until_stop(pieces: Sequence[GeneratedText], stop: Sequence[str]) -> list[GeneratedText]:
     """All that is handed on, the pieces given one by one."""
-    until = UntilStop(stop)
-    certain = [part for piece in pieces for part in until.add([piece])]
+    until = stopped_text(stop)
+    certain = [part for piece in pieces for part in until.add_pieces([piece])]
     return certain + until.rest()
 
 
@@ -58,7 +63,7 @@ def test_a_token_stays_with_the_text_it_begins() -> None:
 
 
 def test_nothing_is_handed_on_after_a_stop_string() -> None:
-    until = UntilStop(["x"])
-    assert until.add([GeneratedText("ax", 0), GeneratedText("b", 0)]) == [GeneratedText("a", 0)]
+    until = stopped_text(["x"])
+    assert until.add_pieces([GeneratedText("ax", 0), GeneratedText("b", 0)]) == [GeneratedText("a", 0)]
     assert until.found
-    assert until.add([GeneratedText("c", 0)]) == until.rest() == []
+    assert until.add_pieces([GeneratedText("c", 0)]) == until.rest() == []

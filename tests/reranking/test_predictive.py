@@ -177,7 +177,7 @@ def test_what_is_no_reranker_is_refused(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([1.0, float("nan")], "gives a score that is not finite for the passage 'c d' behind 'an end'"),
+        ([1.0, float("nan")], "gives a score that is not finite for the passage 'c d' after 'an end'"),
         ([1.0], r"gives scores of shape \(1,\) and type float32 for 2 pairs; it should give one number for each"),
         ([[1.0], [2.0]], r"gives scores of shape \(2, 1\)"),
     ],

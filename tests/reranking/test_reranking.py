@@ -10,7 +10,7 @@ from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.reading.in_context import rows_with_targets
 from ralm.reading.plan import PlanOptions
-from ralm.reading.score import read
+from ralm.reading.score import score_text
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits
 from ralm.reranking import Method, RerankOptions
@@ -53,7 +53,7 @@ def test_the_paper(model: LocalLanguageModel, method: str, block: int | None) ->
     prepared = prepare_text(TEXT, model.tokenizer, options(**blocked), limit_tokens=94)
     hits = some_hits(prepared)
     rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
-    scored = read(prepared, model, hits, PASSAGES, reranker=rerank.reranker())
+    scored = score_text(prepared, model, hits, PASSAGES, reranker=rerank.reranker())
     documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     chosen_R = hits.numbers_QK[:, 0].copy()
     for row, (begin, end) in enumerate(zip(prepared.plan.begin_R, prepared.plan.end_R, strict=True)):
@@ -70,7 +70,7 @@ def test_the_paper(model: LocalLanguageModel, method: str, block: int | None) ->
                 must_fit=int(must_fit),
             )
             chosen_R[row] = candidates[best]
-    plain = read(prepared, model, chosen_hits(chosen_R), PASSAGES)
+    plain = score_text(prepared, model, chosen_hits(chosen_R), PASSAGES)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
     np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-4, atol=1e-5)
 
@@ -80,7 +80,7 @@ def test_the_official_code(model: LocalLanguageModel, method: str) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options(semantics="official"), limit_tokens=94)
     hits = some_hits(prepared)
     rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
-    scored = read(prepared, model, hits, PASSAGES, reranker=rerank.reranker())
+    scored = score_text(prepared, model, hits, PASSAGES, reranker=rerank.reranker())
     documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     windows = official.evaluate(
         model.model,
@@ -99,7 +99,7 @@ def test_another_model_ranks_as_the_plain_loop_would(tiny_folders: dict[str, Pat
     reader, ranker = (load_language_model(str(tiny_folders[family])) for family in ("gpt2", "opt"))
     prepared = prepare_text(TEXT, reader.tokenizer, options(), limit_tokens=94)
     hits = some_hits(prepared)
-    scored = read(prepared, reader, hits, PASSAGES, reranker=ZeroShot(tokens=6, model=ranker))
+    scored = score_text(prepared, reader, hits, PASSAGES, reranker=ZeroShot(tokens=6, model=ranker))
     documents = PassageDocuments(PASSAGES, ranker.tokenizer, 10)
     tokens = ranker.tokenizer.encode(prepared.text).tolist()
     chosen_R = hits.numbers_QK[:, 0].copy()
@@ -109,7 +109,7 @@ def test_another_model_ranks_as_the_plain_loop_would(tiny_folders: dict[str, Pat
             settings = {"rank_tokens": 6, "max_length": WINDOW, "must_fit": begin}
             best = reranking.chosen(ranker.model, tokens[:begin], read_as, begin, begin, **settings)
             chosen_R[row] = candidates[best]
-    plain = read(prepared, reader, chosen_hits(chosen_R), PASSAGES)
+    plain = score_text(prepared, reader, chosen_hits(chosen_R), PASSAGES)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
     np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-4, atol=1e-5)
 
@@ -123,7 +123,7 @@ def test_a_ranker_of_other_tokens_sees_whole_words_of_the_prefix_alone(tiny_fold
     every = np.tile(np.arange(4, dtype=np.int64), (len(prepared.plan), 1))
     hits = Hits(numbers_QK=every, scores_QK=np.zeros(every.shape, dtype=np.float32))
     ranker = CountingModel(WordTokenizer(), max_length=WINDOW)
-    chosen_T = read(prepared, reader, hits, passages, reranker=ZeroShot(tokens=1, model=ranker)).passages_T
+    chosen_T = score_text(prepared, reader, hits, passages, reranker=ZeroShot(tokens=1, model=ranker)).passages_T
     last_whole_word = {4: "aa", 5: "bb", 6: "bb", 7: "bb", 8: "aa", 11: "cc", 13: "cc", 14: "dd", 16: "dd"}
     for position, word in last_whole_word.items():
         expected = 0 if position == 4 else {"aa": 0, "bb": 1, "cc": 2, "dd": 3}[word]
@@ -136,7 +136,7 @@ def test_random_is_any_of_the_candidates_and_seeded() -> None:
     hits = some_hits(prepared)
 
     def chosen(seed: int) -> list[int]:
-        return list(read(prepared, model, hits, PASSAGES, reranker=RandomChoice(seed=seed)).passages_T)
+        return list(score_text(prepared, model, hits, PASSAGES, reranker=RandomChoice(seed=seed)).passages_T)
 
     assert chosen(0) == chosen(0) != chosen(1)
     places = {
@@ -153,10 +153,10 @@ def test_tokens_to_rank_by_that_do_not_fit() -> None:
     with pytest.raises(
         UsageError, match="`document_tokens` 10 and `RerankOptions.tokens` 6 do not fit together into 20 tokens"
     ):
-        read(prepared, model, some_hits(prepared), PASSAGES, reranker=ZeroShot(tokens=6))
+        score_text(prepared, model, some_hits(prepared), PASSAGES, reranker=ZeroShot(tokens=6))
     for ranker in (CountingModel(WordTokenizer(), max_length=20), model):
         with pytest.raises(UsageError, match="do not fit"):
-            read(prepared, model, some_hits(prepared), PASSAGES, reranker=ZeroShot(tokens=6, model=ranker))
+            score_text(prepared, model, some_hits(prepared), PASSAGES, reranker=ZeroShot(tokens=6, model=ranker))
 
 
 @pytest.mark.parametrize(
@@ -177,6 +177,8 @@ def test_one_pass_ranks_a_candidate_and_reads_the_targets(method: Method) -> Non
     model = CountingModel(WordTokenizer(), max_length=WINDOW)
     prepared = prepare_text("a b c d e f " * 20, model.tokenizer, options(stride=2))
     hits, scorer = some_hits(prepared), Scorer(model)
-    read(prepared, scorer, hits, PASSAGES, reranker=RerankOptions(method=method, tokens=3, candidates=3).reranker())
+    score_text(
+        prepared, scorer, hits, PASSAGES, reranker=RerankOptions(method=method, tokens=3, candidates=3).reranker()
+    )
     rows = rows_with_targets(prepared.plan)
     assert scorer.asked == sum(max(1, len(hits.of(row))) for row in rows), "a request for each candidate, and no more"

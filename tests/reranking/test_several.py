@@ -12,7 +12,7 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
-from ralm.reading.score import read
+from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits
@@ -60,7 +60,7 @@ def test_an_ensemble_of_the_best_equals_the_plain_loop(
     text, model = prepared(" ".join(words))
     hits = some_hits(text, shift)
     reranker: Reranker = ZeroShot(candidates=4, tokens=3) if method == "zero-shot" else Oracle(candidates=4)
-    scored = read(text, model, hits, PASSAGES, Ensemble(documents=documents), reranker)
+    scored = score_text(text, model, hits, PASSAGES, Ensemble(documents=documents), reranker)
     provenance = scored.provenance
     assert provenance is not None
     at = 0
@@ -90,12 +90,12 @@ def test_an_ensemble_of_the_best_equals_the_plain_loop(
 def test_the_first_of_several_is_the_one_that_is_read_alone(reranker: Reranker) -> None:
     text, model = prepared()
     hits = some_hits(text)
-    alone = read(text, model, hits, PASSAGES, reranker=reranker)
+    alone = score_text(text, model, hits, PASSAGES, reranker=reranker)
     for documents in (2, 4):
-        several = read(text, model, hits, PASSAGES, Ensemble(documents=documents), reranker).provenance
+        several = score_text(text, model, hits, PASSAGES, Ensemble(documents=documents), reranker).provenance
         assert several is not None
         np.testing.assert_array_equal(several.passages_TK[:, 0], alone.passages_T)
-        joined = read(text, model, hits, PASSAGES, Concatenation(documents=2), reranker)
+        joined = score_text(text, model, hits, PASSAGES, Concatenation(documents=2), reranker)
         np.testing.assert_array_equal(joined.passages_T, alone.passages_T)
 
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, FolderExistsError, UsageError
-from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
+from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
@@ -94,7 +94,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path, reader: Ensemble |
     evaluation, config = evaluated(baseline=True, reader=reader)
     write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
     assert evaluation.baseline is not None
-    written = traced(evaluation.prepared, evaluation.reading, evaluation.baseline, evaluation.passages)
+    written = evaluation.traced
     run = open_run(tmp_path / "run")
     assert run.summary == json.loads(json.dumps(evaluation.summary(config)))  # type: ignore[arg-type]
     assert run.text.before + "".join(run.text.texts) == TEXT

@@ -448,7 +448,9 @@ def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingMo
     listed = found.choices[0].logprobs.content
     assert len(listed) == len(expected.answer.tokens)
     for one, token in zip(listed, expected.answer.tokens, strict=True):
-        assert [other.logprob for other in one.top_logprobs] == pytest.approx([value for _, value in token.likeliest])
+        assert [other.logprob for other in one.top_logprobs] == pytest.approx(
+            [value for _, value in token.top_logprobs]
+        )
         assert one.top_logprobs[0].token == one.token  # greedy
         assert one.top_logprobs[0].logprob == one.logprob
         assert one.bytes is None or bytes(one.bytes).decode() == one.token

@@ -26,7 +26,7 @@ from ralm import (
 )
 from ralm.lm.scoring import Scorer
 from ralm.reading.provenance import traced_generation
-from ralm.reading.score import read
+from ralm.reading.score import score_text
 from ralm.reading.tokens import prepare_text
 from ralm.serving.service import Service
 from tests.api.backings import OfTable
@@ -230,7 +230,7 @@ def test_likeliest_tokens_of_a_prompt(client: httpx.Client, service: Service, re
         of_same = {number: share for number, share in zip(same["passages"], same["posteriors"], strict=True) if share}
         assert shares == pytest.approx(of_same, abs=1e-4)
     prepared = prepare_text(PROMPTS[1], tiny().tokenizer, service.settings.plan)
-    baseline = read(prepared, Scorer(tiny(), progress=False)).log_probs_T
+    baseline = score_text(prepared, Scorer(tiny(), progress=False)).log_probs_T
     expected = np.array([token["log_prob"] for token in told[1:]]) - baseline
     assert [token["gain"] for token in told[1:]] == pytest.approx(expected.tolist(), abs=1e-4)
 

@@ -22,7 +22,7 @@ from ralm.lm.scoring import Scorer, SharedCache
 from ralm.protocols import LanguageModel, Tokenizer, WritingModel
 from ralm.reading.ensemble import mixture, posterior
 from ralm.reading.generate import Decoder, pieces_of
-from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, shares
+from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, passage_shares
 from ralm.reading.rows import PromptState
 from ralm.reading.sampling import GenerationOptions, Sampling
 from ralm.records import FloatArray, IntArray, PromptPrefix, Request
@@ -194,7 +194,7 @@ class _AnswerAndScore:
 def answer_of(pieces: Sequence[GeneratedText]) -> Answer:
     """The answer that these pieces are."""
     tokens = [token for piece in pieces for token in piece.tokens]
-    return Answer("".join(piece.text for piece in pieces), pieces, shares(tokens))
+    return Answer("".join(piece.text for piece in pieces), pieces, passage_shares(tokens))
 
 
 class DrawnAnswers:
@@ -208,7 +208,7 @@ class DrawnAnswers:
         self._decoder = _decoder(model, options)
         for seed in seeds:
             key = _key(asked.prompts, replace(options, seed=seed))
-            self._decoder.add(PromptState(_NOTHING, None, asked.prompts), _generator(key))
+            self._decoder.add(PromptState(_NOTHING, None, asked.prompts, _generator(key)))
         self._texts = [StoppedText(asked.prompts[0].tokens, model.tokenizer, options.stop) for _ in seeds]
         self._pieces: list[list[GeneratedText]] = [[] for _ in seeds]
 
@@ -341,14 +341,16 @@ class _Writing:
     def _drawn(self, texts: Mapping[bytes, Sequence[PromptPrefix]]) -> list[_TokenTable]:
         """The tokens behind each group of prompts, as rows of `_token_type`. The key of a group seeds its draws."""
         numbers = [
-            self._decoder.add(PromptState(_NOTHING, None, prompt_prefixes), _generator(key))
+            self._decoder.add(PromptState(_NOTHING, None, prompt_prefixes, _generator(key)))
             for key, prompt_prefixes in texts.items()
         ]
         written = dict(zip(numbers, map(self._text_behind, texts.values()), strict=True))
         drawn: dict[int, list[tuple[Any, ...]]] = {number: [] for number in numbers}
         while self._decoder.unfinished:
             for number, token in self._decoder.step():
-                drawn[number].append((token.token, token.log_prob, token.unlisted, token.certified, token.posteriors_K))
+                drawn[number].append(
+                    (token.token, token.log_prob, token.bound_width, token.certified, token.posteriors_K)
+                )
                 written[number].add(token)
                 if written[number].found:
                     self._decoder.end(number)

@@ -37,8 +37,8 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.ensemble import posterior
 from ralm.reading.in_context import InContext
-from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, texts_of_tokens
-from ralm.reading.provenance import TracedText, attributed, gain_as_json, identified, used_passages
+from ralm.reading.pieces import GeneratedText, GeneratedToken, passage_shares, texts_of_tokens
+from ralm.reading.provenance import TracedText, attributed, gain_as_json, passage_as_json, used_passages
 from ralm.records import DoubleArray, FloatArray, IntArray, Passage, Passages, Provenance, Request
 from ralm.terminal import one_line
 from ralm.validation import scores_given_texts
@@ -91,7 +91,7 @@ class SourcedAnswer:
             found["baseline_log_prob"] = float(self.text.baseline_T.sum(dtype=np.float64))
             found["gain"] = gain_as_json(self.text)
             found["sources"] = [
-                {**identified(one.passage), "text": one.passage.text, "share": one.share, "gain": one.gain}
+                {**passage_as_json(one.passage), "text": one.passage.text, "share": one.share, "gain": one.gain}
                 for one in self.sources
             ]
         return found
@@ -184,7 +184,7 @@ class Answerer:
             question=asked.question.text,
             answer=answer,
             text=text,
-            sources=_sources(asked, passages, shares(tokens), text),
+            sources=_sources(asked, passages, passage_shares(tokens), text),
             cut=asked.largest_cut,
         )
 

@@ -131,7 +131,7 @@ def questions_config(
 ) -> dict[str, JsonValue]:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
     decides = asdict(options or AnswerOptions())
-    del decides["likeliest"]
+    del decides["top_logprobs"]
     return {
         "questions": _identified(questions, source),
         "demonstrations": _identified(demonstrations, source),

@@ -14,13 +14,13 @@ from ralm.answering.questions import Question, read_choice_questions, read_quest
 from ralm.errors import QuestionFileError, UsageError
 from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
 from ralm.reading.concatenation import Concatenation
-from ralm.reading.in_context import InContext
+from ralm.reading.in_context import CheckedReader
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.sampling import GenerationOptions
-from ralm.reading.score import chosen, prompt_prefixes_of
 from ralm.reading.sources import FromRetriever, file_config
-from ralm.reading.tokens import PassageDocuments, first_tokens
+from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passage, Passages, PromptPrefix
+from ralm.reranking import CheckedReranker
 from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
 from ralm.validation import config_of, retrieve_checked
 
@@ -79,11 +79,10 @@ class RerankedPassages:
         passages, tokenizer = self.source.passages, self.model.tokenizer
         queries = [one.text for one in questions]
         hits = retrieve_checked(self.source.retriever, queries, self.reranker.candidates, len(passages))
-        first = first_tokens(tokenizer, self.options.bos)
-        documents = PassageDocuments(passages, tokenizer, self.options.document_tokens, first)
+        documents = PassageDocuments(passages, tokenizer, self.options.document_tokens, self.options.bos)
         prompts = [PromptState(tokenizer.encode(text), None, ()) for text in queries]
         rows = PromptRows(prompts, queries, self.model, documents, passages, self.options)
-        return chosen(self.reranker, rows, hits, passages, k), passages
+        return CheckedReranker(self.reranker).choose(rows, hits, passages, k), passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,7 @@ class PromptBuilder:
         semantics: AnswerSemantics = "paper",
     ) -> None:
         self._prompt = prompt
-        self._reader = reader or InContext()
+        self._reader = CheckedReader.of(reader)
         self._official = semantics == "official"
         self._encoder = PromptEncoder(tokenizer, room, keep_first=not self._official, chat=prompt.chat)
         self._demonstrations = [
@@ -213,11 +212,11 @@ class PromptBuilder:
             conversation=conversation,
         )
         documents = _PromptDocuments(question, passages, self._prompt, encode)
-        if isinstance(self._reader, Concatenation) and hits:
+        if isinstance(self._reader.reader, Concatenation) and hits:
             several = self._reader.hits > 1 if self._official else None
             prompts: Sequence[PromptPrefix] = [documents.joined([number for number, _ in hits], several)]
         else:
-            prompts = prompt_prefixes_of(self._reader, hits, documents)
+            prompts = self._reader.prompt_prefixes(hits, documents)
         return QuestionInput(question, prompts, [documents.cut_of(one) for one in prompts], conversation)
 
 

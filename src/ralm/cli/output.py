@@ -10,8 +10,8 @@ from pydantic import JsonValue
 from ralm.cli.corpus import ReadCorpus
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE
 from ralm.protocols import Tokenizer
-from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, spans
-from ralm.reading.provenance import TracedText, gain_as_json, identified, token_as_json
+from ralm.reading.pieces import GeneratedText, GeneratedToken, passage_shares, spans
+from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, token_as_json
 from ralm.reading.sources import FromRetriever, PassageSource
 from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.cache import CachedRetriever
@@ -157,13 +157,13 @@ def _token_as_json(token: GeneratedToken, tokenizer: Tokenizer) -> dict[str, Jso
     return {
         **token_as_json(token.token, text, token.log_prob, token.passages_K, token.posteriors_K),
         "certified": token.certified,
-        **({"unlisted": token.unlisted} if token.unlisted else {}),
+        **({"unlisted": token.bound_width} if token.bound_width else {}),
     }
 
 
 def _sources(span: GeneratedText, passages: Passages) -> str:
     """The source of a part; for an ensemble, the passages that contributed most of its probability."""
-    given = shares(span.tokens)
+    given = passage_shares(span.tokens)
     if len(given) <= 1:
         return source_name(span.passage, passages)
     most = list(given.items())[:_SOURCES]
@@ -173,7 +173,7 @@ def _sources(span: GeneratedText, passages: Passages) -> str:
 def _source(number: int, passages: Passages) -> dict[str, JsonValue]:
     if number == NO_PASSAGE:
         return {"passage": None, "document_id": None, "title": None, "metadata": {}}
-    return identified(passages[number])
+    return passage_as_json(passages[number])
 
 
 def source_name(number: int, passages: Passages) -> str:

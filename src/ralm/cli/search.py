@@ -89,10 +89,10 @@ def retrieve(
     from ralm.cli.options import open_text
     from ralm.cli.output import print_cache, print_line
     from ralm.lm.named import load_tokenizer
-    from ralm.reading.rows import TextRows
-    from ralm.reading.score import chosen
+    from ralm.reading.rows import StrideRows
     from ralm.reading.sources import FromRetriever, retrieved_strides
     from ralm.reading.tokens import prepare_text, read_beginning
+    from ralm.reranking import CheckedReranker
     from ralm.retrieval.retrieval_file import write_retrieval_file
     from ralm.storage.outputs import check_output_file
 
@@ -105,7 +105,7 @@ def retrieve(
     prepared = prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
     hits, passages = source.find(prepared, tokenizer, k if reranker is None else reranker.candidates)
     if reranker is not None:
-        hits = chosen(reranker, TextRows(prepared, tokenizer), hits, passages, k)
+        hits = CheckedReranker(reranker).choose(StrideRows(prepared, tokenizer, hits), hits, passages, k)
     write_retrieval_file(out, retrieved_strides(prepared, tokenizer, hits, passages))
     print_line(f"{len(prepared.plan):,} strides of {len(prepared.tokens):,} tokens: {out}")
     print_cache(source)

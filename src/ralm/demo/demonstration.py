@@ -18,8 +18,8 @@ from ralm.errors import FolderError, UsageError
 from ralm.evaluation.perplexity import Reading, timed
 from ralm.protocols import LanguageModel
 from ralm.reading.plan import PlanOptions
-from ralm.reading.provenance import TracedText, provenance_of, used_passages
-from ralm.reading.score import read
+from ralm.reading.provenance import TracedText
+from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import Document, FloatArray, Passages
@@ -105,17 +105,7 @@ class Demonstration:
 def demo_report(shown: Demonstration, model: LanguageModel) -> Report:
     """A report of the reading with BM25's passages: the sources of its tokens, and the gain from each passage."""
     with_passages, without = shown.readings["bm25"], shown.readings["none"]
-    scored = with_passages.scored
-    before, texts = shown.prepared.token_texts(scored.positions_T)
-    provenance = provenance_of(scored)
-    text = TracedText(
-        before=before,
-        texts=texts,
-        log_probs_T=scored.log_probs_T,
-        baseline_T=without.scored.log_probs_T,
-        provenance=provenance,
-        passages=used_passages(provenance, shown.passages),
-    )
+    text = TracedText.of(shown.prepared, with_passages.scored, without.scored, shown.passages)
     return Report(
         title=HELD_OUT,
         settings={"model": model.name, "passages": "BM25's first", "stride": str(PLAN.stride), "windows": PLAN.windows},
@@ -136,10 +126,10 @@ def demonstrate(
     return Demonstration(
         prepared=prepared,
         readings={
-            "none": timed(prepared, lambda: read(prepared, model)),
-            "random": timed(prepared, lambda: read(prepared, model, random, passages)),
-            "bm25": timed(prepared, lambda: read(prepared, model, candidates, passages)),
-            "oracle": timed(prepared, lambda: read(prepared, model, candidates, passages, reranker=Oracle())),
+            "none": timed(prepared, lambda: score_text(prepared, model)),
+            "random": timed(prepared, lambda: score_text(prepared, model, random, passages)),
+            "bm25": timed(prepared, lambda: score_text(prepared, model, candidates, passages)),
+            "oracle": timed(prepared, lambda: score_text(prepared, model, candidates, passages, reranker=Oracle())),
         },
         passages=passages,
     )

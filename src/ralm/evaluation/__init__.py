@@ -1,1 +1,1 @@
-"""Evaluation: perplexities, sweeps, and the gain from passages."""
+"""Evaluation: perplexities, sweeps, the bootstrap, calibration."""

@@ -1,7 +1,4 @@
-"""The bootstrap: how much a mean would vary if other documents had been drawn.
-
-Works on numbers; knows nothing of text or of runs.
-"""
+"""The bootstrap: how much a mean would vary if other documents had been drawn."""
 
 from typing import Final
 

@@ -1,6 +1,6 @@
-"""Calibration: whether a model is right as often as it is sure to be.
+"""Calibration: whether a model is right as often as it is confident.
 
-Works on numbers; knows nothing of questions. Letters of shapes: U choices that were made, C things to choose from.
+Letters of shapes: U choices that were made, C options of a choice.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-BINS: Final = 10
+_BINS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationBin:
-    """The choices whose confidence is above `low` and at most `high`: how many, their mean confidence, and the share
+    """The choices whose confidence is above `low` and at most `high`: their count, their mean confidence, and the share
     that is right; both 0 if there are none."""
 
     low: float
@@ -26,9 +26,9 @@ class CalibrationBin:
 
 
 def calibration_bins(
-    confidences_U: NDArray[np.float64], right_U: NDArray[np.bool_], bins: int = BINS
+    confidences_U: NDArray[np.float64], right_U: NDArray[np.bool_], bins: int = _BINS
 ) -> list[CalibrationBin]:
-    """Choices by their confidence, a probability above 0, in `bins` bins of equal width."""
+    """The choices by their confidence, a probability above 0, in `bins` bins of the same width."""
     edges = np.arange(bins + 1) / bins
     bin_U = np.clip(np.searchsorted(edges, confidences_U, side="left") - 1, 0, bins - 1)
     found = []
@@ -55,7 +55,7 @@ def expected_calibration_error(bins: Sequence[CalibrationBin]) -> float:
 
 
 def brier_score(probabilities_C: NDArray[np.float64], right: int) -> float:
-    """The squared distance of probabilities to those of someone who knows: 0 at best, 2 at worst."""
-    knows_C = np.zeros_like(probabilities_C)
-    knows_C[right] = 1.0
-    return float(((probabilities_C - knows_C) ** 2).sum())
+    """The squared distance of probabilities to those of the right answer: 0 at best, 2 at worst."""
+    truth_C = np.zeros_like(probabilities_C)
+    truth_C[right] = 1.0
+    return float(((probabilities_C - truth_C) ** 2).sum())

@@ -1,4 +1,9 @@
-"""Token perplexity, word perplexity, bits per byte: three views of one total negative log-likelihood."""
+"""Evaluates a text: scores it with its passages, and without them as a baseline, and computes its perplexities.
+
+    token perplexity = exp(nll / tokens),   word perplexity = exp(nll / words),   bits per byte = nll / ln 2 / bytes
+
+with nll = -log p(x_1 .. x_n), the chain rule over tokens (In-Context RALM, Eq. 1 without passages, Eq. 4 with them).
+"""
 
 import math
 import time
@@ -14,22 +19,27 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Reader, Reranker, traits_of
-from ralm.reading.in_context import InContext
+from ralm.reading.in_context import CheckedReader
 from ralm.reading.plan import PlanOptions
-from ralm.reading.provenance import TracedText, gain_as_json, provenance_of, used_passages
-from ralm.reading.score import hits_wanted, read
+from ralm.reading.provenance import TracedText, gain_as_json
+from ralm.reading.score import hits_needed, score_text
 from ralm.reading.sources import PassageSource
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import Hits, Passages, ScoredTokens
+from ralm.reranking import CheckedReranker
 from ralm.validation import check_length
+
+_BOUNDED: Final = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte")
+"""The measures that log-probabilities decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measures:
     """How well a text was predicted: its tokens, words and UTF-8 bytes, and `nll` in nats over all its targets.
 
-    `unknown_tokens` counts the tokens that stand for something the tokenizer does not know; their text was not
-    predicted. Perplexities divide by the counts; `ralm.reading.plan` says what counts under each semantics.
+    `nll` is -log p of the text by the chain rule (In-Context RALM, Eq. 1). `unknown_tokens` counts the tokens that
+    stand for text that the tokenizer does not know, which was not predicted. Perplexities divide by the counts;
+    `ralm.reading.plan` says what counts under each semantics.
     """
 
     tokens: int
@@ -88,10 +98,6 @@ def _perplexity(nll: float, count: int) -> float:
         return math.inf
 
 
-BOUNDED: Final = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte")
-"""The measures that log-probabilities decide."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
     """The result of reading a text in one way, and how long it took (wall-clock seconds, without retrieval).
@@ -112,13 +118,16 @@ class Reading:
         return np.asarray(self.scored.log_probs_T == self.upper.scored.log_probs_T)
 
     def as_dict(self) -> dict[str, JsonValue]:
-        """The measures by name, with the seconds. Of bounds these are the worst; `bounds` holds the best and the worst,
-        and `exact` the share of targets that are known."""
+        """The measures by name, with the seconds.
+
+        If there are bounds, these are the worst; `bounds` holds the best and the worst, and `exact` the share of
+        targets that are known.
+        """
         shown: dict[str, JsonValue] = {**self.measures.as_dict(), "seconds": round(self.seconds, 3)}
         if self.upper is not None:
             best = self.upper.measures.as_dict()
             shown["bounds"] = {
-                name: [best[name], value] for name, value in self.measures.as_dict().items() if name in BOUNDED
+                name: [best[name], value] for name, value in self.measures.as_dict().items() if name in _BOUNDED
             }
             shown["exact"] = float(self.exact_T.mean())
         return shown
@@ -138,14 +147,20 @@ class Evaluation:
         """Whether some log-probabilities are known by bounds only."""
         return any(one is not None and one.upper is not None for one in (self.reading, self.baseline))
 
+    @property
+    def traced(self) -> TracedText:
+        """The text with the sources and the gain of each token; it needs a baseline."""
+        assert self.baseline is not None
+        return TracedText.of(self.prepared, self.reading.scored, self.baseline.scored, self.passages)
+
     def summary(self, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
         """The measures and their configuration; with a baseline, also its measures and the gain over it, if it is
         known."""
         shown = {**self.reading.as_dict(), "config": config}
         if self.baseline is not None:
             shown["baseline"] = self.baseline.as_dict()
-        if self.baseline is not None and not self.is_bounded:
-            shown["gain"] = gain_as_json(traced(self.prepared, self.reading, self.baseline, self.passages))
+            if not self.is_bounded:
+                shown["gain"] = gain_as_json(self.traced)
         return shown
 
 
@@ -162,68 +177,48 @@ def evaluate_text(
 ) -> Evaluation:
     """Score a text stride by stride, each read with the passages of `source` (In-Context RALM, section 5; REPLUG).
 
-    `reranker` chooses among the hits (`ZeroShot`, `Oracle`, `RandomChoice`); without one, the retriever's order is
-    kept. `reader` decides what is in front: the best passage (`InContext`, the default), each of several alone
-    (`Ensemble`) or several together (`Concatenation`). You can write your own of both: see docs/extending.md. `model`
-    may be a `Scorer`, so that evaluations share its cache. With `baseline` the same targets are scored without passages
-    too. If the model lists its likeliest tokens only, the measures are bounds (`Reading.upper`).
+    `reranker` chooses among the hits (`ZeroShot`, `Predictive`, `Oracle`, `RandomChoice`); without one, the retriever's
+    order is kept. `reader` decides what comes before the text: the best passage (`InContext`, the default), each of
+    several alone (`Ensemble`) or several together (`Concatenation`). You can write your own of both: see
+    docs/extending.md. `model` may be a `Scorer`, so that evaluations share its cache. With `baseline` the same targets
+    are scored without passages too. If the model lists its top tokens only, the measures are bounds (`Reading.upper`).
 
     Raises UsageError if lengths do not fit into the model, TextError if the text is too short, ModelError if `bos` is
     always and the tokenizer has no BOS.
     """
-    scorer, reader = Scorer.of(model), reader or InContext()
-    options = options or PlanOptions()
+    scorer, options, checked = Scorer.of(model), options or PlanOptions(), CheckedReader.of(reader)
+    choice = CheckedReranker.of(reranker)
     check_plan(scorer, options)
-    options.check_documents(getattr(reader, "joined", 1))
-    _check_first(options, scorer, reranker)
+    options.check_documents(checked.joined)
+    PassageDocuments.planned((), scorer.tokenizer, options)  # raises if special tokens cannot come first
+    if choice is not None and choice.model is not None:
+        PassageDocuments.planned((), choice.model.tokenizer, options)
     prepared = prepare_text(text, scorer.tokenizer, options, limit_tokens=limit_tokens)
     hits: Hits | None = None
     passages: Passages = ()
     if source is not None:
-        hits, passages = source.find(prepared, scorer.tokenizer, hits_wanted(reader, reranker))
+        hits, passages = source.find(prepared, scorer.tokenizer, hits_needed(checked, choice))
     return Evaluation(
         prepared=prepared,
-        reading=_reading(prepared, scorer, lambda one: read(prepared, one, hits, passages, reader, reranker)),
-        baseline=_reading(prepared, scorer, lambda one: read(prepared, one)) if baseline else None,
+        reading=_reading(prepared, scorer, lambda one: score_text(prepared, one, hits, passages, checked, choice)),
+        baseline=_reading(prepared, scorer, lambda one: score_text(prepared, one)) if baseline else None,
         passages=passages,
     )
 
 
-def _check_first(options: PlanOptions, model: LanguageModel, reranker: Reranker | None) -> None:
-    """Raise if the special tokens of one of the models cannot come first, before anything is retrieved."""
-    ranking: LanguageModel | None = getattr(reranker, "model", None)
-    for one in (model, ranking) if ranking is not None else (model,):
-        PassageDocuments.planned((), one.tokenizer, options)
-
-
-def traced(prepared: PreparedText, reading: Reading, baseline: Reading, passages: Passages) -> TracedText:
-    """A text that was read with passages and without, as data that shows where its tokens came from."""
-    scored = reading.scored
-    before, texts = prepared.token_texts(scored.positions_T)
-    provenance = provenance_of(scored)
-    return TracedText(
-        before=before,
-        texts=texts,
-        log_probs_T=scored.log_probs_T,
-        baseline_T=baseline.scored.log_probs_T,
-        provenance=provenance,
-        passages=used_passages(provenance, passages),
-    )
-
-
-def _reading(prepared: PreparedText, scorer: Scorer, read_with: Callable[[Scorer], ScoredTokens]) -> Reading:
-    """One way of reading a text; by two models where they are known to give its bounds."""
+def _reading(prepared: PreparedText, scorer: Scorer, score: Callable[[Scorer], ScoredTokens]) -> Reading:
+    """One way of reading a text; by the two models of its bounds if the model has them."""
     if scorer.bounds is None:
-        return timed(prepared, lambda: read_with(scorer))
-    lower, upper = (timed(prepared, partial(read_with, Scorer(one))) for one in scorer.bounds)
+        return timed(prepared, lambda: score(scorer))
+    lower, upper = (timed(prepared, partial(score, Scorer(one))) for one in scorer.bounds)
     bounded = replace(lower, upper=upper)
     return lower if bounded.exact_T.all() else bounded
 
 
-def timed(prepared: PreparedText, read_text: Callable[[], ScoredTokens]) -> Reading:
+def timed(prepared: PreparedText, score: Callable[[], ScoredTokens]) -> Reading:
     """One way of reading a prepared text, measured and timed."""
     begin = time.perf_counter()
-    scored = read_text()
+    scored = score()
     return Reading(scored=scored, measures=measure(prepared, scored), seconds=time.perf_counter() - begin)
 
 
@@ -231,8 +226,6 @@ def check_plan(model: LanguageModel, options: PlanOptions) -> None:
     """Raise UsageError if a plan cannot be read, or needs a longer context than the model has, or if the model answers
     messages and does not continue texts."""
     if traits_of(model).answers_only:
-        raise UsageError(
-            f"{model.name} answers messages, and a text that goes on is no answer: it cannot be scored by this server."
-        )
+        raise UsageError(f"{model.name} answers messages and does not continue texts, so it cannot score a text.")
     options.check_documents(1)
     check_length(model, options.max_length)

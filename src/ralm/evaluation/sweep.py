@@ -13,9 +13,11 @@ from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Reader, Reranker, Retriever
+from ralm.reading.in_context import CheckedReader
 from ralm.reading.plan import PlanOptions
-from ralm.reading.score import hits_wanted
+from ralm.reading.score import hits_needed
 from ralm.reading.sources import FromRetriever, PassageSource
+from ralm.reranking import CheckedReranker
 from ralm.retrieval.retriever import MemoizedRetriever
 
 
@@ -69,7 +71,7 @@ def sweep(
     scorer, sources = Scorer.of(model), _shared_sources(points)
     if scorer.bounds is not None:
         raise UsageError(
-            f"{scorer.name} gives bounds of log-probabilities, of which no gain can be told: use `ralm eval`."
+            f"{scorer.name} gives bounds of log-probabilities, which do not decide a gain: use `ralm eval`."
         )
     evaluations = {
         point.value: evaluate_text(
@@ -84,24 +86,29 @@ def sweep(
         )
         for point in points
     }
-    scorers = {id(one): one for one in (scorer, *(getattr(point.reranker, "model", None) for point in points))}
-    asked = [one for one in scorers.values() if isinstance(one, Scorer)]
+    rerankers = [reranker for point in points if (reranker := CheckedReranker.of(point.reranker)) is not None]
+    scorers = {
+        id(one): one for one in (scorer, *(reranker.model for reranker in rerankers)) if isinstance(one, Scorer)
+    }.values()
     return Sweep(
         option=option,
         evaluations=evaluations,
-        requests=sum(one.asked for one in asked),
-        scored=sum(one.scored for one in asked),
+        requests=sum(one.asked for one in scorers),
+        scored=sum(one.scored for one in scorers),
         retrievals=sum(_retrievals(source.retriever) for source in sources.values()),
     )
 
 
 def _shared_sources(points: Sequence[SweepPoint]) -> dict[int, FromRetriever]:
-    """For each source with a retriever, one that asks it once, for as many hits as any of its points needs."""
-    most: dict[int, int] = {}
+    """For each source with a retriever, one that retrieves once, as many hits as any of its points needs."""
+    needed: dict[int, int] = {}
     for point in points:
-        most[id(point.source)] = max(most.get(id(point.source), 0), hits_wanted(point.reader, point.reranker))
+        hits = hits_needed(CheckedReader.of(point.reader), CheckedReranker.of(point.reranker))
+        needed[id(point.source)] = max(needed.get(id(point.source), 0), hits)
     return {
-        id(point.source): point.source.asking(MemoizedRetriever(point.source.retriever, most[id(point.source)]))
+        id(point.source): point.source.with_retriever(
+            MemoizedRetriever(point.source.retriever, needed[id(point.source)])
+        )
         for point in points
         if isinstance(point.source, FromRetriever)
     }

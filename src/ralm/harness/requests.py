@@ -13,12 +13,13 @@ import numpy as np
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, Tokenizer
+from ralm.reading.in_context import CheckedReader
 from ralm.reading.pieces import GeneratedToken, StoppedText
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
-from ralm.reading.score import Ending, prompt_prefixes_of
+from ralm.reading.score import Ending
 from ralm.reading.sources import FromRetriever
-from ralm.reading.tokens import PassageDocuments, first_tokens, without_first
+from ralm.reading.tokens import PassageDocuments, without_first
 from ralm.records import IntArray, PromptPrefix
 from ralm.validation import retrieve_checked
 
@@ -91,14 +92,13 @@ class Contexts:
         self._tokenizer = full_tokenizer(tokenizer)
         self._plan = plan
         self._source = source
-        self._reader = reader
+        self._reader = CheckedReader.of(reader)
         self._question_field = question_field
         special = self._tokenizer.special_tokens
         self._around = (special.before, special.after)
         self.prefix = self._tokenizer.end_token if special.begin is None else special.begin
-        self._first = _NOTHING if source is None else first_tokens(tokenizer, plan.bos)
-        passages = () if source is None else source.passages
-        self._documents = PassageDocuments(passages, tokenizer, plan.document_tokens, self._first)
+        passages, bos = ((), "never") if source is None else (source.passages, plan.bos)
+        self._documents = PassageDocuments(passages, tokenizer, plan.document_tokens, bos)
 
     def encode(self, text: str) -> IntArray:
         """The token ids (int64) of a text with the special tokens around it, unless it begins with them."""
@@ -137,7 +137,7 @@ class Contexts:
         the passages do not fit into the model, TextError if an ending has no tokens.
         """
         texts = [self._split(*request.args) for request in requests]
-        contexts = [without_first(context, self._first) for context, _ in texts]
+        contexts = [without_first(context, self._documents.first) for context, _ in texts]
         questions = [self.question(request, cached=cached) for request in requests]
         queries = [
             self._tokenizer.decode(context[-self._plan.query_tokens :]) if question is None else question
@@ -159,7 +159,7 @@ class Contexts:
 
     def _fronts(self, queries: Sequence[str]) -> Mapping[str, Sequence[PromptPrefix]]:
         """What stands in front for each query; for none, the prompt prefix without a passage."""
-        without = prompt_prefixes_of(self._reader, [], self._documents)
+        without = self._reader.prompt_prefixes([], self._documents)
         if self._source is None:
             return dict.fromkeys(queries, without)
         asked = [query for query in dict.fromkeys(queries) if query.strip()]
@@ -171,7 +171,7 @@ class Contexts:
         prompt_prefixes = dict.fromkeys(queries, without)
         for row, query in enumerate(asked):
             assert hits is not None
-            prompt_prefixes[query] = prompt_prefixes_of(self._reader, hits.of(row), self._documents)
+            prompt_prefixes[query] = self._reader.prompt_prefixes(hits.of(row), self._documents)
         return prompt_prefixes
 
     def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray]:

@@ -1,4 +1,4 @@
-"""How a model reads passages: plans of strides, documents before the context, and generated text."""
+"""Reading: plans, prompt prefixes, scores and generation; here the options that select a reader and a reranker."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -17,7 +17,7 @@ ReaderName = Literal["in-context", "ensemble", "concatenation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingOptions:
-    """How the passages of a row are read: chosen as `reranking` says, and put in front as `reader` says.
+    """How the passages of a row are read: chosen as `reranking` says, and put before the text as `reader` says.
 
     `rerank_lm` names the language model that ranks for zero-shot reranking; None is the reading model. `ensemble` and
     `concatenation` are the options of these readers. Raises UsageError if a reranker chooses from fewer passages than

@@ -1,11 +1,9 @@
-"""Concatenation: several documents one after the other before the context of each stride (In-Context RALM, section 8).
+"""Concatenation: several documents in one context, before the text of each stride (In-Context RALM, section 8).
 
 The paper does not say in what order they come or what separates them. Both published codes that read several documents
 at once (In-Context RALM's question answering, REPLUG without ensemble) put the best first, and REPLUG's joins them with
-a newline. This module does the same. REPLUG's code cuts the joined text, so that the best document may leave no room
-for the others; here that is an option.
-
-Works on token ids; knows nothing of how passages were found or how they are scored.
+a newline; so does this module. REPLUG's code cuts the joined text, so that the best document may leave no room for the
+others; here that is an option.
 """
 
 from collections.abc import Sequence
@@ -45,12 +43,12 @@ class Concatenation:
 
     @property
     def hits(self) -> int:
-        """How many passages are retrieved for a row."""
+        """The number of passages that are retrieved for a row."""
         return self.documents
 
     @property
     def joined(self) -> int:
-        """How many passages of full length one prompt prefix holds."""
+        """The number of passages of full length in one prompt prefix."""
         return 1 if self.cut_together else self.documents
 
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:

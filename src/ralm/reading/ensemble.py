@@ -1,9 +1,10 @@
-"""Ensembles over documents: each is read alone, and the distributions are averaged (REPLUG, section 3.2, Eq. 2).
+"""REPLUG's ensemble (REPLUG, Eq. 2 and 3): each passage is read alone, and the predictions are averaged.
 
-    p(y | x) = sum over d of  lambda_d  p(y | [d; x]),     lambda = softmax of the similarities
+    p(y | x) = sum over d of  lambda(d, x) p(y | [d; x])                              Eq. 2
+    lambda(d, x) = exp(s(d, x)) / sum over d' of exp(s(d', x))                        Eq. 3
 
-Works on log-probabilities; knows nothing of how they were scored. All sums are taken in log space, in float64.
-Letters of shapes: Q rows of a plan, K documents of a row, T targets.
+All sums are taken in log space and in float64: a probability of many tokens underflows any float. Letters of shapes:
+Q rows of a plan, K documents of a row, T targets.
 """
 
 from collections.abc import Sequence
@@ -15,16 +16,16 @@ from pydantic import JsonValue
 
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Documents
-from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, PromptPrefix
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, IntArray, PromptPrefix
 
 Weights = Literal["similarity", "uniform"]
-COLDEST: Final = 1e-6
-"""The lowest temperature: the best document has all the weight, and the likeliest token is drawn."""
+MIN_TEMPERATURE: Final = 1e-6
+"""The lowest temperature: the best document has all the weight, and the most likely token is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble:
-    """An ensemble of the first `documents` hits of a row, with REPLUG's 10 as default.
+    """Reads each of the first `documents` hits of a row alone (REPLUG, Eq. 2; 10 documents as in the paper).
 
     `weights` are softmax(similarity / `temperature`), with temperature 1 as in the paper, or the same for every
     document.
@@ -40,8 +41,8 @@ class Ensemble:
         float,
         Option(
             "Temperature of the softmax over scores.",
-            minimum=COLDEST,
-            maximum=1 / COLDEST,
+            minimum=MIN_TEMPERATURE,
+            maximum=1 / MIN_TEMPERATURE,
             flag="weights-temperature",
             needs=Needs('`weights="similarity"`', lambda ensemble: ensemble.weights == "similarity"),
         ),
@@ -57,7 +58,7 @@ class Ensemble:
 
     @property
     def hits(self) -> int:
-        """How many passages are retrieved for a row."""
+        """The number of passages that are retrieved for a row."""
         return self.documents
 
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
@@ -71,9 +72,10 @@ class Ensemble:
 
 
 def document_log_weights(hits: Hits, options: Ensemble) -> DoubleArray:
-    """The logarithm of the weight (float64, Q x K) of each hit; minus infinity for a missing hit.
+    """The logarithm of the weight lambda (float64, Q x K) of each hit (REPLUG, Eq. 3).
 
-    The weights of a row sum to 1. A row without hits has all its weight in its first column.
+    The weights of a row sum to 1, and a missing hit has minus infinity. A row without hits has all its weight in its
+    first column.
     """
     found_QK = hits.numbers_QK != NO_PASSAGE
     similarity_QK = hits.scores_QK.astype(np.float64) / options.temperature
@@ -85,12 +87,14 @@ def document_log_weights(hits: Hits, options: Ensemble) -> DoubleArray:
 
 
 def mixture(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArray:
-    """The log-probability (float32, T) of each target under the weighted average of the documents' distributions."""
+    """The log-probability (float32, T) of each target under the average of the K predictions (REPLUG, Eq. 2)."""
     return log_sum_exp(log_probs_KT.astype(np.float64) + log_weights_K[:, None], axis=0).astype(np.float32)
 
 
 def posterior(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArray:
-    """The share of each target's probability (float32, T x K) that came from each document: every row sums to 1.
+    """The share of each target's probability (float32, T x K) that came from each document; every row sums to 1.
+
+    It is the summand of document d over the sum in the mixture (REPLUG, Eq. 2), by Bayes' rule p(d | y, x):
 
     lambda_d p(y | [d; x]) / sum over d' of lambda_d' p(y | [d'; x])
     """
@@ -100,9 +104,19 @@ def posterior(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArra
     return np.exp(joint_TK - log_sum_exp(joint_TK)[:, None]).astype(np.float32)
 
 
+def log_weights_of(prompt_prefixes: Sequence[PromptPrefix]) -> DoubleArray:
+    """The logarithms of the weights (float64, K) of the prompt prefixes of a row."""
+    return np.array([one.log_weight for one in prompt_prefixes], dtype=np.float64)
+
+
+def credited_passages(prompt_prefixes: Sequence[PromptPrefix]) -> IntArray:
+    """The passage (int64, K) that each prompt prefix of a row credits, or `NO_PASSAGE`."""
+    return np.array([one.passage for one in prompt_prefixes], dtype=np.int64)
+
+
 def log_sum_exp(values: DoubleArray, axis: int = -1) -> DoubleArray:
     """log(sum(exp)) over an axis; minus infinity if all values are."""
     highest = values.max(axis=axis)
-    highest = np.where(np.isneginf(highest), 0.0, highest)
+    highest = np.where(np.isneginf(highest), 0.0, highest)  # -inf minus -inf would be NaN
     with np.errstate(divide="ignore"):
         return np.asarray(highest + np.log(np.exp(values - np.expand_dims(highest, axis)).sum(axis=axis)))

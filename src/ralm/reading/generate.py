@@ -1,9 +1,8 @@
-"""Generation with passages: every s tokens retrieve, rerank, and put passages in front; then continue the text.
+"""Generation: every s tokens retrieve, rerank and choose prompt prefixes; then continue the text token by token.
 
-    p(y | x) = sum over prompt prefixes d of  weight_d  p(y | [d; x])             (REPLUG, Eq. 2)
-
-Each step draws one token from this average (`ralm.reading.generate`). With one prompt prefix this is In-Context RALM,
-without passages the plain model. Works on token ids; knows nothing of terminals.
+Each step draws one token from the mixture of the predictions after all prompt prefixes (`ralm.reading.sampling`). With
+one prompt prefix this is In-Context RALM, without passages the plain model. `TokenWriter` retrieves, and `Decoder`
+reads and draws.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,14 +14,16 @@ import numpy as np
 from ralm.errors import UsageError
 from ralm.lm.scoring import SharedCache
 from ralm.protocols import Reader, Reranker, WritingModel, traits_of
-from ralm.reading.in_context import InContext
+from ralm.reading.ensemble import log_weights_of
+from ralm.reading.in_context import CheckedReader
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.sampling import GenerationOptions, draw_token
-from ralm.reading.score import check_room, chosen, hits_wanted, prompt_prefixes_of
+from ralm.reading.score import hits_needed
 from ralm.reading.sources import FromRetriever
-from ralm.reading.tokens import PassageDocuments, first_tokens, without_first
-from ralm.records import DoubleArray, IntArray, NextTokens, TextsAhead
+from ralm.reading.tokens import PassageDocuments, without_first
+from ralm.records import IntArray, NextTokens, TextsAhead
+from ralm.reranking import CheckedReranker
 from ralm.validation import check_length, retrieve_checked
 
 
@@ -30,7 +31,7 @@ from ralm.validation import check_length, retrieve_checked
 class Prompt:
     """A text to continue.
 
-    The retriever is asked with `query`; by default with the last `query_tokens` of the growing text.
+    The retriever gets `query`; by default the last `query_tokens` of the growing text.
     """
 
     text: str
@@ -48,9 +49,9 @@ def generate(
 ) -> Iterator[GeneratedText]:
     """Continue a prompt; pieces come as soon as they cannot belong to a stop string.
 
-    Without a `source` no passage is put in front. `reader` and `reranker` are as for `evaluate_text`. Raises
-    UsageError if the prompt is empty, if the document and a stride do not fit into the model's length, if `max_length`
-    exceeds it, or if the reranker looks at the text to be predicted.
+    Without a `source` no passage is read. `reader` and `reranker` are as for `evaluate_text`. Raises UsageError if the
+    prompt is empty, if the document and a stride do not fit into the model's length, if `max_length` exceeds it, or if
+    the reranker looks at the text to be predicted.
     """
     pieces = generate_many([prompt], model, options, source, reader=reader, reranker=reranker)
     return (piece for _, piece in pieces)
@@ -101,31 +102,30 @@ class TokenWriter:
         self._model = model
         self._options = options or GenerationOptions()
         self._source = source
-        self._reader = reader or InContext()
-        self._reranker = reranker
-        self._max_length = length_read(model, self._options, self._reader)
-        self._hits = hits_wanted(self._reader, reranker)
-        if getattr(reranker, "needs_targets", False):
+        self._reader = CheckedReader.of(reader)
+        self._reranker = CheckedReranker.of(reranker)
+        self._max_length = _max_length(model, self._options, self._reader)
+        self._hits = hits_needed(self._reader, self._reranker)
+        if self._reranker is not None and self._reranker.needs_targets:
             raise UsageError(
-                f"the reranker {type(reranker).__name__} looks at the text to be predicted, which generation does not "
+                f"the reranker {self._reranker.name} looks at the text to be predicted, which generation does not "
                 "have: choose another one."
             )
-        self._first = first_tokens(model.tokenizer, self._options.bos)
         passages = source.passages if source else ()
-        self._documents = PassageDocuments(passages, model.tokenizer, self._options.document_tokens, self._first)
+        self._documents = PassageDocuments(passages, model.tokenizer, self._options.document_tokens, self._options.bos)
         self._decoder = Decoder(model, self._options, self._max_length)
 
     def add(self, prompt: IntArray, query: str | None = None, seed: int | None = None) -> int:
         """Add a prompt of at least one token id (int64), to be continued from the next step on; returns its number.
 
-        The retriever is asked with `query`; by default with the last tokens of the growing text. `seed` is that of the
-        prompt's own random draws; by default that of the options.
+        The retriever gets `query`; by default the last tokens of the growing text. `seed` is that of the prompt's own
+        random draws; by default that of the options.
         """
         if len(prompt) == 0:
             raise UsageError("the prompt is empty: give at least one token to continue.")
-        text = without_first(prompt, self._first)
-        state = PromptState(text, query, prompt_prefixes_of(self._reader, [], self._documents))
-        return self._decoder.add(state, None if seed is None else np.random.default_rng(seed))
+        text = without_first(prompt, self._documents.first)
+        generator = None if seed is None else np.random.default_rng(seed)
+        return self._decoder.add(PromptState(text, query, self._reader.prompt_prefixes([], self._documents), generator))
 
     def end(self, number: int) -> None:
         """Stop continuing this prompt."""
@@ -148,23 +148,22 @@ class TokenWriter:
         hits = retrieve_checked(source.retriever, queries, self._hits, len(source.passages))
         if self._reranker is not None:
             rows = PromptRows(prompts, queries, self._model, self._documents, source.passages, self._options)
-            hits = chosen(self._reranker, rows, hits, source.passages, self._reader.hits)
+            hits = self._reranker.choose(rows, hits, source.passages, self._reader.hits)
         for row, prompt in enumerate(prompts):
-            prompt.prompt_prefixes = prompt_prefixes_of(self._reader, hits.of(row), self._documents)
+            prompt.prompt_prefixes = self._reader.prompt_prefixes(hits.of(row), self._documents)
             prompt.prefixes_end = prompt.written + self._options.stride
-            check_room(self._reader, prompt.prompt_prefixes, self._options.stride, self._max_length)
+            self._reader.check_room(prompt.prompt_prefixes, self._options.stride, self._max_length)
 
 
-def length_read(model: WritingModel, options: GenerationOptions, reader: Reader | None = None) -> int:
-    """The most tokens that are read at once, the next one included.
+def _max_length(model: WritingModel, options: GenerationOptions, reader: CheckedReader) -> int:
+    """The maximum number of tokens that are read at once, the next one included.
 
     Raises UsageError if the model cannot read as many, or if the documents and a stride do not fit into them.
     """
     length = model.max_length if options.max_length is None else options.max_length
     check_length(model, length)
-    joined = getattr(reader, "joined", 1)
-    if joined * options.document_tokens + options.stride > length:
-        several = f"{joined} documents of " if joined > 1 else ""
+    if reader.joined * options.document_tokens + options.stride > length:
+        several = f"{reader.joined} documents of " if reader.joined > 1 else ""
         raise UsageError(
             f"{several}`document_tokens` {options.document_tokens} and `stride` {options.stride} do not fit together "
             f"into the model length {length}; lower one of them."
@@ -173,11 +172,10 @@ def length_read(model: WritingModel, options: GenerationOptions, reader: Reader 
 
 
 class Decoder:
-    """Texts that are being continued; others may join and leave between steps.
+    """Texts that are being continued, each from its prompt prefixes; others may join and leave between steps.
 
-    At most `max_length` tokens are read at once, the next one included. Every text draws with its own random generator,
-    seeded with `seed` if none is given with the text.
-    A `cache` shares what is read with scoring, and with decoders before.
+    At most `max_length` tokens are read at once, the next one included. A `cache` shares what is read with scoring, and
+    with decoders before.
 
     Raises UsageError if tokens are to be drawn at random from a model that answers messages.
     """
@@ -192,116 +190,94 @@ class Decoder:
         self._model = model
         self._options = options
         self._max_length = max_length
-        cache = cache or SharedCache(model)
-        self._continuations, self._model_reads_ahead = cache.continuations, cache.read_ahead
-        self._going_on: dict[int, _Drawn] = {}
+        self._cache = cache or SharedCache(model)
+        self._states: dict[int, PromptState] = {}
         self._added = 0
 
     @property
     def unfinished(self) -> Sequence[PromptState]:
         """The texts that have not ended; their prompt prefixes may be changed before a step."""
-        return [one.state for one in self._going_on.values()]
+        return list(self._states.values())
 
-    def add(self, state: PromptState, generator: np.random.Generator | None = None) -> int:
+    def add(self, state: PromptState) -> int:
         """Add a text, to be continued from the next step on; returns its number. With its prompt prefixes it has at
-        least one token."""
+        least one token. Without a `generator` it draws with one that is seeded with the `seed` of the options."""
         if len(state.prompt_prefixes) > 1 and self._model.tier == "text":
             raise UsageError(
                 f"{self._model.name} gives text alone, so that its predictions cannot be averaged over "
                 f"{len(state.prompt_prefixes)} passages: read one passage, several in one context, or let each passage "
                 "answer."
             )
-        self._going_on[self._added] = _Drawn(state, generator or np.random.default_rng(self._options.seed))
+        state.generator = state.generator or np.random.default_rng(self._options.seed)
+        self._states[self._added] = state
         self._added += 1
         return self._added - 1
 
     def end(self, number: int) -> None:
         """Stop continuing this text."""
-        self._going_on.pop(number, None)
+        self._states.pop(number, None)
 
     def step(self) -> list[tuple[int, GeneratedToken]]:
         """The next token of every unfinished text with the text's number, without those that end there."""
-        going_on = list(self._going_on.items())
-        if not going_on:
+        states = list(self._states.items())
+        if not states:
             return []
-        texts = {number: self._texts(one.state) for number, one in going_on}
-        self._read_ahead([(one.state, texts[number]) for number, one in going_on])
-        given = self._continuations.next_tokens([text for some in texts.values() for text in some])
+        texts = {number: self._texts(state) for number, state in states}
+        self._read_ahead([(state, texts[number]) for number, state in states])
+        given = self._cache.continuations.next_tokens([text for some in texts.values() for text in some])
         written, row = [], 0
-        for number, one in going_on:
-            prompt_prefixes = slice(row, row := row + len(one.state.prompt_prefixes))
-            token = self._write(one, texts[number], given.of(prompt_prefixes))
+        for number, state in states:
+            own = slice(row, row := row + len(state.prompt_prefixes))
+            token = self._draw(state, texts[number], given.of(own))
             if token.token not in self._model.end_tokens:
                 written.append((number, token))
-            if token.token in self._model.end_tokens or one.state.written == self._options.new_tokens:
+            if token.token in self._model.end_tokens or state.written == self._options.new_tokens:
                 self.end(number)
         return written
 
     def _texts(self, state: PromptState) -> list[IntArray]:
         """The texts to read: each prompt prefix and the text, whose oldest tokens are dropped until both and the next
         token fit into the model."""
-        prompt_prefixes = [prompt_prefix.tokens for prompt_prefix in state.prompt_prefixes]
-        begins = [
-            max(0, len(prompt_prefix) + len(state.text) + 1 - self._max_length) for prompt_prefix in prompt_prefixes
-        ]
+        begins = [max(0, len(one.tokens) + len(state.text) + 1 - self._max_length) for one in state.prompt_prefixes]
         return [
-            np.concatenate([prompt_prefix, state.text[begin:]])
-            for prompt_prefix, begin in zip(prompt_prefixes, begins, strict=True)
+            np.concatenate([one.tokens, state.text[begin:]])
+            for one, begin in zip(state.prompt_prefixes, begins, strict=True)
         ]
 
     def _read_ahead(self, several: Sequence[tuple[PromptState, Sequence[IntArray]]]) -> None:
-        """Tell the model what it will be asked for, if it wants to know."""
-        if self._model_reads_ahead is not None and self._options.temperature == 0:
-            self._model_reads_ahead([self._ahead(state, texts) for state, texts in several])
+        """Announce the next predictions to a model that can read several tokens ahead."""
+        if self._cache.read_ahead is not None and self._options.temperature == 0:
+            self._cache.read_ahead([self._ahead(state, texts) for state, texts in several])
 
     def _ahead(self, state: PromptState, texts: Sequence[IntArray]) -> TextsAhead:
         """The texts of an average, which only grow until they are retrieved for again or fill the model's length."""
         left = min(state.prefixes_end, self._options.new_tokens) - state.written
         room = self._max_length - max(map(len, texts))
-        return TextsAhead(texts, _log_weights(state), min(left, room), state.written)
+        return TextsAhead(texts, log_weights_of(state.prompt_prefixes), min(left, room), state.written)
 
-    def _write(self, one: "_Drawn", texts: Sequence[IntArray], given: NextTokens) -> GeneratedToken:
-        """Draw a token from the average of the distributions, and append it to the text."""
+    def _draw(self, state: PromptState, texts: Sequence[IntArray], given: NextTokens) -> GeneratedToken:
+        """Draw a token from the mixture of the predictions, and append it to the text."""
 
         def chosen(wanted: IntArray) -> NextTokens:
-            return self._continuations.next_tokens(texts, wanted)
+            return self._cache.continuations.next_tokens(texts, wanted)
 
-        drawn = draw_token(
-            given,
-            _log_weights(one.state),
-            one.generator,
-            self._options,
-            chosen if self._model.tier == "chosen" else None,
+        assert state.generator is not None, "set when the text was added"
+        gives_chosen = self._model.tier == "chosen"
+        token = draw_token(
+            given, state.prompt_prefixes, state.generator, self._options, chosen if gives_chosen else None
         )
-        one.state.append(drawn.token)
-        passages_K = np.array([prompt_prefix.passage for prompt_prefix in one.state.prompt_prefixes], dtype=np.int64)
-        return GeneratedToken(
-            drawn.token,
-            drawn.log_prob,
-            passages_K,
-            drawn.posteriors_K,
-            drawn.unlisted,
-            drawn.certified,
-            drawn.likeliest,
-        )
+        state.append(token.token)
+        return token
 
 
-def _log_weights(state: PromptState) -> DoubleArray:
-    return np.array([prompt_prefix.log_weight for prompt_prefix in state.prompt_prefixes], dtype=np.float64)
+class _StepWriter(Protocol):
+    def step(self) -> list[tuple[int, GeneratedToken]]: ...
+
+    def end(self, number: int) -> None: ...
 
 
-class Writes(Protocol):
-    """What continues texts, one token each per step, such as a `Decoder`."""
-
-    def step(self) -> list[tuple[int, GeneratedToken]]:
-        """The next token of every text that goes on, with the text's number; empty once all have ended."""
-
-    def end(self, number: int) -> None:
-        """Stop continuing this text."""
-
-
-def pieces_of(writer: Writes, texts: Sequence[StoppedText]) -> Iterator[tuple[int, GeneratedText]]:
-    """What is written, piece by piece, each with the number of its text, up to the stop strings."""
+def pieces_of(writer: _StepWriter, texts: Sequence[StoppedText]) -> Iterator[tuple[int, GeneratedText]]:
+    """The pieces that a `TokenWriter` or `Decoder` writes, each with the number of its text, up to the stop strings."""
     while written := writer.step():
         for number, token in written:
             for piece in texts[number].add(token):
@@ -311,11 +287,3 @@ def pieces_of(writer: Writes, texts: Sequence[StoppedText]) -> Iterator[tuple[in
     for number, text in enumerate(texts):
         for piece in text.rest():
             yield number, piece
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Drawn:
-    """A text and the random generator of its draws."""
-
-    state: PromptState
-    generator: np.random.Generator

@@ -1,23 +1,31 @@
-"""In-context reading: one document before the context of each stride (In-Context RALM, Eq. 4).
+"""In-context reading (In-Context RALM, Eq. 2): one document before the context of each stride.
 
-Works on token ids and plans; knows nothing of how passages were found or how they are scored.
+    p(x_1 .. x_n) = product over i of  p(x_i | [R(x_<i); x_<i])                       Eq. 2
+
+`Plan` restricts the retrieval to every s-th token (Eq. 3) and the query to l tokens (Eq. 4). `CheckedReader` wraps this
+reader, and any other one, where it enters.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.protocols import Documents
+from ralm.errors import ReaderError, UsageError
+from ralm.protocols import Documents, Reader
+from ralm.reading.ensemble import log_weights_of
 from ralm.reading.plan import Plan
-from ralm.records import IntArray, PromptPrefix, Request
+from ralm.records import NO_PASSAGE, IntArray, PromptPrefix, Request
+from ralm.validation import check_count
+
+_ROUNDING: Final = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InContext:
-    """Reads the best passage of each row."""
+    """Reads the best passage of each row (In-Context RALM, Eq. 2)."""
 
     hits: ClassVar[int] = 1
 
@@ -32,11 +40,73 @@ class InContext:
         return [PromptPrefix(documents[number], (number,))]
 
 
-def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:
-    """The request that scores the targets of one row read with one document, which may be empty.
+class CheckedReader:
+    """A reader with its optional members, whose prompt prefixes are checked.
 
-    The last `before` tokens of the prefix are targets too, or fewer at the beginning of the text. Token 0 is never a
-    target.
+    `hits` is the number of passages to retrieve for a row, `joined` the largest number of them in one prompt prefix.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.hits = reader.hits
+        self.joined: int = getattr(reader, "joined", 1)
+        self._name = type(reader).__name__
+        check_count("hits", self.hits)
+
+    @classmethod
+    def of(cls, reader: "Reader | CheckedReader | None") -> "CheckedReader":
+        """The reader, wrapped unless it is already; `InContext` if there is none."""
+        return reader if isinstance(reader, cls) else cls(reader or InContext())  # type: ignore[arg-type]
+
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
+        """The prompt prefixes of one row; without hits, the prompt prefix without a passage.
+
+        Raises ReaderError if the reader does not return prompt prefixes of these hits, or the weights do not sum to 1.
+        """
+        if not hits:
+            return [PromptPrefix(documents[NO_PASSAGE])]
+        prompt_prefixes = self.reader.prompt_prefixes(hits, documents)
+        if fault := _fault_of_all(prompt_prefixes, {number for number, _ in hits}):
+            raise ReaderError(f"the reader {self._name} gives {fault}; see `Reader` for what it should give.")
+        return prompt_prefixes
+
+    def check_room(self, prompt_prefixes: Sequence[PromptPrefix], after: int, max_length: int) -> None:
+        """Raise UsageError if the longest prompt prefix leaves no room for the `after` tokens that must follow it."""
+        longest = max((len(one.tokens) for one in prompt_prefixes), default=0)
+        if longest + after > max_length:
+            raise UsageError(
+                f"the reader {self._name} puts {longest} tokens before the context, and the {after} that must follow "
+                f"them do not fit into `max_length` {max_length} as well: lower `document_tokens` or raise "
+                "`max_length`."
+            )
+
+
+def _fault_of_all(prompt_prefixes: Sequence[PromptPrefix], found: set[int]) -> str:
+    """The fault of the prompt prefixes of a row with the passages `found`; empty if there is none."""
+    if not isinstance(prompt_prefixes, Sequence):
+        return f"{type(prompt_prefixes).__name__} instead of prompt prefixes"
+    if faults := [fault for one in prompt_prefixes if (fault := _fault_of(one, found))]:
+        return faults[0]
+    total = float(np.exp(log_weights_of(prompt_prefixes)).sum())
+    return "" if abs(total - 1) < _ROUNDING else f"prompt prefixes whose weights sum to {total:g}, not 1"
+
+
+def _fault_of(prompt_prefix: PromptPrefix, found: set[int]) -> str:
+    if not isinstance(prompt_prefix, PromptPrefix):
+        return f"{type(prompt_prefix).__name__} instead of a PromptPrefix"
+    tokens = prompt_prefix.tokens
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype != np.int64:
+        return "a prompt prefix whose tokens are not an int64 vector"
+    if foreign := [number for number in prompt_prefix.passages if number not in found]:
+        return f"a prompt prefix of passage {foreign[0]}, which is not among the hits of its row"
+    return ""
+
+
+def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:
+    """The request that scores the targets of one row after [document; context] (In-Context RALM, Eq. 2).
+
+    The document may be empty. The last `before` tokens of the prefix are targets too, or fewer at the beginning of the
+    text. Token 0 is never a target.
     """
     context_begin = plan.context_begins(row, len(document))
     target_begin = max(1, int(plan.target_begin_R[row]) - before)

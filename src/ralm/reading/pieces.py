@@ -1,21 +1,19 @@
-"""Generated tokens as text: complete pieces, each with its tokens and the passage it was read with.
-
-Works on tokens one by one; knows nothing of models.
-"""
+"""Generated tokens as text: complete pieces up to a stop string, each with its tokens and the passage it credits."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 
 from ralm.protocols import Tokenizer
 from ralm.records import FloatArray, IntArray
 
-_DECODED_BEFORE = 8
+_DECODED_BEFORE: Final = 8
 """How many tokens of the prompt are decoded with the first piece, so that it joins the prompt as in a whole text."""
-_LONGEST_CHARACTER = 4
-"""The most bytes, and so tokens, of a character."""
+_MAX_BYTES: Final = 4
+"""The maximum number of bytes, and so of tokens, of a character."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,26 +24,26 @@ class GeneratedToken:
     alone. `passages_K` (int64) are the passages of the K documents, or a single `NO_PASSAGE`. `posteriors_K` (float32)
     are the shares of the token's probability that came from each; they sum to 1.
 
-    Of a model that lists its likeliest tokens only, `log_prob` and the shares are those of the documents that list the
-    token; `unlisted` is what the others may add to its log-probability, 0 if all list it. `certified` says whether a
-    greedy token is the likeliest of the average for certain.
+    If the model lists its top tokens only, `log_prob` is a lower bound, from the documents that list the token, and so
+    are the shares; `bound_width` is the upper bound less the lower one, 0 if all list it. `certified` says whether a
+    greedy token is certainly the most likely one of the average.
 
-    `likeliest` are the ids and log-probabilities of the likeliest tokens of the mixture, best first, as many as
-    `Sampling.likeliest` asks for and the model lists.
+    `top_logprobs` are the ids and log-probabilities of the top tokens of the mixture, best first, as many as
+    `Sampling.top_logprobs` asks for and the model lists.
     """
 
     token: int
     log_prob: float
     passages_K: IntArray
     posteriors_K: FloatArray
-    unlisted: float = 0.0
+    bound_width: float = 0.0
     certified: bool = True
-    likeliest: tuple[tuple[int, float], ...] = ()
+    top_logprobs: tuple[tuple[int, float], ...] = ()
 
     @property
     def is_bounded(self) -> bool:
-        """Whether bounds decided the token, or are all that is known of its log-probability."""
-        return self.unlisted > 0 or not self.certified
+        """Whether bounds decided the token, or its log-probability is only known within bounds."""
+        return self.bound_width > 0 or not self.certified
 
     @property
     def passage(self) -> int:
@@ -57,7 +55,7 @@ class GeneratedToken:
 class GeneratedText:
     """A piece of generated text, and the tokens it is made of.
 
-    `passage` is the passage in front (or `NO_PASSAGE`); of several, the one that contributed most of the
+    `passage` is the passage before the text (or `NO_PASSAGE`); of several, the one that contributed most of the
     probability of the piece's last token. If a stop string cuts a token, the token belongs to the piece that has the
     beginning of its text.
     """
@@ -76,7 +74,8 @@ def spans(pieces: Iterable[GeneratedText]) -> Iterator[GeneratedText]:
 
 
 def texts_of_tokens(pieces: Iterable[GeneratedText]) -> tuple[str, list[str]]:
-    """The text before the first token, and what each token adds; a character of several tokens comes with the last."""
+    """The text before the first token, and the text that each token adds; a character of several tokens comes with the
+    last."""
     before, texts = "", list[str]()
     for piece in pieces:
         if piece.tokens:
@@ -88,20 +87,20 @@ def texts_of_tokens(pieces: Iterable[GeneratedText]) -> tuple[str, list[str]]:
     return before, texts
 
 
-def shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
+def passage_shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
     """The average share of the tokens' probability that came from each passage, largest first; the shares sum to 1."""
-    given: dict[int, float] = {}
+    shares: dict[int, float] = {}
     for token in tokens:
         for passage, share in zip(token.passages_K.tolist(), token.posteriors_K.tolist(), strict=True):
-            given[passage] = given.get(passage, 0.0) + share / len(tokens)
-    return dict(sorted(given.items(), key=lambda item: -item[1]))
+            shares[passage] = shares.get(passage, 0.0) + share / len(tokens)
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 class Pieces:
     """Turns tokens into complete pieces of text: a character of several tokens comes with its last one.
 
-    A piece is what its tokens add to the decoded text of the previous piece, since some tokenizers decode the space
-    before a word only if something comes before it.
+    A piece is the text that its tokens add to the decoded text of the previous piece, since some tokenizers decode the
+    space before a word only if something comes before it.
     """
 
     def __init__(self, prompt: IntArray, tokenizer: Tokenizer) -> None:
@@ -137,35 +136,41 @@ def _last_of(prompt: IntArray, tokenizer: Tokenizer) -> list[int]:
     """The last tokens of a prompt, from the beginning of a character. After half a character, tokenizers with byte
     fallback decode none of the bytes that follow."""
     last = prompt[-_DECODED_BEFORE:]
-    whole = (last[begin:] for begin in range(min(_LONGEST_CHARACTER, len(last))))
+    whole = (last[begin:] for begin in range(min(_MAX_BYTES, len(last))))
     without_half = (some for some in whole if "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode(some))
     return next(without_half, last).tolist()
 
 
-class UntilStop:
-    """Passes on pieces that cannot belong to a stop string; `found` is True after a stop string.
+class StoppedText:
+    """The text that tokens add to a prompt (int64), up to the first stop string; `found` is True after one.
 
     The end of the text is held back while it could still become a stop string. The stop string itself is left out.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, prompt: IntArray, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
         self.found = False
+        self._pieces = Pieces(prompt, tokenizer)
         self._stop = stop
         self._held: list[GeneratedText] = []
 
-    def add(self, pieces: Sequence[GeneratedText]) -> list[GeneratedText]:
-        """The pieces that can now be passed on, in order; nothing after a stop string."""
+    def add(self, token: GeneratedToken) -> list[GeneratedText]:
+        """The pieces that can be passed on after this token, in order."""
+        return self.add_pieces(self._pieces.add(token))
+
+    def rest(self) -> list[GeneratedText]:
+        """The pieces that were held back, or incomplete, until the end."""
+        certain = self.add_pieces(self._pieces.rest())
+        held, self._held = self._held, []
+        return certain + held
+
+    def add_pieces(self, pieces: Sequence[GeneratedText]) -> list[GeneratedText]:
+        """The pieces that can be passed on after these, in order; nothing after a stop string."""
         certain: list[GeneratedText] = []
         for piece in pieces:
             if not self.found:
                 self._held.append(piece)
                 certain += self._certain()
         return certain
-
-    def rest(self) -> list[GeneratedText]:
-        """The pieces that were held back until the end; nothing after a stop string."""
-        held, self._held = self._held, []
-        return held
 
     def _certain(self) -> list[GeneratedText]:
         text = "".join(piece.text for piece in self._held)
@@ -178,27 +183,6 @@ class UntilStop:
             overlap = max((_overlap(text, string) for string in self._stop), default=0)
             certain, self._held = _split(self._held, len(text) - overlap)
         return certain
-
-
-class StoppedText:
-    """The text that tokens add to a prompt (int64), up to the first stop string; `found` is True after one."""
-
-    def __init__(self, prompt: IntArray, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-        self._pieces = Pieces(prompt, tokenizer)
-        self._until = UntilStop(stop)
-
-    @property
-    def found(self) -> bool:
-        """Whether a stop string was found."""
-        return self._until.found
-
-    def add(self, token: GeneratedToken) -> list[GeneratedText]:
-        """The pieces that can be passed on after this token, in order."""
-        return self._until.add(self._pieces.add(token))
-
-    def rest(self) -> list[GeneratedText]:
-        """The pieces that were held back, or incomplete, until the end."""
-        return [*self._until.add(self._pieces.rest()), *self._until.rest()]
 
 
 def _overlap(text: str, string: str) -> int:

@@ -1,7 +1,10 @@
-"""Plans: which tokens are targets, which are the query, and which context they are read in.
+"""Plans (In-Context RALM, Eq. 3 and 4): the targets of each stride, its query, and the context it is read in.
 
-A plan is data with a row per stride (R rows), computed only from the number of tokens. No other module knows what the
-papers and their official code do differently (`semantics`); see docs/method.md for the list.
+    p(x_1 .. x_n) = product over strides j and i = 1 .. s of  p(x_(sj+i) | [R(q_j); x_<(sj+i)])
+
+with q_j = x_<=sj in Eq. 3 and the last l tokens of it in Eq. 4. A plan is data with a row per stride (R rows), computed
+only from the number of tokens. The differences between the papers and their official code (`semantics`) are in this
+module alone; docs/method.md lists them.
 
 Two columns describe both semantics and all kinds of windows. `context_begin_R` is where the context of a row begins
 without a document, and `room_R` is how many tokens a document may have before it pushes out the oldest context. So with
@@ -52,13 +55,13 @@ class PlanOptions:
     retrieved passage is cut to, `max_length` L. With `windows="blocked"` the beginning of the context advances every
     `block` tokens instead of every stride, so that strides that read the same document share one forward pass.
 
-    `windows="rolling"` follows REPLUG's code (Shi et al., 2023, do not describe the windows). It reads an end-of-text
-    token and the first s + l tokens without retrieval. After that, each window of s + l tokens is read after the
-    document and has s targets. The query is the first l tokens of a window: all tokens before the targets, except the
-    last. REPLUG's context_len 128 and pred_len 768 are `query_tokens` 127 and `stride` 769.
+    `windows="rolling"` follows REPLUG's code; the paper does not describe its windows. It reads an end-of-text token
+    and the first s + l tokens without retrieval. After that, each window of s + l tokens is read after the document and
+    has s targets. The query is the first l tokens of a window: all tokens before the targets, except the last. REPLUG's
+    context_len 128 and pred_len 768 are `query_tokens` 127 and `stride` 769.
 
-    `bos` says which special tokens every reading begins with, with a document and without (see `beginning.Bos`). They
-    count towards `document_tokens`. The official code has them only before documents.
+    Every reading begins with the special tokens that `bos` selects, with a document and without. They count towards
+    `document_tokens`. The official code has them only before documents.
 
     A plan with `document_tokens` 0 is only for retrieval and cannot be read.
 
@@ -179,7 +182,7 @@ class Plan:
 
 
 def make_plan(text_tokens: int, options: PlanOptions) -> Plan:
-    """The plan of a text of `text_tokens` tokens (In-Context RALM, Eq. 3 and 4).
+    """The plan of a text of `text_tokens` tokens (In-Context RALM, Eq. 3 with stride s, Eq. 4 with query length l).
 
     Raises TextError if the text has fewer than two tokens, so that there is nothing to score.
     """

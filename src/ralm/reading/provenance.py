@@ -1,22 +1,19 @@
-"""The gain from retrieval, token by token and passage by passage, in nats.
+"""The gain from retrieval, token by token and passage by passage, in nats; and the data behind reports of it.
 
 For a target y_t, read after [d; x] with documents and after x without:
 
     gain_t         = log p(y_t | with documents) - log p(y_t | x)
     contribution_td = posterior_td gain_t,     posterior_td = lambda_d p(y_t | [d; x]) / sum over d' of the same
 
-The posteriors of a target sum to 1 (REPLUG's ensemble, Shi et al., 2023, Eq. 2; with one document it is 1), so its
-contributions sum to its gain, and those of all passages to the gain of the text. Gains may be negative: a passage can
-hurt. The gain of a target read without a document is attributed to no passage; both readings ask the model the same, so
-this gain is rounding error.
-
-Works on arrays of what was scored; knows nothing of models, texts or where passages come from. All sums are float64.
-Letters of shapes: T targets, K documents of a target.
+The posteriors of a target sum to 1 (in the mixture of REPLUG, Eq. 2; with one document it is 1), so its contributions
+sum to its gain, and those of all passages to the gain of the text. Gains may be negative: a passage can hurt. The gain
+of a target read without a document is attributed to no passage; both readings request the same from the model, so this
+gain is rounding error. All sums are float64. Letters of shapes: T targets, K documents of a target.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +23,7 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
 from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
 from ralm.reading.plan import Bos
-from ralm.reading.tokens import first_tokens, without_first
+from ralm.reading.tokens import PreparedText, first_tokens, without_first
 from ralm.records import (
     NO_PASSAGE,
     DoubleArray,
@@ -39,10 +36,12 @@ from ralm.records import (
     ScoredTokens,
 )
 
+_TOP_PASSAGES: Final = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one passage contributed to a text.
+    """The contribution of one passage to a text.
 
     `gain` is its share of the text's gain in nats. `tokens` is the number of targets to which it contributed more than
     any other passage; `helped` of these became likelier than without documents, and `hurt` less likely.
@@ -74,13 +73,10 @@ class Gain:
         """Nats per target; NaN without targets."""
         return self.nats / self.targets if self.targets else float("nan")
 
-
-def provenance_of(scored: ScoredTokens) -> Provenance:
-    """The documents of each target: those of its ensemble, or the one passage it was read with, with posterior 1."""
-    if scored.provenance is not None:
-        return scored.provenance
-    passages_TK = scored.passages_T[:, None]
-    return Provenance(passages_TK=passages_TK, posteriors_TK=np.ones(passages_TK.shape, dtype=np.float32))
+    def as_dict(self) -> dict[str, JsonValue]:
+        """The fields by name."""
+        fields = asdict(self)
+        return {"nats": fields.pop("nats"), "per_token": self.per_token, **fields}
 
 
 def gains(log_probs_T: FloatArray, baseline_T: FloatArray) -> DoubleArray:
@@ -107,7 +103,7 @@ def total_gain(provenance: Provenance, gain_T: DoubleArray) -> Gain:
 
 
 def contributions(provenance: Provenance, gain_T: DoubleArray) -> list[Contribution]:
-    """What each passage contributed, a row per passage that was read: largest gain first, equal gains by number."""
+    """The contribution of each passage that was read: largest gain first, equal gains by number."""
     read_TK = provenance.passages_TK != NO_PASSAGE
     numbers, places = np.unique(provenance.passages_TK[read_TK], return_inverse=True)
     gain = np.bincount(places, weights=attributed(provenance, gain_T)[read_TK], minlength=len(numbers))
@@ -128,16 +124,13 @@ def _led_by(provenance: Provenance, numbers: NDArray[np.int64]) -> NDArray[np.in
     return np.where(passages_T == NO_PASSAGE, len(numbers), np.searchsorted(numbers, passages_T))
 
 
-TOP_PASSAGES: Final = 10
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TracedText:
     """T tokens in the order of the text, each with the passages it was read with.
 
-    `before` is the text before the first token; for a generated text, the prompt. `texts` is what each token adds:
-    joined after `before` they are the text. `log_probs_T` (float32) are natural log-probabilities with documents and
-    `baseline_T` (float32) without. `passages` holds, by number, the passages that `provenance` names.
+    `before` is the text before the first token; for a generated text, the prompt. `texts` is the text that each token
+    adds: joined after `before` they are the text. `log_probs_T` (float32) are natural log-probabilities with documents
+    and `baseline_T` (float32) without. `passages` holds, by number, the passages that `provenance` names.
     """
 
     before: str
@@ -149,6 +142,19 @@ class TracedText:
 
     def __post_init__(self) -> None:
         assert len(self.texts) == len(self.log_probs_T) == len(self.baseline_T) == len(self.provenance.passages_TK)
+
+    @classmethod
+    def of(cls, prepared: PreparedText, scored: ScoredTokens, baseline: ScoredTokens, passages: Passages) -> Self:
+        """A text that was scored with passages, and without them as the baseline."""
+        before, texts = prepared.token_texts(scored.positions_T)
+        return cls(
+            before=before,
+            texts=texts,
+            log_probs_T=scored.log_probs_T,
+            baseline_T=baseline.log_probs_T,
+            provenance=scored.provenance,
+            passages=used_passages(scored.provenance, passages),
+        )
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -165,7 +171,7 @@ class TracedText:
 
     @property
     def contributions(self) -> list[Contribution]:
-        """What each passage contributed, largest gain first."""
+        """The contribution of each passage, largest gain first."""
         return contributions(self.provenance, self.gain_T)
 
 
@@ -175,22 +181,16 @@ def used_passages(provenance: Provenance, passages: Passages) -> dict[int, Passa
     return {number: passages[number] for number in numbers if number != NO_PASSAGE}
 
 
-def gain_as_json(traced: TracedText, top: int = TOP_PASSAGES) -> dict[str, JsonValue]:
-    """The gain of a text in nats, in total and per token, and the `top` passages that contributed most."""
-    best = traced.contributions[:top]
-    return {**total_as_json(traced.gain), "passages": [contribution_as_json(row, traced.passages) for row in best]}
-
-
-def total_as_json(gain: Gain) -> dict[str, JsonValue]:
-    """The fields of a gain by name."""
-    fields = asdict(gain)
-    return {"nats": fields.pop("nats"), "per_token": gain.per_token, **fields}
+def gain_as_json(traced: TracedText) -> dict[str, JsonValue]:
+    """The gain of a text in nats, in total and per token, and the passages that contributed most."""
+    best = traced.contributions[:_TOP_PASSAGES]
+    return {**traced.gain.as_dict(), "passages": [contribution_as_json(row, traced.passages) for row in best]}
 
 
 def contribution_as_json(row: Contribution, passages: Mapping[int, Passage]) -> dict[str, JsonValue]:
-    """What identifies a passage, and what it contributed."""
-    worth: dict[str, JsonValue] = {"gain": row.gain, "tokens": row.tokens, "helped": row.helped, "hurt": row.hurt}
-    return {**identified(passages[row.passage]), **worth}
+    """The passage of a contribution, and the contribution."""
+    values: dict[str, JsonValue] = {"gain": row.gain, "tokens": row.tokens, "helped": row.helped, "hurt": row.hurt}
+    return {**passage_as_json(passages[row.passage]), **values}
 
 
 def token_as_json(
@@ -221,7 +221,7 @@ def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
     ]
 
 
-def identified(passage: Passage) -> dict[str, JsonValue]:
+def passage_as_json(passage: Passage) -> dict[str, JsonValue]:
     """A passage's number, document, title and metadata."""
     return {
         "passage": passage.number,
@@ -239,7 +239,7 @@ def traced_generation(
     max_length: int | None = None,
     bos: Bos = "auto",
 ) -> TracedText:
-    """A prompt and its generated text, each token with its gain over reading without passages.
+    """A prompt and its generated text, each token with its gain over reading the same tokens without passages.
 
     Without passages the text is read as in generation: it begins with the special tokens that `bos` selects, and its
     oldest tokens are dropped until it and the next token fit into `max_length` (None: the model's own). Text that a

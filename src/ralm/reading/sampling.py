@@ -1,6 +1,10 @@
-"""Options."""
+"""The next token of a text: the options of generation, and the draw from the mixture of predictions (REPLUG, Eq. 2).
 
-from collections.abc import Callable
+A model may predict its whole vocabulary, or list its top tokens only. In the second case a greedy token of a mixture is
+drawn by bounds (`ralm.reading.bounds`). Letters of shapes: K prompt prefixes, V vocabulary, C tokens that are listed.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -9,32 +13,34 @@ import numpy as np
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.reading.bounds import Bounds, bounds_of
-from ralm.reading.ensemble import COLDEST, mixture, posterior
+from ralm.reading.ensemble import MIN_TEMPERATURE, credited_passages, log_weights_of, mixture, posterior
+from ralm.reading.pieces import GeneratedToken
 from ralm.reading.plan import BosOption, QueryTokens, Stride
-from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens
+from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens, PromptPrefix
 
-_DRAWN = Needs("a `temperature` above 0", lambda options: options.temperature > 0)
+_DRAWN: Final = Needs("a `temperature` above 0", lambda options: options.temperature > 0)
+_ALONE: Final[FloatArray] = np.ones(1, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How a token is drawn from a distribution.
 
-    `temperature` 0 is greedy; otherwise tokens are drawn from the `top_k` likeliest (None: all), and of these from the
-    likeliest that together have probability `top_p`, by a random generator that `seed` decides. `likeliest` is how many
-    of the likeliest tokens are recorded with each token that is drawn; it changes no draw.
+    `temperature` 0 is greedy; otherwise tokens are drawn from the `top_k` most likely ones (None: all), and of these
+    from the most likely ones that together have probability `top_p`, by a random generator that `seed` decides.
+    `top_logprobs` is how many of the top tokens are recorded with each token that is drawn; it changes no draw.
 
     Raises UsageError if a value is out of range.
     """
 
-    temperature: Annotated[float, Option("Temperature of the draws; 0 is greedy.", maximum=1 / COLDEST)] = 0.0
+    temperature: Annotated[float, Option("Temperature of the draws; 0 is greedy.", maximum=1 / MIN_TEMPERATURE)] = 0.0
     top_k: Annotated[
-        int | None, Option("Draw from this many of the likeliest tokens.", default_text="all", needs=_DRAWN)
+        int | None, Option("Draw from this many of the most likely tokens.", default_text="all", needs=_DRAWN)
     ] = None
     top_p: Annotated[
         float,
         Option(
-            "Draw from the likeliest tokens that together have this probability.",
+            "Draw from the most likely tokens that together have this probability.",
             minimum=0,
             maximum=1,
             above=True,
@@ -42,33 +48,36 @@ class Sampling:
         ),
     ] = 1.0
     seed: Annotated[int, seed_option(_DRAWN)] = 0
-    likeliest: Annotated[int, Option("How many likeliest tokens are recorded with each token.", minimum=0, flag="")] = 0
+    top_logprobs: Annotated[int, Option("How many top tokens are recorded with each token.", minimum=0, flag="")] = 0
 
     def __post_init__(self) -> None:
         check_options(self)
-        if 0 < self.temperature < COLDEST:
-            raise UsageError(f"`temperature` must be 0 (greedy) or at least {COLDEST:g}, not {self.temperature}.")
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise UsageError(
+                f"`temperature` must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, not {self.temperature}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions(Sampling):
     """How to continue a text; lengths in tokens, retrieval options with the paper's values as defaults.
 
-    Tokens are drawn as `Sampling` says. Generation ends after `new_tokens` tokens, at the model's
-    end-of-text token, or before the first of the `stop` strings. `max_length` None is the model's own. `bos` says which
-    special tokens every reading begins with, with a document and without (see `beginning.Bos`). They count towards
-    `document_tokens`, and a prompt that already begins with them has them once. Every prompt has its own random
-    generator, seeded with `seed`, so its text does not depend on the other prompts.
+    Tokens are drawn as `Sampling` says. Generation ends after `new_tokens` tokens, at the model's end-of-text token, or
+    before the first of the `stop` strings. `max_length` None is the model's own. Every reading begins with the special
+    tokens that `bos` selects, with a document and without; they count towards `document_tokens`, and a prompt that
+    already begins with them has them once. Every prompt has its own random generator, seeded with `seed`, so its text
+    does not depend on the other prompts.
 
     Raises UsageError if a value is out of range.
     """
 
-    new_tokens: Annotated[int, Option("Most tokens to write.")] = 64
+    new_tokens: Annotated[int, Option("Maximum number of tokens to write.")] = 64
     stride: Stride = 4
     query_tokens: QueryTokens = 32
-    document_tokens: Annotated[int, Option("Most tokens of a passage; longer ones are cut.")] = 256
+    document_tokens: Annotated[int, Option("Maximum number of tokens of a passage; longer ones are cut.")] = 256
     max_length: Annotated[
-        int | None, Option("Most tokens that the model reads at once, passage included.", default_text="the model's")
+        int | None,
+        Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
     ] = None
     stop: Annotated[tuple[str, ...], Option("Stop before this string; repeatable.")] = ()
     bos: BosOption = "auto"
@@ -79,153 +88,132 @@ class GenerationOptions(Sampling):
             raise UsageError("`stop` must not be empty.")
 
 
-def sample(
-    log_probs_V: FloatArray,
+def draw_token(
+    given: NextTokens,
+    prompt_prefixes: Sequence[PromptPrefix],
     generator: np.random.Generator,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float = 1.0,
-) -> int:
-    """A token id: the likeliest at temperature 0 (the first of equals), else drawn by top-k and nucleus sampling.
+    sampling: Sampling,
+    chosen: Callable[[IntArray], NextTokens] | None = None,
+) -> GeneratedToken:
+    """The next token, drawn from the mixture of the predictions after K prompt prefixes (REPLUG, Eq. 2).
 
-    The nucleus is the smallest set of likeliest tokens whose probability reaches `top_p`, after temperature and
-    relative to the `top_k` likeliest tokens.
+    `chosen` returns the predictions for the tokens of these ids in addition, with NaN where a log-probability cannot be
+    had. Raises UsageError if a draw needs more than the tokens that are listed.
     """
-    if temperature == 0:
+    passages_K, log_weights_K = credited_passages(prompt_prefixes), log_weights_of(prompt_prefixes)
+    if given.tokens_BC is None:
+        return _draw_from_all(given.log_probs_BC, passages_K, log_weights_K, generator, sampling)
+    if len(passages_K) == 1:
+        return _draw_from_listed(given.log_probs_BC[0], given.tokens_BC[0], passages_K, generator, sampling)
+    if sampling.temperature > 0:
+        raise UsageError(
+            f"the model lists only its {given.tokens_BC.shape[1]} top next tokens, so that nothing can be drawn from "
+            f"the average over {len(passages_K)} passages: set `temperature` to 0, or read one passage."
+        )
+    return _greedy(bounds_of(given, log_weights_K), passages_K, chosen, sampling.top_logprobs)
+
+
+def _draw_from_all(
+    log_probs_KV: FloatArray,
+    passages_K: IntArray,
+    log_weights_K: DoubleArray,
+    generator: np.random.Generator,
+    sampling: Sampling,
+) -> GeneratedToken:
+    """A token of the whole vocabulary."""
+    log_probs_V = mixture(log_probs_KV, log_weights_K)
+    token = sample(log_probs_V, generator, sampling)
+    return GeneratedToken(
+        token,
+        float(log_probs_V[token]),
+        passages_K,
+        posterior(log_probs_KV[:, [token]], log_weights_K)[0],
+        top_logprobs=_top(log_probs_V, sampling.top_logprobs),
+    )
+
+
+def _draw_from_listed(
+    log_probs_C: FloatArray,
+    tokens_C: IntArray,
+    passages_K: IntArray,
+    generator: np.random.Generator,
+    sampling: Sampling,
+) -> GeneratedToken:
+    """A token of the only prediction, of those that are listed."""
+    count = int((tokens_C != NOT_LISTED).sum())
+    if sampling.temperature > 0 and (sampling.top_k or count + 1) > count:
+        raise UsageError(
+            f"the model lists only its {count} top next tokens: set `top_k` to {count} or less, or `temperature` to 0."
+        )
+    order = np.argsort(np.where(tokens_C == NOT_LISTED, np.iinfo(np.int64).max, tokens_C))[:count]
+    place = int(order[sample(log_probs_C[order], generator, sampling)])
+    top = _top(log_probs_C[order], sampling.top_logprobs, tokens_C[order])
+    return GeneratedToken(int(tokens_C[place]), float(log_probs_C[place]), passages_K, _ALONE, top_logprobs=top)
+
+
+def _greedy(
+    bounds: Bounds, passages_K: IntArray, chosen: Callable[[IntArray], NextTokens] | None, top_logprobs: int
+) -> GeneratedToken:
+    """The token with the highest lower bound; with `chosen`, all that may be more likely are requested first."""
+    if chosen is not None and not (bounds.certified and bounds.exact):
+        contenders = bounds.contenders[bounds.contenders >= 0]  # the end of a text may have no id
+        log_probs_KC = chosen(contenders).log_probs_BC
+        known_C = ~np.isnan(log_probs_KC).any(axis=0)
+        bounds = bounds.knowing(contenders[known_C], log_probs_KC[:, known_C])
+    best = bounds.best
+    return GeneratedToken(
+        token=int(bounds.tokens_Y[best]),
+        log_prob=float(bounds.lower_Y[best]),
+        passages_K=passages_K,
+        posteriors_K=posterior(bounds.log_probs_KY[:, [best]].astype(np.float32), bounds.log_weights_K)[0],
+        bound_width=0.0 if bounds.exact else float(bounds.upper_Y[best] - bounds.lower_Y[best]),
+        certified=bounds.certified,
+        top_logprobs=_top(bounds.lower_Y, top_logprobs, bounds.tokens_Y),
+    )
+
+
+def sample(log_probs_V: FloatArray, generator: np.random.Generator, sampling: Sampling) -> int:
+    """A token id: the most likely one at temperature 0 (the first on a tie), else drawn by top-k and nucleus sampling.
+
+    The nucleus is the smallest set of most likely tokens whose probability reaches `top_p`, after temperature and
+    relative to the `top_k` tokens.
+    """
+    if sampling.temperature == 0:
         return int(np.argmax(log_probs_V))
-    scaled_V = log_probs_V.astype(np.float64) / temperature
+    scaled_V = log_probs_V.astype(np.float64) / sampling.temperature
     weights_V = np.exp(scaled_V - scaled_V.max())
-    tokens = np.arange(len(weights_V)) if top_k is None else _likeliest(weights_V, top_k)
-    if top_p < 1:
-        tokens = _nucleus(weights_V, tokens, top_p)
+    tokens = np.arange(len(weights_V))
+    if sampling.top_k is not None and sampling.top_k < len(weights_V):
+        tokens = np.sort(np.argpartition(weights_V, -sampling.top_k)[-sampling.top_k :])
+    if sampling.top_p < 1:
+        tokens = _nucleus(weights_V, tokens, sampling.top_p)
     cumulated = np.cumsum(weights_V[tokens])
     # in the order of ids, so that a change in the last digits of the weights does not change the drawn token
     place = np.searchsorted(cumulated, generator.random() * cumulated[-1], side="right")
     return int(tokens[min(place, len(tokens) - 1)])
 
 
-def _likeliest(weights_V: DoubleArray, count: int) -> IntArray:
-    """The ids of the `count` largest weights."""
-    if count >= len(weights_V):
-        return np.arange(len(weights_V))
-    return np.sort(np.argpartition(weights_V, -count)[-count:])
-
-
 def _nucleus(weights_V: DoubleArray, tokens: IntArray, top_p: float) -> IntArray:
-    """The smallest set of largest weights among `tokens` whose sum reaches `top_p` of the total.
-
-    Weights below (1 - top_p) of the mean sum to less than the part that is left out, so they are not sorted.
-    """
+    """The smallest set of largest weights among `tokens` whose sum reaches `top_p` of the total."""
     weights = weights_V[tokens]
     enough = top_p * weights.sum()
+    # weights below (1 - top_p) of the mean sum to less than the part that is left out, so they are not sorted
     candidates = tokens[weights >= (1 - top_p) * weights.mean()]
     ordered = candidates[np.argsort(-weights_V[candidates], kind="stable")]
     return np.sort(ordered[: int(np.searchsorted(np.cumsum(weights_V[ordered]), enough)) + 1])
 
 
-_ALONE: Final[FloatArray] = np.ones(1, dtype=np.float32)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DrawnToken:
-    """A token, and what a `GeneratedToken` says of it."""
-
-    token: int
-    log_prob: float
-    posteriors_K: FloatArray
-    unlisted: float = 0.0
-    certified: bool = True
-    likeliest: tuple[tuple[int, float], ...] = ()
-
-
-def draw_token(
-    given: NextTokens,
-    log_weights_K: DoubleArray,
-    generator: np.random.Generator,
-    sampling: Sampling,
-    chosen: Callable[[IntArray], NextTokens] | None = None,
-) -> DrawnToken:
-    """The next token, drawn from the average of K predictions. `chosen` asks for the tokens of these ids in addition;
-    it gives NaN where a log-probability cannot be had.
-
-    Raises UsageError if a draw needs more than the tokens that are listed.
-    """
-    if given.tokens_BC is None:
-        return _of_all(given.log_probs_BC, log_weights_K, generator, sampling)
-    if len(log_weights_K) == 1:
-        return _of_one(given.log_probs_BC[0], given.tokens_BC[0], generator, sampling)
-    if sampling.temperature > 0:
-        raise UsageError(
-            f"the model lists only its {given.tokens_BC.shape[1]} likeliest next tokens, so that nothing can be drawn "
-            f"from the average over {len(log_weights_K)} passages: set `temperature` to 0, or read one passage."
-        )
-    return _greedy(bounds_of(given, log_weights_K), chosen, sampling.likeliest)
-
-
-def _of_all(
-    log_probs_KV: FloatArray, log_weights_K: DoubleArray, generator: np.random.Generator, sampling: Sampling
-) -> DrawnToken:
-    log_probs_V = mixture(log_probs_KV, log_weights_K)
-    token = _sampled(log_probs_V, generator, sampling)
-    return DrawnToken(
-        token,
-        float(log_probs_V[token]),
-        posterior(log_probs_KV[:, [token]], log_weights_K)[0],
-        likeliest=likeliest(log_probs_V, sampling.likeliest),
-    )
-
-
-def _of_one(
-    log_probs_C: FloatArray, tokens_C: IntArray, generator: np.random.Generator, sampling: Sampling
-) -> DrawnToken:
-    """A token of the only prediction, of those that are listed."""
-    count = int((tokens_C != NOT_LISTED).sum())
-    if sampling.temperature > 0 and (sampling.top_k or count + 1) > count:
-        raise UsageError(
-            f"the model lists only its {count} likeliest next tokens: set `top_k` to {count} or less, or `temperature` "
-            "to 0."
-        )
-    order = np.argsort(np.where(tokens_C == NOT_LISTED, np.iinfo(np.int64).max, tokens_C))[:count]
-    place = int(order[_sampled(log_probs_C[order], generator, sampling)])
-    listed = likeliest(log_probs_C[order], sampling.likeliest, tokens_C[order])
-    return DrawnToken(int(tokens_C[place]), float(log_probs_C[place]), _ALONE, likeliest=listed)
-
-
-def _greedy(bounds: Bounds, chosen: Callable[[IntArray], NextTokens] | None, most: int) -> DrawnToken:
-    """The token with the highest lower bound; with `chosen`, all that may be likelier are asked for first."""
-    if chosen is not None and not (bounds.certified and bounds.exact):
-        contenders = bounds.contenders[bounds.contenders >= 0]  # the end of a text may have no id
-        log_probs_KC = chosen(contenders).log_probs_BC
-        told_C = ~np.isnan(log_probs_KC).any(axis=0)
-        bounds = bounds.knowing(contenders[told_C], log_probs_KC[:, told_C])
-    best = bounds.best
-    shares_K = posterior(bounds.log_probs_KY[:, [best]].astype(np.float32), bounds.log_weights_K)[0]
-    return DrawnToken(
-        token=int(bounds.tokens_Y[best]),
-        log_prob=float(bounds.lower_Y[best]),
-        posteriors_K=shares_K,
-        unlisted=0.0 if bounds.exact else float(bounds.upper_Y[best] - bounds.lower_Y[best]),
-        certified=bounds.certified,
-        likeliest=likeliest(bounds.lower_Y, most, bounds.tokens_Y),
-    )
-
-
-def likeliest(
-    log_probs_C: FloatArray | DoubleArray, most: int, tokens_C: IntArray | None = None
+def _top(
+    log_probs_C: FloatArray | DoubleArray, count: int, tokens_C: IntArray | None = None
 ) -> tuple[tuple[int, float], ...]:
-    """The ids and log-probabilities of at most `most` likeliest tokens, best first, of equal ones the lowest id first.
+    """The ids and log-probabilities of at most `count` top tokens, best first, the lowest id first on a tie.
 
     `tokens_C` (int64) are the ids, in ascending order; None means all of a vocabulary.
     """
-    if most == 0:
+    if count == 0:
         return ()
-    least = np.partition(log_probs_C, -most)[-most] if most < len(log_probs_C) else -np.inf
-    places = np.flatnonzero(log_probs_C >= least)
-    best = places[np.argsort(-log_probs_C[places], kind="stable")][:most]
+    lowest = np.partition(log_probs_C, -count)[-count] if count < len(log_probs_C) else -np.inf
+    places = np.flatnonzero(log_probs_C >= lowest)
+    best = places[np.argsort(-log_probs_C[places], kind="stable")][:count]
     ids = best if tokens_C is None else tokens_C[best]
     return tuple(zip(ids.tolist(), log_probs_C[best].tolist(), strict=True))
-
-
-def _sampled(log_probs: FloatArray, generator: np.random.Generator, sampling: Sampling) -> int:
-    return sample(log_probs, generator, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p)

@@ -1,4 +1,4 @@
-"""The source of the passages of a text: a retriever that is asked for each stride, or a file of retrieved passages."""
+"""The source of the passages of a text: a retriever that gets the query of each stride, or a file of passages."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,9 @@ from pydantic import JsonValue
 from ralm.errors import RetrievalFileError, UsageError
 from ralm.protocols import Retriever, Tokenizer
 from ralm.reading.tokens import PreparedText
-from ralm.records import NO_PASSAGE, Hits, Passages
+from ralm.records import NO_PASSAGE, Hits, Passage, Passages
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.retrieval_file import (
-    RetrievedPassage,
-    RetrievedStride,
-    hits_and_passages,
-    read_retrieval_file,
-)
+from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, hits_and_passages, read_retrieval_file
 from ralm.retrieval.retriever import RetrieverOptions, open_retriever
 from ralm.terminal import path_text
 from ralm.validation import config_of, retrieve_checked
@@ -48,7 +43,7 @@ class FromRetriever:
         self.passages = passages
         self._config = config
 
-    def asking(self, retriever: Retriever) -> Self:
+    def with_retriever(self, retriever: Retriever) -> Self:
         """The same passages, found by another retriever that returns the same hits."""
         return type(self)(retriever, self.passages, self._config)
 
@@ -77,8 +72,11 @@ class FromRetriever:
         return cls(retriever, opened.passages, where | config_of(retriever, "retriever"))
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
-        """Ask the retriever with the queries of the strides."""
-        return retrieve(prepared, tokenizer, self.retriever, k, len(self.passages)), self.passages
+        """The hits of the queries of the strides; RetrieverError if the retriever does not return valid hits."""
+        rows = np.flatnonzero(prepared.plan.retrieves_R)
+        queries = prepared.queries(tokenizer)
+        hits = retrieve_checked(self.retriever, [queries[row] for row in rows], k, len(self.passages))
+        return hits.spread(rows, len(queries)), self.passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +88,45 @@ class FromFile:
 
     @classmethod
     def read(cls, file: Path | str) -> Self:
-        """The passages in a file of the official format.
-
-        Raises RetrievalFileError if it is not such a file.
-        """
-        file = Path(file)
-        strides = read_retrieval_file(file)
-        return cls(strides, config=file_config(file))
+        """The passages in a file of the official format; RetrievalFileError if it is not such a file."""
+        return cls(read_retrieval_file(file), config=file_config(Path(file)))
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
-        """Take the hits from the file; RetrievalFileError if it was made for another text or plan."""
-        hits, passages = hits_of_file(prepared, tokenizer, self.strides)
+        """The hits of the file.
+
+        Raises RetrievalFileError if it was made for another text, stride, model length or tokenizer.
+        """
+        plan = prepared.plan
+        if len(self.strides) != len(plan):
+            raise RetrievalFileError(
+                f"the retrieval file has {len(self.strides):,} strides, but this text has {len(plan):,} with stride "
+                f"{plan.options.stride}, model length {plan.options.max_length} and {plan.options.semantics} "
+                "semantics: it was made with other settings or another `limit_tokens`, for another text or tokenizer."
+            )
+        for row, stride in enumerate(self.strides):
+            _check_stride(prepared, tokenizer, row, stride)
+        hits, passages = hits_and_passages(self.strides)
+        hits.numbers_QK[~plan.retrieves_R] = NO_PASSAGE
         return hits.first(k), passages
 
 
+def _check_stride(prepared: PreparedText, tokenizer: Tokenizer, row: int, stride: RetrievedStride) -> None:
+    """Raise RetrievalFileError if a stride of a retrieval file has other tokens than the row of the plan."""
+    begin, end = int(prepared.plan.begin_R[row]), int(prepared.plan.end_R[row])
+    if (stride.begin_location, stride.end_location) != (begin, end):
+        raise RetrievalFileError(
+            f"stride {row} of the retrieval file is tokens {stride.begin_location} to {stride.end_location}, here "
+            f"{begin} to {end}: it was made for another stride, model length or semantics."
+        )
+    if stride.future != (future := tokenizer.decode(prepared.tokens[begin:end])):
+        raise RetrievalFileError(
+            f"stride {row} of the retrieval file continues with {stride.future[:60]!r}, the text here with "
+            f"{future[:60]!r}: it was made for another text or tokenizer."
+        )
+
+
 def file_config(file: Path) -> dict[str, JsonValue]:
-    """What identifies a file of passages in the record of a run."""
+    """The path and hash of a file of passages, for the record of a run."""
     return {"retrieved": path_text(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
@@ -125,78 +146,22 @@ def open_source(
     raise UsageError("passages come from `index` or from `retrieved`: give one of them.")
 
 
-def stride_queries(prepared: PreparedText, tokenizer: Tokenizer) -> list[str]:
-    """The query of each stride as text; empty for a stride that does not retrieve."""
-    plan = prepared.plan
-    return [
-        tokenizer.decode(prepared.tokens[begin:end]) if retrieves else ""
-        for begin, end, retrieves in zip(plan.query_begin_R, plan.query_end_R, plan.retrieves_R, strict=True)
-    ]
-
-
-def retrieve(
-    prepared: PreparedText, tokenizer: Tokenizer, retriever: Retriever, k: int = 1, passages: int | None = None
-) -> Hits:
-    """The k best hits of each stride among `passages` passages; none for a stride that does not retrieve.
-
-    Raises RetrieverError if the retriever does not return valid hits.
-    """
-    rows = np.flatnonzero(prepared.plan.retrieves_R)
-    queries = stride_queries(prepared, tokenizer)
-    return retrieve_checked(retriever, [queries[row] for row in rows], k, passages).spread(rows, len(queries))
-
-
 def retrieved_strides(
     prepared: PreparedText, tokenizer: Tokenizer, hits: Hits, passages: Passages
 ) -> Iterator[RetrievedStride]:
     """The hits of a plan as rows of the official retrieval file."""
     plan = prepared.plan
-    for row, query in enumerate(stride_queries(prepared, tokenizer)):
+    for row, query in enumerate(prepared.queries(tokenizer)):
         begin, end = int(plan.begin_R[row]), int(plan.end_R[row])
-        found = [(passages[number], score) for number, score in hits.of(row)]
         yield RetrievedStride(
             begin_location=begin,
             end_location=end,
             future=tokenizer.decode(prepared.tokens[begin:end]),
             query=query,
-            retrieved_docs=tuple(
-                RetrievedPassage(
-                    text=passage.contents,
-                    score=score,
-                    id=passage.document_id,
-                    metadata=dict(passage.metadata),
-                )
-                for passage, score in found
-            ),
+            retrieved_docs=tuple(_retrieved_passage(passages[number], score) for number, score in hits.of(row)),
         )
 
 
-def hits_of_file(
-    prepared: PreparedText, tokenizer: Tokenizer, strides: Sequence[RetrievedStride]
-) -> tuple[Hits, Passages]:
-    """The hits and passages of a retrieval file for this very plan.
-
-    Raises RetrievalFileError if the file was made for another text, stride, model length or tokenizer.
-    """
-    plan = prepared.plan
-    if len(strides) != len(plan):
-        raise RetrievalFileError(
-            f"the retrieval file has {len(strides):,} strides, but this text has {len(plan):,} with stride "
-            f"{plan.options.stride}, model length {plan.options.max_length} and {plan.options.semantics} semantics: "
-            "it was made with other settings or another `limit_tokens`, for another text or tokenizer."
-        )
-    for row, stride in enumerate(strides):
-        begin, end = int(plan.begin_R[row]), int(plan.end_R[row])
-        if (stride.begin_location, stride.end_location) != (begin, end):
-            raise RetrievalFileError(
-                f"stride {row} of the retrieval file is tokens {stride.begin_location} to {stride.end_location}, here "
-                f"{begin} to {end}: it was made for another stride, model length or semantics."
-            )
-        if stride.future != (future := tokenizer.decode(prepared.tokens[begin:end])):
-            raise RetrievalFileError(
-                f"stride {row} of the retrieval file continues with {stride.future[:60]!r}, the text here with "
-                f"{future[:60]!r}: it was made for another text or tokenizer."
-            )
-    hits, passages = hits_and_passages(strides)
-    hits.numbers_QK[~plan.retrieves_R] = NO_PASSAGE
-    return hits, passages
+def _retrieved_passage(passage: Passage, score: float) -> RetrievedPassage:
+    metadata = dict(passage.metadata)
+    return RetrievedPassage(text=passage.contents, score=score, id=passage.document_id, metadata=metadata)

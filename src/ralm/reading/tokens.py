@@ -1,7 +1,4 @@
-"""Passages as token ids in front of a context: cut to a length, each encoded once.
-
-Works on passages and tokenizers; knows nothing of models, or of how passages were found.
-"""
+"""Texts and passages as token ids: the prepared text with its plan, and the documents that are put before a context."""
 
 import warnings
 from collections.abc import Iterable
@@ -18,99 +15,10 @@ from ralm.protocols import FullTokenizer, Tokenizer
 from ralm.reading.plan import Bos, Plan, PlanOptions, make_plan
 from ralm.records import NO_PASSAGE, IntArray, Passage, Passages
 
-NO_DOCUMENT: IntArray = np.zeros(0, dtype=np.int64)
-
-
-class PassageDocuments:
-    """Passages as token ids: title, newline, text, cut to `document_tokens`.
-
-    Each begins with the special tokens `first` (int64), which count towards `document_tokens`. A row without a passage
-    begins with them too. If `first` is None, passages are encoded with the special tokens that the tokenizer adds by
-    default, and a row without a passage begins with nothing, as in the official code.
-
-    Raises UsageError if `document_tokens` leaves no room for `first`.
-    """
-
-    def __init__(
-        self, passages: Passages, tokenizer: Tokenizer, document_tokens: int, first: IntArray | None = None
-    ) -> None:
-        self._passages = passages
-        self._tokenizer = full_tokenizer(tokenizer)
-        self._document_tokens = document_tokens
-        self._first = first
-        self._encoded: dict[int, IntArray] = {NO_PASSAGE: NO_DOCUMENT if first is None else first}
-        self._texts: dict[str, IntArray] = {}
-        self._next: dict[str, IntArray] = {}
-        if first is not None and len(first) > document_tokens:
-            raise UsageError(
-                f"`document_tokens` {document_tokens} leaves no room for the {len(first)} special tokens that come "
-                'first: raise it, or give `bos="never"`.'
-            )
-
-    @classmethod
-    def planned(cls, passages: Passages, tokenizer: Tokenizer, options: PlanOptions) -> Self:
-        """Passages as the options of a plan say."""
-        official = options.semantics == "official"
-        first = None if official else first_tokens(tokenizer, options.bos)
-        return cls(passages, tokenizer, options.document_tokens, first)
-
-    def __getitem__(self, number: int) -> IntArray:
-        """The token ids (int64) of a passage; for `NO_PASSAGE`, those that a row without a passage begins with."""
-        if number not in self._encoded:
-            self._encoded[number] = self._as_document(self._passages[number].contents)
-        return self._encoded[number]
-
-    def passage(self, number: int) -> Passage:
-        """The passage itself."""
-        return self._passages[number]
-
-    def encode(self, text: str) -> IntArray:
-        """The token ids (int64) of a text in front of a context."""
-        if text not in self._texts:
-            self._texts[text] = self._as_document(text)
-        return self._texts[text]
-
-    def encode_next(self, text: str) -> IntArray:
-        """The token ids (int64) of a text that follows another one in the same prompt prefix, without special
-        tokens."""
-        if text not in self._next:
-            self._next[text] = self._tokenizer.encode(text)[: self._document_tokens]
-        return self._next[text]
-
-    def _as_document(self, text: str) -> IntArray:
-        if self._first is None:
-            return self._tokenizer.encode_document(text, self._document_tokens)
-        return np.concatenate([self._first, self._tokenizer.encode(text)])[: self._document_tokens]
-
-
-_NOTHING: IntArray = np.zeros(0, dtype=np.int64)
-
-
-def first_tokens(tokenizer: Tokenizer, bos: Bos) -> IntArray:
-    """The token ids (int64) that every reading begins with; may be empty.
-
-    Raises ModelError if `bos` is always and the tokenizer has no BOS.
-    """
-    if bos == "never":
-        return _NOTHING
-    special = full_tokenizer(tokenizer).special_tokens
-    own = special.before
-    if bos == "auto":
-        return own
-    begin = special.begin
-    if begin is None:
-        raise ModelError('`bos="always"`: the tokenizer of this model has no BOS token; leave `bos` out.')
-    return own if begin in own else np.append(begin, own).astype(np.int64)
-
-
-def without_first(tokens: IntArray, first: IntArray) -> IntArray:
-    """The text without these special tokens if it begins with them, so that they do not come twice."""
-    doubled = len(first) > 0 and np.array_equal(tokens[: len(first)], first)
-    return tokens[len(first) :] if doubled else tokens
-
-
-_SPARE: Final = 8
-"""How many more tokens are read: what is read may end with white space, and some tokenizers drop it at the end."""
+_NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
+_EXTRA_TOKENS: Final = 8
+"""The number of further tokens that are read: the text may end with white space, and some tokenizers drop it there."""
+_MAX_UNKNOWN: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +26,7 @@ class PreparedText:
     """A text, its tokens (int64, N), the first and one past the last character of each (int64, N x 2), and its plan.
 
     In rolling windows the first token is an end-of-text token before the text, and the tokenizer's special tokens are
-    around the text; all these have empty spans. `unknown_tokens` is how many tokens stand for something that the
+    around the text; all these have empty spans. `unknown_tokens` counts the tokens that stand for text that the
     tokenizer does not know.
     """
 
@@ -129,14 +37,22 @@ class PreparedText:
     unknown_tokens: int = 0
 
     def characters_before(self, row: int) -> int:
-        """How many complete characters of the text the prefix of a row holds."""
+        """The number of complete characters of the text in the prefix of a row."""
         begin = int(self.plan.begin_R[row])
         if begin == 0:
             return 0
         return min(int(self.spans_N2[begin - 1, 1]), int(self.spans_N2[begin, 0]))
 
+    def queries(self, tokenizer: Tokenizer) -> list[str]:
+        """The query of each stride as text; empty for a stride that does not retrieve."""
+        plan = self.plan
+        return [
+            tokenizer.decode(self.tokens[begin:end]) if retrieves else ""
+            for begin, end, retrieves in zip(plan.query_begin_R, plan.query_end_R, plan.retrieves_R, strict=True)
+        ]
+
     def token_texts(self, positions_T: IntArray) -> tuple[str, list[str]]:
-        """The text before the first of some consecutive tokens, and what each of them adds to it.
+        """The text before the first of some consecutive tokens, and the text that each of them adds.
 
         A character of several tokens comes with the first of them, and text between two tokens with the second.
         """
@@ -159,7 +75,7 @@ def prepare_text(
         whole = _tokens_of_whole_characters(spans_N2, limit_tokens)
         tokens, spans_N2 = tokens[:whole], spans_N2[:whole]
         text = text[: int(spans_N2[:, 1].max(initial=0))]
-    unknown_tokens = count_unknown(text, tokens, spans_N2, tokenizer)
+    unknown_tokens = _count_unknown(text, tokens, spans_N2, tokenizer)
     if options.begins_with_end_token:
         if len(tokens) == 0:
             raise TextError("the text is empty, and there is nothing to score: give a longer text.")
@@ -167,7 +83,7 @@ def prepare_text(
         before = np.append(_end_of_text(tokenizer), special.before).astype(np.int64)
         tokens = np.concatenate([before, tokens, special.after])
         end = int(spans_N2[:, 1].max(initial=0))
-        spans_N2 = np.concatenate([_nowhere(0, len(before)), spans_N2, _nowhere(end, len(special.after))])
+        spans_N2 = np.concatenate([_empty_spans(0, len(before)), spans_N2, _empty_spans(end, len(special.after))])
     plan = make_plan(len(tokens), options)
     return PreparedText(text=text, tokens=tokens, spans_N2=spans_N2, plan=plan, unknown_tokens=unknown_tokens)
 
@@ -181,7 +97,7 @@ def read_beginning(chunks: Iterable[str], tokenizer: Tokenizer, limit_tokens: in
     if limit_tokens is None:
         return "".join(chunks)
     pieces = full_tokenizer(tokenizer).encode_pieces(chunks)
-    return "".join(piece.text for piece in pieces_of_tokens(pieces, limit_tokens + _SPARE))
+    return "".join(piece.text for piece in pieces_of_tokens(pieces, limit_tokens + _EXTRA_TOKENS))
 
 
 def _tokens_of_whole_characters(spans_N2: IntArray, limit: int) -> int:
@@ -207,29 +123,25 @@ def _end_of_text(tokenizer: FullTokenizer) -> int:
     return token
 
 
-def _nowhere(character: int, tokens: int) -> IntArray:
-    """Empty spans, for tokens that stand for no character."""
+def _empty_spans(character: int, tokens: int) -> IntArray:
     return np.full((tokens, 2), character, dtype=np.int64)
 
 
-_TOO_MUCH: Final = 0.5
-
-
-def count_unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: FullTokenizer) -> int:
-    """How many tokens of a text stand for something that the tokenizer does not know.
+def _count_unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: FullTokenizer) -> int:
+    """The number of tokens that stand for text that the tokenizer does not know.
 
     Such a token is easy to predict, whatever it stands for, and text that the tokenizer leaves out is not predicted at
-    all. So a RalmWarning says what share of the characters (without white space) is lost in one of these ways. Raises
-    TextError if it is more than half: the figures would describe another text.
+    all. So a RalmWarning reports the share of the characters (without white space) that is lost in one of these ways.
+    Raises TextError if it is more than half: the figures would describe another text.
     """
     unknown_N = _unknown(text, tokens, spans_N2, tokenizer)
     lost = _characters_outside(text, spans_N2[~unknown_N])
     if lost:
         share = lost / _visible(text)
-        said = f"{share:.1%} of the characters of the text are unknown to the tokenizer and lost"
-        if share > _TOO_MUCH:
-            raise TextError(f"{said}: the figures would describe another text. Take a model that knows its letters.")
-        warnings.warn(f"{said}: this lowers the figures", RalmWarning, stacklevel=3)
+        message = f"{share:.1%} of the characters of the text are unknown to the tokenizer and lost"
+        if share > _MAX_UNKNOWN:
+            raise TextError(f"{message}: the figures would describe another text. Take a model that knows its letters.")
+        warnings.warn(f"{message}: this lowers the figures", RalmWarning, stacklevel=3)
     return int(unknown_N.sum())
 
 
@@ -247,7 +159,7 @@ def _unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: FullTok
 
 
 def _characters_outside(text: str, spans_K2: IntArray) -> int:
-    """How many characters, without white space, lie outside all spans."""
+    """The number of characters, without white space, outside all spans."""
     ends = np.concatenate([[0], np.maximum.accumulate(spans_K2[:, 1])])
     begins = np.concatenate([spans_K2[:, 0], [len(text)]])
     gaps = np.flatnonzero(begins > ends)
@@ -256,3 +168,85 @@ def _characters_outside(text: str, spans_K2: IntArray) -> int:
 
 def _visible(text: str) -> int:
     return len("".join(text.split()))
+
+
+class PassageDocuments:
+    """Passages as token ids: title, newline, text, cut to `document_tokens`; each is encoded once.
+
+    Each begins with the special tokens that `bos` selects (`first`, int64), which count towards `document_tokens`; a
+    row without a passage begins with them too. If `bos` is None, as in the official code, passages are encoded with the
+    special tokens that the tokenizer adds by default, and a row without a passage begins with nothing.
+
+    Raises UsageError if `document_tokens` leaves no room for these tokens.
+    """
+
+    def __init__(self, passages: Passages, tokenizer: Tokenizer, document_tokens: int, bos: Bos | None = None) -> None:
+        self.first = _NOTHING if bos is None else first_tokens(tokenizer, bos)
+        self._passages = passages
+        self._tokenizer = full_tokenizer(tokenizer)
+        self._document_tokens = document_tokens
+        self._official = bos is None
+        self._encoded: dict[int, IntArray] = {NO_PASSAGE: self.first}
+        self._texts: dict[str, IntArray] = {}
+        self._next: dict[str, IntArray] = {}
+        if len(self.first) > document_tokens:
+            raise UsageError(
+                f"`document_tokens` {document_tokens} leaves no room for the {len(self.first)} special tokens that "
+                'come first: raise it, or give `bos="never"`.'
+            )
+
+    @classmethod
+    def planned(cls, passages: Passages, tokenizer: Tokenizer, options: PlanOptions) -> Self:
+        """The documents of a plan with these options."""
+        bos = None if options.semantics == "official" else options.bos
+        return cls(passages, tokenizer, options.document_tokens, bos)
+
+    def __getitem__(self, number: int) -> IntArray:
+        """The token ids (int64) of a passage; for `NO_PASSAGE`, those that a row without a passage begins with."""
+        if number not in self._encoded:
+            self._encoded[number] = self._as_document(self._passages[number].contents)
+        return self._encoded[number]
+
+    def passage(self, number: int) -> Passage:
+        """The passage itself."""
+        return self._passages[number]
+
+    def encode(self, text: str) -> IntArray:
+        """The token ids (int64) of a text that stands before a context."""
+        if text not in self._texts:
+            self._texts[text] = self._as_document(text)
+        return self._texts[text]
+
+    def encode_next(self, text: str) -> IntArray:
+        """The token ids (int64) of a text that follows another one in a prompt prefix, without special tokens."""
+        if text not in self._next:
+            self._next[text] = self._tokenizer.encode(text)[: self._document_tokens]
+        return self._next[text]
+
+    def _as_document(self, text: str) -> IntArray:
+        if self._official:
+            return self._tokenizer.encode_document(text, self._document_tokens)
+        return np.concatenate([self.first, self._tokenizer.encode(text)])[: self._document_tokens]
+
+
+def first_tokens(tokenizer: Tokenizer, bos: Bos) -> IntArray:
+    """The token ids (int64) that every reading begins with; may be empty.
+
+    Raises ModelError if `bos` is always and the tokenizer has no BOS.
+    """
+    if bos == "never":
+        return _NOTHING
+    special = full_tokenizer(tokenizer).special_tokens
+    if bos == "auto":
+        return special.before
+    if special.begin is None:
+        raise ModelError('`bos="always"`: the tokenizer of this model has no BOS token; leave `bos` out.')
+    if special.begin in special.before:
+        return special.before
+    return np.append(special.begin, special.before).astype(np.int64)
+
+
+def without_first(tokens: IntArray, first: IntArray) -> IntArray:
+    """The text without these special tokens if it begins with them, so that they do not come twice."""
+    doubled = len(first) > 0 and np.array_equal(tokens[: len(first)], first)
+    return tokens[len(first) :] if doubled else tokens

@@ -1,15 +1,19 @@
-"""Rerankers, which choose among hits."""
+"""Rerankers, which choose among the hits of a row: the options that select one, and the check of any reranker."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ralm.errors import UsageError
+import numpy as np
+
+from ralm.errors import RerankerError, UsageError
 from ralm.options import Needs, Option, check_options, seed_option
-from ralm.protocols import LanguageModel, Reranker
+from ralm.protocols import LanguageModel, Reranker, Rows
+from ralm.records import NO_PASSAGE, Hits, Passages
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.predictive import CrossEncoder, Predictive, load_cross_encoder
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
+from ralm.validation import check_count, fault_of_hits
 
 Method = Literal["none", "zero-shot", "predictive", "oracle", "random"]
 
@@ -18,9 +22,9 @@ Method = Literal["none", "zero-shot", "predictive", "oracle", "random"]
 class RerankOptions:
     """Which reranker to use: `ZeroShot`, `Predictive`, `Oracle` or `RandomChoice` among `candidates` passages, or none.
 
-    `cross_encoder` is the hub name or folder of the cross-encoder of `predictive`. `tokens` is how many tokens of the
-    prefix `zero-shot` ranks by, 16 if None, and how many `predictive` reads, if None as many as its cross-encoder was
-    trained with. `seed` is that of `random`. Raises UsageError if a value is out of range, or if `predictive` has no
+    `cross_encoder` is the hub name or folder of the cross-encoder of `predictive`. `tokens` is the number of tokens of
+    the prefix that `zero-shot` ranks by (16 if None) and that `predictive` reads (if None, as in its training). `seed`
+    is that of `random`. Raises UsageError if a value is out of range, or if `predictive` has no
     cross-encoder.
     """
 
@@ -98,3 +102,44 @@ class RerankOptions:
         """The cross-encoder of `predictive`; raises what `load_cross_encoder` raises."""
         assert self.cross_encoder is not None, "checked when the record was made"
         return load_cross_encoder(self.cross_encoder, self.tokens)
+
+
+class CheckedReranker:
+    """A reranker with its optional members, whose choices are checked.
+
+    `model` is the language model that it ranks with if it has its own; `needs_targets` says that it looks at the text
+    to be predicted.
+    """
+
+    def __init__(self, reranker: Reranker) -> None:
+        self.candidates = reranker.candidates
+        self.model: LanguageModel | None = getattr(reranker, "model", None)
+        self.needs_targets: bool = getattr(reranker, "needs_targets", False)
+        self.name = type(reranker).__name__
+        self._reranker = reranker
+        check_count("candidates", self.candidates)
+
+    @classmethod
+    def of(cls, reranker: "Reranker | CheckedReranker | None") -> "CheckedReranker | None":
+        """The reranker, wrapped unless it is already; None if there is none."""
+        return reranker if reranker is None or isinstance(reranker, cls) else cls(reranker)  # type: ignore[arg-type]
+
+    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
+        """The k hits of each row that the reranker chooses.
+
+        Raises RerankerError if it does not return hits, or returns passages that are not among those of the row.
+        """
+        hits = hits.first(self.candidates)
+        best = self._reranker.choose(rows, hits, passages, k)
+        if fault := fault_of_hits(best, len(hits), k, None) or _fault_of_choice(best, hits):
+            raise RerankerError(f"the reranker {self.name} {fault}; see `Reranker` for what it should give.")
+        return Hits(best.numbers_QK.astype(np.int64, copy=False), best.scores_QK.astype(np.float32, copy=False))
+
+
+def _fault_of_choice(best: Hits, hits: Hits) -> str:
+    found_QK = best.numbers_QK != NO_PASSAGE
+    among_QK = (best.numbers_QK[:, :, None] == hits.numbers_QK[:, None, :]).any(axis=2)
+    foreign_QK = found_QK & ~among_QK
+    if foreign_QK.any():
+        return f"gives passage {best.numbers_QK[foreign_QK][0]}, which is not among the hits of its row"
+    return ""

@@ -1,10 +1,16 @@
-"""The oracle (In-Context RALM, Eq. 5): the passage that makes the targets likeliest."""
+"""The oracle (In-Context RALM, Eq. 5): the passage after which the text to be predicted is most likely.
+
+    i* = argmax over i of  p(y | [d_i; x])                                            Eq. 5
+
+with y the targets of the stride. The other rerankers estimate this choice without y; they share the helpers below.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.protocols import Rows
@@ -14,7 +20,7 @@ from ralm.validation import check_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle:
-    """Chooses the passage that makes the targets themselves likeliest (In-Context RALM, Eq. 5 and Figure 7).
+    """Chooses the passage after which the targets are most likely (In-Context RALM, Eq. 5 and Figure 7).
 
     It is an upper bound for choosing among the candidates, not a method, since it looks at the text to be predicted.
     Raises UsageError if `candidates` is below 1.
@@ -38,24 +44,31 @@ class Oracle:
         Raises UsageError during generation, when the targets are not known.
         """
         candidates = contested(hits)
-        return likeliest_hits(hits, candidates, rows.target_log_probs(candidates), k)
+        return most_likely(hits, candidates, rows.target_log_probs(candidates), k)
 
 
 def contested(hits: Hits) -> list[tuple[int, int]]:
     """The (row, passage) of every hit of the rows that have more than one."""
-    of_rows = [(row, hits.of(row)) for row in range(len(hits))]
-    return [(row, number) for row, found in of_rows if len(found) > 1 for number, _ in found]
+    found = [(row, hits.of(row)) for row in range(len(hits))]
+    return [(row, number) for row, own in found if len(own) > 1 for number, _ in own]
 
 
-def likeliest_hits(hits: Hits, contested: Sequence[tuple[int, int]], log_probs: Sequence[FloatArray], k: int) -> Hits:
-    """The k best hits of each row by total log-probability (summed in float64); of equal ones the first."""
+def most_likely(hits: Hits, candidates: Sequence[tuple[int, int]], log_probs: Sequence[FloatArray], k: int) -> Hits:
+    """The k best hits of each row by total log-probability, summed in float64; the first on a tie.
+
+    `log_probs` are those of the contested `candidates`; a row with a single hit keeps it with score 0.
+    """
     totals: dict[int, list[float]] = {}
-    for (row, _), scored in zip(contested, log_probs, strict=True):
+    for (row, _), scored in zip(candidates, log_probs, strict=True):
         totals.setdefault(row, []).append(float(scored.sum(dtype=np.float64)))
+    return best_hits(hits, [np.array(totals.get(row, [0.0] * len(hits.of(row)))) for row in range(len(hits))], k)
+
+
+def best_hits(hits: Hits, scores: Sequence[NDArray[Any]], k: int) -> Hits:
+    """The k hits of each row with the highest scores; the first on a tie."""
     chosen = []
-    for row in range(len(hits)):
-        numbers = np.array([number for number, _ in hits.of(row)], dtype=np.int64)
-        scores = np.array(totals.get(row, np.zeros(len(numbers))))
-        best = np.argsort(-scores, kind="stable")[:k]
-        chosen.append((numbers[best], scores[best].astype(np.float32)))
+    for row, scores_K in enumerate(scores):
+        numbers_K = np.array([number for number, _ in hits.of(row)], dtype=np.int64)
+        best = np.argsort(-scores_K, kind="stable")[:k]
+        chosen.append((numbers_K[best], scores_K[best].astype(np.float32)))
     return Hits.of_rows(chosen)

@@ -1,6 +1,11 @@
-"""Scores of pairs of texts by a cross-encoder; each distinct pair is scored once.
+"""Predictive reranking (In-Context RALM, Eq. 7 and 8): the passage that a cross-encoder f scores highest.
 
-Knows pairs and scores; knows nothing of rows, hits or torch. Letters of shapes: P pairs.
+    p_rank(d_i | x) = exp(f(x, d_i)) / sum over i' of exp(f(x, d_i'))                 Eq. 7
+    i^ = argmax over i of  p_rank(d_i | x)                                            Eq. 8
+
+`ralm train reranker` trains f on a language model's likelihoods (In-Context RALM, Eq. 9; `ralm.training.losses`); any
+other cross-encoder serves too. Each distinct pair of the end of a prefix and a passage is scored once. Letters of
+shapes: P pairs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +19,7 @@ from pydantic import JsonValue
 from ralm.errors import RerankerError, extra
 from ralm.protocols import Rows
 from ralm.records import FloatArray, Hits, Passages
+from ralm.reranking.oracle import best_hits
 from ralm.storage.store import Store
 from ralm.terminal import progress_bar
 from ralm.validation import check_count
@@ -40,31 +46,30 @@ class CrossEncoder(Protocol):
 
 
 class PairScorer:
-    """A cross-encoder that remembers what it has scored; with a store, so does a later process."""
+    """A cross-encoder that keeps its scores; with a store, a later process reuses them.
+
+    `rank_weight` is the weight of a hit's rank beside its score; 0 if the cross-encoder does not have one.
+    """
 
     def __init__(self, cross_encoder: CrossEncoder, store: Store | None = None) -> None:
         self.cross_encoder = cross_encoder
+        self.rank_weight = float(getattr(cross_encoder, "rank_weight", 0.0))
         self._store = store
         self._known: dict[bytes, float] = {}
 
     @classmethod
     def of(cls, cross_encoder: "CrossEncoder | PairScorer") -> "PairScorer":
-        """The cross-encoder itself if it remembers already, else one that does."""
+        """The cross-encoder, wrapped unless it is already."""
         return cross_encoder if isinstance(cross_encoder, PairScorer) else cls(cross_encoder)
 
     def with_store(self, store: Store) -> Self:
-        """The same cross-encoder, which remembers in a store."""
+        """The same cross-encoder, which keeps its scores in a store."""
         return type(self)(self.cross_encoder, store)
 
     @property
     def config(self) -> Mapping[str, Any]:
         """Everything that decides the scores."""
         return self.cross_encoder.config
-
-    @property
-    def rank_weight(self) -> float:
-        """How much a hit's rank counts beside its score; 0 if the cross-encoder does not say."""
-        return float(getattr(self.cross_encoder, "rank_weight", 0.0))
 
     def end(self, prefix: str) -> str:
         """The end of a prefix that is read."""
@@ -74,7 +79,7 @@ class PairScorer:
         """The scores (float32, P) of pairs.
 
         Pairs are scored in groups that depend on the pairs alone, so that a run that was killed between two groups
-        goes on with the very scores that it would have had.
+        resumes with the same scores.
         """
         keys = [_key(pair) for pair in pairs]
         distinct = dict(zip(keys, pairs, strict=True))
@@ -93,13 +98,13 @@ class PairScorer:
             self._known.update((key, float(np.frombuffer(value, "<f4")[0])) for key, value in found.items())
         new = [key for key in pairs if key not in self._known]
         if new:
-            scores_P = self._asked([pairs[key] for key in new])
+            scores_P = self._checked_scores([pairs[key] for key in new])
             if self._store is not None:
                 self._store.put((key, score.tobytes()) for key, score in zip(new, scores_P.astype("<f4"), strict=True))
             self._known.update(zip(new, scores_P.tolist(), strict=True))
 
-    def _asked(self, pairs: Sequence[Pair]) -> FloatArray:
-        """The scores that the cross-encoder gives, checked before they are kept."""
+    def _checked_scores(self, pairs: Sequence[Pair]) -> FloatArray:
+        """The scores of the cross-encoder, checked before they are kept."""
         scores = np.asarray(self.cross_encoder.scores(pairs))
         name = type(self.cross_encoder).__name__
         if scores.shape != (len(pairs),) or scores.dtype.kind not in "fiu":
@@ -111,7 +116,7 @@ class PairScorer:
         if not np.isfinite(scores).all():
             end, passage = pairs[int(np.flatnonzero(~np.isfinite(scores))[0])]
             raise RerankerError(
-                f"the cross-encoder {name} gives a score that is not finite for the passage {passage[:40]!r} behind "
+                f"the cross-encoder {name} gives a score that is not finite for the passage {passage[:40]!r} after "
                 f"{end[-40:]!r}; its weights are damaged or overflow in their number format."
             )
         return scores
@@ -127,7 +132,7 @@ def _key(pair: Pair) -> bytes:
 
 
 def rank_prior(weight: float, count: int) -> FloatArray:
-    """What the ranks of a retriever's hits, from 1, add to their scores (float32, `count`): -weight * log(rank)."""
+    """The addition to the scores (float32, `count`) of a retriever's hits by their rank from 1: -weight * log(rank)."""
     return (-weight * np.log(np.arange(1, count + 1))).astype(np.float32)
 
 
@@ -135,9 +140,10 @@ def rank_prior(weight: float, count: int) -> FloatArray:
 class Predictive:
     """Chooses the passages that a cross-encoder scores highest (In-Context RALM, section 6.2, Eq. 7 and 8).
 
-    `cross_encoder` comes from `load_cross_encoder`, or is your own. If it has an attribute `rank_weight`, as one has
-    that was trained with a rank prior, the logarithm of a hit's rank times this weight is subtracted from its score.
-    Raises UsageError if `candidates` is below 1.
+    The argmax of Eq. 8 is that of the scores f, so the softmax of Eq. 7 is not computed here. `cross_encoder` comes
+    from `load_cross_encoder`, or is your own. If it has an attribute `rank_weight`, like one that was trained with a
+    rank prior, the logarithm of a hit's rank times this weight is subtracted from its score. Raises UsageError if
+    `candidates` is below 1.
     """
 
     cross_encoder: CrossEncoder
@@ -149,38 +155,36 @@ class Predictive:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The options, and what decides the scores of the cross-encoder."""
+        """The options, and the configuration of the cross-encoder."""
         scores = dict(self.cross_encoder.config)
         return {"reranker": "predictive", "candidates": self.candidates, "cross_encoder": scores}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
-        """The k best of each row's hits, with the cross-encoder's scores and the rank prior; of equal ones the first.
+        """The k best of each row's hits by the cross-encoder's scores and the rank prior; the first on a tie.
 
         A row with a single hit keeps it unread, with score 0.
         """
         found = [hits.of(row) for row in range(len(hits))]
         ends = {row: self.cross_encoder.end(rows.prefix(row)) for row, own in enumerate(found) if len(own) > 1}
         numbers = dict.fromkeys(number for row in ends for number, _ in found[row])
-        read = {number: passages[number].contents for number in numbers}
-        pairs = [(end, read[number]) for row, end in ends.items() for number, _ in found[row]]
+        contents = {number: passages[number].contents for number in numbers}
+        pairs = [(end, contents[number]) for row, end in ends.items() for number, _ in found[row]]
         scores = iter(self.cross_encoder.scores(pairs).tolist())
         prior_K = rank_prior(PairScorer.of(self.cross_encoder).rank_weight, max(map(len, found), default=0))
-        chosen = []
-        for row, own in enumerate(found):
-            given = np.array([next(scores) if row in ends else 0.0 for _ in own], dtype=np.float32)
-            given += prior_K[: len(own)]
-            best = np.argsort(-given, kind="stable")[:k]
-            chosen.append((np.array([number for number, _ in own], dtype=np.int64)[best], given[best]))
-        return Hits.of_rows(chosen)
+        scored = [
+            np.array([next(scores) if row in ends else 0.0 for _ in own], dtype=np.float32) + prior_K[: len(own)]
+            for row, own in enumerate(found)
+        ]
+        return best_hits(hits, scored, k)
 
 
 def load_cross_encoder(name: str, tokens: int | None = None, *, device: str = "auto") -> CrossEncoder:
     """A cross-encoder by hub name or folder: one that `ralm train reranker` made, or any other of
     sentence-transformers.
 
-    `tokens`: how many of its tokens at the end of a prefix it reads; None is what it was trained with, 64 if it does
-    not say. `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). Raises MissingExtraError if the extra `dense`
-    is not installed, ModelError if there is no such cross-encoder, UsageError if `tokens` leave no room for a passage.
+    `tokens`: the number of tokens at the end of a prefix that it reads; None is as in its training, or 64. `device`:
+    cpu, cuda, cuda:N, or auto (a GPU if there is one). Raises MissingExtraError if the extra `dense` is not installed,
+    ModelError if there is no such cross-encoder, UsageError if `tokens` leave no room for a passage.
     """
     with extra("dense", "cross-encoders need", ("sentence_transformers", "torch", "transformers")):
         from ralm.reranking.cross_encoder import load_pair_model

@@ -1,4 +1,9 @@
-"""Zero-shot reranking (In-Context RALM, Eq. 6): the passage that makes the end of the prefix likeliest."""
+"""Zero-shot reranking (In-Context RALM, Eq. 6): the passage after which the end of the prefix is most likely.
+
+    i^ = argmax over i of  p(y' | [d_i; x'])                                          Eq. 6
+
+with y' the last s' tokens of the prefix, and x' the tokens before them.
+"""
 
 from dataclasses import dataclass
 
@@ -6,16 +11,16 @@ from pydantic import JsonValue
 
 from ralm.protocols import LanguageModel, Rows
 from ralm.records import Hits, Passages
-from ralm.reranking.oracle import contested, likeliest_hits
+from ralm.reranking.oracle import contested, most_likely
 from ralm.validation import check_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroShot:
-    """Chooses the passage that makes the last `tokens` tokens of the prefix likeliest under a language model.
+    """Chooses the passage after which the end of the prefix is most likely (In-Context RALM, Eq. 6).
 
-    In-Context RALM, section 6.1, with its 16 tokens and 16 `candidates`. `model` ranks; by default the reading model
-    does. Raises UsageError if a number is below 1.
+    The end is the last `tokens` tokens, with the paper's 16 tokens and 16 `candidates`. `model` ranks; by default the
+    reading model does. Raises UsageError if a number is below 1.
     """
 
     candidates: int = 16
@@ -38,4 +43,4 @@ class ZeroShot:
         Raises UsageError if a passage and the tokens do not fit into the ranking model.
         """
         candidates = contested(hits)
-        return likeliest_hits(hits, candidates, rows.prefix_log_probs(candidates, self.tokens, self.model), k)
+        return most_likely(hits, candidates, rows.prefix_log_probs(candidates, self.tokens, self.model), k)

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.reading.provenance import Contribution, TracedText, contribution_as_json, total_as_json
+from ralm.reading.provenance import Contribution, TracedText, contribution_as_json
 from ralm.records import NO_PASSAGE, FloatArray
 from ralm.runs.run import Run, to_json
 from ralm.terminal import one_line
@@ -50,7 +50,7 @@ class Report:
             "settings": dict(self.settings),
             "perplexity": self.perplexity,
             "baseline_perplexity": self.baseline_perplexity,
-            "gain": total_as_json(self.text.gain),
+            "gain": self.text.gain.as_dict(),
             "text_before": self.text.before,
             "text": [_token(self.text, place) for place in range(self.shown_tokens)],
             "passages": [

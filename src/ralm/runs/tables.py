@@ -14,7 +14,7 @@ import pyarrow as pa
 from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation, Reading
-from ralm.reading.provenance import TracedText, contributions, gains, provenance_of, used_passages
+from ralm.reading.provenance import TracedText, contributions, gains, used_passages
 from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passage, Passages, Provenance, ScoredTokens
 
 _BEFORE: Final = b"text_before"
@@ -72,7 +72,7 @@ def token_table(evaluation: Evaluation) -> pa.Table:
             "passage": pa.array(scored.passages_T, mask=scored.passages_T == NO_PASSAGE),
             "document_id": pa.array([s and s.document_id for s in sources], pa.string()).take(pa.array(inverse_T)),
             "title": pa.array([s and s.title for s in sources], pa.string()).take(pa.array(inverse_T)),
-            **_provenance_columns(provenance_of(scored)),
+            **_provenance_columns(scored.provenance),
         }
     )
     return table.replace_schema_metadata({_BEFORE: before.encode()})
@@ -93,7 +93,7 @@ def passage_table(evaluation: Evaluation) -> pa.Table:
     Without a baseline, rows are in the order of passage numbers, and the columns of contributions are null.
     """
     scored, baseline = evaluation.reading.scored, evaluation.baseline
-    provenance = provenance_of(scored)
+    provenance = scored.provenance
     used = used_passages(provenance, evaluation.passages)
     if baseline is None or evaluation.is_bounded:
         return pa.table(

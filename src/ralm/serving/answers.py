@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from ralm.answering.citations import web_address
 from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
-from ralm.reading.provenance import TracedText, contributions, identified, token_as_json, total_as_json, total_gain
+from ralm.reading.provenance import TracedText, contributions, passage_as_json, token_as_json, total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Passages, Provenance
 from ralm.serving.completion import Began, Completion, CompletionEvent, Echoed, Ended, Gained, Wrote
 from ralm.serving.indexes import ReadConfig
@@ -48,7 +48,7 @@ class PassageJson:
         if isinstance(token, ScoredToken) and token.gain is not None:
             found["gain"] = finite(token.gain)
         if isinstance(token, GeneratedToken) and not token.certified:
-            found |= {"certified": False, "unlisted": finite(token.unlisted)}
+            found |= {"certified": False, "unlisted": finite(token.bound_width)}
         return found
 
     def note(self, numbers: Sequence[int]) -> None:
@@ -67,7 +67,7 @@ class PassageJson:
 
 def passage_json(passage: Passage) -> Json:
     """A passage with its text and metadata."""
-    return {**identified(passage), "text": passage.text}
+    return {**passage_as_json(passage), "text": passage.text}
 
 
 def search_result_json(passage: Passage, url: JsonValue) -> Json:
@@ -86,7 +86,7 @@ def gain_json(provenance: Provenance, gain_T: DoubleArray) -> Json:
     """The gain of each token, the total, and the contribution of each passage, in nats; null for unknown or infinite
     gains."""
     bounded_T = np.nan_to_num(gain_T, nan=0.0, posinf=-_MIN_LOG_PROB, neginf=_MIN_LOG_PROB)
-    total = total_as_json(total_gain(provenance, bounded_T))
+    total = total_gain(provenance, bounded_T).as_dict()
     return {
         "gains": [*map(finite, gain_T.tolist())],
         "gain": {name: finite(one) if isinstance(one, float) else one for name, one in total.items()},
@@ -276,7 +276,7 @@ class CompletionAnswer:
         if token.log_prob is None:
             return None
         named: dict[str, JsonValue] = {}
-        for number, log_prob in token.likeliest[: self._asked.likeliest]:
+        for number, log_prob in token.top_logprobs[: self._asked.likeliest]:
             named.setdefault(self._name(number), log_prob_json(log_prob))
         named.setdefault(self._name(token.token), log_prob_json(token.log_prob))
         return named

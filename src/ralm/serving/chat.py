@@ -137,7 +137,7 @@ def _options(chat: ChatCompletion, prompt: QuestionPrompt, new_tokens: int, leng
     sampling = dict(chat.sampling)
     if not (prompt.chat or sampling["stop"]):
         sampling["stop"] = AnswerOptions().stop
-    return AnswerOptions(new_tokens=new_tokens, max_length=length, likeliest=chat.likeliest, **sampling)
+    return AnswerOptions(new_tokens=new_tokens, max_length=length, top_logprobs=chat.likeliest, **sampling)
 
 
 def _new_tokens(chat: ChatCompletion, own: int, limits: Limits, length: int) -> int:

@@ -154,7 +154,7 @@ class ChatAnswer:
         return {"content": [self._token(one) for one in tokens], "refusal": None}
 
     def _token(self, token: GeneratedToken) -> JsonValue:
-        likeliest: list[JsonValue] = [self._named(*one) for one in token.likeliest]
+        likeliest: list[JsonValue] = [self._named(*one) for one in token.top_logprobs]
         return {**self._named(token.token, token.log_prob), "top_logprobs": likeliest}
 
     def _named(self, token: int, log_prob: float) -> Json:

@@ -129,7 +129,7 @@ def _echo(
     for number, prompt in enumerate(prompts):
         plan = prompt.settings(reads.settings).plan
         tokens = (
-            score_prompt(prompt, model, plan, reads, likeliest=completion.likeliest, gain=completion.gain)
+            score_prompt(prompt, model, plan, reads, top_logprobs=completion.likeliest, gain=completion.gain)
             if completion.scored
             else []
         )
@@ -145,7 +145,7 @@ def _continue(
     if completion.gain:
         check_scores(model)
     options = generation_options(
-        settings, new_tokens=completion.new_tokens, likeliest=completion.likeliest, **completion.sampling
+        settings, new_tokens=completion.new_tokens, top_logprobs=completion.likeliest, **completion.sampling
     )
     texts = [prompt.tokens[prompt.beginning(settings) :] for prompt in prompts]
     tokens: dict[int, list[GeneratedToken]] = {}

@@ -79,7 +79,9 @@ class Indexes:
             if (name, options) not in self._sources:
                 source = FromRetriever.of_index(self._open[name], options)
                 lock = nullcontext() if options.retriever in _SAFE else RLock()
-                self._sources[name, options] = source.asking(SharedRetriever(source.retriever, self.searches, lock))
+                self._sources[name, options] = source.with_retriever(
+                    SharedRetriever(source.retriever, self.searches, lock)
+                )
             return self._sources[name, options]
 
     def encoded(self, name: str, texts: Sequence[str]) -> FloatArray:

@@ -17,13 +17,13 @@ from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel
 from ralm.reading.ensemble import mixture, posterior
-from ralm.reading.in_context import InContext, rows_with_targets
+from ralm.reading.in_context import CheckedReader, rows_with_targets
 from ralm.reading.pieces import GeneratedToken, Pieces
 from ralm.reading.plan import PlanOptions, make_plan
-from ralm.reading.provenance import provenance_of
-from ralm.reading.score import hits_wanted, read, rows_and_prompt_prefixes
+from ralm.reading.score import hits_needed, rows_and_prompt_prefixes, score_text
 from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, PromptPrefix, Request, ScoringSequence
+from ralm.reranking import CheckedReranker
 from ralm.serving.errors import RequestError
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.model import SharedModel
@@ -49,8 +49,8 @@ def _whole_share() -> FloatArray:
 class ScoredToken:
     """A token of a prompt, and the text that it adds.
 
-    `log_prob` is natural; None for a token with nothing before it. `passages_K`, `posteriors_K`, `likeliest` and `gain`
-    are as for generated tokens.
+    `log_prob` is natural; None for a token with nothing before it. `passages_K`, `posteriors_K`, `top_logprobs` and
+    `gain` are as for generated tokens.
     """
 
     token: int
@@ -58,7 +58,7 @@ class ScoredToken:
     log_prob: float | None = None
     passages_K: IntArray = field(default_factory=_no_passage)
     posteriors_K: FloatArray = field(default_factory=_whole_share)
-    likeliest: _TopLogprobs = ()
+    top_logprobs: _TopLogprobs = ()
     gain: float | None = None
 
 
@@ -68,34 +68,35 @@ def score_prompt(
     options: PlanOptions,
     reads: ReadConfig,
     *,
-    likeliest: int = 0,
+    top_logprobs: int = 0,
     gain: bool = False,
 ) -> list[ScoredToken]:
     """Every token of a prompt; the text after its leading special tokens is scored as `evaluate_text` does.
 
-    `likeliest` is the number of top log-probabilities of each token. Raises RequestError if the model cannot return
+    `top_logprobs` is the number of top log-probabilities of each token. Raises RequestError if the model cannot return
     them, and what `evaluate_text` raises.
     """
-    scorer, reader = Scorer(model, progress=False), reads.reader or InContext()
+    scorer, reader = Scorer(model, progress=False), CheckedReader.of(reads.reader)
+    reranker = CheckedReranker.of(reads.reranker)
     check_scores(model)
     check_plan(scorer, options)
     scored = [ScoredToken(int(token), text) for token, text in zip(prompt.tokens, token_texts(prompt), strict=True)]
     begin = prompt.beginning(reads.settings)
     if begin:
-        scored[begin] = _score_first(scored[begin], prompt.tokens[: begin + 1], model, scorer, likeliest)
+        scored[begin] = _score_first(scored[begin], prompt.tokens[: begin + 1], model, scorer, top_logprobs)
     tokens = prompt.tokens[begin:]
     if len(tokens) < 2:
         return scored
     prepared = _prepare(prompt, tokens, options)
     hits: Hits | None = None
     if reads.source is not None:
-        hits, _ = reads.source.find(prepared, model.tokenizer, hits_wanted(reader, reads.reranker))
-    if likeliest:
-        for place, found in _distributions(prepared, model, hits, reads, likeliest):
+        hits, _ = reads.source.find(prepared, model.tokenizer, hits_needed(reader, reranker))
+    if top_logprobs:
+        for place, found in _distributions(prepared, model, hits, reads, top_logprobs):
             scored[begin + place] = replace(scored[begin + place], **found._asdict())
     else:
-        read_with = read(prepared, scorer, hits, reads.passages, reader, reads.reranker)
-        provenance = provenance_of(read_with)
+        read_with = score_text(prepared, scorer, hits, reads.passages, reader, reranker)
+        provenance = read_with.provenance
         for row, place in enumerate(read_with.positions_T.tolist()):
             scored[begin + place] = replace(
                 scored[begin + place],
@@ -108,7 +109,7 @@ def score_prompt(
 
 def _with_gains(scored: list[ScoredToken], begin: int, prepared: PreparedText, scorer: Scorer) -> list[ScoredToken]:
     """The tokens, each with its gain over reading without passages."""
-    baseline = read(prepared, scorer)
+    baseline = score_text(prepared, scorer)
     for place, log_prob in zip(baseline.positions_T.tolist(), baseline.log_probs_T.tolist(), strict=True):
         own = scored[begin + place]
         if own.log_prob is not None:
@@ -145,14 +146,14 @@ def _prepare(prompt: ServedPrompt, tokens: IntArray, options: PlanOptions) -> Pr
 
 
 def _score_first(
-    token: ScoredToken, tokens: IntArray, model: SharedModel, scorer: Scorer, likeliest: int
+    token: ScoredToken, tokens: IntArray, model: SharedModel, scorer: Scorer, top_logprobs: int
 ) -> ScoredToken:
     """The first token of a text after the special tokens that begin it, scored without a passage."""
-    if not likeliest:
+    if not top_logprobs:
         [[log_prob]] = scorer.log_probs([Request(_NO_TOKENS, tokens[:-1], tokens[-1:])])
         return replace(token, log_prob=float(log_prob))
     [log_probs_PV] = _read_distributions(model, [ScoringSequence(tokens, np.array([len(tokens) - 1]))])
-    return replace(token, log_prob=float(log_probs_PV[0, tokens[-1]]), likeliest=_top(log_probs_PV[0], likeliest))
+    return replace(token, log_prob=float(log_probs_PV[0, tokens[-1]]), top_logprobs=_top(log_probs_PV[0], top_logprobs))
 
 
 class _Target(NamedTuple):
@@ -161,11 +162,11 @@ class _Target(NamedTuple):
     log_prob: float
     passages_K: IntArray
     posteriors_K: FloatArray
-    likeliest: _TopLogprobs
+    top_logprobs: _TopLogprobs
 
 
 def _distributions(
-    prepared: PreparedText, model: SharedModel, hits: Hits | None, reads: ReadConfig, likeliest: int
+    prepared: PreparedText, model: SharedModel, hits: Hits | None, reads: ReadConfig, top_logprobs: int
 ) -> Iterator[tuple[int, _Target]]:
     """Each target by its place."""
     scorer = Scorer(model, progress=False)
@@ -181,7 +182,7 @@ def _distributions(
                 token = int(prepared.tokens[place])
                 log_probs_V = mixture(log_probs_KV, log_weights_K)
                 posteriors_K = posterior(log_probs_KV[:, [token]], log_weights_K)[0]
-                top = _top(log_probs_V, likeliest)
+                top = _top(log_probs_V, top_logprobs)
                 yield place, _Target(float(log_probs_V[token]), passages_K, posteriors_K, top)
 
 

@@ -24,7 +24,7 @@ from ralm.corpus.sources import read_documents
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever, Tokenizer
-from ralm.reading.tokens import PassageDocuments, first_tokens
+from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Passages, Request
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.atomic import storage_errors, write_atomically
@@ -135,8 +135,7 @@ def document_store_factory(
     passages: Passages, tokenizer: Tokenizer, options: CandidateOptions
 ) -> Callable[[], PassageDocuments]:
     """Makes an empty store of passages as token ids; a new one now and then bounds its memory."""
-    first = first_tokens(tokenizer, options.bos)
-    return lambda: PassageDocuments(passages, tokenizer, options.document_tokens, first)
+    return lambda: PassageDocuments(passages, tokenizer, options.document_tokens, options.bos)
 
 
 def check_fits(model: LanguageModel, sequence_tokens: int, document_tokens: int) -> None:
