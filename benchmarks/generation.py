@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from benchmarks.scoring import gpt2_tokenizer
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.named import Dtype, ModelOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter
@@ -150,7 +150,7 @@ def ensemble(
 
 def rows(dtype: Dtype, folder: str, rounds: int) -> Iterator[Row]:
     """All cases in one number format."""
-    model = load_language_model(folder, ModelOptions(dtype=dtype))
+    model = load_transformers_model(folder, ModelOptions(dtype=dtype))
     library = AutoModelForCausalLM.from_pretrained(folder, dtype=model.model.dtype).eval().to(model.model.device)
     draw = np.random.default_rng(0)
     texts = [" ".join(draw.choice(WORDS, draw.integers(180, 300))) for _ in range(POOL + 1)]

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 from benchmarks.api.material import print_table
 from benchmarks.scoring import gpt2_tokenizer
 from ralm.lm.local.kernels import packable
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.records import ScoringSequence
 
 ROWS = (1, 16, 32, 64, 224, 1024)
@@ -69,7 +69,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         AutoModelForCausalLM.from_config(GPT2Config()).save_pretrained(folder)
         gpt2_tokenizer().save_pretrained(folder)
-        packed, own = load_language_model(folder), load_language_model(folder)
+        packed, own = load_transformers_model(folder), load_transformers_model(folder)
     for layer in packable(own.model):
         del layer.forward  # what the class defines
     table: list[dict[str, object]] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromFile
@@ -43,7 +43,7 @@ def chosen_for(prepared: PreparedText) -> IntArray:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_language_model(str(tiny_folders[request.param]))
+    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 @pytest.mark.parametrize("tokens", [2, 13, WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + 4, 83])
@@ -80,8 +80,8 @@ def test_paper(model: LocalLanguageModel, tokens: int, block: int | None) -> Non
 
 
 def test_a_bos_stands_in_front_of_documents_alone(tiny_folders: dict[str, Path]) -> None:
-    opt = load_language_model(str(tiny_folders["opt"])).tokenizer
-    gpt2 = load_language_model(str(tiny_folders["gpt2"])).tokenizer
+    opt = load_transformers_model(str(tiny_folders["opt"])).tokenizer
+    gpt2 = load_transformers_model(str(tiny_folders["gpt2"])).tokenizer
     assert opt.encode_document("abc", 10).tolist() == [256, *opt.encode("abc").tolist()]
     assert opt.encode_document("abc", 3).tolist() == [256, *opt.encode("ab").tolist()], "the cap counts the BOS"
     assert gpt2.encode_document("abc", 10).tolist() == gpt2.encode("abc").tolist()
@@ -97,7 +97,7 @@ class Golden:
     def __init__(self, tokens: int | None = None) -> None:
         folder = shared("golden", "official")
         self.expected = json.loads((folder / "expected.json").read_text())
-        self.model = load_language_model(str(folder / "gpt2"))
+        self.model = load_transformers_model(str(folder / "gpt2"))
         self.folder = folder
         plan = PlanOptions(semantics="official", document_tokens=64, max_length=256)
         text = (folder / "text_docs.txt").read_text()

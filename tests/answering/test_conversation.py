@@ -251,7 +251,7 @@ def test_what_is_left_of_a_prompt_that_was_cut(model: WritingModel, source: Ques
     [
         (Conversation(SAID), "replug", "has 4 messages, and this prompt asks one question"),
         (Conversation(SAID[1:3]), "chat", r"has \d+ tokens"),
-        (Conversation(SAID[2:]), "chat", "refuses these messages: roles must alternate"),
+        (Conversation(SAID[2:]), "chat", "rejects these messages: roles must alternate"),
         (Conversation(SAID[:1]), "chat", "no message of the user"),
         (Conversation([]), "chat", "no message of the user"),
         (Conversation(chat(" \n")), "chat", "the question is empty"),

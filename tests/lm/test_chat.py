@@ -94,13 +94,13 @@ def test_markup_in_a_message_is_text(make: Callable[[], PreTrainedTokenizerFast]
         ("{{ messages[0]['content'] | upper }}", "changes the message 'abc'"),
         ("nothing", r"leaves out the message 'abc' \(number 1, user\)"),
         ("{{ messages[0]['content'] }}{{ messages[0]['content'] }}", "changes the message 'abc'"),
-        ("{{ messages[0]['content'] }}{{ messages[0]['content'] | length }}", "reads more than their roles"),
+        ("{{ messages[0]['content'] }}{{ messages[0]['content'] | length }}", "treats these messages in a special way"),
         ("{{ messages[0]['content'] | replace('b', 'c') }}", "changes the message 'abc'"),
         (
             "{{ raise_exception('no user here') }}",
-            "the chat template of this model refuses these messages: no user here",
+            "the chat template of this model rejects these messages: no user here",
         ),
-        ("{{ messages[0]['content'", "the chat template of this model refuses these messages"),
+        ("{{ messages[0]['content'", "the chat template of this model rejects these messages"),
     ],
 )
 def test_a_template_that_cannot_be_used(template: str, said: str) -> None:
@@ -256,12 +256,12 @@ def test_the_turn_after_thoughts_keeps_its_marks(said: str) -> None:
 @pytest.mark.parametrize(
     ("template", "messages", "said"),
     [
-        (ROLES, chat("a", "b", "c", "d")[1:], "refuses these messages: roles must alternate"),
-        (WITHOUT_SYSTEM, chat("a", system="b"), "refuses these messages: no system"),
+        (ROLES, chat("a", "b", "c", "d")[1:], "rejects these messages: roles must alternate"),
+        (WITHOUT_SYSTEM, chat("a", system="b"), "rejects these messages: no system"),
         (
             BARE,
             chat("a", "b b"),
-            r"leaves out the message 'b b' \(number 2, assistant\): say it in a message of the user",
+            r"leaves out the message 'b b' \(number 2, assistant\): put it into a message of the user",
         ),
         (BARE, chat("a", "b")[1:], "no message of the user"),
         (BARE, [], "no message of the user"),

@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from ralm.errors import ModelError
 from ralm.lm.local.loading import no_bars, weights_fingerprint
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.named import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
@@ -49,7 +49,7 @@ def test_a_model_without_output_layer_is_refused(tmp_path: Path) -> None:
     for model in (LlamaModel(config), LlamaForSequenceClassification(config)):
         folder = saved(model, tmp_path / type(model).__name__)
         with pytest.raises(ModelError, match=r"lacks weights of a language model: lm_head\.weight\. Give a checkpoint"):
-            load_language_model(folder)
+            load_transformers_model(folder)
 
 
 def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
         del weights[name]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"transformer\.h\.0\.mlp\.c_fc\.bias, .* and 5 more"):
-        load_language_model(str(tmp_path))
+        load_transformers_model(str(tmp_path))
 
 
 def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -67,13 +67,13 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"n_positions": 32}))
     with pytest.raises(ModelError, match="cannot load the model|another shape"):
-        load_language_model(str(tmp_path))
+        load_transformers_model(str(tmp_path))
 
 
 def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
     config = BartConfig(vocab_size=VOCABULARY, d_model=32, encoder_layers=1, decoder_layers=1, pad_token_id=258)
     with pytest.raises(ModelError, match=r"is an encoder-decoder \(bart\)"):
-        load_language_model(saved(BartForConditionalGeneration(config), tmp_path))
+        load_transformers_model(saved(BartForConditionalGeneration(config), tmp_path))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -85,10 +85,10 @@ def test_a_bert_is_refused_unless_it_is_a_decoder(dtype: str, tmp_path: Path) ->
         )
         folder = saved(BertLMHeadModel(config), tmp_path / str(decoder))
         if decoder:
-            load_language_model(folder, options)
+            load_transformers_model(folder, options)
         else:
             with pytest.raises(ModelError, match=r"looks at later tokens \(bert\)"):
-                load_language_model(folder, options)
+                load_transformers_model(folder, options)
 
 
 def test_the_language_model_of_one_that_sees(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_language_model_of_one_that_sees(tmp_path: Path) -> None:
     llava = LlavaForConditionalGeneration(
         LlavaConfig(vision_config=eye, text_config=tiny_config("llama"), image_token_id=258)
     ).eval()
-    model = load_language_model(saved(llava, tmp_path))
+    model = load_transformers_model(saved(llava, tmp_path))
     assert model.max_length == 64
     with torch.no_grad():
         logits_NV = llava(input_ids=torch.from_numpy(TEXT)[None]).logits[0]
@@ -112,7 +112,7 @@ def test_the_language_model_of_one_that_sees(tmp_path: Path) -> None:
 def test_a_model_that_keeps_no_keys_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     mamba = MambaForCausalLM(MambaConfig(**SIZES, state_size=8, initializer_range=0.3)).eval()
-    model = load_language_model(saved(mamba, tmp_path))
+    model = load_transformers_model(saved(mamba, tmp_path))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             found = model.continuations().next_tokens([TEXT, TEXT[:7]]).log_probs_BC
@@ -130,19 +130,19 @@ def fingerprints(model: LocalLanguageModel) -> tuple[object, object]:
 
 
 def test_equal_weights_have_one_fingerprint_whatever_the_file(tmp_path: Path) -> None:
-    one = load_language_model(str(save_tiny_model("gpt2", tmp_path / "one")))
-    again = load_language_model(str(save_tiny_model("gpt2", tmp_path / "again")))
+    one = load_transformers_model(str(save_tiny_model("gpt2", tmp_path / "one")))
+    again = load_transformers_model(str(save_tiny_model("gpt2", tmp_path / "again")))
     torch.save(one.model.state_dict(), tmp_path / "again" / "pytorch_model.bin")
     (tmp_path / "again" / "model.safetensors").unlink()
-    pickled = load_language_model(str(tmp_path / "again"))
+    pickled = load_transformers_model(str(tmp_path / "again"))
     assert fingerprints(one) == fingerprints(again) == fingerprints(pickled)
-    other = load_language_model(str(save_tiny_model("gpt2", tmp_path / "other", seed=1)))
+    other = load_transformers_model(str(save_tiny_model("gpt2", tmp_path / "other", seed=1)))
     assert other.config["weights"] != one.config["weights"]
     assert other.config["settings"] == one.config["settings"]
 
 
 def test_one_number_at_either_end_of_a_large_tensor_shows(tmp_path: Path) -> None:
-    model = load_language_model(str(save_tiny_model("gpt2", tmp_path))).model
+    model = load_transformers_model(str(save_tiny_model("gpt2", tmp_path))).model
     large = torch.nn.Parameter(torch.zeros(1000, 321), requires_grad=False)
     model.transformer.wpe.weight = large
     prints = {weights_fingerprint(model)}
@@ -153,10 +153,10 @@ def test_one_number_at_either_end_of_a_large_tensor_shows(tmp_path: Path) -> Non
 
 
 def test_settings_that_change_figures_change_the_fingerprint(tmp_path: Path) -> None:
-    one = load_language_model(str(save_tiny_model("llama", tmp_path)))
+    one = load_transformers_model(str(save_tiny_model("llama", tmp_path)))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1, "transformers_version": "5.0.0"}))
-    other = load_language_model(str(tmp_path))
+    other = load_transformers_model(str(tmp_path))
     assert one.config["weights"] == other.config["weights"]
     assert one.config["settings"] != other.config["settings"]
 

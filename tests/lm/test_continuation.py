@@ -13,15 +13,15 @@ from ralm.errors import ModelError
 from ralm.lm.local import keyvalues
 from ralm.lm.local.continuation import CachedDecoder
 from ralm.lm.local.engine import LOGITS_PER_BATCH, TargetLogits
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.lm.local.probe import keeps_rows
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
+from ralm.lm.local.probe import can_cache_rows
 from ralm.records import FloatArray, IntArray, ScoringSequence
 from tests.tiny_models import FAMILIES, POSITIONS
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_language_model(str(tiny_folders[request.param]))
+    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 def alone(model: torch.nn.Module, text: IntArray) -> FloatArray:
@@ -109,7 +109,7 @@ LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=4)
 @given(moves=st.lists(st.tuples(LENGTHS, st.randoms(use_true_random=False)), min_size=1, max_size=5))
 def test_any_texts_after_any_others(tiny_folders: dict[str, Path], moves: list[tuple[list[int], object]]) -> None:
     """Two tokens only, so that beginnings are shared by chance, among several rows."""
-    model = load_language_model(str(tiny_folders["gpt_neo"]))
+    model = load_transformers_model(str(tiny_folders["gpt_neo"]))
     continuations = CachedDecoder(model.logits, POSITIONS)
     for lengths, random in moves:
         texts = [np.array([random.randint(0, 1) for _ in range(length)]) for length in lengths]  # type: ignore[attr-defined]
@@ -182,10 +182,10 @@ def test_scores_behind_texts_of_which_one_fills_the_model(model: LocalLanguageMo
 
 
 def test_a_model_whose_scores_differ_is_read_anew(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert keeps_rows(model.logits, POSITIONS)
+    assert can_cache_rows(model.logits, POSITIONS)
     score = CachedDecoder.score
     monkeypatch.setattr(CachedDecoder, "score", lambda *given: [one - 0.5 for one in score(*given)])
-    assert not keeps_rows(model.logits, POSITIONS)
+    assert not can_cache_rows(model.logits, POSITIONS)
 
 
 def test_scores_a_few_columns_at_a_time(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from ralm.errors import ModelError
 from ralm.lm.local import engine
 from ralm.lm.local.engine import Engine, Replica
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
@@ -20,7 +20,7 @@ from tests.tiny_models import FAMILIES, VOCABULARY, byte_tokenizer
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_language_model(str(tiny_folders[request.param]))
+    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 def plain(model: LocalLanguageModel, request: Request) -> np.ndarray:
@@ -98,7 +98,7 @@ def test_logits_that_a_family_changes_after_its_head(tmp_path: Path) -> None:
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     byte_tokenizer(with_bos=False).save_pretrained(tmp_path)
-    model = load_language_model(str(tmp_path))
+    model = load_transformers_model(str(tmp_path))
     text = np.arange(20, dtype=np.int64)
     request = Request(document=text[:5], context=text[:9], targets=text[9:])
     np.testing.assert_allclose(Scorer(model).log_probs([request])[0], plain(model, request), rtol=1e-5)
@@ -167,7 +167,7 @@ def test_a_token_that_the_model_does_not_know(model: LocalLanguageModel) -> None
 
 
 def test_weights_that_give_no_numbers(tiny_folders: dict[str, Path]) -> None:
-    broken = load_language_model(str(tiny_folders["gpt2"]))
+    broken = load_transformers_model(str(tiny_folders["gpt2"]))
     broken.model.get_output_embeddings().weight.fill_(float("nan"))
     text = np.arange(5, dtype=np.int64)
     with pytest.raises(ModelError, match="not numbers in float32: its weights are damaged"):

@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from ralm.errors import LibraryWarning, ModelError
 from ralm.lm.local import kernels
 from ralm.lm.local.kernels import CAUSAL_BLOCKS, causal_blocks, speed_up
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.local.probe import check_causal
 from ralm.lm.named import ModelOptions
 from ralm.lm.scoring import Scorer
@@ -54,12 +54,12 @@ def test_gelu_is_the_same(slow: type[torch.nn.Module]) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
 def test_a_model_in_bfloat16_reads_as_it_does_with_the_fused_kernel(family: str, tiny_folders: dict[str, Path]) -> None:
-    model = load_language_model(str(tiny_folders[family]), ModelOptions(dtype="bfloat16", device="cpu"))
+    model = load_transformers_model(str(tiny_folders[family]), ModelOptions(dtype="bfloat16", device="cpu"))
     assert model.model.config._attn_implementation == CAUSAL_BLOCKS
     text = np.arange(50, dtype=np.int64)
     request = Request(document=text[:9], context=text[:20], targets=text[20:])
     read = np.concatenate([text[:9], text[:30]])
-    exact = load_language_model(str(tiny_folders[family]), ModelOptions(dtype="float32", device="cpu"))
+    exact = load_transformers_model(str(tiny_folders[family]), ModelOptions(dtype="float32", device="cpu"))
     off, off_continued = errors(model, exact, request, read)
     model.model.set_attn_implementation("sdpa")
     fused, fused_continued = errors(model, exact, request, read)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ralm.errors import LibraryWarning
 from ralm.lm.local.kernels import pack_weights, packable, processor_packs
-from ralm.lm.local.model import load_language_model
+from ralm.lm.local.model import load_transformers_model
 from ralm.lm.named import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
@@ -40,8 +40,8 @@ def test_products_are_the_same(family: str, dtype: str, tolerance: float, tiny_f
 
 
 def test_a_model_is_loaded_with_packed_weights(tiny_folders: dict[str, Path]) -> None:
-    packed = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu")).model
-    compiled = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu", compile=True)).model
+    packed = load_transformers_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu")).model
+    compiled = load_transformers_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu", compile=True)).model
     assert all("forward" in vars(module) for module in packable(packed))
     assert not any("forward" in vars(module) for module in packable(compiled))
 
@@ -92,7 +92,7 @@ def test_a_processor_that_packs_no_bfloat16_continues_all_the_same(
     tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    model = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(dtype="bfloat16", device="cpu"))
+    model = load_transformers_model(str(tiny_folders["gpt2"]), ModelOptions(dtype="bfloat16", device="cpu"))
     assert packable(model.model) == []
     text = np.arange(1, 9, dtype=np.int64)
     log_probs_BV = model.continuations().next_tokens([text]).log_probs_BC
@@ -101,8 +101,8 @@ def test_a_processor_that_packs_no_bfloat16_continues_all_the_same(
 
 
 def test_what_is_not_packed(tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    half = load_language_model(str(tiny_folders["llama"]), ModelOptions(dtype="float16", device="cpu"))
+    half = load_transformers_model(str(tiny_folders["llama"]), ModelOptions(dtype="float16", device="cpu"))
     assert packable(half.model) == []
-    whole = load_language_model(str(tiny_folders["llama"]), ModelOptions(device="cpu"))
-    monkeypatch.setattr("ralm.lm.local.kernels._BYTES", 1000)
+    whole = load_transformers_model(str(tiny_folders["llama"]), ModelOptions(device="cpu"))
+    monkeypatch.setattr("ralm.lm.local.kernels._MAX_PACKED_BYTES", 1000)
     assert packable(whole.model) == [], "too large to be kept twice"

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import ModelError
 from ralm.lm import scoring
-from ralm.lm.local.model import load_language_model
+from ralm.lm.local.model import load_transformers_model
 from ralm.lm.scoring import Scorer
 from ralm.records import FloatArray, Request, ScoringSequence
 from ralm.storage.store import Store
@@ -185,7 +185,7 @@ def test_tokens_and_lengths_that_a_model_does_not_know_are_refused_before_it_rea
 def test_a_killed_process_loses_only_the_batch_that_was_read(
     tmp_path: Path, tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load_language_model(str(tiny_folders["gpt2"]))
+    model = load_transformers_model(str(tiny_folders["gpt2"]))
     text = np.arange(60, dtype=np.int64) % 11
     documents = [text[:0], text[3:9], text[20:25]]
     requests = [Request(documents[begin % 3], text[:begin], text[begin : begin + 4]) for begin in range(4, 56, 4)]

@@ -7,7 +7,7 @@ import pytest
 
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.reading.score import score_text
@@ -27,7 +27,7 @@ CUT = 8
 
 @pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_language_model(str(tiny_folders[request.param]))
+    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 def options(semantics: Semantics = "paper", **changed: object) -> PlanOptions:

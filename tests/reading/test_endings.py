@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from ralm.errors import UsageError
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.scoring import Scorer
 from ralm.reading.score import Ending, are_greedy, ending_log_probs
 from ralm.records import IntArray, NextTokens, PromptPrefix
@@ -22,7 +22,7 @@ TOKENS = st.lists(st.integers(0, 9), min_size=0, max_size=40)
 
 @pytest.fixture(scope="module")
 def model(tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_language_model(str(tiny_folders["gpt2"]))
+    return load_transformers_model(str(tiny_folders["gpt2"]))
 
 
 def ids(*tokens: int) -> IntArray:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.reading.ensemble import Ensemble, document_log_weights, mixture, posterior
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Semantics
@@ -26,7 +26,7 @@ PASSAGES = passages_of("a passage that is much longer than the cut of ten tokens
 
 @pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_language_model(str(tiny_folders[request.param]))
+    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 def some_hits(prepared: PreparedText, k: int) -> Hits:

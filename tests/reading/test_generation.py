@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, Retriever, WritingModel
 from ralm.reading.ensemble import Ensemble
@@ -178,7 +178,7 @@ def test_equals_reading_everything_anew_for_every_token(
 
 @pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_language_model(str(tiny_folders[request.param]))
+    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 class Drawn:
@@ -341,6 +341,6 @@ def test_document_too_long_for_the_model() -> None:
 
 
 def test_a_length_beyond_the_model_is_refused_before_the_first_token(tiny_folders: dict[str, Path]) -> None:
-    model = load_language_model(str(tiny_folders["gpt2"]))
+    model = load_transformers_model(str(tiny_folders["gpt2"]))
     with pytest.raises(UsageError, match="`max_length` 65 is beyond the 64 tokens that .* give `max_length` 64"):
         generate("a", model, options(max_length=65))

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import measure
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, make_plan
@@ -67,7 +67,7 @@ def test_equal_the_loop_of_the_code(text: int, context_len: int, pred_len: int, 
 
 @pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_language_model(str(tiny_folders[request.param]))
+    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 @pytest.mark.parametrize("tokens", [5, 14, 15, 83])

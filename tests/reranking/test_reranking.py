@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ralm.errors import UsageError
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.scoring import Scorer
 from ralm.reading.in_context import rows_with_targets
 from ralm.reading.plan import PlanOptions
@@ -43,7 +43,7 @@ def some_hits(prepared: PreparedText, k: int = 3) -> Hits:
 
 @pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_language_model(str(tiny_folders[request.param]))
+    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 @pytest.mark.parametrize("method", ["zero-shot", "oracle"])
@@ -96,7 +96,7 @@ def test_the_official_code(model: LocalLanguageModel, method: str) -> None:
 
 
 def test_another_model_ranks_as_the_plain_loop_would(tiny_folders: dict[str, Path]) -> None:
-    reader, ranker = (load_language_model(str(tiny_folders[family])) for family in ("gpt2", "opt"))
+    reader, ranker = (load_transformers_model(str(tiny_folders[family])) for family in ("gpt2", "opt"))
     prepared = prepare_text(TEXT, reader.tokenizer, options(), limit_tokens=94)
     hits = some_hits(prepared)
     scored = score_text(prepared, reader, hits, PASSAGES, reranker=ZeroShot(tokens=6, model=ranker))
@@ -118,7 +118,7 @@ def test_a_ranker_of_other_tokens_sees_whole_words_of_the_prefix_alone(tiny_fold
     """The reader's tokens are bytes, the ranker's words: what it ranks by ends where the last whole word does."""
     text = "aa bb aa cc dd bb"
     passages = passages_of("aa aa aa", "bb bb bb", "cc cc cc", "dd dd dd")
-    reader = load_language_model(str(tiny_folders["gpt2"]))
+    reader = load_transformers_model(str(tiny_folders["gpt2"]))
     prepared = prepare_text(text, reader.tokenizer, options(stride=1))
     every = np.tile(np.arange(4, dtype=np.int64), (len(prepared.plan), 1))
     hits = Hits(numbers_QK=every, scores_QK=np.zeros(every.shape, dtype=np.float32))

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.errors import ModelError
 from ralm.lm.local.continuation import UncachedDecoder
-from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
@@ -88,7 +88,7 @@ JOBS = st.lists(
 
 @pytest.fixture(scope="module", params=["gpt2", "bloom", "llama"])
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_language_model(str(tiny_folders[request.param]))
+    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 def together(jobs: Sequence[Callable[[], object]]) -> list[object]:

@@ -339,7 +339,7 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options", "goes with `stream`"),
         ({"messages": []}, "messages", "no message with the role user"),
         ({"messages": SAID[:1]}, "messages", "no message with the role user"),
-        ({"messages": [SAID[1], SAID[3]]}, "messages", "refuses these messages: roles must alternate"),
+        ({"messages": [SAID[1], SAID[3]]}, "messages", "rejects these messages: roles must alternate"),
         ({"messages": [{"role": "user", "content": " "}]}, "messages", "is empty"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "must be text"),
         (

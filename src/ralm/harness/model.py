@@ -300,12 +300,12 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         refuses them. Raises ModelError if the tokenizer has no chat template, or if it refuses the other messages."""
         chat = self._chatting.chat
         try:
-            return str(chat(chat_history, template=self._template, goes_on=not add_generation_prompt))
+            return str(chat(chat_history, template=self._template, continue_final=not add_generation_prompt))
         except ModelError:
             others = [message for message in chat_history if message["role"] != "system"]
             if len(others) == len(chat_history):
                 raise
-            return str(chat(others, template=self._template, goes_on=not add_generation_prompt))
+            return str(chat(others, template=self._template, continue_final=not add_generation_prompt))
 
     @property
     def _chatting(self) -> Any:

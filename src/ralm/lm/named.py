@@ -24,7 +24,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 TINY: Final = "ralm-tiny"
 _API_PACKAGES: Final = ("openai", "tiktoken", "transformers", "huggingface_hub")
-_PACKAGES: Final = ("torch", "transformers", "tokenizers", "huggingface_hub")
+_LM_PACKAGES: Final = ("torch", "transformers", "tokenizers", "huggingface_hub")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class ModelOptions:
     `dtype` auto keeps the number format that the model was saved in. `device` is cpu, cuda, cuda:N, auto (a GPU if
     there is one), several separated by commas (a copy on each; the copies share the scoring), all (a copy on every
     GPU), or map (one copy spread over all devices, for models too large for one). `compile` lets torch compile the
-    layers, which takes minutes and pays off on long runs. `api` is for models behind an API, for which the others do
-    nothing.
+    layers, which takes minutes and pays off on long runs. `api` is for models behind an API; the other options have
+    no effect on them.
 
     Raises UsageError if `dtype` is not one of the choices.
     """
@@ -74,17 +74,17 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Writi
 
 
 def probe_language_model(name: str, options: ApiOptions | None = None) -> "ApiModel":
-    """A model behind an API of which everything is found out anew; see `ralm.lm.api.probe`."""
+    """A model behind an API, probed again from the start; see `ralm.lm.api.probe`."""
     with extra("api", "models behind an API need", _API_PACKAGES):
         from ralm.lm.api.probe import probe_server
     return probe_server(name, options)
 
 
 def load_local_model(name: str, options: ModelOptions | None = None) -> "LocalLanguageModel":
-    """The same of a model that runs in this process."""
+    """A model that runs in this process, by name; raises what `load_language_model` raises."""
     with _lm_extra():
-        from ralm.lm.local.model import load_language_model as load_folder_or_hub
-    model = load_folder_or_hub(model_folder(name), options)
+        from ralm.lm.local.model import load_transformers_model
+    model = load_transformers_model(model_folder(name), options)
     model.name = name
     return model
 
@@ -96,7 +96,7 @@ def load_tokenizer(name: str) -> "ModelTokenizer":
     loaded, UsageError if the model is behind an API.
     """
     if is_api(name):
-        raise UsageError(f"{name} is asked for its tokenizer alone: name the tokenizer, by hub name or folder.")
+        raise UsageError(f"{name} is a model behind an API: name its tokenizer, by hub name or folder.")
     with _lm_extra():
         from ralm.lm.local.tokenization import load_model_tokenizer
     return load_model_tokenizer(model_folder(name))
@@ -108,4 +108,4 @@ def model_folder(name: str) -> str:
 
 
 def _lm_extra() -> AbstractContextManager[None]:
-    return extra("lm", "language models need", _PACKAGES)
+    return extra("lm", "language models need", _LM_PACKAGES)

@@ -1,20 +1,21 @@
-"""The chat template of a tokenizer: messages as text, and where each message stands in it.
+"""Writes chats in the chat template of a tokenizer, and finds the span of each message in the text.
 
-Works on text; knows nothing of token ids or models. To find the messages, they are written a second time between marks:
-if the text without the marks is that without marks, each message stands where its marks were.
+To find the messages, they are written a second time between marks: if the text without the marks is the same, each
+message stands where its marks were.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
 from ralm.environment import installed_version
 from ralm.errors import ChatError, ModelError
 from ralm.lm.local.loading import first_line
+from ralm.lm.tokenizer import Span
 from ralm.records import Message
 
 _KEY_BYTES: Final = 8
@@ -22,17 +23,15 @@ _ASSISTANT: Final = "assistant"
 _FIRST, _LAST, _WITHIN = "0", "1", "2"
 """The kinds of marks."""
 _AFTER_THOUGHTS: Final = re.compile(r"[>)}\]]\s*(?=\S)")
-"""What may end thoughts: a bracket, such as that of </think>, and white space."""
-Stretch: TypeAlias = tuple[int, int]
-"""The first character of a part of a text, and the one past its last."""
+"""The possible end of thoughts: a bracket, such as that of </think>, and white space."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenChat:
-    """A chat as text, and the stretch of it that each message is, without the white space around the message."""
+    """A chat as text, and the span of each message in it, without the white space around the message."""
 
     text: str
-    stretches: Sequence[Stretch]
+    spans: Sequence[Span]
 
 
 class ChatTemplate:
@@ -44,30 +43,30 @@ class ChatTemplate:
     def write(self, messages: Sequence[Message]) -> WrittenChat:
         """The text of a chat.
 
-        Raises ChatError if the template refuses the messages, leaves one out, or changes more of one than the white
-        space around it. Of messages of the assistant, templates may leave out thoughts.
+        Raises ChatError if the template rejects the messages, leaves one out, or changes more of one than the white
+        space around it. Templates may leave out thoughts of the assistant.
         """
         marks = _Marks(messages)
         for _ in range(2):  # a template may write the date, which changes at midnight
-            written = marks.taken_out_of(self._written(marks.marked))
+            written = marks.remove_from(self._written(marks.marked))
             if written.text == self._written(messages):
                 return written
         raise ChatError(
-            "the chat template of this model reads more than their roles into these messages: word them otherwise, or "
-            "choose another `prompt`."
+            "the chat template of this model treats these messages in a special way: word them differently, or choose "
+            "another `prompt`."
         )
 
     def _written(self, messages: Sequence[Message]) -> str:
         chat = [{"role": one.role, "content": one.content} for one in messages]
-        refuses = "the chat template of this model refuses these messages"
-        return write_chat(self._tokenizer, chat, refuses, add_generation_prompt=True)
+        failure = "the chat template of this model rejects these messages"
+        return write_chat(self._tokenizer, chat, failure, add_generation_prompt=True)
 
 
 class _Marks:
-    """Marks around messages, which stand in none of them; an empty message has none.
+    """Marks around messages, which no message contains; an empty message has none.
 
-    Inside of messages of the assistant there are marks behind what may be the end of its thoughts, since templates
-    leave thoughts out.
+    Inside messages of the assistant there are marks after each possible end of its thoughts, since templates leave
+    thoughts out.
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -77,7 +76,7 @@ class _Marks:
 
     @property
     def marked(self) -> list[Message]:
-        """The messages with marks, inside of the white space around them."""
+        """The messages with marks, inside the white space around them."""
         return [replace(one, content=self._marked(place, one)) for place, one in enumerate(self._messages)]
 
     def _marked(self, place: int, message: Message) -> str:
@@ -89,8 +88,8 @@ class _Marks:
             words = _AFTER_THOUGHTS.sub(lambda found: found[0] + within, words)
         return message.content.replace(message.content.strip(), f"{first}{words}{last}")
 
-    def taken_out_of(self, text: str) -> WrittenChat:
-        """The text without the marks, and where they were; ChatError if they do not stand around their messages."""
+    def remove_from(self, text: str) -> WrittenChat:
+        """The text without the marks, and the spans between them; ChatError if they do not surround their messages."""
         parts = re.split(rf"~{self._key}\.(\d+)\.(\d)~", text)
         found: dict[tuple[int, str], list[int]] = {}
         length = len(parts[0])
@@ -98,17 +97,17 @@ class _Marks:
             found.setdefault((place, kind), []).append(length)
             length += len(following)
         bare = "".join(parts[::3])
-        return WrittenChat(bare, [self._stretch(place, bare, found) for place in range(len(self._messages))])
+        return WrittenChat(bare, [self._span(place, bare, found) for place in range(len(self._messages))])
 
-    def _stretch(self, place: int, text: str, found: Mapping[tuple[int, str], Sequence[int]]) -> Stretch:
-        """The stretch of a message in the text, by where the marks were found."""
+    def _span(self, place: int, text: str, found: Mapping[tuple[int, str], Sequence[int]]) -> Span:
+        """The span of a message in the text, by the positions of the marks."""
         message = self._messages[place]
         words = message.content.strip()
         if not words:
             return 0, 0
         first, within, last = (found.get((place, kind), []) for kind in (_FIRST, _WITHIN, _LAST))
         if not (first or within or last):
-            remedy = "choose another `prompt`" if message.role == "user" else "say it in a message of the user"
+            remedy = "choose another `prompt`" if message.role == "user" else "put it into a message of the user"
             raise ChatError(f"the chat template of this model leaves out {_name(place, message)}: {remedy}.")
         begins = [*first, *within]
         if len(last) == 1 and begins and len(first) <= 1:
@@ -116,7 +115,7 @@ class _Marks:
             if text[begin:end] == words or (message.role == _ASSISTANT and begin <= end):
                 return begin, end
         raise ChatError(
-            f"the chat template of this model changes {_name(place, message)}: word it otherwise, or choose another "
+            f"the chat template of this model changes {_name(place, message)}: word it differently, or choose another "
             "`prompt`."
         )
 

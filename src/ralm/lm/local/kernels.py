@@ -1,10 +1,5 @@
 """Faster functions for models on a CPU: attention, GELU, and linear layers with packed weights.
 
-Profiling chose them. GPT-2 124M, 1,024 tokens in bfloat16 on one core: 330 of 880 ms went to attention and 130 ms to
-GELU. The library's matrix products pack the weights again each time. For the few rows of a step of generation this
-takes two to three times as long as reading them; for a text of 1,000 tokens it is still a quarter of the time. Here
-oneDNN keeps the packed layout, at the cost of a second copy of the weights in memory.
-
 Shapes: R rows, I inputs, O outputs.
 """
 
@@ -26,17 +21,25 @@ from ralm.lm.local.loading import first_line
 
 CAUSAL_BLOCKS: Final = "ralm_causal_blocks"
 _SDPA: Final = "sdpa"
-_QUERIES_A_BLOCK: Final = 128
-_TRIAL: Final = 4
-"""Tokens of a trial pass."""
+_QUERIES_PER_BLOCK: Final = 128
+_TRIAL_TOKENS: Final = 4
 _FUSED_OPTIONS: Final = {*inspect.signature(sdpa_attention_forward).parameters, "softcap"}
-"""What the fused kernel reads. It ignores other options, and the mask that it gets already says what they say."""
+"""The options that the fused kernel reads. It ignores others; the mask that it gets already covers them."""
 _OWN_OPTIONS: Final = {"scaling", "is_causal"}
 _IGNORED_TENSORS: Final = {"position_ids", "cache_position"}
+_MAX_PACKED_BYTES: Final = 1 << 31
+"""The maximum size of weights that are packed; a larger model is left unchanged."""
+_PACKED_ROWS: Final = 10
+"""The number of rows that the layout is made for; other numbers give correct results too."""
+_TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""How much a product may differ, as a fraction of its size."""
 
 
 def speed_up(model: PreTrainedModel) -> None:
-    """Give a model these functions if they are faster than its own; the model must be on its device already."""
+    """Replace attention and GELU of a model where ours are faster; the model must be on its device already.
+
+    For GPT-2 124M, 1,024 tokens in bfloat16 on one core, 330 of 880 ms went to attention and 130 ms to GELU.
+    """
     _fuse_gelu(model)
     bfloat16_on_cpu = model.device.type == "cpu" and model.dtype == torch.bfloat16
     if bfloat16_on_cpu and model.config._attn_implementation == _SDPA and model._can_set_attn_implementation():
@@ -44,9 +47,9 @@ def speed_up(model: PreTrainedModel) -> None:
 
 
 def _speed_up_attention(model: PreTrainedModel) -> None:
-    """Use `causal_blocks`, unless a trial shows that the model says with more tensors where it looks.
+    """Use `causal_blocks`, unless a trial shows that the model passes more tensors to its attention.
 
-    Sparse attention has a mask of its own for "sdpa" alone; under other names it hands over the chosen positions.
+    Sparse attention makes its mask for "sdpa" alone; under other names it passes the chosen positions.
     """
     ALL_ATTENTION_FUNCTIONS.register(CAUSAL_BLOCKS, causal_blocks)
     ALL_MASK_ATTENTION_FUNCTIONS.register(CAUSAL_BLOCKS, sdpa_mask)
@@ -65,7 +68,7 @@ def _speed_up_attention(model: PreTrainedModel) -> None:
 def _trial_error(model: PreTrainedModel) -> Exception | None:
     """The error that a model raises for a short text, or None."""
     try:
-        model(input_ids=torch.ones(1, _TRIAL, dtype=torch.int64), use_cache=False)
+        model(input_ids=torch.ones(1, _TRIAL_TOKENS, dtype=torch.int64), use_cache=False)
     except Exception as error:  # noqa: BLE001  # a model family may fail in any way
         return error
     return None
@@ -101,10 +104,10 @@ def causal_blocks(
     queries = (query * scale).flatten(0, 1)
     keys, values = (part.repeat_interleave(groups, 1).flatten(0, 1) for part in (key, value))
     length = queries.shape[1]
-    later = torch.ones(_QUERIES_A_BLOCK, _QUERIES_A_BLOCK, dtype=torch.bool).triu(1)
+    later = torch.ones(_QUERIES_PER_BLOCK, _QUERIES_PER_BLOCK, dtype=torch.bool).triu(1)
     found = torch.empty((*queries.shape[:2], values.shape[-1]), dtype=values.dtype)
-    for begin in range(0, length, _QUERIES_A_BLOCK):
-        end = min(begin + _QUERIES_A_BLOCK, length)
+    for begin in range(0, length, _QUERIES_PER_BLOCK):
+        end = min(begin + _QUERIES_PER_BLOCK, length)
         scores = torch.bmm(queries[:, begin:end], keys[:, :end].mT)
         scores[:, :, begin:].masked_fill_(later[: end - begin, : end - begin], float("-inf"))
         found[:, begin:end] = torch.bmm(scores.softmax(-1), values[:, :end])
@@ -112,7 +115,7 @@ def causal_blocks(
 
 
 def _needs_fused_kernel(module: torch.nn.Module, options: Mapping[str, Any]) -> bool:
-    """Whether the options ask for more than plain causal attention; a module may say itself that it looks ahead."""
+    """Whether the options ask for more than plain causal attention; a module may have `is_causal` itself."""
     is_causal = options.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         return True
@@ -127,19 +130,13 @@ def _check_tensors(options: Mapping[str, Any]) -> None:
             raise ModelError(f"the attention of this model needs `{name}`, which ralm does not read; use float32.")
 
 
-_BYTES: Final = 1 << 31
-"""The most bytes of weights that are packed; a larger model is left unchanged."""
-_ROWS: Final = 10
-"""The number of rows that the layout is made for; other numbers give correct results too."""
-
-_TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How much a product may differ, as a fraction of its size."""
-
-
 def pack_weights(model: PreTrainedModel) -> None:
-    """Have the linear layers of a model use packed weights from now on, where that is faster.
+    """Let the linear layers of a model use packed weights from now on, where that is faster.
 
-    LibraryWarning if torch's private functions for them fail or give other products; the layers stay as they are.
+    The library's products pack the weights again each time. For the few rows of a step of generation this takes two to
+    three times as long as reading them; for a text of 1,000 tokens it is still a quarter of the time. oneDNN keeps the
+    packed layout here, at the cost of a second copy of the weights in memory. LibraryWarning if torch's private
+    functions for this fail or return other products; the layers then stay as they are.
     """
     layers = packable(model)
     if layers and _products_agree(layers[0]):
@@ -185,7 +182,7 @@ class _PackedLinear:
 
     def _pack(self, weight: torch.Tensor, version: int) -> None:
         weight_OI = weight.detach().T.contiguous() if isinstance(self._module, Conv1D) else weight.detach()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _ROWS)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _PACKED_ROWS)
         self._weight, self._version = weight, version
 
 
@@ -203,4 +200,4 @@ def packable(model: PreTrainedModel) -> list[torch.nn.Module]:
         return []
     layers = [module for module in model.modules() if type(module) in (torch.nn.Linear, Conv1D)]
     weights: list[Any] = [module.weight for module in layers]
-    return layers if sum(weight.nbytes for weight in weights) <= _BYTES else []
+    return layers if sum(weight.nbytes for weight in weights) <= _MAX_PACKED_BYTES else []

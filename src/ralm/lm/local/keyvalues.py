@@ -1,8 +1,7 @@
-"""The cache of keys and values of many texts, a row per text.
+"""Holds the cache of keys and values of many texts, a row per text.
 
 All rows end in the same column; shorter ones begin later. So the next token of every row goes into one new column, for
-which room was reserved. The distance of two tokens is the distance of their columns, which is what local attention
-needs. Knows tensors; knows nothing of tokens or of what a model does with its keys.
+which room was reserved. The distance of two tokens is the distance of their columns, as local attention needs it.
 
 Shapes: B rows, H heads, C columns, S size of a head.
 """
@@ -22,7 +21,7 @@ from ralm.records import IntArray
 _ROOM: Final = 64
 """Columns that new tensors reserve for tokens to come."""
 _ALIGNMENT: Final = 64
-"""Bytes of a line of a processor's cache."""
+"""Bytes of a cache line of a processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,11 @@ class KeyValueRows:
             layer.move(moves, shape)
 
     def _new_shape(self, count: int, longest: int, room: int, *, stay: bool) -> tuple[int, int] | None:
-        """The shape of new tensors for `count` rows; None if those at hand have room, and are not far too large. Rows
-        can `stay` if they may end in the same column as before.
+        """The shape of new tensors for `count` rows; None if the present ones have room, and are not far too large.
+        Rows can `stay` if they may end in the same column as before.
 
-        New tensors take long, so there are few: rows that come one after another find room for as many again, and rows
-        that are at the end of the columns move to their beginning if they need not move again soon.
+        Allocating tensors takes long, so it is rare: room is made for twice as many rows if more are needed, and rows
+        at the end of the columns move to their beginning if they need not move again soon.
         """
         rows, columns = self.shape
         enough = stay or longest + max(room, _ROOM // 2) <= columns

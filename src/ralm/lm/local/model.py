@@ -20,7 +20,7 @@ from ralm.lm.local.loading import (
     settings_fingerprint,
     weights_fingerprint,
 )
-from ralm.lm.local.probe import check_causal, keeps_rows
+from ralm.lm.local.probe import can_cache_rows, check_causal
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.lm.named import ModelOptions
 from ralm.protocols import UNLIMITED, Continuations
@@ -30,7 +30,7 @@ _LENGTH_SETTINGS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "m
 
 
 class LocalLanguageModel:
-    """A frozen transformers model with its tokenizer; see `load_language_model`.
+    """A frozen transformers model with its tokenizer; see `load_transformers_model`.
 
     A `WritingModel` that returns the whole vocabulary. `copies` of the model on other devices share the scoring. Raises
     ModelError if the model is not causal, that is, if its result for a token depends on later tokens.
@@ -100,13 +100,13 @@ class LocalLanguageModel:
 
     def continuations(self) -> Continuations:
         """A new `CachedDecoder`; an `UncachedDecoder` if a probe shows that the model cannot use our cache."""
-        if self._keeps_rows:
+        if self._caches_rows:
             return CachedDecoder(self.logits, self.max_length)
         return UncachedDecoder(self.logits, self.max_length)
 
     @cached_property
-    def _keeps_rows(self) -> bool:
-        return keeps_rows(self.logits, self.max_length)
+    def _caches_rows(self) -> bool:
+        return can_cache_rows(self.logits, self.max_length)
 
     @cached_property
     def _weights(self) -> str:
@@ -117,7 +117,7 @@ class LocalLanguageModel:
         return settings_fingerprint(self.model)
 
 
-def load_language_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
+def load_transformers_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
     """A causal language model by hub name or folder, ready to score and generate.
 
     Raises ModelError if the folder or hub has no such model, its weights or tokenizer are missing, or the device does

@@ -1,9 +1,9 @@
-"""Probes of a model before it is used: a few tokens are read in two ways that must agree.
+"""Tests a model before it is used: whether it looks ahead, and whether a cache of keys and values is its whole state.
 
-A list of model families soon goes out of date, and a configuration does not say what a forward pass does. So the model
-itself is tested: whether it looks ahead, and whether a cache of keys and values is its whole state.
+A few tokens are read in two ways that must agree. A list of model families soon goes out of date, and a configuration
+does not tell what a forward pass does.
 
-Works on token ids. Shapes: B texts, N tokens, V vocabulary.
+Shapes: B texts, N tokens, V vocabulary.
 """
 
 import logging
@@ -25,12 +25,12 @@ from ralm.records import IntArray, ScoringSequence
 _LENGTH: Final = 8
 """Tokens of a probe; fewer if the model cannot read as many."""
 _TRIES: Final = 3
-_EXACT: Final = 1e-3
+_FLOAT32_TOLERANCE: Final = 1e-3
 """How much two readings of one text may differ in float32, as a fraction of the difference between two texts."""
-_ROWS: Final = {DynamicLayer, DynamicSlidingWindowLayer}
-"""Kinds of layers of a cache that hold keys and values alone."""
-_ROUNDED: Final = 0.1
+_TOLERANCE: Final = 0.1
 """The same in other number formats, in which rounding sometimes changes the choice of experts."""
+_ROW_LAYERS: Final = {DynamicLayer, DynamicSlidingWindowLayer}
+"""Kinds of layers of a cache that hold keys and values alone."""
 
 
 @torch.inference_mode()
@@ -38,7 +38,7 @@ def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
     """Raise ModelError if a model cannot read plain text, or its result for a token depends on later tokens.
 
     Two texts that differ in their last token are read in one pass. A model that looks ahead does so in every text,
-    while rounding may show in one only. So several texts must fail before a model is refused.
+    while rounding may show in one only. So several texts must fail before a model is rejected.
     """
     length = min(_LENGTH, max_length)
     for seed in range(_TRIES):
@@ -54,18 +54,18 @@ def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
     )
 
 
-def keeps_rows(logits: TargetLogits, max_length: int) -> bool:
+def can_cache_rows(logits: TargetLogits, max_length: int) -> bool:
     """Whether a model can continue from cached keys and values with the same probabilities as from the whole text.
 
     Texts that grow, change, are scored, and have different lengths are tried. The results differ for models that keep
-    another kind of state, such as state-space models, or that count positions by columns: the log says so. A model that
-    caches keys and values and nothing else, but cannot be called with ours, does not fit this version of transformers:
-    LibraryWarning.
+    another kind of state, such as state-space models, or that count positions by columns; a warning is logged. A model
+    that caches keys and values and nothing else, but cannot be called with ours, does not fit this version of
+    transformers: LibraryWarning.
     """
     kind = logits.model.config.model_type
     try:
         with deprecations_shown("transformers"):
-            apart = _continued_apart(logits, max_length)
+            difference = _max_difference(logits, max_length)
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # noqa: BLE001  # a model family may fail in any way with a cache of another kind
@@ -77,8 +77,8 @@ def keeps_rows(logits: TargetLogits, max_length: int) -> bool:
                 error,
             )
             return False
-        apart = np.inf
-    if apart > _tolerance(logits.model):
+        difference = np.inf
+    if difference > _tolerance(logits.model):
         logging.getLogger(__name__).warning(
             "%s: models of the family %s cannot continue from rows of cached keys and values: their state is of "
             "another kind, or depends on padding. Generation reads the whole text again for every new token.",
@@ -98,10 +98,10 @@ def caches_rows_alone(model: PreTrainedModel) -> bool:
         return False
     caches = [value for value in output.values() if isinstance(value, Cache)]
     layers = [layer for cache in caches for layer in cache.layers]
-    return bool(layers) and all(type(cache) is DynamicCache for cache in caches) and {*map(type, layers)} <= _ROWS
+    return bool(layers) and all(type(cache) is DynamicCache for cache in caches) and {*map(type, layers)} <= _ROW_LAYERS
 
 
-def _continued_apart(logits: TargetLogits, max_length: int) -> float:
+def _max_difference(logits: TargetLogits, max_length: int) -> float:
     """The largest difference between continuing and reading again, as a fraction of the difference between texts;
     infinite for a model that reads too few tokens for a trial."""
     if max_length < _LENGTH:
@@ -110,30 +110,33 @@ def _continued_apart(logits: TargetLogits, max_length: int) -> float:
     grown = [np.append(text, text[0]) for text in first]
     changed = [grown[2], np.concatenate([grown[0][:3], grown[1][:4]]), np.append(grown[1], grown[0][1])]
     scored = [] if length_thresholds(logits.model.config) else grown
-    return max(_apart(logits, max_length, [first, grown, changed]), _scores_apart(logits, max_length, scored))
+    return max(
+        _continuation_difference(logits, max_length, [first, grown, changed]),
+        _score_difference(logits, max_length, scored),
+    )
 
 
-def _apart(logits: TargetLogits, max_length: int, calls: Sequence[Sequence[IntArray]]) -> float:
+def _continuation_difference(logits: TargetLogits, max_length: int, calls: Sequence[Sequence[IntArray]]) -> float:
     """The largest difference between continuing and reading again, as a fraction of the difference between texts."""
     tokens = _LENGTH * sum(map(len, calls))
-    kept = CachedDecoder(logits, max_length, tokens)
-    found_BV = np.concatenate([kept.next_tokens(texts).log_probs_BC for texts in calls])
-    anew = UncachedDecoder(logits, max_length, tokens)
-    expected_BV = anew.next_tokens([text for texts in calls for text in texts]).log_probs_BC
+    cached = CachedDecoder(logits, max_length, tokens)
+    found_BV = np.concatenate([cached.next_tokens(texts).log_probs_BC for texts in calls])
+    uncached = UncachedDecoder(logits, max_length, tokens)
+    expected_BV = uncached.next_tokens([text for texts in calls for text in texts]).log_probs_BC
     scale = np.abs(expected_BV - np.roll(expected_BV, 1, axis=0)).mean()
     return float(np.abs(found_BV - expected_BV).mean(-1).max() / max(scale, 1e-6))
 
 
-def _scores_apart(logits: TargetLogits, max_length: int, texts: Sequence[IntArray]) -> float:
+def _score_difference(logits: TargetLogits, max_length: int, texts: Sequence[IntArray]) -> float:
     """The same for the scores of the second half of each text; 0 without texts."""
     if not texts:
         return 0.0
-    passes = [ScoringSequence(text, np.arange(len(text) // 2, len(text))) for text in texts]
-    found_P = np.concatenate(CachedDecoder(logits, max_length, _LENGTH).score(passes))
-    before = [one.tokens_N[:at] for one in passes for at in one.targets_P]
-    target_P = np.concatenate([one.tokens_N[one.targets_P] for one in passes])
-    anew_PV = UncachedDecoder(logits, max_length, _LENGTH).next_tokens(before).log_probs_BC
-    expected_P = anew_PV[np.arange(len(target_P)), target_P]
+    sequences = [ScoringSequence(text, np.arange(len(text) // 2, len(text))) for text in texts]
+    found_P = np.concatenate(CachedDecoder(logits, max_length, _LENGTH).score(sequences))
+    before = [one.tokens_N[:at] for one in sequences for at in one.targets_P]
+    target_P = np.concatenate([one.tokens_N[one.targets_P] for one in sequences])
+    uncached_PV = UncachedDecoder(logits, max_length, _LENGTH).next_tokens(before).log_probs_BC
+    expected_P = uncached_PV[np.arange(len(target_P)), target_P]
     scale = np.abs(expected_P - np.roll(expected_P, 1)).mean()
     return float(np.abs(found_P - expected_P).mean() / max(scale, 1e-6))
 
@@ -161,4 +164,4 @@ def _read(model: PreTrainedModel, name: str, tokens_BN: IntArray) -> torch.Tenso
 
 
 def _tolerance(model: PreTrainedModel) -> float:
-    return _EXACT if model.dtype == torch.float32 else _ROUNDED
+    return _FLOAT32_TOLERANCE if model.dtype == torch.float32 else _TOLERANCE

@@ -1,36 +1,33 @@
-"""The tokenizer of a language model, with the two ways of encoding that In-Context RALM uses.
-
-Works on text and token ids; knows nothing of the model's weights.
-"""
+"""Encodes and decodes text with the tokenizer of a language model: plain texts, documents and chats."""
 
 import hashlib
 import json
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Final
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ralm.errors import ModelError, RalmWarning, TextError
-from ralm.lm.local.chat import ChatTemplate, Stretch, write_chat
+from ralm.lm.local.chat import ChatTemplate, WrittenChat, write_chat
 from ralm.lm.local.loading import check_tokenizer, loading_errors
 from ralm.lm.long_texts import Cuts, Window, encode_in_pieces, join_pieces, longest_token, text_chunks
-from ralm.lm.tokenizer import align, last_of_user
+from ralm.lm.tokenizer import Span, align, last_of_user
 from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
 
-_LOG = logging.getLogger(__name__)
-_CONTINUES = "@@"
+_LOG: Final = logging.getLogger(__name__)
+_CONTINUES: Final = "@@"
 """The mark with which some tokenizers end a piece of a word that continues."""
-_LONG = 1 << 18
+_LONG: Final = 1 << 18
 """The number of characters from which a text is encoded in pieces."""
-_SAMPLE = " Hello,  World!\n\tIt's 3.14 o'clock: \u00e9\u4e2d\U0001f600 </s> <|endoftext|> "
+_SAMPLE: Final = " Hello,  World!\n\tIt's 3.14 o'clock: \u00e9\u4e2d\U0001f600 </s> <|endoftext|> "
 
 
 class ModelTokenizer:
@@ -50,20 +47,19 @@ class ModelTokenizer:
 
     @cached_property
     def longest_token(self) -> int | None:
-        """The most bytes of a text (UTF-8) that one token stands for; None if that is not known for sure."""
+        """The maximum number of bytes (UTF-8) that one token stands for; None if it is not known for sure."""
         return longest_token(self._tokenizer)
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:
         """The special tokens that the tokenizer adds around a text by default, and its BOS.
 
-        They are read off a text of one letter: with an empty text, those before it could not be told from those after
-        it.
+        They are read off a text of one letter: around an empty text, those before it and after it look the same.
         """
         bare, whole = (self._tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
         bos = self._tokenizer.bos_token_id
-        places = [place for place in range(len(whole)) if bare and whole[place : place + len(bare)] == bare]
-        begin = places[0] if places else whole.index(bos) + 1 if bos in whole else 0
+        begins = [begin for begin in range(len(whole)) if bare and whole[begin : begin + len(bare)] == bare]
+        begin = begins[0] if begins else whole.index(bos) + 1 if bos in whole else 0
         return SpecialTokens(
             before=np.array(whole[:begin], dtype=np.int64),
             after=np.array(whole[begin + len(bare) :], dtype=np.int64),
@@ -88,7 +84,7 @@ class ModelTokenizer:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """The same ids (int64, N), and the first and one past the last character of each (int64, N x 2).
+        """The ids of `encode` (int64, N), and the first and one past the last character of each (int64, N x 2).
 
         Tokens that share a character, such as its bytes, share its span. Raises TextError if the text contains half a
         character, ModelError if the tokens of a slow (Python) tokenizer cannot be found in the text.
@@ -96,7 +92,7 @@ class ModelTokenizer:
         return join_pieces(self.encode_pieces(text_chunks(text)))
 
     def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
-        """The same of the text that some chunks make up, in pieces; as few chunks are read as the pieces need.
+        """The ids and spans of the text that some chunks make up, in pieces; as few chunks are read as the pieces need.
 
         The memory for a text is bounded if the tokenizer is fast and its texts can be cut (`ralm.lm.long_texts`).
         Otherwise the text is one piece.
@@ -107,13 +103,8 @@ class ModelTokenizer:
         text = "".join(_checked(chunks))
         if len(text) > _LONG:
             _LOG.info("texts of this tokenizer cannot be cut: %s characters are tokenised at once", f"{len(text):,}")
-        if self._tokenizer.is_fast:
-            window = self._window(text)
-            yield EncodedPiece(text=text, tokens=window.tokens, spans_N2=window.spans_N2)
-        else:
-            tokens = self.encode(text)
-            spans_N2 = np.array(self._found(text, tokens), dtype=np.int64).reshape(-1, 2)
-            yield EncodedPiece(text=text, tokens=tokens, spans_N2=spans_N2)
+        tokens, spans_N2 = self._encode_at_once(text)
+        yield EncodedPiece(text=text, tokens=tokens, spans_N2=spans_N2)
 
     def _window(self, text: str) -> Window:
         """A stretch of text, encoded at once."""
@@ -138,44 +129,43 @@ class ModelTokenizer:
         of the user that each stands for (int64, N x 2); None without a chat template.
 
         The ids are those of `apply_chat_template`, except that the text of a special token in a message is read as
-        text. Raises ChatError if the template refuses, leaves out or changes a message, or if none is of the user.
+        text. Raises ChatError if the template rejects, leaves out or changes a message, or if none is of the user.
         """
         if self._chat is None:
             return None
-        place = last_of_user(messages)
+        last = last_of_user(messages)
         chat = self._chat.write(messages)
-        tokens, spans_N2 = self._encode_parts(chat.text, sorted(filter(self._marks_in(chat.text), chat.stretches)))
-        begin, end = chat.stretches[place]
-        content = messages[place].content
+        tokens, spans_N2 = self._encode_parts(chat.text, self._spans_with_marks(chat))
+        begin, end = chat.spans[last]
+        content = messages[last].content
         in_message_N2 = np.clip(spans_N2, begin, end) - begin + len(content) - len(content.lstrip())
         in_message_N2[spans_N2[:, 1] <= begin] = 0
         in_message_N2[spans_N2[:, 0] >= end] = len(content)
         return tokens, in_message_N2
 
-    def _marks_in(self, text: str) -> Callable[[Stretch], bool]:
-        """What tells whether a stretch of a text holds a part of what reads as an added token, white space apart."""
+    def _spans_with_marks(self, chat: WrittenChat) -> list[Span]:
+        """The messages of a chat, in order, that hold a part of text that looks like an added token."""
         marks = [mark for mark in self._tokenizer.get_added_vocab() if mark.strip()]
         longest = max(map(len, marks), default=0)
         pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or "(?!)")
 
-        def is_marked(stretch: Stretch) -> bool:
-            begin, end = stretch
-            found = pattern.finditer(text, max(0, begin - longest + 1), end + longest - 1)
+        def has_mark(span: Span) -> bool:
+            begin, end = span
+            found = pattern.finditer(chat.text, max(0, begin - longest + 1), end + longest - 1)
             return any(one.start() < end and one.end() > begin for one in found)
 
-        return is_marked
+        return sorted(filter(has_mark, chat.spans))
 
-    def _encode_parts(self, text: str, as_text: Sequence[Stretch]) -> tuple[IntArray, IntArray]:
-        """The ids and spans of a text; special tokens in some stretches, in ascending order, are read as text."""
+    def _encode_parts(self, text: str, as_text: Sequence[Span]) -> tuple[IntArray, IntArray]:
+        """The ids and spans of a text; special tokens in some spans, in ascending order, are read as text."""
         if not as_text:
             return self.encode_with_spans(text)
-        begins = [0, *(place for stretch in as_text for place in stretch)]
+        begins = [0, *(place for span in as_text for place in span)]
         parts = [
-            (self._read_as_text if number % 2 else self.encode_with_spans)(text[begin:end])
+            (self._encode_as_text if number % 2 else self.encode_with_spans)(text[begin:end])
             for number, (begin, end) in enumerate(pairwise([*begins, len(text)]))
         ]
-        spans_N2 = [spans + begin for (_, spans), begin in zip(parts, begins, strict=True)]
-        return np.concatenate([ids for ids, _ in parts]), np.concatenate(spans_N2)
+        return _joined(parts, begins)
 
     def decode(self, tokens: IntArray) -> str:
         """The text of token ids, special tokens written out; spaces are cleaned up if the tokenizer does so by default.
@@ -183,27 +173,31 @@ class ModelTokenizer:
         Ids that the tokenizer does not know, which a model may still generate, are skipped: slow (Python) tokenizers
         fail on some.
         """
-        known = tokens if self._tokenizer.is_fast else tokens[tokens < self.vocabulary]
-        return str(self._tokenizer.decode(known.tolist()))
+        return str(self._tokenizer.decode(self._known(tokens)))
 
     def decode_words(self, tokens: IntArray) -> str:
-        """The same without special tokens."""
-        known = tokens if self._tokenizer.is_fast else tokens[tokens < self.vocabulary]
-        return str(self._tokenizer.decode(known.tolist(), skip_special_tokens=True))
+        """As `decode`, without special tokens."""
+        return str(self._tokenizer.decode(self._known(tokens), skip_special_tokens=True))
 
-    def chat(self, messages: Sequence[Mapping[str, str]], *, template: str | None = None, goes_on: bool = False) -> str:
+    def _known(self, tokens: IntArray) -> list[int]:
+        known: list[int] = (tokens if self._tokenizer.is_fast else tokens[tokens < self.vocabulary]).tolist()
+        return known
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], *, template: str | None = None, continue_final: bool = False
+    ) -> str:
         """Messages (`role`, `content`) as one text, in the tokenizer's chat template, or in the one named `template`.
 
-        The text ends where the model's answer begins; with `goes_on`, in the middle of the last message. Raises
-        ModelError if the tokenizer has no such template, or if the template refuses the messages.
+        The text ends where the model's answer begins; with `continue_final`, inside the last message. Raises ModelError
+        if the tokenizer has no such template, or if the template rejects the messages.
         """
         return write_chat(
             self._tokenizer,
             [dict(one) for one in messages],
-            "the chat template of the tokenizer refuses these messages",
+            "the chat template of the tokenizer rejects these messages",
             chat_template=self.chat_template(template),
-            add_generation_prompt=not goes_on,
-            continue_final_message=goes_on,
+            add_generation_prompt=not continue_final,
+            continue_final_message=continue_final,
         )
 
     def chat_template(self, template: str | None = None) -> str:
@@ -221,46 +215,44 @@ class ModelTokenizer:
     def _chat(self) -> ChatTemplate | None:
         return ChatTemplate(self._tokenizer) if self._tokenizer.chat_template else None
 
-    def _read_as_text(self, text: str) -> tuple[IntArray, IntArray]:
+    def _encode_as_text(self, text: str) -> tuple[IntArray, IntArray]:
         """The ids and spans of a text that holds no special tokens, only text that looks like them."""
         added = set(self._tokenizer.get_added_vocab()) - set(self._tokenizer.all_special_tokens)
         # a mark would be read as one token: cut inside
         marks = [mark for mark in added if len(mark.strip()) > 1 and mark in text]
         cuts = sorted({found.start() + 1 for mark in marks for found in re.finditer(re.escape(mark), text)})
-        parts = [self._read_part(text[begin:end]) for begin, end in pairwise([0, *cuts, len(text)])]
-        spans_N2 = np.concatenate(
-            [spans + begin for (_, spans), begin in zip(parts, [0, *cuts], strict=True)], dtype=np.int64
-        )
-        return np.concatenate([ids for ids, _ in parts]), spans_N2
+        begins = [0, *cuts]
+        parts = [
+            self._encode_at_once(text[begin:end], split_special_tokens=True)
+            for begin, end in pairwise([*begins, len(text)])
+        ]
+        return _joined(parts, begins)
 
-    def _read_part(self, text: str) -> tuple[IntArray, IntArray]:
-        """The ids and spans of a text without special tokens."""
-        as_text: Any = {"add_special_tokens": False, "split_special_tokens": True}
-        if not self._tokenizer.is_fast:
-            tokens = np.array(self._tokenizer.encode(text, **as_text), dtype=np.int64)
-            return tokens, np.array(self._found(text, tokens), dtype=np.int64).reshape(-1, 2)
-        encoded = self._tokenizer(text, return_offsets_mapping=True, **as_text)
-        spans_N2 = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-        return np.array(encoded["input_ids"], dtype=np.int64), spans_N2
+    def _encode_at_once(self, text: str, **options: bool) -> tuple[IntArray, IntArray]:
+        """The ids and spans of a text that is not cut."""
+        if self._tokenizer.is_fast:
+            encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, **options)
+            tokens, spans = encoded["input_ids"], encoded["offset_mapping"]
+        else:
+            tokens = self._tokenizer.encode(text, add_special_tokens=False, **options)
+            mark = _CONTINUES if self._marks_continuation else ""
+            spans = align(text, tokens, self._decode_plainly, unknown=self.unknown_token, mark=mark)
+        return np.array(tokens, dtype=np.int64), np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     @cached_property
     def vocabulary(self) -> int:
-        """How many token ids the tokenizer knows, those without a token included."""
+        """The number of token ids of the tokenizer, those without a token included."""
         return max(self._tokenizer.get_vocab().values()) + 1
 
-    def _found(self, text: str, tokens: IntArray) -> list[tuple[int, int]]:
-        """The spans of tokens, found by decoding them."""
-        mark = _CONTINUES if self._marks_continuation() else ""
-        return align(text, tokens.tolist(), self._decoded, unknown=self.unknown_token, mark=mark)
-
-    def _decoded(self, ids: Sequence[int]) -> str:
+    def _decode_plainly(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
+    @cached_property
     def _marks_continuation(self) -> bool:
         """Whether a piece of a word that continues ends in a mark, which decoding removes before the next piece."""
         marked = (number for token, number in self._tokenizer.get_vocab().items() if token.endswith(_CONTINUES))
         piece = next(marked, None)
-        return piece is not None and self._decoded([piece, piece]).count(_CONTINUES) == 1
+        return piece is not None and self._decode_plainly([piece, piece]).count(_CONTINUES) == 1
 
     def _warn_of(self, document: str, unknown: int) -> None:
         """Warn once that passages contain characters that the tokenizer does not know."""
@@ -285,8 +277,14 @@ def load_model_tokenizer(name: str) -> ModelTokenizer:
     return tokenizer
 
 
+def _joined(parts: Sequence[tuple[IntArray, IntArray]], begins: Sequence[int]) -> tuple[IntArray, IntArray]:
+    """The ids and spans of a text from those of its parts, which begin at these characters."""
+    spans_N2 = [spans + begin for (_, spans), begin in zip(parts, begins, strict=True)]
+    return np.concatenate([ids for ids, _ in parts]), np.concatenate(spans_N2, dtype=np.int64)
+
+
 def _checked(chunks: Iterable[str]) -> Iterator[str]:
-    """The same chunks of a text, each checked when it is read."""
+    """The chunks of a text, each checked when it is read."""
     begin = 0
     for chunk in chunks:
         _check_characters(chunk, begin)
