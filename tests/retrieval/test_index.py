@@ -175,9 +175,9 @@ def test_damage_is_told(index: Path, name: str) -> None:
         ({"format_version": 5}, NewerFormatError, "Upgrade ralm"),
         ({"kind": "run"}, NotAFolderOfThisKindError, "is a ralm run"),
         ({"settings": {}}, DamagedFolderError, "does not describe its segments"),
-        ({"bm25": {}}, DamagedFolderError, "does not say k1 and b"),
-        ({"bm25": {"k1": "much", "b": 0.4}}, DamagedFolderError, "does not say k1 and b"),
-        ({"bm25": {"k1": 0.9, "b": 0.4}}, DamagedFolderError, "does not name the analyser"),
+        ({"bm25": None}, DamagedFolderError, "does not describe BM25"),
+        ({"bm25": {"k1": "much", "b": 0.4}}, DamagedFolderError, "does not describe BM25"),
+        ({"bm25": {"k1": 0.9, "b": 0.4}}, DamagedFolderError, "does not describe BM25"),
         ({"bm25": {"analysis": "x-y", "k1": 0.9, "b": 0.4}}, NewerFormatError, "the analyser 'x-y'"),
     ],
 )

@@ -157,7 +157,7 @@ class _EncoderLoader:
 
 @dataclass(frozen=True)
 class EncodeOn:
-    """Encodes the passages of an index on the cluster at an address; see `ralm.retrieval.encoding.Ahead`. `device`: as
+    """Encodes the passages of an index on the cluster at an address; see `RemoteEncoding`. `device`: as
     for `machines`.
 
     The index, its encoder if that is a folder, and the folder for the vectors must be on a disk that all machines

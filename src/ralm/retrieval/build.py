@@ -24,11 +24,13 @@ from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.bm25.segments import merge_arrays
 from ralm.retrieval.dense.options import VectorOptions, dense_extra
-from ralm.retrieval.index import INDEX_KIND, STEMMER
+from ralm.retrieval.index import INDEX_KIND
 from ralm.retrieval.layout import (
     BM25_FOLDER,
+    BM25_SETTING,
     DENSE_FOLDER,
     SEGMENTS,
+    BM25Record,
     SegmentEntry,
     new_index_settings,
     open_segment,
@@ -81,7 +83,7 @@ def build_index(
         settings: dict[str, JsonValue] = {}
         if terms:
             counts |= asdict(terms.finish())
-            settings["bm25"] = _bm25_settings(analysis, options)
+            settings = _bm25_settings(analysis, options)
         record = dense.finish() if dense else None
         files, entry = file_entries(folder), SegmentEntry(passages=counts["passages"])
         settings |= {**new_index_settings([entry], files, record), **describe()}
@@ -90,8 +92,9 @@ def build_index(
 
 def _bm25_settings(analysis: Analysis, options: BM25Options) -> dict[str, JsonValue]:
     """The record of BM25 in the manifest of an index."""
-    stemmer = {STEMMER: analysis.stemmer()} if analysis.stemmer else {}
-    return {"analysis": analysis.recorded, **stemmer, "k1": options.k1, "b": options.b}
+    stemmer = analysis.stemmer() if analysis.stemmer else None
+    record = BM25Record(analysis=analysis.recorded, stemmer=stemmer, k1=options.k1, b=options.b)
+    return {BM25_SETTING: record.model_dump(mode="json", exclude_none=True)}
 
 
 def _write_manifest(
@@ -245,7 +248,7 @@ def write_index(
                 link_file(place / name, folder / entry.file(name))
                 files[entry.file(name)] = file
         files = dict(sorted(files.items()))
-        settings = {"bm25": _bm25_settings(analysis, options), **new_index_settings(entries, files), **described}
+        settings = {**_bm25_settings(analysis, options), **new_index_settings(entries, files), **described}
         return _write_manifest(folder, settings, counts, files)
 
 

@@ -1,12 +1,13 @@
-"""The index folder: passages and the data that finds them, opened memory-mapped (`ralm.retrieval.build` builds it).
+"""Opens the folder of an index: passages and the data that finds them, memory-mapped.
 
-manifest.json     format, settings, counts, what was left out, checksums
+manifest.json     format, settings, counts, checksums
 passages.arrow    the passages
 bm25/             the arrays of BM25, if it was built for BM25
 dense/            the vectors of the passages, if it was built for dense retrieval
-vectors/          sets of vectors that were added later (`ralm.retrieval.encode`)
-segments/         the same for passages that were added later, and removed/ for those that were removed
-                  (`ralm.retrieval.layout`, `ralm.retrieval.update`)
+vectors/          sets of vectors that were added later
+segments/         the same for passages that were added later; removed/ lists removed passages
+
+`ralm.retrieval.layout` describes these files; `ralm.retrieval.build`, `update` and `encode` write them.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,15 +22,17 @@ from ralm.corpus.numbering import StoredPassages
 from ralm.corpus.store import PASSAGES_FILE
 from ralm.errors import DamagedFolderError, NewerFormatError, OtherAnalyserError, UsageError
 from ralm.protocols import Encoder
-from ralm.retrieval.analysis import ENGLISH, Analysis, analysis_as_recorded
+from ralm.retrieval.analysis import Analysis, analysis_as_recorded
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment, find_changed_word
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, dense_extra, load_encoder
 from ralm.retrieval.layout import (
+    BM25Record,
     OpenSegment,
     VectorSet,
     VectorSets,
+    bm25_record,
     encoder_options,
     index_fingerprint,
     open_segment,
@@ -45,7 +48,6 @@ if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense, PassageVectors
 
 INDEX_KIND: Final = FolderKind("index")
-STEMMER: Final = "stemmer"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Index:
     analysis: Analysis | None
     """How passages and queries become terms of BM25; None if the index was not built for it."""
     vector_sets: VectorSets
-    """The sets of vectors, and which of them is the default."""
+    """The sets of vectors, and the name of the default one."""
     segments: tuple[OpenSegment, ...]
     """Runs of consecutive passages, each with files of its own."""
     _held: dict[str, HeldFile]
@@ -96,16 +98,17 @@ class Index:
     def bm25_of(self, only: slice) -> BM25:
         """BM25 over the passages of some consecutive segments, with the scores that they have in the whole index.
 
-        Raises what `bm25` raises.
+        Raises the errors of `bm25`.
         """
         if self.bm25_options is None:
             raise UsageError(
                 f'{self.path} was not built for BM25; use `retriever="dense"`, or build it for both '
                 "(`ralm index --retriever both`)."
             )
-        segments, analysis = [one.for_bm25() for one in self.segments], self.analysis or ENGLISH
-        _check_stems(self, segments, analysis)
-        return BM25(segments, self.bm25_options, analysis=analysis, fingerprint=self.fingerprint, only=only)
+        assert self.analysis is not None, "an index for BM25 names its analyser"
+        segments = [one.for_bm25() for one in self.segments]
+        _check_stems(self, segments, self.analysis)
+        return BM25(segments, self.bm25_options, analysis=self.analysis, fingerprint=self.fingerprint, only=only)
 
     def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
         """The encoder that made the vectors with this name, or the default ones.
@@ -127,8 +130,8 @@ class Index:
 
         Raises UsageError if the index has no such vectors, OtherEncoderError if the encoder of queries has other
         weights than the one the index was built with and was not trained for it (unless `any_encoder`), or gives
-        vectors of another length,
-        ModelError if it cannot be loaded, MissingExtraError if the extra `dense` is not installed.
+        vectors of another length, ModelError if it cannot be loaded, MissingExtraError if the extra `dense` is not
+        installed.
         """
         chosen = self.vector_sets.get(vectors, self.path)
         encoder = encoder or load_encoder(self.encoder_options(vectors))
@@ -177,11 +180,10 @@ def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
 
 
 def check_index(path: Path | str) -> list[str]:
-    """Read every byte of an index. Returns what is damaged, a few words each.
+    """Check every byte of an index, and every posting, term and passage; of vectors only the number and the checksum.
 
-    This also compares what opening skips, and checks every posting, term and passage. Vectors are checked only by their
-    number and the checksum. Raises NotAFolderOfThisKindError, NewerFormatError, or DamagedFolderError
-    if the manifest itself is invalid.
+    Returns the damages, a few words each. Raises NotAFolderOfThisKindError, NewerFormatError, or DamagedFolderError if
+    the manifest itself is invalid.
     """
     path = Path(path)
     damaged = check_every_byte(path)
@@ -203,14 +205,12 @@ def _open(path: Path, options: BM25Options | None) -> Index:
     manifest = read_manifest(path, kind=INDEX_KIND)
     sets = vector_sets(path, manifest)
     entries = segment_entries(path, manifest).entries
-    constants = None if sets.sets and "bm25" not in manifest.settings else _built_with(path, manifest)
-    needed = [file for entry in entries for file in entry.files(bm25=constants is not None)]
+    bm25 = bm25_record(path, manifest, required=not sets.sets)
+    needed = [file for entry in entries for file in entry.files(bm25=bm25 is not None)]
     if missing := [name for name in needed if name not in manifest.files]:
         raise DamagedFolderError(f"{path} is damaged: its manifest does not name {missing[0]}; build the index again.")
     segments = tuple(
-        open_segment(
-            path, entry, bm25=constants is not None, checksum=manifest.files[entry.file(PASSAGES_FILE)].checksum
-        )
+        open_segment(path, entry, bm25=bm25 is not None, checksum=manifest.files[entry.file(PASSAGES_FILE)].checksum)
         for entry in entries
     )
     passages = StoredPassages([one.store for one in segments], removed_rows(segments))
@@ -224,8 +224,8 @@ def _open(path: Path, options: BM25Options | None) -> Index:
         path,
         manifest,
         passages,
-        constants and (options or constants),
-        _analysis(path, manifest) if constants else None,
+        None if bm25 is None else options or BM25Options(k1=bm25.k1, b=bm25.b),
+        None if bm25 is None else _analysis(path, manifest, bm25),
         sets,
         segments,
         {file: HeldFile(path / file) for one in sets.sets.values() for file in one.files},
@@ -241,31 +241,19 @@ def _same_index(path: Path, options: BM25Options | None, fingerprint: str, sets:
 
 
 def _fingerprints(index: Index) -> dict[str, str]:
-    """The fingerprints of the sets of vectors, by name; "" is the default one."""
+    """The fingerprints of the sets of vectors, by name; the empty name is the default one."""
     sets = index.vector_sets
     every = {name: one.fingerprint for name, one in sets.sets.items()}
     return every if sets.default is None else {**every, "": every[sets.default]}
 
 
-def _built_with(path: Path, manifest: Manifest) -> BM25Options:
-    """The constants of BM25 in the manifest."""
-    bm25 = _bm25_settings(manifest)
-    match [bm25.get(name) for name in ("k1", "b")]:
-        case [int() | float() as k1, int() | float() as b]:
-            return BM25Options(k1=k1, b=b)
-    raise DamagedFolderError(f"{path} is damaged: its manifest does not say k1 and b of BM25; build the index again.")
-
-
-def _analysis(path: Path, manifest: Manifest) -> Analysis:
+def _analysis(path: Path, manifest: Manifest, record: BM25Record) -> Analysis:
     """The analyser in the manifest."""
-    recorded = _bm25_settings(manifest).get("analysis")
-    if not isinstance(recorded, str):
-        raise DamagedFolderError(f"{path} is damaged: its manifest does not name the analyser; build the index again.")
-    found = analysis_as_recorded(recorded)
+    found = analysis_as_recorded(record.analysis)
     if found is None:
         raise NewerFormatError(
-            f"{path} was built by ralm {manifest.ralm_version} with the analyser {recorded!r}, which this version, "
-            f"{__version__}, does not have. Upgrade ralm, or build the index again."
+            f"{path} was built by ralm {manifest.ralm_version} with the analyser {record.analysis!r}, which this "
+            f"version, {__version__}, does not have. Upgrade ralm, or build the index again."
         )
     return found
 
@@ -296,13 +284,10 @@ def _check_stems(index: Index, segments: Sequence[Segment], analysis: Analysis) 
         )
 
 
-def _stemmers(index: Index) -> tuple[JsonValue, JsonValue]:
+def _stemmers(index: Index) -> tuple[str | None, str | None]:
     """The stemming library that built the index, and the installed one; both None if its analyser needs none."""
     stemmer = index.analysis.stemmer if index.analysis else None
-    return (None, None) if stemmer is None else (_bm25_settings(index.manifest).get(STEMMER), stemmer())
-
-
-def _bm25_settings(manifest: Manifest) -> dict[str, JsonValue]:
-    """What the manifest says of BM25; empty if that is invalid."""
-    bm25 = manifest.settings.get("bm25")
-    return bm25 if isinstance(bm25, dict) else {}
+    if stemmer is None:
+        return None, None
+    record = bm25_record(index.path, index.manifest, required=True)
+    return None if record is None else record.stemmer, stemmer()

@@ -37,6 +37,8 @@ from ralm.storage.manifest import FileEntry, Manifest
 
 SEGMENTS_SETTING: Final = "segments"
 """The key of the segments in a manifest's settings."""
+BM25_SETTING: Final = "bm25"
+"""The key of the record of BM25 in a manifest's settings."""
 VECTORS_SETTING: Final = "vectors"
 """The key of the sets of vectors in a manifest's settings."""
 FINGERPRINT: Final = "fingerprint"
@@ -106,6 +108,17 @@ class SegmentEntries(BaseModel):
     next: int = 1
 
 
+class BM25Record(BaseModel):
+    """The constants of BM25, the analyser, and the stemming library with its version if the analyser uses one."""
+
+    model_config = ConfigDict(frozen=True)
+
+    analysis: str
+    stemmer: str | None = None
+    k1: int | float
+    b: int | float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenSegment:
     """A segment whose files are open; `root` is the folder that its paths are relative to."""
@@ -130,6 +143,22 @@ class OpenSegment:
     def left(self) -> int:
         """The number of passages that were not removed."""
         return self.entry.passages - len(self.removed.rows)
+
+
+def bm25_record(index: Path, manifest: Manifest, *, required: bool) -> BM25Record | None:
+    """The record of BM25 in a manifest; None if it has none and that is not `required`.
+
+    Raises DamagedFolderError.
+    """
+    recorded = manifest.settings.get(BM25_SETTING)
+    if recorded is None and not required:
+        return None
+    try:
+        return BM25Record.model_validate(recorded)
+    except ValidationError:
+        raise DamagedFolderError(
+            f"{index} is damaged: its manifest does not describe BM25; build the index again."
+        ) from None
 
 
 def segment_entries(index: Path, manifest: Manifest) -> SegmentEntries:
