@@ -131,7 +131,7 @@ class LetterEncoder:
         self.query_config: dict[str, JsonValue] = {"fingerprint": "letters", "reading": {"letters": 8}}
         self.encoded: list[str] = []
 
-    def text_of(self, passage: Passage) -> str:
+    def passage_text(self, passage: Passage) -> str:
         return passage.text
 
     def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:

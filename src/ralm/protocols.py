@@ -224,7 +224,7 @@ class Encoder(Protocol):
     def query_config(self) -> dict[str, JsonValue]:
         """Everything about the encoder that affects the query vectors; the key `reading` says how it reads a text."""
 
-    def text_of(self, passage: Passage) -> str:
+    def passage_text(self, passage: Passage) -> str:
         """The text of a passage that the encoder reads."""
 
     def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:

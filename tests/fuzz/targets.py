@@ -65,7 +65,7 @@ class HashEncoder:
     config: dict[str, JsonValue] = {"name": "hash"}  # noqa: RUF012
     query_config: dict[str, JsonValue] = {"fingerprint": "hash"}  # noqa: RUF012
 
-    def text_of(self, passage: Passage) -> str:
+    def passage_text(self, passage: Passage) -> str:
         return passage.contents
 
     def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:

@@ -178,10 +178,10 @@ def test_decomposed_characters_are_those_that_they_make(name: str, text: str) ->
 
 def test_long_runs_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sentences without white space would fill the caches and never come again."""
-    monkeypatch.setattr(analysis, "MOST_TERMS_REMEMBERED", 3)
+    monkeypatch.setattr(analysis, "MAX_CACHED_TERMS", 3)
     analyse = Analyser(analysis_by_name("cjk"))
     assert [len(analyse(text)) for text in ("一二三四", "一二三四五", "一二三四五")] == [3, 4, 4]
-    assert list(analyse._remembered) == ["一二三四"]
+    assert list(analyse._cache) == ["一二三四"]
 
 
 GERMAN = ["Der Hund lief über die Wiese", "Viele Häuser stehen am Fluss", "Die Katze schläft auf dem Dach"]

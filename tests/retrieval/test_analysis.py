@@ -85,7 +85,7 @@ def test_a_run_of_more_than_255_letters_is_cut() -> None:
 def test_remembering_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["running runs", "ran running", "runs. (runs) runs"] * 3
     expected = [Analyser(ENGLISH)(text) for text in texts]
-    monkeypatch.setattr(analysis, "REMEMBERED", 2)
+    monkeypatch.setattr(analysis, "_CACHED_RUNS", 2)
     forgetful = Analyser(ENGLISH)
     assert [forgetful(text) for text in texts] == expected
 

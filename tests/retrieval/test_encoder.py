@@ -164,7 +164,7 @@ def test_an_encoder_without_layers_reads_texts_of_any_length(tmp_path: Path) -> 
     np.testing.assert_array_equal(found.numbers_QK[:, 0], np.arange(len(texts)))
     own = SentenceEncoder(EncoderOptions(encoder=str(static)))
     close(own.encode_queries(texts), SentenceTransformer(str(static)).encode(texts))
-    with pytest.raises(UsageError, match="`passage_length` does nothing here: this encoder reads texts of any length"):
+    with pytest.raises(UsageError, match="`passage_length` has no effect: this encoder reads texts of any length"):
         SentenceEncoder(EncoderOptions(encoder=str(static), passage_length=8)).encode_passages(passages_of(*texts))
 
 

@@ -203,8 +203,8 @@ def test_a_pair_of_encoders_is_trained(tmp_path: Path) -> None:
     opened = open_index(tmp_path / "index")
     tuned, before = SentenceEncoder(opened.encoder_options("tuned")), SentenceEncoder(named)
     assert opened.vectors["tuned"]["encoder"] == str(tmp_path / "out" / "passages")
-    assert tuned.text_of(passages()[0]) == before.text_of(passages()[0])
-    assert "[SEP]" in tuned.text_of(passages()[0])
+    assert tuned.passage_text(passages()[0]) == before.passage_text(passages()[0])
+    assert "[SEP]" in tuned.passage_text(passages()[0])
     for encode in ("encode_queries", "encode_passages"):
         given = ["moon"] if encode == "encode_queries" else passages()[:1]
         assert np.abs(getattr(tuned, encode)(given) - getattr(before, encode)(given)).max() > 1e-3

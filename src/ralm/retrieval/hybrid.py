@@ -1,8 +1,4 @@
-"""Hybrid retrieval: fuses the rankings of several retrievers into one.
-
-Knows only hits; works with any retrievers over the same passages. Letters of shapes: Q queries, R rankings, K hits
-kept.
-"""
+"""Hybrid retrieval: fuses the rankings of several retrievers over the same passages into one."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,8 +20,8 @@ class FusionOptions:
     """How rankings are fused.
 
     `method`: rrf (`reciprocal_ranks`) or interpolation (`interpolated_scores`). `dense_weight`: the weight of the
-    second ranking in interpolation; the first one gets the rest. `depth`: how many hits of each ranking are used; more
-    if more hits are asked for. Raises UsageError if a value is invalid.
+    second ranking in interpolation; the first one gets the rest. `depth`: how many hits of each ranking are used; at
+    least k. Raises UsageError if a value is invalid.
     """
 
     method: Annotated[
@@ -60,14 +56,14 @@ class Hybrid:
     def config(self) -> dict[str, JsonValue]:
         """Everything that decides the hits: both retrievers, and how their rankings are fused.
 
-        Raises UsageError if one of them does not say what decides its hits.
+        Raises UsageError if one of them has no `config`.
         """
         lexical, dense = (config_of(retriever, "retriever") for retriever in self._retrievers)
         return {"retriever": "hybrid", "lexical": lexical, "dense": dense, **asdict(self._options)}
 
     @property
     def stable(self) -> int:
-        """The depth: both rankings are asked for at least that many hits, however small `k` is."""
+        """The depth: both rankings have at least that many hits, even for a smaller `k`."""
         return self._options.depth
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:

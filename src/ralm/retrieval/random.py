@@ -1,7 +1,7 @@
-"""Random passages: the control that shows how much of a gain comes from retrieval and not from just any text in front.
+"""Random passages: the control that shows how much of a gain comes from retrieval and not from any text before it.
 
-What a query draws depends on a hash of the seed, the query, and how often the query occurred before in the same call.
-It does not depend on the other queries.
+The passages of a query depend on a hash of the seed, the query, and the number of its earlier occurrences in the call.
+They do not depend on other queries.
 
 Letters of shapes: Q queries, K hits per query, M draws, some of which are repeats.
 """
@@ -45,7 +45,7 @@ class RandomRetriever:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The seed, and what is drawn from."""
+        """The seed, and the passages to draw from."""
         of = None if self._numbers is None else hash_of_numbers(self._numbers)
         return {"retriever": "random", "seed": self._seed, "passages": self._count, "of": of}
 
@@ -69,8 +69,8 @@ class RandomRetriever:
         before: Counter[str] = Counter()
         digests = bytearray()
         for query in queries:
-            told = f"{self._seed} {before[query]} {query}".encode("utf-8", "surrogatepass")
-            digests += hashlib.blake2b(told, digest_size=8).digest()
+            text = f"{self._seed} {before[query]} {query}".encode("utf-8", "surrogatepass")
+            digests += hashlib.blake2b(text, digest_size=8).digest()
             before[query] += 1
         return np.frombuffer(digests, "<u8")
 
@@ -90,8 +90,7 @@ def _places(keys_Q: NDArray[np.uint64], count: int, k: int) -> IntArray:
 
 
 def _mixed(keys: NDArray[np.uint64], places: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Numbers of the generator SplitMix64 (Steele, Lea and Flood, 2014): for each key, those at some places of its
-    stream."""
+    """Numbers of the generator SplitMix64 (Steele, Lea and Flood, 2014) at some places of the stream of each key."""
     mixed = keys + (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,9 +1,9 @@
-"""The file of retrieved passages that the official In-Context RALM code writes and reads.
+"""Reads and writes the file of retrieved passages of the official In-Context RALM code.
 
-A JSON list with one object per stride: `begin_location`, `end_location` (tokens), `future` (the text of the stride),
-`query`, and `retrieved_docs`, best first, each `{"text": ..., "score": ...}`. `text` is what is put in front of the
-input, title included. If an object has its own `title`, it is put before the text. This package adds `id`, the document
-that the passage comes from, and its `metadata` if it has any; the official code ignores both.
+The file is a JSON list with one object per stride: `begin_location`, `end_location` (tokens), `future` (the text of the
+stride), `query`, and `retrieved_docs`, best first, each `{"text": ..., "score": ...}`. `text` is put before the input,
+title included; an object's own `title` is put before the text. This package adds `id`, the document of the passage, and
+its `metadata` if it has any; the official code ignores both.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Which retriever to use over an index; knows nothing of how one is opened."""
+"""Opens a retriever over an index, as its options describe it: BM25, dense, hybrid or random."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus.decontamination import normal_title
+from ralm.corpus.decontamination import normal_title, read_lines, read_titles
 from ralm.corpus.numbering import StoredPassages
 from ralm.options import Needs, Option, check_options, seed_option
-from ralm.protocols import Retriever
+from ralm.protocols import Encoder, Retriever
 from ralm.records import Hits, IntArray
 from ralm.retrieval.bm25.formula import open_weighting
-from ralm.retrieval.dense.options import DenseSearchOptions
+from ralm.retrieval.dense.options import DenseSearchOptions, load_encoder
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
+from ralm.retrieval.random import RandomRetriever
 from ralm.validation import config_of, stable_hits
+
+if TYPE_CHECKING:
+    from ralm.retrieval.index import Index
 
 RetrieverName = Literal["bm25", "dense", "hybrid", "random"]
 
+_LOG: Final = logging.getLogger(__name__)
 _DENSE: Final = Needs('`retriever="dense"` or `"hybrid"`', lambda options: options.is_dense)
 
 
@@ -92,6 +97,37 @@ class RetrieverOptions:
         return self.retriever in ("dense", "hybrid")
 
 
+def open_retriever(index: "Index | Path | str", options: RetrieverOptions | None = None) -> Retriever:
+    """The retriever over an index that the options describe, with a cache if they name one.
+
+    The number of forbidden passages is logged at INFO. Raises UsageError if the index was not built for the retriever,
+    CorpusError if a file of titles or documents cannot be read, and the errors of `open_index`, `Index.dense` and
+    `CachedRetriever`.
+    """
+    # numba and pyarrow are imported only when a retriever is opened: commands read the options at startup
+    from ralm.retrieval.cache import CachedRetriever
+    from ralm.retrieval.index import Index, open_index
+
+    options = options or RetrieverOptions()
+    opened = index if isinstance(index, Index) else open_index(index)
+    retriever = _retriever(opened, options, _forbidden(opened, options))
+    return retriever if options.cache is None else CachedRetriever(retriever, Path(options.cache))
+
+
+def _forbidden(index: "Index", options: RetrieverOptions) -> IntArray | None:
+    """The numbers of the passages that may not be found; None if no option forbids any."""
+    titles, documents = options.forbidden_titles, options.forbidden_documents
+    if titles is None and documents is None:
+        return None
+    numbers = matching_passages(
+        index.passages,
+        [] if titles is None else read_titles(Path(titles)),
+        [] if documents is None else read_lines(Path(documents), "document ids"),
+    )
+    _LOG.info("%s of %s passages are forbidden", f"{len(numbers):,}", f"{len(index.passages):,}")
+    return numbers
+
+
 def matching_passages(
     passages: StoredPassages, titles: Iterable[str] = (), document_ids: Iterable[str] = ()
 ) -> IntArray:
@@ -107,12 +143,38 @@ def matching_passages(
     return np.array(found, dtype=np.int64)
 
 
-class MemoizedRetriever:
-    """Asks another retriever once for repeated queries, with `k`, the most hits that any caller will ask for.
+def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | None) -> Retriever:
+    match options.retriever:
+        case "bm25":
+            bm25 = index.bm25
+            if options.weighting is not None:
+                bm25 = bm25.weighted(open_weighting(options.weighting))
+            return bm25 if forbidden is None else bm25.without(forbidden)
+        case "dense":
+            encoder = _query_encoder(index, options)
+            dense = index.dense(
+                options.search, vectors=options.vectors, encoder=encoder, any_encoder=options.any_encoder
+            )
+            return dense if forbidden is None else dense.without(forbidden)
+        case "hybrid":
+            lexical = _retriever(index, replace(options, retriever="bm25"), forbidden)
+            return Hybrid(lexical, _retriever(index, replace(options, retriever="dense"), forbidden), options.fusion)
+        case "random":
+            control = RandomRetriever(len(index.passages), options.seed)
+            return control if forbidden is None else control.without(forbidden)
 
-    `retrievals` counts how often it was asked. The hits are those that the other retriever gives. Up to its `stable`,
-    callers that want different numbers of hits share one retrieval; beyond that, only callers that want the same number
-    do.
+
+def _query_encoder(index: "Index", options: RetrieverOptions) -> Encoder | None:
+    if options.query_encoder is None:
+        return None
+    return load_encoder(replace(index.encoder_options(options.vectors), query_encoder=options.query_encoder))
+
+
+class MemoizedRetriever:
+    """Calls another retriever once for queries that are repeated; `k` is the largest that any caller will use.
+
+    `retrievals` counts its calls. Up to its `stable`, callers with different k share one retrieval; beyond that, only
+    callers with the same k do.
     """
 
     def __init__(self, retriever: Retriever, k: int) -> None:
@@ -128,82 +190,8 @@ class MemoizedRetriever:
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query."""
-        asked = (tuple(queries), max(k, self._k))
-        if asked not in self._found:
+        arguments = (tuple(queries), max(k, self._k))
+        if arguments not in self._found:
             self.retrievals += 1
-            self._found[asked] = self._retriever.retrieve(*asked)
-        return self._found[asked].first(k)
-
-
-if TYPE_CHECKING:
-    from ralm.retrieval.bm25.search import BM25
-    from ralm.retrieval.dense.search import Dense
-    from ralm.retrieval.index import Index
-
-_LOG: Final = logging.getLogger(__name__)
-
-
-def open_retriever(index: "Index | Path | str", options: RetrieverOptions | None = None) -> Retriever:
-    """The retriever over an index that the options describe, with a cache if they name one.
-
-    The number of forbidden passages is logged at INFO. Raises what `open_index`, `Index.dense` and `CachedRetriever`
-    raise, UsageError if the index was not built for the retriever, CorpusError if a file of titles or documents cannot
-    be read.
-    """
-    from ralm.retrieval.index import Index, open_index
-
-    options = options or RetrieverOptions()
-    opened = index if isinstance(index, Index) else open_index(index)
-    retriever = _retriever(opened, options, _forbidden(opened, options))
-    if options.cache is None:
-        return retriever
-    from ralm.retrieval.cache import CachedRetriever
-
-    return CachedRetriever(retriever, Path(options.cache))
-
-
-def _forbidden(index: "Index", options: RetrieverOptions) -> IntArray | None:
-    """The passages that may not be found; None if no option forbids any."""
-    if options.forbidden_titles is None and options.forbidden_documents is None:
-        return None
-    from ralm.corpus.decontamination import read_lines, read_titles
-
-    titles, documents = options.forbidden_titles, options.forbidden_documents
-    numbers = matching_passages(
-        index.passages,
-        [] if titles is None else read_titles(Path(titles)),
-        [] if documents is None else read_lines(Path(documents), "document ids"),
-    )
-    _LOG.info("%s of %s passages are forbidden", f"{len(numbers):,}", f"{len(index.passages):,}")
-    return numbers
-
-
-def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | None) -> Retriever:
-    match options.retriever:
-        case "bm25":
-            bm25 = _bm25(index, options)
-            return bm25 if forbidden is None else bm25.without(forbidden)
-        case "dense":
-            dense = _dense(index, options)
-            return dense if forbidden is None else dense.without(forbidden)
-        case "hybrid":
-            lexical = _retriever(index, replace(options, retriever="bm25"), forbidden)
-            return Hybrid(lexical, _retriever(index, replace(options, retriever="dense"), forbidden), options.fusion)
-        case "random":
-            from ralm.retrieval.random import RandomRetriever
-
-            control = RandomRetriever(len(index.passages), options.seed)
-            return control if forbidden is None else control.without(forbidden)
-
-
-def _bm25(index: "Index", options: RetrieverOptions) -> "BM25":
-    return index.bm25 if options.weighting is None else index.bm25.weighted(open_weighting(options.weighting))
-
-
-def _dense(index: "Index", options: RetrieverOptions) -> "Dense":
-    encoder = None
-    if options.query_encoder is not None:
-        from ralm.retrieval.dense.options import load_encoder
-
-        encoder = load_encoder(replace(index.encoder_options(options.vectors), query_encoder=options.query_encoder))
-    return index.dense(options.search, vectors=options.vectors, encoder=encoder, any_encoder=options.any_encoder)
+            self._found[arguments] = self._retriever.retrieve(*arguments)
+        return self._found[arguments].first(k)

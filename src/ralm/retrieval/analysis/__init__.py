@@ -1,12 +1,10 @@
-"""How texts become index terms.
+"""Analysers: how texts become index terms. This module has the registry of analysers by name.
 
-named.py       every analyser by name: what users choose, and what an index records
-analyser.py    an analyser as a value, and how it is used on texts
-words.py       the words of a text by the Unicode standard, and lower case
-
-english.py     Lucene's EnglishAnalyzer
-cjk.py         Lucene's CJKAnalyzer: pairs of Chinese, Japanese and Korean characters
+lucene.py      Lucene's StandardAnalyzer, EnglishAnalyzer and CJKAnalyzer
 snowball.py    the languages that Snowball has a stemmer for
+
+A new analyser is a line in `_ANALYSES`. An index records the name of its analyser, so queries are analysed like its
+passages. The code of an analyser is imported on first use, so importing the names is cheap.
 """
 
 from collections.abc import Callable
@@ -17,23 +15,23 @@ from typing import Final, TypeAlias
 from ralm.errors import UsageError
 
 TermsOfRun: TypeAlias = Callable[[str], tuple[str, ...]]
-"""Gives the index terms, in order, of a run of characters without white space."""
+"""Returns the index terms, in order, of a run of characters without white space."""
 
-REMEMBERED: Final = 1 << 17
+_CACHED_RUNS: Final = 1 << 17
 """How many runs of characters an analyser caches before it clears the cache; this bounds its memory."""
-MOST_TERMS_REMEMBERED: Final = 8
-"""Runs with more terms are not cached: they hardly repeat, and where words have no white space between them, as in
-Chinese, most runs are such."""
+MAX_CACHED_TERMS: Final = 8
+"""Runs with more terms are not cached: they rarely repeat. Most runs of languages without spaces, such as Chinese, have
+more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """How texts become index terms; passages and queries must be analysed in the same way.
 
-    `name`: what users call it. `recorded`: what the index and the configuration of a retriever record; it changes
-    whenever the terms of any text change. `prepare`: makes the function that gives the terms of a run, which only one
-    thread may use. `stemmer`: gives the name and version of the installed stemming library, if its versions differ in
-    terms.
+    `name`: the name for users. `recorded`: the name in indexes and in the configuration of retrievers; it changes
+    whenever the terms of any text change. `prepare`: returns the function that returns the terms of a run, which only
+    one thread may use. `stemmer`: returns the name and version of the installed stemming library, if its versions
+    differ in terms.
     """
 
     name: str
@@ -43,11 +41,11 @@ class Analysis:
 
 
 class Analyser:
-    """Turns texts into index terms. No word crosses white space, so each run of characters between white space is
-    analysed once and cached. Most of a text repeats such runs."""
+    """Turns texts into index terms. Words contain no white space, so each run of characters without white space is
+    analysed once and cached; most runs of a text are repeated."""
 
     def __init__(self, analysis: Analysis) -> None:
-        self._remembered: dict[str, tuple[str, ...]] = {}
+        self._cache: dict[str, tuple[str, ...]] = {}
         self._terms_of_run = analysis.prepare()
 
     def __call__(self, text: str) -> list[str]:
@@ -56,13 +54,13 @@ class Analyser:
 
     def _run(self, run: str) -> tuple[str, ...]:
         """The terms of a run of characters without white space; cached."""
-        terms = self._remembered.get(run)
+        terms = self._cache.get(run)
         if terms is None:
             terms = self._terms_of_run(run)
-            if len(terms) <= MOST_TERMS_REMEMBERED:
-                if len(self._remembered) >= REMEMBERED:
-                    self._remembered.clear()
-                self._remembered[run] = terms
+            if len(terms) <= MAX_CACHED_TERMS:
+                if len(self._cache) >= _CACHED_RUNS:
+                    self._cache.clear()
+                self._cache[run] = terms
         return terms
 
 
@@ -75,16 +73,16 @@ LANGUAGES: Final = (
 """The languages that Snowball's stemmers are used for."""
 
 
-def _english() -> TermsOfRun:
-    from ralm.retrieval.analysis.lucene import english_terms
-
-    return english_terms()
-
-
 def _standard() -> TermsOfRun:
     from ralm.retrieval.analysis.lucene import standard_terms
 
     return standard_terms
+
+
+def _english() -> TermsOfRun:
+    from ralm.retrieval.analysis.lucene import english_terms
+
+    return english_terms()
 
 
 def _cjk() -> TermsOfRun:
@@ -106,7 +104,7 @@ def _stemmer() -> str:
 
 
 ENGLISH: Final = Analysis(name="english", recorded="lucene-english", prepare=_english)
-_ALL: Final = (
+_ANALYSES: Final = (
     ENGLISH,
     Analysis(name="standard", recorded="lucene-standard", prepare=_standard),
     Analysis(name="cjk", recorded="lucene-cjk", prepare=_cjk),
@@ -122,13 +120,13 @@ def analysis_by_name(name: str) -> Analysis:
 
     Raises UsageError if there is none.
     """
-    found = next((analysis for analysis in _ALL if analysis.name == name), None)
+    found = next((analysis for analysis in _ANALYSES if analysis.name == name), None)
     if found is None:
-        names = ", ".join(analysis.name for analysis in _ALL)
+        names = ", ".join(analysis.name for analysis in _ANALYSES)
         raise UsageError(f"`analyser` must be one of {names}, not {name!r}.")
     return found
 
 
 def analysis_as_recorded(recorded: str) -> Analysis | None:
-    """The analyser that an index records as this; None if this version of ralm has none."""
-    return next((analysis for analysis in _ALL if analysis.recorded == recorded), None)
+    """The analyser that indexes record under this name; None if this version of ralm has none."""
+    return next((analysis for analysis in _ANALYSES if analysis.recorded == recorded), None)

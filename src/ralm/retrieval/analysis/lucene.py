@@ -1,6 +1,9 @@
-"""The words of a text by the Unicode standard (UAX #29), as Lucene's StandardTokenizer finds them.
+"""Lucene's analysers: StandardAnalyzer, EnglishAnalyzer and CJKAnalyzer.
 
-Every analyser begins with these words and lower-cases them. Knows no language.
+Each splits a text into words by the Unicode standard (UAX #29), as Lucene's StandardTokenizer does, and lower-cases
+them. English also removes possessives and 33 stop words and applies the original Porter stemmer. CJK replaces
+full-width Latin and half-width katakana, and replaces Han, hiragana, katakana and Hangul characters that are direct
+neighbours by all pairs of neighbours; a character without neighbours and words in other scripts stay as they are.
 """
 
 import re
@@ -13,7 +16,7 @@ import Stemmer
 
 from ralm.retrieval.analysis import TermsOfRun
 
-LONGEST_TOKEN: Final = 255
+_MAX_WORD: Final = 255
 """Longer words are cut into pieces of this many UTF-16 units, as StandardTokenizer does."""
 
 _PICTOGRAPHS: Final = (
@@ -75,13 +78,13 @@ _UNICODE_WORDS: Final = _unicode_words()
 def words(text: str) -> list[str]:
     """The words of a text, unchanged."""
     found = (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).findall(text)
-    if len(text) <= LONGEST_TOKEN or all(len(word) <= LONGEST_TOKEN for word in found):
+    if len(text) <= _MAX_WORD or all(len(word) <= _MAX_WORD for word in found):
         return found
     return [piece for word in found for piece in _pieces(word)]
 
 
 def placed_words(text: str) -> Iterator[tuple[int, str]]:
-    """The words of a text, each behind the position of its first character."""
+    """The words of a text, each after the position of its first character."""
     for found in (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).finditer(text):
         begin = found.start()
         for piece in _pieces(found.group()):
@@ -100,15 +103,15 @@ def lower_case(word: str) -> str:
 
 
 def _pieces(word: str) -> list[str]:
-    """A word, cut into pieces of at most `LONGEST_TOKEN` UTF-16 units if it is longer."""
-    if 2 * len(word) <= LONGEST_TOKEN:
+    """A word, cut into pieces of at most `_MAX_WORD` UTF-16 units if it is longer."""
+    if 2 * len(word) <= _MAX_WORD:
         return [word]
     units = word.encode("utf-16-le", "surrogatepass")
-    size = 2 * LONGEST_TOKEN
+    size = 2 * _MAX_WORD
     return [units[i : i + size].decode("utf-16-le", "replace") for i in range(0, len(units), size)]
 
 
-STOP_WORDS: Final = frozenset(
+_STOP_WORDS: Final = frozenset(
     """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
     to was will with""".split()
 )
@@ -116,12 +119,12 @@ _APOSTROPHES: Final = "'\u2019\uff07"
 
 
 def english_terms() -> TermsOfRun:
-    """Makes the function that gives the terms of a run; stop words have none."""
+    """Returns a function that returns the terms of a run; stop words have none."""
     porter: Callable[[str], str] = Stemmer.Stemmer("porter", 0).stemWord
 
     def terms(run: str) -> tuple[str, ...]:
         plain = [lower_case(without_possessive(word)) for word in words(run)]
-        return tuple([_stem(word, porter) for word in plain if word and word not in STOP_WORDS])
+        return tuple([_stem(word, porter) for word in plain if word and word not in _STOP_WORDS])
 
     return terms
 
@@ -158,12 +161,12 @@ def _has_measure(stem: str) -> bool:
     return False
 
 
-_CJK_STOP_WORDS: Final = (STOP_WORDS | {"s", "t", "www"}) - {"an"}
+_CJK_STOP_WORDS: Final = (_STOP_WORDS | {"s", "t", "www"}) - {"an"}
 
 _IDEOGRAPH: Final = r"[\p{Script=Han}\p{Script=Hiragana}--\p{WB=ALetter}]"
 _MARK: Final = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]"
 _IDEOGRAPHS: Final = regex.compile(rf"{_IDEOGRAPH}+(?!{_MARK})", regex.V1)
-"""Characters that are words of their own whatever stands around them; most of a text needs no more than this."""
+"""Characters that are words of their own in any context; most of a text needs only this pattern."""
 _PAIRED: Final = regex.compile(
     rf"{_IDEOGRAPH}{_MARK}*|(?:\p{{WB=Katakana}}{_MARK}*)+|(?:[\p{{Script=Hangul}}&&\p{{WB=ALetter}}]{_MARK}*)+",
     regex.V1,

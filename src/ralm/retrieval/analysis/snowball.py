@@ -1,8 +1,8 @@
-"""The languages that Snowball has a stemmer for: lower-cased words, stemmed, without a list of stop words.
+"""Analysers for the languages that Snowball has a stemmer for: words are lower-cased and stemmed; stop words stay.
 
-Before that, texts are brought to the form in which the stemmers expect them: composed characters (NFC), and straight
-apostrophes. A few languages have rules of their own: articles that are joined to the next word by an apostrophe, the
-suffixes of Turkish names, the two letters i of Turkish.
+Before that, characters are composed (NFC) and apostrophes made straight, as the stemmers expect. A few languages have
+rules of their own: articles that an apostrophe joins to the next word, the suffixes of Turkish names, the two letters i
+of Turkish.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _ARTICLES: Final = {
     "irish": "b d m",
     "italian": "agl all c coll d dagl dall degl dell gl l m negl nell pell s sugl sull t un v",
 }
-"""What stands before the apostrophe of "l'avion"; the lists are those of Lucene's analysers."""
+"""The articles before an apostrophe, as in "l'avion"; the lists are those of Lucene's analysers."""
 _CEDILLAS: Final = str.maketrans("\u0218\u0219\u021a\u021b", "\u015e\u015f\u0162\u0163")
 """Romanian's letters with a comma below, as the older ones with a cedilla, which every version of the stemmer knows."""
 
@@ -35,8 +35,8 @@ def stemming_library() -> str:
 
 
 def snowball_terms(language: str) -> TermsOfRun:
-    """Makes the function that gives the terms of a run in a language. Words of which the stemmer leaves nothing, as of
-    some in Greek, stay whole.
+    """Returns a function that returns the terms of a run in a language. A word of which the stemmer leaves nothing, as
+    in Greek, stays whole.
 
     Raises UsageError if the installed version of the library lacks the language.
     """
@@ -56,7 +56,7 @@ def snowball_terms(language: str) -> TermsOfRun:
 
 
 def _plain(language: str) -> Callable[[str], str]:
-    """What is done to a word of a language before it is stemmed."""
+    """The function that prepares the words of a language for the stemmer."""
     if language in _ARTICLES:
         lower = _lower_irish if language == "irish" else lower_case
         return partial(_without_article, frozenset(_ARTICLES[language].split()), lower)

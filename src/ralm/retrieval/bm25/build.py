@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ralm.errors import CorpusError, WorkerError
 from ralm.processes import end_with_parent, starting_processes
-from ralm.retrieval.analysis import ENGLISH, MOST_TERMS_REMEMBERED, Analysis
+from ralm.retrieval.analysis import ENGLISH, MAX_CACHED_TERMS, Analysis
 from ralm.retrieval.bm25.formula import BuildOptions, length_bytes
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.bm25.writing import (
@@ -142,7 +142,7 @@ class _WordIds(dict[str, tuple[int, ...]]):
     def __missing__(self, word: str) -> tuple[int, ...]:
         vocabulary = self._vocabulary
         ids = tuple([vocabulary.setdefault(term, len(vocabulary)) for term in self._terms_of_word(word)])
-        if len(word) <= _MAX_WORD and len(ids) <= MOST_TERMS_REMEMBERED:
+        if len(word) <= _MAX_WORD and len(ids) <= MAX_CACHED_TERMS:
             if len(self) >= _MAX_WORDS:
                 self.clear()
             self[word] = ids

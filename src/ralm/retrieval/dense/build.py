@@ -1,9 +1,9 @@
-"""Builds the vectors of an index from a stream of passages; encoded vectors survive an interruption.
+"""Builds the FAISS indexes of an index from a stream of passages, and merges those of segments.
 
 Passages are encoded in chunks, the longest of a chunk first. The vectors of each chunk are saved in a work folder
-beside the index, in a file that is named by a hash of what was encoded and with what, and that ends in a checksum. A
-resumed build takes the intact files and encodes the rest. At the end FAISS is trained on a sample of the vectors if its
-index needs training, and takes all vectors in order.
+beside the index, in a file that is named by a hash of the texts and the encoder, and that ends in a checksum. A resumed
+build reads the intact files and encodes the rest. At the end FAISS is trained on a sample of the vectors if its index
+needs training, and the vectors are added in order.
 """
 
 import hashlib
@@ -33,17 +33,19 @@ from ralm.terminal import Advance, progress_bar
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 CHUNK: Final = 4096
 """Passages encoded between one save and the next."""
-FEWEST_NEIGHBOURS: Final = 2
+_MIN_NEIGHBOURS: Final = 2
 """With fewer neighbours in a graph, FAISS crashes the process."""
-MOST_NEIGHBOURS: Final = 2048
+_MAX_NEIGHBOURS: Final = 2048
 """A graph with more would take more memory than the vectors."""
+_FLAT: Final = "Flat"
+_LOSSLESS_CODES: Final = (faiss.ScalarQuantizer.QT_fp16, faiss.ScalarQuantizer.QT_bf16)
 
 
 class ChunkEncoder:
-    """Encodes chunks of passages, and saves the vectors of each in the folder `work` under a hash of what is encoded
-    and with what; those that are there are not encoded again.
+    """Encodes chunks of passages, and saves the vectors of each in the folder `work` under a hash of the texts and the
+    encoder; a chunk that is there is not encoded again.
 
-    `advance` is called as passages are done. `done` counts those that were encoded.
+    `advance` is called as passages are done. `done` counts the passages that were encoded.
     """
 
     def __init__(self, work: Path, encoder: Encoder, advance: Advance | None = None) -> None:
@@ -70,10 +72,10 @@ class ChunkEncoder:
         return file
 
     def _address(self, passages: Sequence[Passage]) -> str:
-        """A hash of what is encoded and with what."""
+        """A hash of the texts and the configuration of the encoder."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         for passage in passages:
-            text = self._encoder.text_of(passage).encode("utf-8", "surrogatepass")
+            text = self._encoder.passage_text(passage).encode("utf-8", "surrogatepass")
             digest.update(len(text).to_bytes(8, "little") + text)
         return digest.hexdigest()
 
@@ -118,12 +120,12 @@ class DenseBuilder:
             self.encode_rest()
 
     def finish(self, ends: Sequence[int] = (), before: EncodingStats = NOTHING_ENCODED) -> dict[str, JsonValue]:
-        """Write the vectors; returns what the manifest records about them.
+        """Write the vectors; returns the record of them for the manifest.
 
-        `ends`: how many of the passages are in the first segment, in the first two, and so on; each has a file, see
-        `segment_file`. What FAISS learns of the vectors, such as the lists of IVF, is learned once, of all. Without
-        `ends` there is one segment. `before` was encoded elsewhere, ahead of this. Raises CorpusError if nothing was
-        added, UsageError if there are too few vectors to train on.
+        `ends`: how many of the passages are in the first segment, in the first two, and so on; each has a file
+        (`segment_file`). FAISS is trained once, on vectors of all segments. Without `ends` there is one segment.
+        `before`: passages that were encoded on other machines. Raises CorpusError if nothing was added, UsageError if
+        there are too few vectors to train on.
         """
         assert not self._waiting, "encode_rest comes first"
         if not self._count:
@@ -166,7 +168,7 @@ class DenseBuilder:
         return np.concatenate([part for part in self._rows(rows) if len(part)])
 
     def _write(self, file: Path, first: int, end: int, advance: Advance) -> None:
-        """Write the vectors of consecutive passages, in an index that knows what the first one has learned."""
+        """Write the vectors of consecutive passages in a copy of the trained index."""
         index = faiss.clone_index(self._index)
         for begin in range(first - first % self._chunk, end, self._chunk):
             vectors_PD = np.load(self._files[begin // self._chunk], mmap_mode="r", allow_pickle=False)
@@ -191,7 +193,7 @@ def segment_file(number: int) -> str:
 
 def check_passage_text(encoder: Encoder, passage: Passage) -> None:
     """Raise CorpusError if a passage has no text to encode."""
-    if not encoder.text_of(passage).strip():
+    if not encoder.passage_text(passage).strip():
         raise CorpusError(
             f"passage {passage.number} (document {passage.document_id!r}) is empty, so there is nothing to encode; "
             "leave it out of the corpus."
@@ -205,13 +207,13 @@ def new_faiss_index(dimension: int, string: str) -> faiss.Index:
     unusable: it compares by distance, does not take vectors in order or in parts, or would crash the process.
     """
     for neighbours in re.findall(r"(?:HNSW|NSG)(\d+)", string):
-        if not FEWEST_NEIGHBOURS <= int(neighbours) <= MOST_NEIGHBOURS:
-            raise _no_index(string, dimension, f"neighbours must be {FEWEST_NEIGHBOURS} to {MOST_NEIGHBOURS:,}")
+        if not _MIN_NEIGHBOURS <= int(neighbours) <= _MAX_NEIGHBOURS:
+            raise _no_index(string, dimension, f"neighbours must be {_MIN_NEIGHBOURS} to {_MAX_NEIGHBOURS:,}")
     try:
         index = faiss.index_factory(dimension, string, faiss.METRIC_INNER_PRODUCT)
     except (RuntimeError, MemoryError) as error:
         raise _no_index(string, dimension, _reason(error)) from None
-    except TypeError:  # FAISS refuses a string that is not UTF-8
+    except TypeError:  # FAISS rejects a string that is not UTF-8
         raise _no_index(string, dimension, "it is not UTF-8") from None
     for part in _parts(index):
         fault = _fault(part)
@@ -265,7 +267,7 @@ def train_faiss(index: faiss.Index, vectors_PD: FloatArray, string: str) -> None
 
 
 def _reason(error: RuntimeError | MemoryError) -> str:
-    """The last part of a FAISS message, which begins with the place in its source."""
+    """The last part of a FAISS message, whose first part is a place in its source."""
     return str(error).strip().splitlines()[-1].rpartition(": ")[2]
 
 
@@ -294,7 +296,7 @@ def _checksum(file: Path, content: bytes) -> bytes:
 
 def _save(file: Path, vectors_PD: FloatArray) -> None:
     """Write an array atomically, followed by its checksum, which numpy ignores."""
-    partial = file.with_name(f"{file.stem}-{uuid.uuid4().hex}.npy.partial")  # two machines may save the same
+    partial = file.with_name(f"{file.stem}-{uuid.uuid4().hex}.npy.partial")  # two machines may save the same chunk
     if file.is_dir():
         raise DamagedFolderError(f"{file} is a folder, but a file belongs there; remove it and rerun the command.")
     with storage_errors(file):
@@ -309,10 +311,6 @@ def _save(file: Path, vectors_PD: FloatArray) -> None:
         partial.replace(file)
 
 
-FLAT: Final = "Flat"
-_EXACT_CODES: Final = (faiss.ScalarQuantizer.QT_fp16, faiss.ScalarQuantizer.QT_bf16)
-
-
 def kind_of_added(dimension: int, string: str) -> str:
     """The kind of FAISS index for the vectors of a segment that is added to an index of the kind `string`.
 
@@ -320,13 +318,13 @@ def kind_of_added(dimension: int, string: str) -> str:
     searched exactly.
     """
     index = new_faiss_index(dimension, string)
-    return string if index.is_trained and isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer) else FLAT
+    return string if index.is_trained and isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer) else _FLAT
 
 
 def keeps_vectors(index: faiss.Index) -> bool:
-    """Whether the vectors can be read back from an index as they were added, so that it can be merged with others."""
+    """Whether an index stores vectors without loss, or in 16 bits, so that it can be merged with others."""
     if isinstance(index, faiss.IndexScalarQuantizer):
-        return index.sq.qtype in _EXACT_CODES
+        return index.sq.qtype in _LOSSLESS_CODES
     return isinstance(index, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
 
 
@@ -335,8 +333,8 @@ def merge_vectors(
 ) -> None:
     """Write into `folder` one index of the vectors of some segments, except the rows of each in `removed` (rising).
 
-    It is made like `options` say, as if all vectors had been added at once; but Flat if there are too few of them to
-    train on, so that all are compared.
+    The index is of the kind in `options`, as if all vectors had been added at once; or Flat if there are too few of
+    them to train on.
     """
     kept = [np.delete(np.arange(part.ntotal), gone) for part, gone in zip(parts, removed, strict=True)]
     index = _empty_index(parts, kept, options)
@@ -347,14 +345,14 @@ def merge_vectors(
 
 
 def _empty_index(parts: Sequence[faiss.Index], kept: Sequence[IntArray], options: VectorOptions) -> faiss.Index:
-    """An index for the vectors that are kept of some segments, trained if its kind needs that."""
+    """An empty index for the kept vectors of some segments, trained if its kind needs that."""
     index = new_faiss_index(parts[0].d, options.faiss)
     if index.is_trained:
         return index
     try:
         train_faiss(index, _sample(parts, kept, options), options.faiss)
     except UsageError:
-        return new_faiss_index(parts[0].d, FLAT)
+        return new_faiss_index(parts[0].d, _FLAT)
     return index
 
 

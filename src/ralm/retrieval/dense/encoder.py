@@ -1,6 +1,6 @@
-"""Encoders through sentence-transformers: texts in, vectors out.
+"""Encodes passages and queries as vectors with sentence-transformers.
 
-Knows texts and vectors; knows nothing of indexes. Letters of shapes: Q queries, P passages, D dimensions.
+Letters of shapes: Q queries, P passages, T texts, D dimensions.
 """
 
 import math
@@ -35,9 +35,9 @@ from ralm.terminal import Advance
 _BATCH: Final = 32
 """Texts encoded at once."""
 _BATCHES_A_CALL: Final = 16
-_NOT_OF_QUERIES: Final = ("encoder", "query_encoder", "titles", "passage_length")
+_PASSAGE_OPTIONS: Final = ("encoder", "query_encoder", "titles", "passage_length")
 _PROMPTS: Final = {"query": ("query",), "document": ("document", "passage", "corpus")}
-"""The prompts of a model, the first there is, that sentence-transformers puts before texts of a kind."""
+"""The names of the prompts that sentence-transformers puts before texts of a kind; the first that exists is used."""
 
 _Encode: TypeAlias = Callable[..., Any]
 
@@ -88,10 +88,10 @@ class SentenceEncoder:
 
     @property
     def query_config(self) -> dict[str, JsonValue]:
-        """What encodes queries (fingerprint, configuration, tokenizer), how it reads a text, and the options, except
-        those for passages and the names of folders."""
+        """The fingerprint, configuration and tokenizer of the query encoder, how it reads a text, and its options,
+        without the names of folders."""
         model = self.query_model
-        options = {name: value for name, value in asdict(self._options).items() if name not in _NOT_OF_QUERIES}
+        options = {name: value for name, value in asdict(self._options).items() if name not in _PASSAGE_OPTIONS}
         return {
             "fingerprint": self.query_fingerprint,
             "reading": model_reading(model),
@@ -121,8 +121,7 @@ class SentenceEncoder:
         }
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
-        """The vectors (float32, Q x D) of queries; a query that is too long keeps its end, unless the options say
-        otherwise."""
+        """The vectors (float32, Q x D) of queries; too long a query keeps its end, unless `query_keeps` is first."""
         model = self.query_model
         with self._cut_queries():
             return self._encode(model, model.encode_query, queries, self._options.query_length, None)
@@ -133,7 +132,7 @@ class SentenceEncoder:
         `advance` is called as passages are encoded, several at a time.
         """
         model = self.passage_model
-        texts = [self.text_of(passage) for passage in passages]
+        texts = [self.passage_text(passage) for passage in passages]
         return self._encode(model, model.encode_document, texts, self._options.passage_length, advance)
 
     def query_tensor(self, queries: Sequence[str]) -> torch.Tensor:
@@ -143,18 +142,18 @@ class SentenceEncoder:
 
     def passage_tensor(self, passages: Sequence[Passage]) -> torch.Tensor:
         """The vectors of passages as `encode_passages` makes them, all in one batch and with gradients."""
-        texts = [self.text_of(passage) for passage in passages]
+        texts = [self.passage_text(passage) for passage in passages]
         return self._forward(self.passage_model, "document", texts, self._options.passage_length)
 
-    def text_of(self, passage: Passage) -> str:
-        """What is encoded of a passage: title, separator, text. DPR was trained with [SEP] as the separator; other
-        encoders get a line break."""
+    def passage_text(self, passage: Passage) -> str:
+        """The title, a separator and the text of a passage. The separator is [SEP] for DPR, as it was trained, and a
+        line break for other encoders."""
         if not self._options.titles or not passage.title:
             return passage.text
         return f"{passage.title}{self._separator}{passage.text}"
 
     def save(self, folder: Path) -> None:
-        """Write the weights as they are now; `trained.options_of` gives the options that load them."""
+        """Write the weights as they are now; `trained_options` gives the options that load them."""
         self.save_query_encoder(folder)
         if self.passage_model is not self.query_model:
             save_model(self.passage_model, folder / PASSAGE_ENCODER, self._separator)
@@ -174,7 +173,7 @@ class SentenceEncoder:
         return _cut_on(self.query_model, "left" if self._options.query_keeps == "last" else "right")
 
     def _forward(self, model: SentenceTransformer, task: str, texts: Sequence[str], length: int | None) -> torch.Tensor:
-        """What `encode_query` and `encode_document` of sentence-transformers do with a batch, but with gradients."""
+        """Encode a batch as `encode_query` and `encode_document` of sentence-transformers do, but with gradients."""
         named = next((name for name in _PROMPTS[task] if name in model.prompts), model.default_prompt_name)
         reading = {"task": task, **_limits(length)}
         prompt = None if named is None else model.prompts.get(named)
@@ -192,8 +191,7 @@ class SentenceEncoder:
         length: int | None,
         advance: Advance | None,
     ) -> FloatArray:
-        """Encode texts, the longest first, so that texts of a batch have similar lengths and memory runs out at once if
-        it does. Unpaired surrogates, which no tokenizer accepts, become U+FFFD."""
+        """Encode texts, the longest first, so texts of a batch have similar lengths and memory runs out at once."""
         texts = _encodable(texts)
         vectors_TD = np.empty((len(texts), dimension_of(model)), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
@@ -213,28 +211,30 @@ class SentenceEncoder:
 
 
 def _limits(length: int | None) -> dict[str, Any]:
-    """What tells sentence-transformers the most tokens to read."""
+    """The arguments of sentence-transformers that limit the tokens that are read."""
     return {} if length is None else {"processing_kwargs": {"text": {"max_length": length, "truncation": True}}}
 
 
 def _encodable(texts: Sequence[str]) -> list[str]:
-    """Unpaired surrogates, which no tokenizer accepts, become U+FFFD."""
+    """The texts with U+FFFD for unpaired surrogates, which no tokenizer accepts."""
     return [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
 
 
 def _check_length(name: str, length: int | None, model: SentenceTransformer) -> None:
-    """Raise UsageError if only the encoder's special tokens would fit into this length, or if it never cuts texts."""
+    """Raise UsageError if only special tokens would fit into this length, or if the encoder never cuts texts."""
     if length is not None and model.max_seq_length == math.inf:
-        raise UsageError(f"`{name}` does nothing here: this encoder reads texts of any length whole.")
+        raise UsageError(f"`{name}` has no effect: this encoder reads texts of any length whole.")
     special = getattr(model.tokenizer, "num_special_tokens_to_add", None)
-    least = 1 + (special(False) if special else 0)
-    if length is not None and length < least:
-        raise UsageError(f"`{name}` must be at least {least} for this encoder, not {length}: it counts special tokens.")
+    minimum = 1 + (special(False) if special else 0)
+    if length is not None and length < minimum:
+        raise UsageError(
+            f"`{name}` must be at least {minimum} for this encoder, not {length}: it counts special tokens."
+        )
 
 
 @contextmanager
 def _readable(length: int | None) -> Iterator[None]:
-    """Turn an encoder's failure on long texts into a ModelError; encoders do not say how many tokens they can take."""
+    """Turn an encoder's failure on long texts into a ModelError; encoders do not report how many tokens they accept."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -250,7 +250,7 @@ def _readable(length: int | None) -> Iterator[None]:
 
 @contextmanager
 def _cut_on(model: SentenceTransformer, side: str) -> Iterator[None]:
-    """Truncate texts that are too long on the left (their beginning) or on the right (their end)."""
+    """Truncate texts that are too long on this side: left or right."""
     tokenizer = model.tokenizer
     before = getattr(tokenizer, "truncation_side", None)
     if before is None:

@@ -53,7 +53,7 @@ def load_model(name: str, options: EncoderOptions, device: str | None) -> Senten
     with loading_errors("encoder", name), whole_loading(name, _is_unused):
         if is_dpr(name):
             return SentenceTransformer(modules=load_dpr(name, weights), device=device)
-        if options.pooling == "auto" or recorded_reading(name):  # ours holds its pooling, and what follows it
+        if options.pooling == "auto" or recorded_reading(name):  # a trained folder names its pooling
             return SentenceTransformer(name, device=device, model_kwargs=weights)
         transformer = Transformer(name, model_kwargs=weights)
         pooling = Pooling(transformer.get_embedding_dimension(), options.pooling)
@@ -61,12 +61,12 @@ def load_model(name: str, options: EncoderOptions, device: str | None) -> Senten
 
 
 def _is_unused(weight: str) -> bool:
-    """Whether a weight is of BERT's pooler, which no vector depends on and many folders lack."""
+    """Whether a weight belongs to BERT's pooler, which no vector depends on and many folders lack."""
     return "pooler." in weight
 
 
 def check_encoder_device(name: str) -> None:
-    """Raise ModelError if no encoder can be computed on a device of this name."""
+    """Raise ModelError if encoders cannot be computed on a device with this name."""
     try:
         torch.zeros(1, device=None if name == "auto" else name)
     except (RuntimeError, AssertionError) as error:
@@ -76,7 +76,7 @@ def check_encoder_device(name: str) -> None:
 def save_model(model: SentenceTransformer, folder: Path, separator: str) -> None:
     """Write a model into a folder that sentence-transformers loads."""
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
-    if backend is not None:  # otherwise how the last texts were cut and padded would be saved too
+    if backend is not None:  # the settings of the last call would be saved too
         backend.no_truncation()
         backend.no_padding()
     with quiet_loading():
@@ -92,7 +92,7 @@ def dimension_of(model: SentenceTransformer) -> int:
 
 
 def encoder_fingerprint(model: SentenceTransformer) -> str:
-    """A hash of all weights except BERT's pooler, which no vector depends on and many folders lack."""
+    """A short hash of all weights except BERT's pooler."""
     digest = hashlib.sha256()
     for name, weights in sorted(model.state_dict().items()):
         if _is_unused(name):
@@ -103,8 +103,7 @@ def encoder_fingerprint(model: SentenceTransformer) -> str:
 
 
 def model_reading(model: SentenceTransformer) -> dict[str, JsonValue]:
-    """How the modules of a model read a text, apart from their weights; few names, so that they stay the same across
-    versions."""
+    """How the modules of a model read a text, apart from their weights; only names that are stable across versions."""
     modules = [module for module in model.modules() if type(module).__module__.startswith(_ST_PACKAGE)][1:]
     pooling = [module for module in modules if isinstance(module, Pooling)]
     return {
@@ -119,7 +118,7 @@ def model_reading(model: SentenceTransformer) -> dict[str, JsonValue]:
 
 
 def model_settings(model: SentenceTransformer) -> str:
-    """A hash of everything else in the model's own files: its architecture and its tokenizer."""
+    """A short hash of the architecture and the tokenizer of a model."""
     digest = hashlib.sha256()
     for module in model.modules():
         described = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
@@ -135,8 +134,7 @@ def model_settings(model: SentenceTransformer) -> str:
 
 
 def is_dpr(name: str) -> bool:
-    """Whether a folder or hub model is an encoder of DPR, by its config.json (many sentence-transformers models have
-    none).
+    """Whether a folder or hub model is an encoder of DPR, by its config.json, which many other models lack.
 
     Raises OSError if the hub cannot be reached.
     """
@@ -165,7 +163,7 @@ def load_dpr(name: str, model_kwargs: dict[str, Any]) -> list[nn.Module]:
 
 
 def _as_module(bert: Any, tokenizer: Any, model_kwargs: dict[str, Any]) -> Transformer:
-    """A BERT in memory as a module; it goes through a folder, since modules can only be loaded from folders."""
+    """A BERT in memory as a module, through a folder, since modules can only be loaded from folders."""
     settings = {name: value for name, value in bert.config.to_dict().items() if name not in _DPR_SETTINGS}
     bert.config = BertConfig(**settings)
     with TemporaryDirectory() as folder:

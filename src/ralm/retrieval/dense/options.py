@@ -1,4 +1,7 @@
-"""The options of dense retrieval; importing them does not need the extra `dense`."""
+"""The options of dense retrieval, loading an encoder, and the records in the folders of trained encoders.
+
+Importing this module does not need the extra `dense`.
+"""
 
 import json
 from contextlib import AbstractContextManager
@@ -27,10 +30,10 @@ TRAINED_FOR: Final = "trained_for"
 
 _READING: Final = "ralm.json"
 SEPARATOR: Final = "title_separator"
-"""The key, in `_READING`, of what stands between the title and the text of a passage."""
+"""The key, in `_READING`, of the separator between the title and the text of a passage."""
 
 PASSAGE_ENCODER: Final = "passages"
-"""The encoder of passages within the folder of a trained pair, which is that of the encoder of queries."""
+"""The folder of the passage encoder within the folder of a trained pair, which itself is the query encoder."""
 
 Pooling = Literal["auto", "mean", "cls"]
 QueryEnd = Literal["last", "first"]
@@ -38,13 +41,13 @@ EncoderDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class EncodingStats(NamedTuple):
-    """Passages that were encoded, and the seconds that it took, added up over machines."""
+    """The number of encoded passages, and the seconds that this took, added up over machines."""
 
     passages: int
     seconds: float
 
     def plus(self, other: "EncodingStats") -> "EncodingStats":
-        """Both together."""
+        """The sums of both."""
         return EncodingStats(self.passages + other.passages, self.seconds + other.seconds)
 
 
@@ -60,10 +63,10 @@ class EncoderOptions:
     `pooling`: mean or cls over the tokens of a bare model; auto is what the model's folder says, or else mean.
     `normalize`: scale vectors to length 1, so that inner products are cosines.
     `titles`: whether a passage's title is put before its text.
-    `query_length`, `passage_length`: the most tokens of the encoder that are read, special ones included; None is as
-    many as the encoder takes. A longer passage keeps its beginning.
-    `query_keeps`: which tokens of a longer query are read: the last, since the newest words matter most for what comes
-    next, or the first, as in the published code of REPLUG.
+    `query_length`, `passage_length`: how many tokens are read at most, special ones included; None is the maximum of
+    the encoder. A longer passage keeps its beginning.
+    `query_keeps`: which tokens of a longer query are read: the last, since the newest words matter most for the next
+    ones, or the first, as in the published code of REPLUG.
     `dtype`: number format of the weights; auto is as they were saved.
 
     Raises UsageError if a length is below 1 or a choice is unknown.
@@ -119,9 +122,8 @@ class VectorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltWith:
-    """What an index records of its encoder of queries: the fingerprint of its weights, and how it reads a text
-    (`Encoder.query_config`), which is empty if the index is older than that record. `passage_fingerprint` is of the
-    weights that encoded the passages; an index may lack it."""
+    """The record of the query encoder in an index: the fingerprint of its weights, and how it reads a text
+    (`Encoder.query_config`). `passage_fingerprint`: the weights that encoded the passages, if the encoder has it."""
 
     query_fingerprint: str
     query_reading: dict[str, JsonValue] = field(default_factory=dict)
@@ -130,7 +132,7 @@ class BuiltWith:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSearchOptions:
-    """How much work an approximate index does for a query; None for other kinds of index.
+    """How thoroughly an approximate index is searched; None for other kinds of index.
 
     `nprobe`: lists that an IVF index reads; 16 if None. `ef_search`: candidates that an HNSW index keeps; 128 if None.
     Raises UsageError if one is below 1.
@@ -149,7 +151,7 @@ _PACKAGES: Final = ("sentence_transformers", "faiss", "torch", "transformers")
 
 
 def dense_extra() -> AbstractContextManager[None]:
-    """Turns a missing package of the extra `dense` into MissingExtraError."""
+    """Turn a missing package of the extra `dense` into MissingExtraError."""
     return extra("dense", "dense retrieval needs", _PACKAGES)
 
 
@@ -173,7 +175,7 @@ def is_trained(folder: Path) -> bool:
 
 
 def trained_options(folder: Path, like: EncoderOptions) -> EncoderOptions:
-    """The encoder, or the pair, in the folder of a training; everything else as in `like`."""
+    """The options of the encoder, or the pair, in the folder of a training; the other options as in `like`."""
     passages = folder / PASSAGE_ENCODER
     if not passages.is_dir():
         return replace(like, encoder=str(folder), query_encoder=None)
@@ -181,12 +183,12 @@ def trained_options(folder: Path, like: EncoderOptions) -> EncoderOptions:
 
 
 def write_reading(folder: Path, reading: dict[str, str]) -> None:
-    """Write how texts are put together for the encoder in a folder."""
+    """Write how the encoder in a folder reads texts."""
     (folder / _READING).write_text(json.dumps(reading) + "\n", encoding="utf-8")
 
 
 def recorded_reading(name: str) -> dict[str, str]:
-    """What `write_reading` wrote into a folder; empty for any other encoder."""
+    """The record that `write_reading` wrote into a folder; empty for any other encoder."""
     try:
         reading = json.loads((Path(name) / _READING).read_bytes())
     except (OSError, ValueError):

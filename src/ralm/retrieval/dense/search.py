@@ -1,4 +1,4 @@
-"""Dense search: finds the passages whose vectors have the largest inner products with a query's, with FAISS.
+"""Finds with FAISS the passages whose vectors have the largest inner products with that of a query.
 
 Letters of shapes: Q queries, K hits per query, D dimensions.
 """
@@ -26,7 +26,7 @@ from ralm.storage.manifest import whole_checksum
 from ralm.terminal import track
 from ralm.validation import check_count
 
-QUERIES_AT_A_TIME: Final = 1024
+_QUERIES_AT_A_TIME: Final = 1024
 _HITS_AT_A_TIME: Final = 1 << 22
 _NPROBE: Final = 16
 _EF_SEARCH: Final = 128
@@ -71,7 +71,7 @@ class Dense:
         self._numbering = Numbering(sum(index.ntotal for index in vectors), removed)
         self._effort = _set_effort(vectors, options or DenseSearchOptions())
         self._forbidden: IntArray = np.zeros(0, np.int64)
-        self._left_out = self._numbering.removed
+        self._excluded = self._numbering.removed
 
     def without(self, numbers: Iterable[int]) -> Self:
         """The same retriever without the passages with these numbers.
@@ -82,12 +82,12 @@ class Dense:
         """
         other = copy(self)
         other._forbidden = union(self._forbidden, rising(numbers))
-        other._left_out = union(self._numbering.removed, self._numbering.rows(other._forbidden))
+        other._excluded = union(self._numbering.removed, self._numbering.rows(other._forbidden))
         return other
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything that decides the hits: the index, what encodes queries and how, and how much is searched."""
+        """Everything that decides the hits: the index, the query encoder, and how much is searched."""
         config: dict[str, JsonValue] = {
             "retriever": "dense",
             "fingerprint": self._fingerprint,
@@ -118,8 +118,8 @@ class Dense:
         check_count("k", k)
         k = min(k, max(len(self._numbering), 1))
         rows = np.array([row for row, query in enumerate(queries) if query.strip()], dtype=np.int64)
-        most = max(part.asked(k, self._left_out) for part in self._parts)
-        step = max(1, min(QUERIES_AT_A_TIME, _HITS_AT_A_TIME // most))
+        size = max(part.search_size(k, self._excluded) for part in self._parts)
+        step = max(1, min(_QUERIES_AT_A_TIME, _HITS_AT_A_TIME // size))
         hits = Hits.none(len(queries), k)
         chunks = np.split(rows, range(step, len(rows), step))
         for some in track(chunks, "Retrieving", len(chunks)) if len(chunks) > 1 else chunks:
@@ -130,13 +130,13 @@ class Dense:
         return hits
 
     def _search(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
-        """The rows and scores of the k best, without those that are left out."""
+        """The rows and scores of the k best that are not excluded."""
         if not np.isfinite(vectors_QD).all():
             raise ModelError(
                 "the encoder gives a vector with NaN or infinity for a query; its weights are damaged or overflow in "
                 "the number format that the index was built with."
             )
-        found = [part.search(vectors_QD, k, self._left_out) for part in self._parts]
+        found = [part.search(vectors_QD, k, self._excluded) for part in self._parts]
         rows_QM, scores_QM = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
         return _ordered((scores_QM, rows_QM), k)
 
@@ -148,42 +148,42 @@ class _Part:
         self.index = index
         self._first = first
 
-    def search(self, vectors_QD: FloatArray, k: int, left_out: IntArray) -> tuple[IntArray, FloatArray]:
-        """The rows and scores of the k best of the segment, without those in `left_out`."""
-        places_QK, scores_QK = self._best(vectors_QD, min(k, self.index.ntotal), self._own(left_out))
+    def search(self, vectors_QD: FloatArray, k: int, excluded: IntArray) -> tuple[IntArray, FloatArray]:
+        """The rows and scores of the k best of the segment, without those in `excluded`."""
+        places_QK, scores_QK = self._best(vectors_QD, min(k, self.index.ntotal), self._own(excluded))
         return np.where(places_QK == NO_PASSAGE, NO_PASSAGE, places_QK + self._first), scores_QK
 
-    def asked(self, k: int, left_out: IntArray) -> int:
-        """How many hits FAISS is asked for to find the k best of a query without the rows in `left_out`."""
-        own = self._own(left_out)
+    def search_size(self, k: int, excluded: IntArray) -> int:
+        """The number of hits that FAISS must return for the k best of a query without the rows in `excluded`."""
+        own = self._own(excluded)
         skips = len(own) == 0 or _selecting(self.index, own) is not None
         return k if skips else k + len(own)
 
-    def _own(self, left_out: IntArray) -> IntArray:
-        """The places in the segment of those of the rows (rising) that are in it."""
-        begin, end = np.searchsorted(left_out, (self._first, self._first + self.index.ntotal))
-        return left_out[begin:end] - self._first
+    def _own(self, excluded: IntArray) -> IntArray:
+        """The places in the segment of the rows (rising) that belong to it."""
+        begin, end = np.searchsorted(excluded, (self._first, self._first + self.index.ntotal))
+        return excluded[begin:end] - self._first
 
-    def _best(self, vectors_QD: FloatArray, k: int, left_out: IntArray) -> tuple[IntArray, FloatArray]:
-        if len(left_out) == 0:
+    def _best(self, vectors_QD: FloatArray, k: int, excluded: IntArray) -> tuple[IntArray, FloatArray]:
+        if len(excluded) == 0:
             return _ordered(self.index.search(vectors_QD, k), k)
-        selecting = _selecting(self.index, left_out)
+        selecting = _selecting(self.index, excluded)
         if selecting is not None:
             return _ordered(self.index.search(vectors_QD, k, params=selecting), k)
-        return self._search_for_more(vectors_QD, k, left_out)
+        return self._search_for_more(vectors_QD, k, excluded)
 
-    def _search_for_more(self, vectors_QD: FloatArray, k: int, left_out: IntArray) -> tuple[IntArray, FloatArray]:
-        """Ask for enough hits that k are left without the forbidden ones; if an HNSW index finds too few, compare all
-        vectors."""
+    def _search_for_more(self, vectors_QD: FloatArray, k: int, excluded: IntArray) -> tuple[IntArray, FloatArray]:
+        """Search for enough hits that k are left without the forbidden ones; if an HNSW index finds too few, compare
+        all vectors."""
         index = self.index
-        allowed = index.ntotal - len(left_out)
-        scores_QM, numbers_QM = index.search(vectors_QD, min(k + len(left_out), index.ntotal))
-        numbers_QM[np.isin(numbers_QM, left_out)] = NO_PASSAGE
+        allowed = index.ntotal - len(excluded)
+        scores_QM, numbers_QM = index.search(vectors_QD, min(k + len(excluded), index.ntotal))
+        numbers_QM[np.isin(numbers_QM, excluded)] = NO_PASSAGE
         numbers_QK, scores_QK = _ordered((scores_QM, numbers_QM), k)
         short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, allowed)
         if short.any() and isinstance(index, faiss.IndexHNSW):
             storage = faiss.downcast_index(index.storage)
-            selecting = _selecting(storage, left_out)
+            selecting = _selecting(storage, excluded)
             if selecting is not None:
                 found = storage.search(vectors_QD[short], k, params=selecting)
                 numbers_QK[short], scores_QK[short] = _ordered(found, k)
@@ -228,10 +228,12 @@ def open_dense(
     fingerprint: str | None = None,
     removed: IntArray | Sequence[int] = (),
 ) -> Dense:
-    """The retriever over vectors that `open_vectors` opened. `built_with` is what the encoder of queries must match, if
-    given; `index` is the name of the index in messages. `fingerprint` is a hash of the vectors and their passages.
+    """The retriever over vectors that `open_vectors` opened.
 
-    Raises OtherEncoderError if the encoder is another.
+    `built_with`: the record that the encoder of queries must match, if given. `index`: the name of the index in
+    messages. `fingerprint`: a hash of the vectors and their passages.
+
+    Raises OtherEncoderError if the encoder does not match.
     """
     dense = Dense(vectors, encoder, options, fingerprint=fingerprint, removed=removed)
     if built_with is not None:
@@ -240,10 +242,10 @@ def open_dense(
 
 
 def check_encoder(index: Path, encoder: Encoder, built_with: BuiltWith, *, advice: str) -> None:
-    """Raise OtherEncoderError if the queries of an encoder do not belong to the vectors of an index.
+    """Raise OtherEncoderError if an encoder of queries does not match the vectors of an index.
 
-    They do if its weights and the way it reads a text are those that the index records. Instead of the same weights it
-    may have weights that were trained for vectors of the same passage encoder. `advice` ends the message.
+    It matches if its weights and the way it reads a text are those that the index records. Weights that were trained
+    for vectors of the same passage encoder match too. `advice` ends the message.
     """
     is_same = encoder.query_fingerprint == built_with.query_fingerprint
     trained_for = getattr(encoder, "trained_for", None)
@@ -306,16 +308,16 @@ def _head(head: bytes, name: Path) -> tuple[bytes, int, int, int, int, bool, int
 
 
 def _set_effort(vectors: Sequence[faiss.Index], options: DenseSearchOptions) -> dict[str, JsonValue]:
-    """Set the search parameters of the segments; returns their values. Segments that were added later may be flat, and
-    have none; the first decides which there are."""
+    """Set the search parameters of the segments; returns their values. The first segment decides which there are, since
+    segments that were added later may be flat and have none."""
     index, *others = vectors
-    most = sum(index.ntotal for index in vectors)
+    total = sum(index.ntotal for index in vectors)
     effort: dict[str, JsonValue] = {}
-    for name, asked, usual, kind in (
+    for name, chosen, default, kind in (
         ("nprobe", options.nprobe, _NPROBE, "IVF"),
         ("efSearch", options.ef_search, _EF_SEARCH, "HNSW"),
     ):
-        value = min(usual if asked is None else asked, max(most, usual))  # higher values add no work
+        value = min(default if chosen is None else chosen, max(total, default))  # higher values add no work
         try:
             faiss.ParameterSpace().set_index_parameter(index, name, value)
             effort[name] = value
@@ -325,9 +327,9 @@ def _set_effort(vectors: Sequence[faiss.Index], options: DenseSearchOptions) -> 
         except RuntimeError:
             if _is_of_kind(index, kind):
                 raise  # it would search with FAISS's own default, of one list
-            if asked is not None:
+            if chosen is not None:
                 raise UsageError(
-                    f"{name} {asked} is for an {kind} index, but this is a FAISS {type(index).__name__}; omit it."
+                    f"{name} {chosen} is for an {kind} index, but this is a FAISS {type(index).__name__}; omit it."
                 ) from None
     return effort
 
@@ -343,10 +345,9 @@ def _is_of_kind(index: faiss.Index, kind: str) -> bool:
 class PassageVectors:
     """The vectors of the passages of an index: one FAISS index for each of its segments, in the order of the passages.
 
-    Vectors of the kinds `Flat` and `SQfp16` stay on disk, and are read as they are asked for. `removed`: the rows
-    (int64, rising), counted through all segments, whose passages were removed. `name` is what messages call the
-    vectors. Raises UsageError if the kind of index rounds its vectors more than to 16 bits, because then they cannot be
-    read back.
+    Vectors of the kinds `Flat` and `SQfp16` stay on disk and are read when they are needed. `removed`: the rows (int64,
+    rising), counted through all segments, whose passages were removed. `name`: the name of the vectors in messages.
+    Raises UsageError if the kind of index rounds its vectors to fewer than 16 bits, so they cannot be read back.
     """
 
     def __init__(self, parts: Sequence[faiss.Index], name: str, removed: IntArray | Sequence[int] = ()) -> None:
