@@ -8,9 +8,9 @@ import pytest
 from pydantic import JsonValue
 
 from ralm.answering import multiple_choice
-from ralm.answering.answers import Answer, KeptAnswers
+from ralm.answering.answers import Answer, AnswerStores
 from ralm.answering.evaluation import ChoiceEvaluation, evaluate_choices
-from ralm.answering.multiple_choice import letter_of, way_of
+from ralm.answering.multiple_choice import choice_method, letter_of
 from ralm.answering.options import ChoiceOptions
 from ralm.answering.prompts import QuestionPrompt, open_prompt
 from ralm.answering.questions import ChoiceQuestion, Question
@@ -333,13 +333,13 @@ def test_an_impossible_right_choice_leaves_out_its_logarithm(model: WritingModel
 
 
 def test_ways_keep_to_the_model(model: WritingModel) -> None:
-    way = way_of(model, LETTER, ChoiceOptions(), KeptAnswers())
+    way = choice_method(model, LETTER, ChoiceOptions(), AnswerStores())
     assert way.room(QUESTIONS[0]) == model.max_length
     assert way.answer(QUESTIONS[2]) == "D"
-    writing = way_of(model, LETTER, ChoiceOptions(score="generated", new_tokens=7), KeptAnswers())
+    writing = choice_method(model, LETTER, ChoiceOptions(score="generated", new_tokens=7), AnswerStores())
     assert writing.room(QUESTIONS[0]) == model.max_length - 7
     assert writing.answer(QUESTIONS[2]) == "D"
-    texts = way_of(model, BARE, ChoiceOptions(score="text"), KeptAnswers())
+    texts = choice_method(model, BARE, ChoiceOptions(score="text"), AnswerStores())
     longest = max(len(model.tokenizer.encode(f" {one}")) for one in QUESTIONS[0].choices)
     assert texts.room(QUESTIONS[0]) == model.max_length + 1 - longest
     assert texts.answer(QUESTIONS[2]) == "bread"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from ralm.answering.prompts import Cut, PromptEncoder, PromptText, tokens_behind
+from ralm.answering.prompts import Cut, PromptEncoder, PromptText, tokens_after
 from ralm.errors import UsageError
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.tokenizer import full_tokenizer
@@ -88,5 +88,5 @@ def test_an_answer_behind_a_prompt_has_the_tokens_of_the_whole_text(
     first = full_tokenizer(tokenizer).special_tokens.before
     for prompt, answer in (("question: who?\nanswer:", " the dog"), ("model:", "a"), ("a", "")):
         tokens = np.concatenate([first, tokenizer.encode(prompt)])
-        behind = tokens_behind(tokens, answer, tokenizer)
+        behind = tokens_after(tokens, answer, tokenizer)
         assert [*tokens[len(first) :], *behind] == tokenizer.encode(prompt + answer).tolist()

@@ -201,7 +201,7 @@ def test_a_run_resumes_without_writing_an_answer_twice(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "write_answers", killed)
+        patched.setattr(module, "new_folder", killed)
         with pytest.raises(KeyboardInterrupt):
             run_questions(tmp_path / "run", QUESTIONS, model, PROMPT, source=Given())
     assert (tmp_path / "run.unfinished").is_dir()
@@ -328,9 +328,9 @@ def test_given_passages_are_read_with_the_named_fields(tmp_path: Path) -> None:
 def test_passages_that_questions_bring_decide_where_the_file_lacks_them(model: WritingModel) -> None:
     source = GivenPassages([Question("1", "known", (), (RetrievedPassage(text="x"),))], {"passages": "given"})
     shown = [Question("2", "other", ("y",), (RetrievedPassage(text=text),)) for text in ("one", "another")]
-    configs = [questions_config(QUESTIONS, model, PROMPT, source, demonstrations=[one]) for one in shown]
+    configs = [questions_config(QUESTIONS, model, PROMPT, source=source, demonstrations=[one]) for one in shown]
     assert configs[0] != configs[1]
-    asked = [questions_config(QUESTIONS, model, PROMPT, Given(), demonstrations=[one]) for one in shown]
+    asked = [questions_config(QUESTIONS, model, PROMPT, source=Given(), demonstrations=[one]) for one in shown]
     assert asked[0] == asked[1], "a retriever is asked, and they are not read"
 
 

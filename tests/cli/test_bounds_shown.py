@@ -7,7 +7,7 @@ import pytest
 from pydantic import JsonValue
 
 from ralm.answering.answers import Answer
-from ralm.answering.evaluation import AnsweredQuestion, Judged, QuestionEvaluation
+from ralm.answering.evaluation import AnsweredQuestion, JudgedAnswer, QuestionEvaluation
 from ralm.answering.prompts import Cut
 from ralm.answering.questions import Question
 from ralm.cli.results import print_measures
@@ -26,7 +26,9 @@ from tests.fakes import passages_of
 
 def answered(*tokens: GeneratedToken) -> QuestionEvaluation:
     answer = Answer("it", [GeneratedText("it", 0, tokens)], {})
-    judged = Judged(answer=answer, exact_match=True, token_match=True, f1=1.0, gold_log_prob=None, gold_tokens=None)
+    judged = JudgedAnswer(
+        answer=answer, exact_match=True, token_match=True, f1=1.0, gold_log_prob=None, gold_tokens=None
+    )
     question = Question("1", "what?", ("it",))
     row = AnsweredQuestion(question=question, passages=(), answer_at=None, cut=Cut(), judged=judged, closed=None)
     return QuestionEvaluation(rows=[row], documents=0, seconds=1.0)

@@ -1,21 +1,21 @@
-"""Answers a language model writes after the prompts of a question, and the likelihood of gold answers there.
+"""Answers that a language model writes after the prompts of a question, and the likelihood of gold answers there.
 
     p(y_t | y_<t, q) = sum over prompts d of  weight_d  p(y_t | prompt_d, y_<t)          (REPLUG, Eq. 2)
 
 With one prompt this is In-Context RALM, section 7. Letters of shapes: K prompts of a question, T tokens of a text.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import QuestionPrompt, tokens_behind
+from ralm.answering.prompts import QuestionPrompt, tokens_after
 from ralm.answering.sources import QuestionInput
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer, SharedCache
@@ -29,12 +29,53 @@ from ralm.records import FloatArray, IntArray, PromptPrefix, Request
 from ralm.storage.store import Store
 from ralm.validation import check_length, scores_given_texts
 
-_NO_CONTEXT: Final[IntArray] = np.zeros(0, dtype=np.int64)
+_PROMPTS_AT_ONCE: Final = 32
+"""Prompts that are continued together."""
+_KEY_BYTES: Final = 16
+_NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
+
+GoldScore: TypeAlias = tuple[float, int]
+"""The natural log-probability of a gold answer, and its number of tokens."""
+_Prompts: TypeAlias = Sequence[PromptPrefix]
+_TokenTable: TypeAlias = NDArray[np.void]
+"""A row of `_token_type` for each token of an answer."""
+_Answered_co = TypeVar("_Answered_co", bound=tuple[Any, ...], covariant=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Likelihood:
-    """A text behind the prompts of a question: the natural log-probability of each token behind each prompt (float32,
+class Answer:
+    """An answer: its text, the pieces that it was drawn in, and the share of each passage in their probability, largest
+    first."""
+
+    text: str
+    pieces: Sequence[GeneratedText]
+    shares: dict[int, float]
+
+    @classmethod
+    def of(cls, pieces: Sequence[GeneratedText]) -> "Answer":
+        """The answer that consists of these pieces."""
+        tokens = [token for piece in pieces for token in piece.tokens]
+        return cls("".join(piece.text for piece in pieces), pieces, passage_shares(tokens))
+
+    @property
+    def tokens(self) -> Sequence[GeneratedToken]:
+        """The tokens of the answer, without the one that ends it."""
+        return [token for piece in self.pieces for token in piece.tokens]
+
+    @property
+    def log_prob(self) -> float:
+        """The natural log-probability of the answer's tokens; NaN if the model gives text alone."""
+        return float(sum(token.log_prob for token in self.tokens))
+
+    @property
+    def certified(self) -> float:
+        """The share of its tokens that are certainly the most likely ones, see `GeneratedToken`; 1 without tokens."""
+        return float(np.mean([token.certified for token in self.tokens])) if self.tokens else 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextLikelihood:
+    """A text after the prompts of a question: the natural log-probability of each token after each prompt (float32,
     K x T), and the logarithm of the weight of each prompt (float64, K)."""
 
     log_probs_KT: FloatArray
@@ -52,114 +93,85 @@ class Likelihood:
 
     @property
     def shares_K(self) -> NDArray[np.float64]:
-        """The share of the tokens' probability that came from each prompt, averaged over tokens; they sum to 1."""
+        """The share of each prompt in the tokens' probability, averaged over tokens; they sum to 1."""
         return posterior(self.log_probs_KT, self.log_weights_K).mean(axis=0, dtype=np.float64)
 
 
-def likelihoods(texts: Sequence[tuple[Sequence[PromptPrefix], IntArray]], scorer: Scorer) -> list[Likelihood]:
-    """The likelihood of each text (token ids, at least one) behind its prompts.
+def likelihoods(texts: Sequence[tuple[_Prompts, IntArray]], scorer: Scorer) -> list[TextLikelihood]:
+    """The likelihood of each text (token ids, at least one) after its prompts.
 
     Raises ModelError if a prompt and its text are longer than the model reads.
     """
     requests = [
-        Request(document=prompt_prefix.tokens, context=_NO_CONTEXT, targets=tokens)
-        for prompt_prefixes, tokens in texts
-        for prompt_prefix in prompt_prefixes
+        Request(document=prompt.tokens, context=_NO_TOKENS, targets=tokens)
+        for prompts, tokens in texts
+        for prompt in prompts
     ]
     scored = iter(scorer.log_probs(requests))
-    return [
-        Likelihood(
-            np.stack([next(scored) for _ in prompt_prefixes]),
-            np.array([prompt_prefix.log_weight for prompt_prefix in prompt_prefixes], dtype=np.float64),
-        )
-        for prompt_prefixes, _ in texts
-    ]
+    return [TextLikelihood(np.stack([next(scored) for _ in prompts]), _log_weights(prompts)) for prompts, _ in texts]
 
 
-_TEXTS_AT_ONCE: Final = 32
-"""Prompts that are continued together."""
-_KEY_BYTES: Final = 16
-_TokenTable: TypeAlias = NDArray[np.void]
-"""A row of `_token_type` for each token of an answer."""
-_NOTHING: IntArray = np.zeros(0, dtype=np.int64)
-
-GoldScore: TypeAlias = tuple[float, int]
-"""The natural log-probability of a gold answer, and its number of tokens."""
-Answered_co = TypeVar("Answered_co", bound=tuple[Any, ...], covariant=True)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Answer:
-    """An answer: its text, the pieces that it was drawn in, and the share that each passage has in their probability,
-    largest first."""
-
-    text: str
-    pieces: Sequence[GeneratedText]
-    shares: dict[int, float]
-
-    @property
-    def tokens(self) -> Sequence[GeneratedToken]:
-        """The tokens of the answer, the end of it excluded."""
-        return [token for piece in self.pieces for token in piece.tokens]
-
-    @property
-    def log_prob(self) -> float:
-        """The natural log-probability of the answer's tokens; NaN if the model gives text alone."""
-        return float(sum(token.log_prob for token in self.tokens))
-
-    @property
-    def certified(self) -> float:
-        """The share of its tokens that are the likeliest for certain, see `GeneratedToken`; 1 if it has none."""
-        return float(np.mean([token.certified for token in self.tokens])) if self.tokens else 1.0
+def _log_weights(prompts: _Prompts) -> NDArray[np.float64]:
+    return np.array([prompt.log_weight for prompt in prompts], dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
-class KeptAnswers:
-    """What keeps the scores of gold answers, and the answers themselves, for a later process."""
+class AnswerStores:
+    """Where the scores of gold answers, and the answers themselves, are kept for a later process."""
 
     scores: Store | None = None
     answers: Store | None = None
 
 
+class AnswerMethod(Protocol[_Answered_co]):
+    """A way of answering questions, small enough to be sent to another machine."""
+
+    def __call__(
+        self, inputs: Sequence[QuestionInput], model: WritingModel, stores: AnswerStores
+    ) -> Iterator[_Answered_co]:
+        """A result for each question, its number first, in order."""
+
+
+@runtime_checkable
+class _RemoteModel(Protocol):
+    """A model that answers questions on other machines, where it is loaded."""
+
+    def answer_remotely(
+        self, method: AnswerMethod[_Answered_co], inputs: Sequence[QuestionInput], stores: AnswerStores
+    ) -> Iterator[_Answered_co]: ...
+
+
 def answer_all(
-    asked: Sequence[QuestionInput],
+    inputs: Sequence[QuestionInput],
     model: WritingModel,
     options: AnswerOptions | None = None,
     store: Store | None = None,
 ) -> Iterator[tuple[int, Answer]]:
     """The answers to questions, each with the number of its question, as soon as they are known.
 
-    Some questions are answered together; an answer does not depend on the others. What a `store` holds is not
+    Some questions are answered together; an answer does not depend on the others. An answer in the `store` is not
     generated again.
     """
-    way = _AnswerAll(options or AnswerOptions())
-    return _answered(way, asked, model, KeptAnswers(answers=store))
+    return _answers(_AnswerAll(options or AnswerOptions()), inputs, model, AnswerStores(answers=store))
 
 
 def answer_and_score(
-    asked: Sequence[QuestionInput],
+    inputs: Sequence[QuestionInput],
     prompt: QuestionPrompt,
     model: WritingModel,
     options: AnswerOptions | None = None,
-    kept: KeptAnswers | None = None,
+    stores: AnswerStores | None = None,
 ) -> Iterator[tuple[int, Answer, GoldScore | None]]:
-    """As `answer_all`, each answer with what `gold_log_probs` gives: a prompt is read once for both."""
-    return _answered(_AnswerAndScore(prompt, options or AnswerOptions()), asked, model, kept or KeptAnswers())
+    """As `answer_all`, each answer with the result of `gold_log_probs`: a prompt is read once for both."""
+    return _answers(_AnswerAndScore(prompt, options or AnswerOptions()), inputs, model, stores or AnswerStores())
 
 
-class AnswerMethod(Protocol[Answered_co]):
-    """A way of answering: small, so that it can be sent to another machine."""
-
-    def __call__(self, asked: Sequence[QuestionInput], model: WritingModel, kept: KeptAnswers) -> Iterator[Answered_co]:
-        """What becomes of each question, its number first, in order."""
-
-
-def _answered(
-    way: AnswerMethod[Answered_co], asked: Sequence[QuestionInput], model: WritingModel, kept: KeptAnswers
-) -> Iterator[Answered_co]:
-    """Answer questions in a way. A model with a method `answer_remotely` does so itself, on other machines."""
-    elsewhere: Callable[..., Iterator[Answered_co]] | None = getattr(model, "answer_remotely", None)
-    return way(asked, model, kept) if elsewhere is None else elsewhere(way, asked, kept)
+def _answers(
+    method: AnswerMethod[_Answered_co], inputs: Sequence[QuestionInput], model: WritingModel, stores: AnswerStores
+) -> Iterator[_Answered_co]:
+    if isinstance(model, _RemoteModel):
+        return model.answer_remotely(method, inputs, stores)
+    return method(inputs, model, stores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +179,11 @@ class _AnswerAll:
     options: AnswerOptions
 
     def __call__(
-        self, asked: Sequence[QuestionInput], model: WritingModel, kept: KeptAnswers
+        self, inputs: Sequence[QuestionInput], model: WritingModel, stores: AnswerStores
     ) -> Iterator[tuple[int, Answer]]:
-        writing = _Writing(model, self.options, SharedCache(model), kept.answers)
-        for group in groups_of(asked):
-            yield from zip(group, writing.answers([asked[number] for number in group]), strict=True)
+        writer = _AnswerWriter(model, self.options, SharedCache(model), stores.answers)
+        for group in groups_of(inputs):
+            yield from zip(group, writer.answers([inputs[number] for number in group]), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,95 +192,33 @@ class _AnswerAndScore:
     options: AnswerOptions
 
     def __call__(
-        self, asked: Sequence[QuestionInput], model: WritingModel, kept: KeptAnswers
+        self, inputs: Sequence[QuestionInput], model: WritingModel, stores: AnswerStores
     ) -> Iterator[tuple[int, Answer, GoldScore | None]]:
         cache = SharedCache(model)
-        scorer = Scorer(model, kept.scores, progress=False, cache=cache)
-        writing = _Writing(model, self.options, cache, kept.answers)
-        for group in groups_of(asked):
-            some = [asked[number] for number in group]
+        scorer = Scorer(model, stores.scores, progress=False, cache=cache)
+        writer = _AnswerWriter(model, self.options, cache, stores.answers)
+        for group in groups_of(inputs):
+            some = [inputs[number] for number in group]
             golds = gold_log_probs(some, self.prompt, scorer, self.options.max_length)
-            yield from zip(group, writing.answers(some), golds, strict=True)
+            yield from zip(group, writer.answers(some), golds, strict=True)
 
 
-def answer_of(pieces: Sequence[GeneratedText]) -> Answer:
-    """The answer that these pieces are."""
-    tokens = [token for piece in pieces for token in piece.tokens]
-    return Answer("".join(piece.text for piece in pieces), pieces, passage_shares(tokens))
-
-
-class DrawnAnswers:
-    """Several answers to one question, one for each seed, drawn together from the average over its prompts.
-
-    Iterating over it draws them: each piece with the number of its answer.
-    """
-
-    def __init__(self, asked: QuestionInput, model: WritingModel, options: AnswerOptions, seeds: Sequence[int]) -> None:
-        self._most = options.new_tokens
-        self._decoder = _decoder(model, options)
-        for seed in seeds:
-            key = _key(asked.prompts, replace(options, seed=seed))
-            self._decoder.add(PromptState(_NOTHING, None, asked.prompts, _generator(key)))
-        self._texts = [StoppedText(asked.prompts[0].tokens, model.tokenizer, options.stop) for _ in seeds]
-        self._pieces: list[list[GeneratedText]] = [[] for _ in seeds]
-
-    def __iter__(self) -> Iterator[tuple[int, GeneratedText]]:
-        for number, piece in pieces_of(self._decoder, self._texts):
-            self._pieces[number].append(piece)
-            yield number, piece
-
-    def answer(self, number: int) -> Answer:
-        """An answer, once all are drawn."""
-        return answer_of(self._pieces[number])
-
-    def is_complete(self, number: int) -> bool:
-        """Whether an answer ended at a stop string or the model's end of text, and not after `new_tokens` tokens."""
-        return self._texts[number].found or len(self.answer(number).tokens) < self._most
-
-
-def _texts(asked: QuestionInput, options: AnswerOptions) -> list[Sequence[PromptPrefix]]:
-    """The texts that are continued for a question: one behind all its prompts, or one behind each; none if it has no
-    prompts."""
-    if options.join == "tokens":
-        return [asked.prompts] if asked.prompts else []
-    return [[PromptPrefix(prompt_prefix.tokens, prompt_prefix.passages)] for prompt_prefix in asked.prompts]
-
-
-def gold_log_probs(
-    asked: Sequence[QuestionInput], prompt: QuestionPrompt, model: LanguageModel, max_length: int | None = None
-) -> list[GoldScore | None]:
-    """The natural log-probability of each question's first gold answer behind its prompts, and its number of tokens.
-
-    None for a question without answers or prompts, for an answer of no tokens, where prompt and answer do not fit into
-    `max_length` tokens (None: the model's), and for all if the model tells no log-probabilities of given texts.
-    """
-    if not scores_given_texts(model):
-        return [None] * len(asked)
-    longest = max_length or model.max_length
-    answers = [_gold_tokens(one, prompt, model.tokenizer) for one in asked]
-    fits = [
-        0
-        < len(gold)
-        <= longest + 1 - max((len(prompt_prefix.tokens) for prompt_prefix in one.prompts), default=longest + 1)
-        for one, gold in zip(asked, answers, strict=True)
-    ]
-    texts = [(one.prompts, gold) for one, gold, fit in zip(asked, answers, fits, strict=True) if fit]
-    found = iter(likelihoods(texts, Scorer.of(model)))
-    return [_sum_and_count(next(found)) if fit else None for fit in fits]
-
-
-def _sum_and_count(gold: Likelihood) -> GoldScore:
-    return gold.log_prob, gold.tokens
-
-
-def _gold_tokens(asked: QuestionInput, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:
-    if not (asked.question.answers and asked.prompts):
-        return _NOTHING
-    return tokens_behind(asked.prompts[0].tokens, prompt.answered(asked.question.answers[0]), tokenizer)
+def groups_of(inputs: Sequence[QuestionInput]) -> Iterator[list[int]]:
+    """Numbers of questions, in order, that are answered together."""
+    group: list[int] = []
+    prompts = 0
+    for number, one in enumerate(inputs):
+        if group and prompts + len(one.prompts) > _PROMPTS_AT_ONCE:
+            yield group
+            group, prompts = [], 0
+        group.append(number)
+        prompts += len(one.prompts)
+    if group:
+        yield group
 
 
 def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
-    """The most tokens of a prompt; UsageError if the model cannot read `max_length`, or if no prompt fits."""
+    """The maximum length of a prompt in tokens; UsageError if the model cannot read `max_length`, or no prompt fits."""
     length = model.max_length if options.max_length is None else options.max_length
     check_length(model, length)
     if length <= options.new_tokens:
@@ -278,22 +228,65 @@ def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
     return length - options.new_tokens
 
 
-def groups_of(asked: Sequence[QuestionInput]) -> Iterator[list[int]]:
-    """Numbers of questions, in order, that are answered together."""
-    group: list[int] = []
-    texts = 0
-    for number, one in enumerate(asked):
-        if group and texts + len(one.prompts) > _TEXTS_AT_ONCE:
-            yield group
-            group, texts = [], 0
-        group.append(number)
-        texts += len(one.prompts)
-    if group:
-        yield group
+def gold_log_probs(
+    inputs: Sequence[QuestionInput], prompt: QuestionPrompt, model: LanguageModel, max_length: int | None = None
+) -> list[GoldScore | None]:
+    """The natural log-probability of each question's first gold answer after its prompts, and its number of tokens.
+
+    None for a question without answers or prompts, for an answer of no tokens, where prompt and answer do not fit into
+    `max_length` tokens (None: the model's), and for all if the model returns no log-probabilities of given texts.
+    """
+    if not scores_given_texts(model):
+        return [None] * len(inputs)
+    length = (max_length or model.max_length) + 1  # the last token is predicted, not read
+    golds = [_gold_tokens(one, prompt, model.tokenizer) for one in inputs]
+    longest = [max((len(prompt.tokens) for prompt in one.prompts), default=length) for one in inputs]
+    fits = [0 < len(gold) <= length - read for gold, read in zip(golds, longest, strict=True)]
+    texts = [(one.prompts, gold) for one, gold, fit in zip(inputs, golds, fits, strict=True) if fit]
+    scored = iter(likelihoods(texts, Scorer.of(model)))
+    found = [next(scored) if fit else None for fit in fits]
+    return [None if one is None else (one.log_prob, one.tokens) for one in found]
 
 
-class _Writing:
-    """Writes answers behind prompts, and reads from a store those that were written before."""
+def _gold_tokens(one: QuestionInput, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:
+    if not (one.question.answers and one.prompts):
+        return _NO_TOKENS
+    return tokens_after(one.prompts[0].tokens, prompt.answered(one.question.answers[0]), tokenizer)
+
+
+class DrawnAnswers:
+    """Several answers to one question, one for each seed, drawn together from the average over its prompts.
+
+    Iterating over it draws them: each piece with the number of its answer.
+    """
+
+    def __init__(
+        self, question: QuestionInput, model: WritingModel, options: AnswerOptions, seeds: Sequence[int]
+    ) -> None:
+        self._new_tokens = options.new_tokens
+        self._decoder = _decoder(model, options)
+        for seed in seeds:
+            key = _key(question.prompts, replace(options, seed=seed))
+            self._decoder.add(PromptState(_NO_TOKENS, None, question.prompts, _generator(key)))
+        self._texts = [StoppedText(question.prompts[0].tokens, model.tokenizer, options.stop) for _ in seeds]
+        self._pieces: list[list[GeneratedText]] = [[] for _ in seeds]
+
+    def __iter__(self) -> Iterator[tuple[int, GeneratedText]]:
+        for number, piece in pieces_of(self._decoder, self._texts):
+            self._pieces[number].append(piece)
+            yield number, piece
+
+    def answer(self, number: int) -> Answer:
+        """An answer, once all are drawn."""
+        return Answer.of(self._pieces[number])
+
+    def is_complete(self, number: int) -> bool:
+        """Whether an answer ended at a stop string or the model's end of text, and not after `new_tokens` tokens."""
+        return self._texts[number].found or len(self.answer(number).tokens) < self._new_tokens
+
+
+class _AnswerWriter:
+    """Writes answers after prompts, and reads answers that were written before from a store."""
 
     def __init__(self, model: WritingModel, options: AnswerOptions, cache: SharedCache, store: Store | None) -> None:
         self._model = model
@@ -303,29 +296,34 @@ class _Writing:
 
     @cached_property
     def _decoder(self) -> Decoder:
-        """One for all questions: what their prompts share with those before is not read again."""
+        """One decoder for all questions, so that prefixes that their prompts share are read once."""
         return _decoder(self._model, self._options, self._cache)
 
-    def answers(self, asked: Sequence[QuestionInput]) -> list[Answer]:
-        """The answer to each question; all are written together."""
-        texts = [_texts(one, self._options) for one in asked]
-        written = iter(self._behind([text for some in texts for text in some]))
-        several = [[next(written) for _ in some] for some in texts]
-        return [_joined(answers, one, self._options) for answers, one in zip(several, asked, strict=True)]
+    def answers(self, inputs: Sequence[QuestionInput]) -> list[Answer]:
+        """The answer to each question; all are written together.
 
-    def _behind(self, texts: Sequence[Sequence[PromptPrefix]]) -> list[Answer]:
-        """The answer behind each group of prompts."""
-        keys = [_key(prompt_prefixes, self._options) for prompt_prefixes in texts]
-        known = self._known(dict(zip(keys, texts, strict=True)))
-        new = {key: prompt_prefixes for key, prompt_prefixes in zip(keys, texts, strict=True) if key not in known}
+        With `join="tokens"` one text continues all prompts of a question, otherwise one text each.
+        """
+        if self._options.join == "tokens":
+            written = iter(self._continuations([one.prompts for one in inputs if one.prompts]))
+            return [next(written) if one.prompts else Answer("", [], {}) for one in inputs]
+        alone = [[PromptPrefix(prompt.tokens, prompt.passages)] for one in inputs for prompt in one.prompts]
+        written = iter(self._continuations(alone))
+        return [_most_voted([next(written) for _ in one.prompts], one.prompts) for one in inputs]
+
+    def _continuations(self, texts: Sequence[_Prompts]) -> list[Answer]:
+        """The answer after each group of prompts."""
+        keys = [_key(prompts, self._options) for prompts in texts]
+        known = self._stored(dict(zip(keys, texts, strict=True)))
+        new = {key: prompts for key, prompts in zip(keys, texts, strict=True) if key not in known}
         for key, drawn in zip(new, self._drawn(new) if new else [], strict=True):
             known[key] = drawn
             if self._store is not None:
                 self._store.put([(self._store_key(key), drawn.tobytes())])
-        return [self._answer(prompt_prefixes, known[key]) for key, prompt_prefixes in zip(keys, texts, strict=True)]
+        return [self._answer(prompts, known[key]) for key, prompts in zip(keys, texts, strict=True)]
 
-    def _known(self, texts: Mapping[bytes, Sequence[PromptPrefix]]) -> dict[bytes, _TokenTable]:
-        """The tokens of those answers that the store has."""
+    def _stored(self, texts: Mapping[bytes, _Prompts]) -> dict[bytes, _TokenTable]:
+        """The tokens of the answers that are in the store."""
         store_keys = {self._store_key(key): key for key in texts}
         found = {} if self._store is None else self._store.get(store_keys)
         return {
@@ -334,17 +332,16 @@ class _Writing:
         }
 
     def _store_key(self, key: bytes) -> bytes:
-        """The key of an answer in the store: where an answer ends counts, too."""
+        """The key of an answer in the store, which depends on where the answer ends, too."""
         ends = repr((self._options.new_tokens, self._options.stop))
         return blake2b(key + ends.encode(), digest_size=_KEY_BYTES).digest()
 
-    def _drawn(self, texts: Mapping[bytes, Sequence[PromptPrefix]]) -> list[_TokenTable]:
-        """The tokens behind each group of prompts, as rows of `_token_type`. The key of a group seeds its draws."""
+    def _drawn(self, texts: Mapping[bytes, _Prompts]) -> list[_TokenTable]:
+        """The tokens after each group of prompts, as rows of `_token_type`. The key of a group seeds its draws."""
         numbers = [
-            self._decoder.add(PromptState(_NOTHING, None, prompt_prefixes, _generator(key)))
-            for key, prompt_prefixes in texts.items()
+            self._decoder.add(PromptState(_NO_TOKENS, None, prompts, _generator(key))) for key, prompts in texts.items()
         ]
-        written = dict(zip(numbers, map(self._text_behind, texts.values()), strict=True))
+        written = dict(zip(numbers, map(self._text_after, texts.values()), strict=True))
         drawn: dict[int, list[tuple[Any, ...]]] = {number: [] for number in numbers}
         while self._decoder.unfinished:
             for number, token in self._decoder.step():
@@ -354,80 +351,76 @@ class _Writing:
                 written[number].add(token)
                 if written[number].found:
                     self._decoder.end(number)
-        types = (_token_type(len(prompt_prefixes)) for prompt_prefixes in texts.values())
+        types = (_token_type(len(prompts)) for prompts in texts.values())
         return [np.array(rows, dtype=kind) for rows, kind in zip(drawn.values(), types, strict=True)]
 
-    def _answer(self, prompt_prefixes: Sequence[PromptPrefix], drawn: _TokenTable) -> Answer:
-        """The answer that these tokens are."""
-        passages_K = np.array([prompt_prefix.passage for prompt_prefix in prompt_prefixes], dtype=np.int64)
-        text = self._text_behind(prompt_prefixes)
+    def _answer(self, prompts: _Prompts, drawn: _TokenTable) -> Answer:
+        """The answer that consists of these tokens."""
+        passages_K = np.array([prompt.passage for prompt in prompts], dtype=np.int64)
+        text = self._text_after(prompts)
         found: list[GeneratedText] = []
         for row in drawn:
-            token, log_prob, unlisted, certified, shares_K = row.item()
-            found += text.add(GeneratedToken(token, log_prob, passages_K, shares_K, unlisted, certified))
-        return answer_of([*found, *text.rest()])
+            token, log_prob, bound_width, certified, shares_K = row.item()
+            found += text.add(GeneratedToken(token, log_prob, passages_K, shares_K, bound_width, certified))
+        return Answer.of([*found, *text.rest()])
 
-    def _text_behind(self, prompt_prefixes: Sequence[PromptPrefix]) -> StoppedText:
-        return StoppedText(prompt_prefixes[0].tokens, self._model.tokenizer, self._options.stop)
+    def _text_after(self, prompts: _Prompts) -> StoppedText:
+        return StoppedText(prompts[0].tokens, self._model.tokenizer, self._options.stop)
 
 
 def _token_type(prompts: int) -> np.dtype[np.void]:
-    """What is kept of a token of an answer: the numbers of a `GeneratedToken`, and the share of each prompt."""
-    numbers = [("token", "<i8"), ("log_prob", "<f4"), ("unlisted", "<f4"), ("certified", "?")]
+    """The stored values of a token of an answer: the numbers of a `GeneratedToken`, and the share of each prompt."""
+    numbers = [("token", "<i8"), ("log_prob", "<f4"), ("bound_width", "<f4"), ("certified", "?")]
     return np.dtype([*numbers, ("shares_K", "<f4", (prompts,))])
 
 
 def _decoder(model: WritingModel, options: AnswerOptions, cache: SharedCache | None = None) -> Decoder:
-    drawn = {option.name: getattr(options, option.name) for option in fields(Sampling)}
-    return Decoder(model, GenerationOptions(new_tokens=options.new_tokens, **drawn), model.max_length, cache)
+    sampling = {option.name: getattr(options, option.name) for option in fields(Sampling)}
+    return Decoder(model, GenerationOptions(new_tokens=options.new_tokens, **sampling), model.max_length, cache)
 
 
 def _generator(key: bytes) -> np.random.Generator:
-    """The random generator of an answer: the same for the same prompts, whatever is answered with them."""
+    """The random generator of an answer: the same for the same prompts, whichever others are answered with them."""
     return np.random.default_rng(int.from_bytes(key, "little"))
 
 
-def _key(prompt_prefixes: Sequence[PromptPrefix], sampling: Sampling) -> bytes:
-    """A hash of prompts, their weights, and what decides the draws of an answer that is not greedy."""
+def _key(prompts: _Prompts, sampling: Sampling) -> bytes:
+    """A hash of prompts, their weights, and the options that decide the draws of an answer that is not greedy."""
     digest = blake2b(digest_size=_KEY_BYTES)
     if sampling.temperature > 0:
         drawn = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
         digest.update(repr(drawn).encode())
-    for prompt_prefix in prompt_prefixes:
-        digest.update(len(prompt_prefix.tokens).to_bytes(8, "little"))
-        digest.update(prompt_prefix.tokens.tobytes())
-        digest.update(np.float64(prompt_prefix.log_weight).tobytes())
+    for prompt in prompts:
+        digest.update(len(prompt.tokens).to_bytes(8, "little"))
+        digest.update(prompt.tokens.tobytes())
+        digest.update(np.float64(prompt.log_weight).tobytes())
     return digest.digest()
 
 
-def _joined(answers: Sequence[Answer], asked: QuestionInput, options: AnswerOptions) -> Answer:
-    """The answer to a question, of those of its texts; an empty one if it has none."""
+def _most_voted(answers: Sequence[Answer], prompts: _Prompts) -> Answer:
+    """The answer with the largest sum of weight x exp(mean log-probability of a token) over prompts; the first of
+    several. Without prompts, an empty answer.
+
+    White space around answers does not count. An answer of no tokens has weight 0; all answers of a model that gives
+    text alone are equally likely.
+    """
     if not answers:
         return Answer("", [], {})
-    return answers[0] if options.join == "tokens" else _added_up(answers, asked.prompts)
-
-
-def _added_up(answers: Sequence[Answer], prompt_prefixes: Sequence[PromptPrefix]) -> Answer:
-    """Of the answers of several prompts the one with the largest sum of weight x exp(mean log-probability of a token);
-    of equal ones the first. Answers are equal without the white space around them; an answer of no tokens counts 0.
-    All answers of a model that gives text alone are equally likely.
-    """
-    worths = [_worth(answer, prompt_prefix) for answer, prompt_prefix in zip(answers, prompt_prefixes, strict=True)]
+    weights = [_vote(answer, prompt) for answer, prompt in zip(answers, prompts, strict=True)]
     totals: dict[str, float] = {}
-    for answer, worth in zip(answers, worths, strict=True):
-        totals[answer.text.strip()] = totals.get(answer.text.strip(), 0.0) + worth
+    for answer, weight in zip(answers, weights, strict=True):
+        totals[answer.text.strip()] = totals.get(answer.text.strip(), 0.0) + weight
     best = max(totals, key=lambda text: totals[text])
     first = next(answer for answer in answers if answer.text.strip() == best)
     given: dict[int, float] = {}
-    for answer, prompt_prefix, worth in zip(answers, prompt_prefixes, worths, strict=True):
-        if answer.text.strip() == best and worth > 0:
-            given[prompt_prefix.passage] = given.get(prompt_prefix.passage, 0.0) + worth / totals[best]
+    for answer, prompt, weight in zip(answers, prompts, weights, strict=True):
+        if answer.text.strip() == best and weight > 0:
+            given[prompt.passage] = given.get(prompt.passage, 0.0) + weight / totals[best]
     return Answer(best, first.pieces, dict(sorted(given.items(), key=lambda item: -item[1])))
 
 
-def _worth(answer: Answer, prompt_prefix: PromptPrefix) -> float:
-    """What an answer counts, by its prompt and its likelihood, if that is known."""
+def _vote(answer: Answer, prompt: PromptPrefix) -> float:
     if not answer.tokens:
         return 0.0
     likelihood = 0.0 if np.isnan(answer.log_prob) else answer.log_prob / len(answer.tokens)
-    return float(np.exp(prompt_prefix.log_weight + likelihood))
+    return float(np.exp(prompt.log_weight + likelihood))

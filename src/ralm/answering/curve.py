@@ -1,4 +1,4 @@
-"""How answers change with the number of passages in the prompt (In-Context RALM, Figure 8), and the folder of it.
+"""Evaluates questions by the number of passages in the prompt (In-Context RALM, Figure 8), and writes the folder.
 
 curve.csv      a row per number of passages: the measures with their intervals
 curve.png      the plot
@@ -9,19 +9,18 @@ manifest.json  the configuration again, the environment, and a checksum of each 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 from pydantic import JsonValue
 
-from ralm.answering.answers import KeptAnswers
-from ralm.answering.evaluation import METRICS, QuestionEvaluation, evaluate_questions
-from ralm.answering.options import AnswerOptions, AnswerSemantics
+from ralm.answering.answers import AnswerStores
+from ralm.answering.evaluation import METRICS, AnswerParts, QuestionEvaluation, evaluate_questions
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
-from ralm.answering.run import kept_answers, questions_config
+from ralm.answering.run import answer_stores, questions_config
 from ralm.answering.sources import QuestionSource
 from ralm.errors import UsageError
 from ralm.protocols import Reader, WritingModel
@@ -60,7 +59,7 @@ class AnswerCurve:
 
 
 def several_in_context(number: int) -> Reader:
-    """The reader of Figure 8: so many passages in one prompt."""
+    """The reader of Figure 8: that many passages in one prompt."""
     return InContext() if number == 1 else Concatenation(documents=number)
 
 
@@ -72,29 +71,28 @@ def answer_curve(
     source: QuestionSource,
     *,
     reader_of: Callable[[int], Reader] = several_in_context,
-    kept: KeptAnswers | None = None,
-    **how: Any,
+    stores: AnswerStores | None = None,
+    **parts: Unpack[AnswerParts],
 ) -> AnswerCurve:
     """Evaluate questions with each of these numbers of passages; 0 is the closed book.
 
-    `reader_of` says how so many passages are read. `how` is what `evaluate_questions` takes besides. Raises UsageError
-    if a number is negative or comes twice, and what `evaluate_questions` raises.
+    `reader_of` gives the reader of so many passages. `parts` are other arguments of `evaluate_questions`. Raises
+    UsageError if a number is negative or a duplicate, and the errors of `evaluate_questions`.
     """
     check_numbers(numbers)
-    return AnswerCurve(
-        {
-            number: evaluate_questions(
-                questions,
-                model,
-                prompt,
-                source=source if number else None,
-                reader=reader_of(number) if number else None,
-                kept=kept,
-                **how,
-            )
-            for number in numbers
-        }
-    )
+    evaluations = {
+        number: evaluate_questions(
+            questions,
+            model,
+            prompt,
+            source=source if number else None,
+            reader=reader_of(number) if number else None,
+            stores=stores,
+            **parts,
+        )
+        for number in numbers
+    }
+    return AnswerCurve(evaluations)
 
 
 def run_curve(
@@ -106,44 +104,21 @@ def run_curve(
     source: QuestionSource,
     *,
     reader_of: Callable[[int], Reader] = several_in_context,
-    demonstrations: Sequence[Question] = (),
-    options: AnswerOptions | None = None,
-    semantics: AnswerSemantics = "paper",
     force: bool = False,
+    **parts: Unpack[AnswerParts],
 ) -> AnswerCurve:
     """Evaluate as `answer_curve` does, and write the folder `out` atomically, with the plot.
 
-    If it is killed, call it again with the same arguments to resume. Raises what `answer_curve` raises,
-    FolderExistsError if `out` exists and `force` is not set, MissingExtraError without the extra `plots`, and
-    UsageError if a run with other settings was begun there.
+    Resumes as `run_questions` does. Raises the errors of `answer_curve`, FolderExistsError if `out` exists and `force`
+    is not set, MissingExtraError without the extra `plots`, and UsageError if a run with other settings was begun
+    there.
     """
     check_numbers(numbers)
     check_output(Path(out), kind=CURVE_KIND, force=force)
     check_plot()
-    config = curve_config(
-        numbers,
-        questions,
-        model,
-        prompt,
-        source,
-        reader_of,
-        demonstrations=demonstrations,
-        options=options,
-        semantics=semantics,
-    )
-    with kept_answers(out, config, force=force) as kept:
-        curve = answer_curve(
-            numbers,
-            questions,
-            model,
-            prompt,
-            source,
-            reader_of=reader_of,
-            kept=kept,
-            demonstrations=demonstrations,
-            options=options,
-            semantics=semantics,
-        )
+    config = curve_config(numbers, questions, model, prompt, source, reader_of, **parts)
+    with answer_stores(out, config, force=force) as stores:
+        curve = answer_curve(numbers, questions, model, prompt, source, reader_of=reader_of, stores=stores, **parts)
         _write(Path(out), curve, config, force=force)
     return curve
 
@@ -155,11 +130,12 @@ def curve_config(
     prompt: QuestionPrompt,
     source: QuestionSource,
     reader_of: Callable[[int], Reader] = several_in_context,
-    **how: Any,
+    **parts: Unpack[AnswerParts],
 ) -> dict[str, JsonValue]:
     """Everything that determines a curve, by name; the reader is that of the largest number."""
     reader = reader_of(max(1, *numbers))
-    return {**questions_config(questions, model, prompt, source, reader, **how), "numbers": [*numbers]}
+    config = questions_config(questions, model, prompt, source=source, reader=reader, **parts)
+    return {**config, "numbers": [*numbers]}
 
 
 def _write(out: Path, curve: AnswerCurve, config: dict[str, JsonValue], *, force: bool) -> None:
@@ -181,5 +157,5 @@ def _write(out: Path, curve: AnswerCurve, config: dict[str, JsonValue], *, force
 def check_numbers(numbers: Sequence[int]) -> None:
     """Raise UsageError unless these are different numbers of passages."""
     if not numbers or min(numbers) < 0 or len({*numbers}) < len(numbers):
-        said = ",".join(map(str, numbers))
-        raise UsageError(f"`numbers` needs different numbers of passages, from 0, such as 0,1,2,5, not {said!r}.")
+        given = ",".join(map(str, numbers))
+        raise UsageError(f"`numbers` needs different numbers of passages, from 0, such as 0,1,2,5, not {given!r}.")

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final
+from typing import Final, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.answering.answers import Answer, GoldScore, KeptAnswers, answer_and_score, room_for_prompts
+from ralm.answering.answers import Answer, AnswerStores, GoldScore, answer_and_score, room_for_prompts
 from ralm.answering.metrics import exact_match, f1, has_answer, token_match
-from ralm.answering.multiple_choice import Choice, Way, measures_of, way_of
+from ralm.answering.multiple_choice import Choice, ChoiceMethod, choice_method, measures_of
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
 from ralm.answering.prompts import Cut, QuestionPrompt
 from ralm.answering.questions import ChoiceQuestion, Question
@@ -23,13 +23,15 @@ from ralm.reading.in_context import InContext
 from ralm.records import Hits, IntArray, Passage, Passages
 from ralm.terminal import progress_bar
 
+_QUESTIONS_AT_ONCE: Final = 16
+"""Questions of multiple choice whose prompts are in memory at a time."""
 METRICS: Final = ("exact_match", "token_match", "f1", "gold_log_prob")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Judged:
-    """One answer and how it is judged: exact match, equal DPR tokens, F1; the natural log-probability of the first gold
-    answer and its tokens. Without gold answers, none of them; the last two also not if it could not be scored."""
+class JudgedAnswer:
+    """An answer with its measures: exact match, equal DPR tokens, F1, the natural log-probability of the first gold
+    answer and its number of tokens. All are None without gold answers, the last two also if it could not be scored."""
 
     answer: Answer
     exact_match: bool | None
@@ -44,20 +46,20 @@ class AnsweredQuestion:
     """A question with its passages and its answer, and with a baseline, the answer without passages.
 
     `passages` are those that were read, best first; `answer_at` is the rank, from 1, of the first that holds an answer
-    (DPR's tokens, the text without its title), or None. `cut` is the most that was cut of a prompt.
+    (DPR's tokens, the text without its title), or None. `cut` is the largest cut of a prompt.
     """
 
     question: Question
     passages: Sequence[Passage]
     answer_at: int | None
     cut: Cut
-    judged: Judged
-    closed: Judged | None
+    judged: JudgedAnswer
+    closed: JudgedAnswer | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QuestionEvaluation:
-    """Questions with their answers; `seconds` it took."""
+    """Questions with their answers, with `documents` passages, after `seconds`."""
 
     rows: Sequence[AnsweredQuestion]
     documents: int
@@ -97,7 +99,7 @@ class QuestionEvaluation:
         found["seconds"] = self.seconds
         return found
 
-    def _measures(self, judged: Sequence[Judged], scored_Q: NDArray[np.bool_]) -> dict[str, JsonValue]:
+    def _measures(self, judged: Sequence[JudgedAnswer], scored_Q: NDArray[np.bool_]) -> dict[str, JsonValue]:
         measures: dict[str, JsonValue] = {}
         for name, (sums, counts) in _columns(judged).items():
             if (judged_U := (counts > 0) & (scored_Q | (name != "gold_log_prob"))).any():
@@ -121,7 +123,7 @@ class QuestionEvaluation:
         return differences
 
 
-def _columns(judged: Sequence[Judged]) -> Mapping[str, tuple[NDArray[np.float64], IntArray]]:
+def _columns(judged: Sequence[JudgedAnswer]) -> Mapping[str, tuple[NDArray[np.float64], IntArray]]:
     """For each metric the sum of every question and what it counts: 1, or the tokens of the gold answer."""
     tokens = np.array([one.gold_tokens or 0 for one in judged], dtype=np.int64)
     columns = {name: [getattr(one, name) for one in judged] for name in METRICS}
@@ -132,6 +134,21 @@ def _columns(judged: Sequence[Judged]) -> Mapping[str, tuple[NDArray[np.float64]
         )
         for name, values in columns.items()
     }
+
+
+class AnswerParts(TypedDict, total=False):
+    """The arguments that say how questions are answered, see `evaluate_questions`."""
+
+    demonstrations: Sequence[Question]
+    options: AnswerOptions | None
+    semantics: AnswerSemantics
+
+
+class QuestionParts(AnswerParts, total=False):
+    """The same with the source of passages."""
+
+    source: QuestionSource | None
+    reader: Reader | None
 
 
 def evaluate_questions(
@@ -145,32 +162,39 @@ def evaluate_questions(
     options: AnswerOptions | None = None,
     semantics: AnswerSemantics = "paper",
     baseline: bool = False,
-    kept: KeptAnswers | None = None,
+    stores: AnswerStores | None = None,
 ) -> QuestionEvaluation:
     """Answer questions, with the passages of `source` in their prompts if it is given, and judge the answers.
 
     `reader` says how passages are read: one in context (the default), several as an ensemble or concatenated.
     `demonstrations` are questions with answers that stand before every prompt, each with its own first passage. With
-    `baseline` every question is also asked without passages. `kept` keeps what is scored and answered, for a later
-    process. Raises UsageError if lengths do not fit into the model.
+    `baseline` every question is also answered without passages. `stores` keep scores and answers for a later process.
+    Raises UsageError if lengths do not fit into the model.
     """
     begun = perf_counter()
     options, reader = options or AnswerOptions(), reader or InContext()
-    how = _How(model, prompt, options, kept or KeptAnswers())
     room = room_for_prompts(model, options)
     hits, passages = found_passages(questions, source, reader.hits)
     shown = list(zip(demonstrations, first_passages(demonstrations, source), strict=True))
-    asker = PromptBuilder(prompt, model.tokenizer, room, reader, shown, semantics=semantics)
-    asked = [asker.build(one, hits.of(row), passages) for row, one in enumerate(questions)]
-    open_book = _judged(asked, how, "Answering")
-    closed: Sequence[Judged | None] = [None] * len(questions)
+    builder = PromptBuilder(prompt, model.tokenizer, room, reader, shown, semantics=semantics)
+    inputs = [builder.build(one, hits.of(row), passages) for row, one in enumerate(questions)]
+
+    def judge(inputs: Sequence[QuestionInput], task: str) -> list[JudgedAnswer]:
+        judged: list[JudgedAnswer] = []
+        with progress_bar(task, len(inputs)) as advance:
+            for number, answer, gold in answer_and_score(inputs, prompt, model, options, stores):
+                judged.append(_judge(inputs[number], answer, gold))
+                advance()
+        return judged
+
+    judged = judge(inputs, "Answering")
+    closed: Sequence[JudgedAnswer | None] = [None] * len(questions)
     if baseline and source is not None:
         shown = [(one, ()) for one in demonstrations]
         alone = PromptBuilder(prompt, model.tokenizer, room, InContext(), shown, semantics=semantics)
-        without = [alone.build(one, [], ()) for one in questions]
-        closed = _judged(without, how, "Answering without passages")
+        closed = judge([alone.build(one, [], ()) for one in questions], "Answering without passages")
     rows = []
-    for row, one in enumerate(asked):
+    for row, one in enumerate(inputs):
         read = [passages[number] for number, _ in hits.of(row)[: reader.hits]]
         ranks = (rank for rank, passage in enumerate(read, 1) if has_answer(passage.text, one.question.answers))
         rows.append(
@@ -179,37 +203,18 @@ def evaluate_questions(
                 passages=read,
                 answer_at=next(ranks, None),
                 cut=one.largest_cut,
-                judged=open_book[row],
+                judged=judged[row],
                 closed=closed[row],
             )
         )
     return QuestionEvaluation(rows=rows, documents=0 if source is None else reader.hits, seconds=perf_counter() - begun)
 
 
-@dataclass(frozen=True, slots=True)
-class _How:
-    """With what questions are answered."""
-
-    model: WritingModel
-    prompt: QuestionPrompt
-    options: AnswerOptions
-    kept: KeptAnswers
-
-
-def _judged(asked: Sequence[QuestionInput], how: "_How", what: str) -> list[Judged]:
-    judged: list[Judged] = []
-    with progress_bar(what, len(asked)) as advance:
-        for number, answer, gold in answer_and_score(asked, how.prompt, how.model, how.options, how.kept):
-            judged.append(_judge(asked[number], answer, gold))
-            advance()
-    return judged
-
-
-def _judge(asked: QuestionInput, answer: Answer, gold: GoldScore | None) -> Judged:
-    """How an answer is judged; a question that was not asked is wrong, even where an empty answer would be right."""
-    known = bool(asked.question.answers)
-    answers = asked.question.answers if asked.prompts else ()
-    return Judged(
+def _judge(one: QuestionInput, answer: Answer, gold: GoldScore | None) -> JudgedAnswer:
+    """An answer with its measures; a question without prompts is wrong, even if an empty answer would be right."""
+    known = bool(one.question.answers)
+    answers = one.question.answers if one.prompts else ()
+    return JudgedAnswer(
         answer=answer,
         exact_match=exact_match(answer.text, answers) if known else None,
         token_match=token_match(answer.text, answers) if known else None,
@@ -219,13 +224,9 @@ def _judge(asked: QuestionInput, answer: Answer, gold: GoldScore | None) -> Judg
     )
 
 
-_QUESTIONS_AT_ONCE: Final = 16
-"""Questions whose prompts are in memory at a time."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChosenQuestion:
-    """A question with the passages that were read, best first, and what was chosen; with a baseline, also without
+    """A question with the passages that were read, best first, and the choice; with a baseline, also the choice without
     passages."""
 
     question: ChoiceQuestion
@@ -236,7 +237,7 @@ class ChosenQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChoiceEvaluation:
-    """Questions with what was chosen, with `documents` passages; `seconds` it took."""
+    """Questions with the choices, with `documents` passages, after `seconds`."""
 
     rows: Sequence[ChosenQuestion]
     documents: int
@@ -254,6 +255,15 @@ class ChoiceEvaluation:
         }
 
 
+class ChoiceParts(TypedDict, total=False):
+    """The arguments that say how multiple choice is answered, see `evaluate_choices`."""
+
+    source: QuestionSource | None
+    reader: Reader | None
+    demonstrations: Sequence[ChoiceQuestion]
+    options: ChoiceOptions | None
+
+
 def evaluate_choices(
     questions: Sequence[ChoiceQuestion],
     model: WritingModel,
@@ -264,24 +274,22 @@ def evaluate_choices(
     demonstrations: Sequence[ChoiceQuestion] = (),
     options: ChoiceOptions | None = None,
     baseline: bool = False,
-    kept: KeptAnswers | None = None,
+    stores: AnswerStores | None = None,
 ) -> ChoiceEvaluation:
     """Let a model choose among the choices of questions, with the passages of `source` in its prompts if it is given.
 
-    `reader` says how passages are read: one in context (the default), several as an ensemble or concatenated.
-    `demonstrations` stand before every prompt, each with its own first passage; if they have subjects, those of the
-    question's subject. With `baseline` every question is also asked without passages. `kept` keeps what is scored and
-    written, for a later process. Raises UsageError if a question does not fit into the model, if there are no
-    demonstrations of its subject, or if the model cannot tell its choices apart.
+    Takes the arguments of `evaluate_questions`. If `demonstrations` have subjects, those of the question's subject are
+    used. Raises UsageError if a question does not fit into the model, if there are no demonstrations of its subject, or
+    if two of its choices have the same tokens.
     """
     begun = perf_counter()
     reader, options = reader or InContext(), options or ChoiceOptions()
-    way = way_of(model, prompt, options, kept or KeptAnswers())
-    alone = _Chooser(way, model, prompt, InContext(), _Shown(demonstrations, [()] * len(demonstrations)))
+    method = choice_method(model, prompt, options, stores or AnswerStores())
+    alone = _Chooser(method, model, prompt, InContext(), _Demonstrations(demonstrations, [()] * len(demonstrations)))
     alone.check(questions)
     hits, passages = found_passages([one.query for one in questions], source, reader.hits)
-    shown = _Shown(demonstrations, first_passages([one.query for one in demonstrations], source))
-    chosen = _Chooser(way, model, prompt, reader, shown).choose(questions, hits, passages, "Choosing")
+    shown = _Demonstrations(demonstrations, first_passages([one.query for one in demonstrations], source))
+    chosen = _Chooser(method, model, prompt, reader, shown).choose(questions, hits, passages, "Choosing")
     closed: Sequence[Choice | None] = [None] * len(questions)
     if baseline and source is not None:
         closed = alone.choose(questions, Hits.none(len(questions), 1), (), "Choosing without passages")
@@ -298,14 +306,14 @@ def evaluate_choices(
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _Demonstrations:
     """Demonstrations, each with the passages that stand before it."""
 
     questions: Sequence[ChoiceQuestion]
     passages: Sequence[Sequence[Passage]]
 
     def of(self, subject: str) -> list[tuple[ChoiceQuestion, Sequence[Passage]]]:
-        """Those of a subject, or all if they have no subjects; UsageError if there are none of it."""
+        """Those of a subject, or all if they have no subjects; UsageError if the subject has none."""
         pairs = [*zip(self.questions, self.passages, strict=True)]
         if not any(one.subject for one in self.questions):
             return pairs
@@ -318,41 +326,50 @@ class _Shown:
 class _Chooser:
     """Puts questions and passages into prompts and lets the model choose."""
 
-    def __init__(self, way: Way, model: WritingModel, prompt: QuestionPrompt, reader: Reader, shown: _Shown) -> None:
-        self._way = way
+    def __init__(
+        self,
+        method: ChoiceMethod,
+        model: WritingModel,
+        prompt: QuestionPrompt,
+        reader: Reader,
+        demonstrations: _Demonstrations,
+    ) -> None:
+        self._method = method
         self._tokenizer = model.tokenizer
         self._prompt = prompt
         self._reader = reader
-        self._shown = shown
-        self._askers: dict[tuple[str, int], PromptBuilder] = {}
+        self._demonstrations = demonstrations
+        self._builders: dict[tuple[str, int], PromptBuilder] = {}
 
     def check(self, questions: Sequence[ChoiceQuestion]) -> None:
-        """Raise UsageError now, and not hours later, if a question cannot be asked."""
+        """Raise UsageError before anything is scored if a question does not fit into the model."""
         for subject in sorted({one.subject for one in questions}):
-            self._shown.of(subject)
+            self._demonstrations.of(subject)
         for one in questions:
-            PromptBuilder(self._prompt, self._tokenizer, self._way.room(one)).build(
-                one.answered(self._way.answer(one)), [], ()
-            )
+            builder = PromptBuilder(self._prompt, self._tokenizer, self._method.room(one))
+            builder.build(one.answered(self._method.answer(one)), [], ())
 
-    def choose(self, questions: Sequence[ChoiceQuestion], hits: Hits, passages: Passages, what: str) -> list[Choice]:
-        """What is chosen with the passages of the hits."""
+    def choose(self, questions: Sequence[ChoiceQuestion], hits: Hits, passages: Passages, task: str) -> list[Choice]:
+        """The choices with the passages of the hits."""
         chosen: list[Choice] = []
-        with progress_bar(what, len(questions)) as advance:
+        with progress_bar(task, len(questions)) as advance:
             for begin in range(0, len(questions), _QUESTIONS_AT_ONCE):
                 some = questions[begin : begin + _QUESTIONS_AT_ONCE]
-                asked = [
-                    (one, self._asker(one).build(one.answered(self._way.answer(one)), hits.of(row), passages))
+                inputs = [
+                    (one, self._builder(one).build(one.answered(self._method.answer(one)), hits.of(row), passages))
                     for row, one in enumerate(some, begin)
                 ]
-                chosen += self._way.choose(asked)
+                chosen += self._method.choose(inputs)
                 advance(len(some))
         return chosen
 
-    def _asker(self, question: ChoiceQuestion) -> PromptBuilder:
-        """What asks questions of this subject and leaves this room, with the demonstrations of the subject."""
-        key = question.subject, self._way.room(question)
-        if key not in self._askers:
-            shown = [(one.answered(self._way.answer(one)), read) for one, read in self._shown.of(question.subject)]
-            self._askers[key] = PromptBuilder(self._prompt, self._tokenizer, key[1], self._reader, shown)
-        return self._askers[key]
+    def _builder(self, question: ChoiceQuestion) -> PromptBuilder:
+        """The builder for this subject and room, with the demonstrations of the subject."""
+        key = question.subject, self._method.room(question)
+        if key not in self._builders:
+            shown = [
+                (one.answered(self._method.answer(one)), passages)
+                for one, passages in self._demonstrations.of(question.subject)
+            ]
+            self._builders[key] = PromptBuilder(self._prompt, self._tokenizer, key[1], self._reader, shown)
+        return self._builders[key]

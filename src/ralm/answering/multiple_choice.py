@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.answering.answers import KeptAnswers, Likelihood, answer_all, likelihoods, room_for_prompts
+from ralm.answering.answers import AnswerStores, TextLikelihood, answer_all, likelihoods, room_for_prompts
 from ralm.answering.metrics import without_punctuation
 from ralm.answering.options import AnswerOptions, ChoiceOptions
-from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_behind
+from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_after
 from ralm.answering.questions import ChoiceQuestion
 from ralm.answering.sources import QuestionInput
 from ralm.errors import UsageError
@@ -31,23 +31,51 @@ from ralm.records import IntArray, PromptPrefix
 from ralm.storage.store import Store
 from ralm.validation import MAX_COUNT, check_length
 
-Asked: TypeAlias = tuple[ChoiceQuestion, QuestionInput]
+ChoiceInput: TypeAlias = tuple[ChoiceQuestion, QuestionInput]
 """A question and its prompts."""
+_Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
+"""A number of each question (U) by the name of what is measured."""
+_Key = TypeVar("_Key")
 _BEFORE_LETTER: Final = "answer is "
+
+CATEGORIES: Final = {
+    "humanities": (
+        "formal_logic high_school_european_history high_school_us_history high_school_world_history "
+        "international_law jurisprudence logical_fallacies moral_disputes moral_scenarios philosophy prehistory "
+        "professional_law world_religions"
+    ).split(),
+    "social sciences": (
+        "econometrics high_school_geography high_school_government_and_politics high_school_macroeconomics "
+        "high_school_microeconomics high_school_psychology human_sexuality professional_psychology "
+        "public_relations security_studies sociology us_foreign_policy"
+    ).split(),
+    "STEM": (
+        "abstract_algebra anatomy astronomy college_biology college_chemistry college_computer_science "
+        "college_mathematics college_physics computer_security conceptual_physics electrical_engineering "
+        "elementary_mathematics high_school_biology high_school_chemistry high_school_computer_science "
+        "high_school_mathematics high_school_physics high_school_statistics machine_learning"
+    ).split(),
+    "other": (
+        "business_ethics clinical_knowledge college_medicine global_facts human_aging management marketing "
+        "medical_genetics miscellaneous nutrition professional_accounting professional_medicine virology"
+    ).split(),
+}
+"""The subjects of MMLU in each category (REPLUG, table 2), by the names of its files."""
+_CATEGORY_OF: Final = {subject: category for category, subjects in CATEGORIES.items() for subject in subjects}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
-    """What a model chose of the choices of a question, by their places from 0.
+    """The choice that a model made for a question; choices are numbered from 0.
 
     `chosen` is None if a generated answer is no letter, or if all choices are impossible. `gold` is the right choice.
-    `log_probs_C` (float64) are the natural log-probabilities of the letters or texts behind the prompts, and
-    `probabilities_C` (float64) the shares of the choices in what all of them have; both are None where an `answer` was
-    generated, which is None otherwise. `shares` says how much of the probability of what was chosen came from each
-    passage, largest first; `cut` is what was cut of the prompts.
+    `log_probs_C` (float64) are the natural log-probabilities of the letters or texts after the prompts, and
+    `probabilities_C` (float64) the probabilities of the choices relative to each other; both are None if an `answer`
+    was generated, which is None otherwise. `shares` are the shares of passages in the probability of the chosen one,
+    largest first; `cut` is what was cut of the prompts.
 
-    Of a model that lists its likeliest tokens only, both are None unless the bounds of all choices agree, and
-    `certified` says whether the bounds decide what is chosen.
+    If the model lists only its top tokens, both are None unless the bounds of all choices agree, and `certified` says
+    whether the bounds decide which one is chosen.
     """
 
     chosen: int | None
@@ -65,21 +93,23 @@ class Choice:
         return self.chosen == self.gold
 
 
-class Way(Protocol):
-    """A way of choosing."""
+class ChoiceMethod(Protocol):
+    """How a model chooses among the choices of a question."""
 
     def answer(self, question: ChoiceQuestion) -> str:
         """The right answer of a question, as a demonstration gives it."""
 
     def room(self, question: ChoiceQuestion) -> int:
-        """The most tokens of a prompt of a question."""
+        """The maximum length of a prompt of a question, in tokens."""
 
-    def choose(self, asked: Sequence[Asked]) -> list[Choice]:
-        """What the model chooses."""
+    def choose(self, inputs: Sequence[ChoiceInput]) -> list[Choice]:
+        """The choices that the model makes."""
 
 
-def way_of(model: WritingModel, prompt: QuestionPrompt, options: ChoiceOptions, kept: KeptAnswers) -> Way:
-    """The way of choosing that `options` name; `kept` keeps what is scored and written.
+def choice_method(
+    model: WritingModel, prompt: QuestionPrompt, options: ChoiceOptions, stores: AnswerStores
+) -> ChoiceMethod:
+    """The method of choosing that `options` name; `stores` keep scores and answers.
 
     Raises UsageError if the model cannot read `max_length`, or if it chooses letters that the prompt does not show.
     """
@@ -89,15 +119,15 @@ def way_of(model: WritingModel, prompt: QuestionPrompt, options: ChoiceOptions, 
             "prompt with {choices}."
         )
     if options.score == "generated":
-        return _ByWriting(model, options, kept.answers)
+        return _GeneratedLetter(model, options, stores.answers)
     length = model.max_length if options.max_length is None else options.max_length
     check_length(model, length)
-    scorer = Scorer(model, kept.scores, progress=False)
-    return (_ByText if options.score == "text" else _ByLetter)(prompt, scorer, length)
+    scorer = Scorer(model, stores.scores, progress=False)
+    return (_MostLikelyText if options.score == "text" else _MostLikelyLetter)(prompt, scorer, length)
 
 
 class _ByLikelihood(ABC):
-    """Chooses what is likeliest behind the prompts. Of choices that read alike only the first counts."""
+    """Chooses by the likelihood after the prompts. Of choices with equal texts only the first counts."""
 
     def __init__(self, prompt: QuestionPrompt, scorer: Scorer, length: int) -> None:
         self._prompt = prompt
@@ -108,65 +138,67 @@ class _ByLikelihood(ABC):
 
     @abstractmethod
     def texts(self, question: ChoiceQuestion) -> Sequence[str]:
-        """What stands for each choice."""
+        """The text that stands for each choice."""
 
     @abstractmethod
-    def worth(self, likelihood: Likelihood) -> float:
-        """The logarithm of what a choice counts."""
+    def score(self, likelihood: TextLikelihood) -> float:
+        """The logarithm by which choices are compared."""
 
     def answer(self, question: ChoiceQuestion) -> str:
-        """What stands for the right choice."""
+        """The text that stands for the right choice."""
         return self.texts(question)[question.gold]
 
     def room(self, question: ChoiceQuestion) -> int:
-        """What the longest choice leaves; its last token is predicted and not read."""
+        """The length without the longest choice; its last token is predicted and not read."""
         return self._length + 1 - max(len(tokens) for tokens in self._tokens(question))
 
-    def choose(self, asked: Sequence[Asked]) -> list[Choice]:
-        """The choice with the highest worth of each question."""
-        texts = [(one.prompts, tokens) for question, one in asked for tokens in self._tokens(question)]
+    def choose(self, inputs: Sequence[ChoiceInput]) -> list[Choice]:
+        """The choice with the highest score for each question."""
+        texts = [(one.prompts, tokens) for question, one in inputs for tokens in self._tokens(question)]
         found = iter(zip(*self._bounds(texts), strict=True))
-        return [self._likeliest(question, one, [next(found) for _ in question.choices]) for question, one in asked]
+        return [self._best(question, one, [next(found) for _ in question.choices]) for question, one in inputs]
 
-    def _bounds(self, texts: Sequence[tuple[Sequence[PromptPrefix], IntArray]]) -> Sequence[Sequence[Likelihood]]:
-        """The lower and the upper bounds of the likelihood of each text: the same where the model tells it."""
+    def _bounds(self, texts: Sequence[tuple[Sequence[PromptPrefix], IntArray]]) -> Sequence[Sequence[TextLikelihood]]:
+        """The lower and the upper bounds of the likelihood of each text; equal if the model returns it exactly."""
         if self._scorer.bounds is None:
             return (likelihoods(texts, self._scorer),) * 2
         return [likelihoods(texts, Scorer(bound, progress=False)) for bound in self._scorer.bounds]
 
-    def _likeliest(
-        self, question: ChoiceQuestion, asked: QuestionInput, found: Sequence[tuple[Likelihood, Likelihood]]
+    def _best(
+        self,
+        question: ChoiceQuestion,
+        question_input: QuestionInput,
+        found: Sequence[tuple[TextLikelihood, TextLikelihood]],
     ) -> Choice:
-        """The choice with the highest worth, given the lower and upper bound of each; the first of equal ones."""
+        """The first choice with the highest score, given the lower and upper bound of each."""
         firsts = _firsts(self.texts(question))
-        worths_2C = np.array([[self.worth(one) for one in bounds] for bounds in zip(*found, strict=True)])
-        worths_2C[:, [first != place for place, first in enumerate(firsts)]] = -np.inf
-        worths_C, uppers_C = worths_2C
-        chosen = None if np.isneginf(worths_C).all() else int(np.argmax(worths_C))
-        exact = np.array_equal(worths_C, uppers_C)
+        bounds_2C = np.array([[self.score(one) for one in bounds] for bounds in zip(*found, strict=True)])
+        bounds_2C[:, [first != place for place, first in enumerate(firsts)]] = -np.inf
+        scores_C, uppers_C = bounds_2C
+        chosen = None if np.isneginf(scores_C).all() else int(np.argmax(scores_C))
+        exact = np.array_equal(scores_C, uppers_C)
         return Choice(
             chosen=chosen,
             gold=firsts[question.gold],
             log_probs_C=np.array([lower.log_prob for lower, _ in found]) if exact else None,
-            probabilities_C=_shares_of(worths_C) if exact else None,
-            shares={} if chosen is None else _by_passage(asked.prompts, found[chosen][0]),
-            cut=asked.largest_cut,
-            certified=exact or (chosen is not None and worths_C[chosen] >= np.delete(uppers_C, chosen).max()),
+            probabilities_C=_normalised(scores_C) if exact else None,
+            shares={} if chosen is None else _shares_by_passage(question_input.prompts, found[chosen][0]),
+            cut=question_input.largest_cut,
+            certified=exact or (chosen is not None and scores_C[chosen] >= np.delete(uppers_C, chosen).max()),
         )
 
     def _tokens(self, question: ChoiceQuestion) -> list[IntArray]:
-        """The tokens of each choice behind the prompt, found once for a question; UsageError if the model cannot tell
-        two choices apart."""
+        """The tokens of each choice after the prompt; UsageError if two choices have the same tokens."""
         key = question.text, question.choices
         if key not in self._known:
-            self._known[key] = self._found(question)
+            self._known[key] = self._encoded(question)
         return self._known[key]
 
-    def _found(self, question: ChoiceQuestion) -> list[IntArray]:
+    def _encoded(self, question: ChoiceQuestion) -> list[IntArray]:
         texts = self.texts(question)
         tokenizer = self._scorer.tokenizer
         prompt = self._encoder.encode(self._prompt.text(question.text, [], choices=question.choices)).tokens
-        tokens = [tokens_behind(prompt, self._prompt.answered(text), tokenizer) for text in texts]
+        tokens = [tokens_after(prompt, self._prompt.answered(text), tokenizer) for text in texts]
         for text, own in zip(texts, tokens, strict=True):
             if len(own) == 0:
                 raise UsageError(f"choice {text!r} of question {question.id} has no tokens for {self._scorer.name}.")
@@ -179,31 +211,31 @@ class _ByLikelihood(ABC):
         return tokens
 
 
-class _ByLetter(_ByLikelihood):
-    """Chooses the likeliest letter."""
+class _MostLikelyLetter(_ByLikelihood):
+    """Chooses the most likely letter."""
 
     def texts(self, question: ChoiceQuestion) -> Sequence[str]:
         """The letters."""
         return question.letters
 
-    def worth(self, likelihood: Likelihood) -> float:
+    def score(self, likelihood: TextLikelihood) -> float:
         """Its log-probability."""
         return likelihood.log_prob
 
 
-class _ByText(_ByLikelihood):
+class _MostLikelyText(_ByLikelihood):
     """Chooses the text with the highest mean log-probability of a token, so that long texts have no disadvantage."""
 
     def texts(self, question: ChoiceQuestion) -> Sequence[str]:
         """The choices themselves."""
         return question.choices
 
-    def worth(self, likelihood: Likelihood) -> float:
+    def score(self, likelihood: TextLikelihood) -> float:
         """The mean log-probability of a token."""
         return likelihood.log_prob / likelihood.tokens
 
 
-class _ByWriting:
+class _GeneratedLetter:
     """Lets each prompt write an answer, adds up equal ones, and reads the best as a letter."""
 
     def __init__(self, model: WritingModel, options: ChoiceOptions, store: Store | None) -> None:
@@ -217,12 +249,12 @@ class _ByWriting:
         return question.letters[question.gold]
 
     def room(self, question: ChoiceQuestion) -> int:  # noqa: ARG002
-        """What an answer leaves."""
+        """The length without an answer."""
         return self._room
 
-    def choose(self, asked: Sequence[Asked]) -> list[Choice]:
+    def choose(self, inputs: Sequence[ChoiceInput]) -> list[Choice]:
         """The letter that is the best answer."""
-        answers = dict(answer_all([one for _, one in asked], self._model, self._options, self._store))
+        answers = dict(answer_all([one for _, one in inputs], self._model, self._options, self._store))
         return [
             Choice(
                 chosen=letter_of(answers[number].text, question.letters),
@@ -231,43 +263,38 @@ class _ByWriting:
                 shares=answers[number].shares,
                 cut=one.largest_cut,
             )
-            for number, (question, one) in enumerate(asked)
+            for number, (question, one) in enumerate(inputs)
         ]
 
 
 def letter_of(answer: str, letters: str) -> int | None:
-    """The place of the letter that an answer is, such as "B", "(b)" or "The answer is B."; None if it is anything else.
+    """The index of the letter that an answer is, such as "B", "(b)" or "The answer is B."; None for anything else.
 
     Case and ASCII punctuation do not count. REPLUG's code removes articles too: there the letter A equals an empty
     answer.
     """
-    said = without_punctuation(answer.rpartition(_BEFORE_LETTER)[2]).upper()
-    return letters.index(said) if said in tuple(letters) else None
+    letter = without_punctuation(answer.rpartition(_BEFORE_LETTER)[2]).upper()
+    return letters.index(letter) if letter in tuple(letters) else None
 
 
 def _firsts(texts: Sequence[str]) -> list[int]:
-    """For each text the place of the first that equals it."""
+    """For each text the index of the first that equals it."""
     return [texts.index(text) for text in texts]
 
 
-def _shares_of(worths_C: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities in proportion to exp(worths); equal ones if all are impossible."""
-    if np.isneginf(worths_C).all():
-        return np.full(len(worths_C), 1 / len(worths_C))
-    return np.exp(worths_C - log_sum_exp(worths_C))
+def _normalised(scores_C: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probabilities in proportion to exp(scores); equal ones if all are impossible."""
+    if np.isneginf(scores_C).all():
+        return np.full(len(scores_C), 1 / len(scores_C))
+    return np.exp(scores_C - log_sum_exp(scores_C))
 
 
-def _by_passage(prompt_prefixes: Sequence[PromptPrefix], likelihood: Likelihood) -> dict[int, float]:
-    """The share of a text's probability that came from each passage, largest first."""
+def _shares_by_passage(prompts: Sequence[PromptPrefix], likelihood: TextLikelihood) -> dict[int, float]:
+    """The share of each passage in a text's probability, largest first."""
     shares: dict[int, float] = {}
-    for prompt_prefix, share in zip(prompt_prefixes, likelihood.shares_K.tolist(), strict=True):
-        shares[prompt_prefix.passage] = shares.get(prompt_prefix.passage, 0.0) + share
+    for prompt, share in zip(prompts, likelihood.shares_K.tolist(), strict=True):
+        shares[prompt.passage] = shares.get(prompt.passage, 0.0) + share
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-
-_Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
-"""A number of each question (U) by the name of what is measured."""
-_Key = TypeVar("_Key")
 
 
 def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: Sequence[str]) -> dict[str, JsonValue]:
@@ -373,77 +400,6 @@ def _mean_of_subjects(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.st
     subject do not count, unless there are no others."""
     subjects = [subject for subject in np.unique(subjects_U) if subject] or [""]
     return float(np.mean([accuracy_U[subjects_U == subject].mean() for subject in subjects]))
-
-
-CATEGORIES: Final = {
-    "humanities": (
-        "formal_logic",
-        "high_school_european_history",
-        "high_school_us_history",
-        "high_school_world_history",
-        "international_law",
-        "jurisprudence",
-        "logical_fallacies",
-        "moral_disputes",
-        "moral_scenarios",
-        "philosophy",
-        "prehistory",
-        "professional_law",
-        "world_religions",
-    ),
-    "social sciences": (
-        "econometrics",
-        "high_school_geography",
-        "high_school_government_and_politics",
-        "high_school_macroeconomics",
-        "high_school_microeconomics",
-        "high_school_psychology",
-        "human_sexuality",
-        "professional_psychology",
-        "public_relations",
-        "security_studies",
-        "sociology",
-        "us_foreign_policy",
-    ),
-    "STEM": (
-        "abstract_algebra",
-        "anatomy",
-        "astronomy",
-        "college_biology",
-        "college_chemistry",
-        "college_computer_science",
-        "college_mathematics",
-        "college_physics",
-        "computer_security",
-        "conceptual_physics",
-        "electrical_engineering",
-        "elementary_mathematics",
-        "high_school_biology",
-        "high_school_chemistry",
-        "high_school_computer_science",
-        "high_school_mathematics",
-        "high_school_physics",
-        "high_school_statistics",
-        "machine_learning",
-    ),
-    "other": (
-        "business_ethics",
-        "clinical_knowledge",
-        "college_medicine",
-        "global_facts",
-        "human_aging",
-        "management",
-        "marketing",
-        "medical_genetics",
-        "miscellaneous",
-        "nutrition",
-        "professional_accounting",
-        "professional_medicine",
-        "virology",
-    ),
-}
-"""The subjects of each category, by the names of MMLU's files."""
-_CATEGORY_OF: Final = {subject: category for category, subjects in CATEGORIES.items() for subject in subjects}
 
 
 def category_of(subject: str) -> str | None:

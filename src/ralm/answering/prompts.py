@@ -365,7 +365,7 @@ def prompt_config(prompt: QuestionPrompt, tokenizer: Tokenizer) -> dict[str, Jso
     return {**asdict(prompt), "chat_template": template}
 
 
-def tokens_behind(prompt: IntArray, text: str, tokenizer: Tokenizer) -> IntArray:
+def tokens_after(prompt: IntArray, text: str, tokenizer: Tokenizer) -> IntArray:
     """The token ids (int64) of a text as it goes on behind a prompt (int64).
 
     A text alone may have others: SentencePiece begins it with a space of its own.

@@ -379,14 +379,13 @@ def choice(
         "reader": reader,
         "demonstrations": shown,
         "options": job.choosing,
-        "baseline": baseline,
     }
     if out is None:
-        evaluation = evaluate_choices(questions, model, prompt, **parts)
+        evaluation = evaluate_choices(questions, model, prompt, baseline=baseline, **parts)
     else:
-        evaluation = run_choices(out, questions, model, prompt, force=force, **parts)
+        evaluation = run_choices(out, questions, model, prompt, baseline=baseline, force=force, **parts)
     if json:
-        config = choices_config(questions, model, prompt, source, reader, shown, job.choosing)
+        config = choices_config(questions, model, prompt, **parts)
         print_json({**evaluation.summary(), "config": config})
     else:
         print_choices(evaluation, out)

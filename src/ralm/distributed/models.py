@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
-from ralm.answering.answers import AnswerMethod, KeptAnswers, groups_of
+from ralm.answering.answers import AnswerMethod, AnswerStores, groups_of
 from ralm.answering.sources import QuestionInput
 from ralm.distributed.cluster import MAX_CRASHES, Requirements
 from ralm.distributed.workers import Loader, WorkerPool
@@ -50,35 +50,35 @@ class _OnlyKept:
 
 
 class _Work(NamedTuple):
-    """What a machine is told: a way of answering, and questions with their numbers."""
+    """A method of answering, and questions with their numbers, for a machine."""
 
-    way: AnswerMethod[Any]
-    asked: Sequence[tuple[int, QuestionInput]]
+    method: AnswerMethod[Any]
+    inputs: Sequence[tuple[int, QuestionInput]]
 
 
 def answer_on(
     machines: WorkerPool,
     loader: Loader[WritingModel],
     model: WritingModel,
-    way: AnswerMethod[_Answered],
-    asked: Sequence[QuestionInput],
-    kept: KeptAnswers,
+    method: AnswerMethod[_Answered],
+    inputs: Sequence[QuestionInput],
+    stores: AnswerStores,
 ) -> Iterator[_Answered]:
-    """What `way(asked, model, kept)` gives, with the model that the loader loads on each machine; `model` describes it
-    here.
+    """The results of `method(inputs, model, stores)`, with the model that the loader loads on each machine; `model`
+    describes it here.
 
     Raises ClusterError if a question ends the process that answers it again and again, or the cluster fails.
     """
-    scores, answers = (Store() if one is None else one for one in (kept.scores, kept.answers))
+    scores, answers = (Store() if one is None else one for one in (stores.scores, stores.answers))
     only: Any = _OnlyKept(model)
 
     def known(group: Sequence[int]) -> list[_Answered]:
-        return [*way([asked[number] for number in group], only, KeptAnswers(scores, answers))]
+        return [*method([inputs[number] for number in group], only, AnswerStores(scores, answers))]
 
-    groups = [*groups_of(asked)]
+    groups = [*groups_of(inputs)]
     new = [[number for number in group if not _is_known(known, [number])] for group in groups]
-    work = [_Work(way, [(number, asked[number]) for number in group]) for group in new if group]
-    left = {number for one in work for number, _ in one.asked}
+    work = [_Work(method, [(number, inputs[number]) for number in group]) for group in new if group]
+    left = {number for one in work for number, _ in one.inputs}
     with closing(
         machines.run(
             loader, _answer_questions, work, name=_describe_questions, bad=_reject_questions, halves=_halve_questions
@@ -89,7 +89,7 @@ def answer_on(
                 task, found = next(done)
                 scores.put(found[0])
                 answers.put(found[1])
-                left -= {number for number, _ in task.asked}
+                left -= {number for number, _ in task.inputs}
             for number, one in zip(group, known(group), strict=True):
                 yield cast("_Answered", (number, *one[1:]))
 
@@ -97,7 +97,7 @@ def answer_on(
 def _answer_questions(model: WritingModel, work: _Work) -> tuple[_Entries, _Entries]:
     """Answer questions; returns the scores and the answers that a later process can go on with."""
     scores, answers = Store(), Store()
-    for _ in work.way([one for _, one in work.asked], model, KeptAnswers(scores, answers)):
+    for _ in work.method([one for _, one in work.inputs], model, AnswerStores(scores, answers)):
         pass
     return scores.items(), answers.items()
 
@@ -111,19 +111,19 @@ def _is_known(known: Callable[[Sequence[int]], object], group: Sequence[int]) ->
 
 
 def _describe_questions(work: _Work) -> str:
-    return f"answering {len(work.asked)} questions from {work.asked[0][1].question.id} on"
+    return f"answering {len(work.inputs)} questions from {work.inputs[0][1].question.id} on"
 
 
 def _reject_questions(work: _Work) -> NoReturn:
     raise ClusterError(
-        f"question {work.asked[0][1].question.id} ends the process that answers it, each of {MAX_CRASHES} times; the "
+        f"question {work.inputs[0][1].question.id} ends the process that answers it, each of {MAX_CRASHES} times; the "
         "machines may have too little memory."
     )
 
 
 def _halve_questions(work: _Work) -> tuple[_Work, _Work] | None:
-    middle = len(work.asked) // 2
-    return (_Work(work.way, work.asked[:middle]), _Work(work.way, work.asked[middle:])) if middle else None
+    middle = len(work.inputs) // 2
+    return (_Work(work.method, work.inputs[:middle]), _Work(work.method, work.inputs[middle:])) if middle else None
 
 
 PACKAGES: Final = ("torch", "transformers")
@@ -225,10 +225,10 @@ class ClusterModel:
                     due += 1
 
     def answer_remotely(
-        self, way: AnswerMethod[_Answered], asked: Sequence[QuestionInput], kept: KeptAnswers
+        self, method: AnswerMethod[_Answered], inputs: Sequence[QuestionInput], stores: AnswerStores
     ) -> Iterator[_Answered]:
-        """What `way` gives with this model; raises what `answer_on` raises."""
-        return answer_on(self.machines, self.loader, self, way, asked, kept)
+        """The results of `method` with this model; raises what `answer_on` raises."""
+        return answer_on(self.machines, self.loader, self, method, inputs, stores)
 
     def continuations(self) -> Continuations:
         """Raises UsageError: texts are not continued token by token between machines."""
