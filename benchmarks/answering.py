@@ -158,7 +158,7 @@ def measured(name: str, case: str, task: Task, model: WritingModel, library: Pre
         task.questions, model, PROMPT, source=task, reader=READER, demonstrations=task.shown, options=OPTIONS
     ).rows
     seconds = (time.process_time() - begin) / len(rows)
-    golds = [model.tokenizer.encode(PROMPT.answered(one.answers[0])) for one in task.questions]
+    golds = [model.tokenizer.encode(PROMPT.format_answer(one.answers[0])) for one in task.questions]
     begin = time.process_time()
     written = [plain_answer(library, model, one) for one in asked[:plain]]
     scored = [plain_gold(library, one, gold) for one, gold in zip(asked[:plain], golds, strict=False)]

@@ -94,7 +94,7 @@ def test_an_answer_in_a_conversation_is_that_of_the_plain_loop(
 ) -> None:
     stream = Answerer(model, PROMPT, source, reader=reader, options=OPTIONS).stream(Conversation(SAID))
     text = "".join(piece.text for piece in stream)
-    answer = stream.sourced()
+    answer = stream.with_sources()
     assert answer.answer.text == text
     assert len(answer.answer.tokens) > 0
     log_probs_KT = np.stack(
@@ -144,14 +144,14 @@ def test_several_answers_to_one_conversation(model: WritingModel, source: Questi
     assert texts[0] == texts[2] != texts[1]
     for number, seed in enumerate([3, 4, 3]):
         alone = Answerer(model, PROMPT, source, options=replace(options, seed=seed)).stream(Conversation(SAID))
-        assert streams.sourced(number).answer.text == texts[number] == alone.sourced().answer.text
+        assert streams.with_sources(number).answer.text == texts[number] == alone.with_sources().answer.text
 
 
 def test_an_answer_that_is_complete(model: WritingModel) -> None:
     def ended(new_tokens: int, *stop: str) -> tuple[str, bool]:
         options = AnswerOptions(new_tokens=new_tokens, stop=stop)
         streams = Answerer(model, PROMPT, options=options).streams(Conversation(SAID), [0])
-        return streams.sourced(0).answer.text, streams.is_complete(0)
+        return streams.with_sources(0).answer.text, streams.is_complete(0)
 
     text, complete = ended(8)
     assert not complete
@@ -204,7 +204,7 @@ def test_conversations_are_answered_together(model: WritingModel, source: Questi
         Conversation(SAID, query="Where is the dog?"),
     ]
     together = [one.answer.text for one in answerer.answers(asked)]
-    assert together == [answerer.stream(one).sourced().answer.text for one in asked]
+    assert together == [answerer.stream(one).with_sources().answer.text for one in asked]
 
 
 def test_passages_are_found_with_the_last_message_or_the_query(
@@ -240,7 +240,7 @@ def test_what_is_left_of_a_prompt_that_was_cut(model: WritingModel, source: Ques
     assert whole is not None
     room = len(whole[0]) + len("\n\nQuestion: ") + 4
     answerer = Answerer(model, PROMPT, source, options=AnswerOptions(new_tokens=8, stop=(), max_length=room + 8))
-    [asked], _ = answerer._ask([Conversation(SAID)])
+    [asked], _ = answerer._inputs([Conversation(SAID)])
     text = tokenizer.decode(asked.prompts[0].tokens)
     said = "<s>(Be brief.)user: Tell me of the sea.</s>\nassistant: It is </s> deep.</s>\nuser: "
     assert text == f"{said}sea.\n\nQuestion: Who sings in the sea by night?</s>\nmodel: "

@@ -19,7 +19,7 @@ def test_questions_are_normalised_as_published() -> None:
     functions = json.loads(shared("golden", "official_qa", "functions.json").read_text("utf-8"))
     assert len(functions["normalize_question"]) > 30
     for question, expected in functions["normalize_question"]:
-        assert prompt.asked(question) == expected
+        assert prompt.format_question(question) == expected
 
 
 def test_prompts_are_the_published_ones() -> None:

@@ -117,12 +117,12 @@ def test_a_stream_is_the_same_answer(model: WritingModel, source: QuestionRetrie
     for question, whole in zip(QUESTIONS, together, strict=True):
         stream = answerer.stream(question)
         pieces = [piece.text for piece in stream]
-        answer = stream.sourced()
+        answer = stream.with_sources()
         assert "".join(pieces) == answer.answer.text == whole.answer.text
         assert "\n" not in answer.answer.text
         assert answer.answer.log_prob == pytest.approx(whole.answer.log_prob, abs=1e-3)
         assert len(pieces) > 1 or len(answer.answer.tokens) <= 1
-        unread = answerer.stream(question).sourced()  # draws what was not asked for
+        unread = answerer.stream(question).with_sources()  # draws what was not asked for
         assert unread.answer.text == whole.answer.text
 
 

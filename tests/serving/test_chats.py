@@ -96,7 +96,7 @@ def answered(
         options=AnswerOptions(**{"stop": (), "new_tokens": 24, **options}),
         credit="passages",
     )
-    return answerer.stream(Conversation([Message(one["role"], one["content"]) for one in said])).sourced()
+    return answerer.stream(Conversation([Message(one["role"], one["content"]) for one in said])).with_sources()
 
 
 def asked(client: openai.OpenAI, said: list[Any], **more: Any) -> Any:

@@ -251,7 +251,7 @@ def gold_log_probs(
 def _gold_tokens(one: QuestionInput, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:
     if not (one.question.answers and one.prompts):
         return _NO_TOKENS
-    return tokens_after(one.prompts[0].tokens, prompt.answered(one.question.answers[0]), tokenizer)
+    return tokens_after(one.prompts[0].tokens, prompt.format_answer(one.question.answers[0]), tokenizer)
 
 
 class DrawnAnswers:

@@ -44,8 +44,22 @@ from ralm.terminal import one_line
 from ralm.validation import scores_given_texts
 
 Credit = Literal["none", "prompts", "passages"]
-"""What the gain of an answer is credited to, see `Answerer`."""
-_NOTHING: IntArray = np.zeros(0, dtype=np.int64)
+"""Which passages get the gain of an answer, see `Answerer`."""
+_NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
+ONE_BIT: Final = math.log(2)
+"""The minimum gain of a cited passage, in nats."""
+_OF_A_TOKEN: Final = 0.1
+"""The gain of a token, in nats, above which it extends a run of tokens."""
+_NO_ONE: Final = -1
+_OF_WORDS: Final = "LMN"
+"""Unicode categories of the characters of words: letters, marks and numbers."""
+_WIDE: Final = ("W", "F")
+"""Widths of the characters of scripts without spaces, which are not joined to words."""
+_ADDRESSES: Final = ("url", "source", "link", "uri")
+"""Metadata with the address of a document, in order of preference."""
+_WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
+_Span: TypeAlias = tuple[int, int]
+"""The first and one past the last of some tokens, or of some characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +78,10 @@ class AnswerSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourcedAnswer:
-    """An answer and where it comes from.
+    """An answer and its sources.
 
     `text` holds the tokens of the answer with their log-probabilities, with passages and without. `sources` are the
-    passages in the prompts, best first by the retriever. `cut` is the most that was cut of a prompt.
+    passages in the prompts, best first by the retriever. `cut` is the largest cut of a prompt.
     """
 
     question: str
@@ -98,16 +112,16 @@ class SourcedAnswer:
 
 
 class Answerer:
-    """Answers questions with a frozen language model, and says where each answer comes from.
+    """Answers questions with a frozen language model, and gives the sources of each answer.
 
     A question may be the last message of the user in a `Conversation`, if `prompt` is a chat. The passages are those of
     `source`, without it there are none; `reader` says how they are read, one in context by default. An ensemble is
     averaged for every token.
 
-    `credit` says what the gain of an answer over the prompt without passages is credited to: with `prompts`, the first
-    of several passages in one prompt has the credit for all of them; with `passages`, the answer is scored behind each
-    of them alone too, and they share the credit as if they were an ensemble; with `none`, it is not measured. Raises
-    UsageError if the options do not fit the model.
+    `credit` says which passages get the gain of an answer over the prompt without passages. With `prompts`, the first
+    of several passages in one prompt gets it for all of them; with `passages`, the answer is also scored after each of
+    them alone, and they share the gain as an ensemble would; with `none`, it is not measured. Raises UsageError if the
+    options do not fit the model.
     """
 
     def __init__(
@@ -136,11 +150,11 @@ class Answerer:
         """The answers to questions, in their order; some are answered together.
 
         Raises UsageError if a question is empty or does not fit into the model, ChatError if the model's chat template
-        refuses a conversation.
+        rejects a conversation.
         """
-        asked, passages = self._ask(questions)
-        for number, answer in answer_all(asked, self._model, self._options):
-            yield self._sourced(asked[number], passages, answer)
+        inputs, passages = self._inputs(questions)
+        for number, answer in answer_all(inputs, self._model, self._options):
+            yield self._with_sources(inputs[number], passages, answer)
 
     def stream(self, question: str | Conversation) -> "AnswerStream":
         """The answer to one question, piece by piece; raises what `answers` raises."""
@@ -148,52 +162,52 @@ class Answerer:
 
     def streams(self, question: str | Conversation, seeds: Sequence[int]) -> "AnswerStreams":
         """Several answers to one question, one for each seed, drawn together; raises what `answers` raises."""
-        [asked], passages = self._ask([question])
-        drawn = DrawnAnswers(asked, self._model, self._options, seeds)
-        return AnswerStreams(drawn, asked, lambda answer: self._sourced(asked, passages, answer))
+        [one], passages = self._inputs([question])
+        drawn = DrawnAnswers(one, self._model, self._options, seeds)
+        return AnswerStreams(drawn, one, lambda answer: self._with_sources(one, passages, answer))
 
-    def _ask(self, questions: Sequence[str | Conversation]) -> tuple[list[QuestionInput], Passages]:
-        """The prompts of questions, with the passages that were found for them."""
+    def _inputs(self, questions: Sequence[str | Conversation]) -> tuple[list[QuestionInput], Passages]:
+        """The prompts of questions, and the passages that were found for them."""
         conversations = [Conversation.of(one) for one in questions]
         for place, one in enumerate(conversations, 1):
             which = "the question" if len(conversations) == 1 else f"question {place}"
-            for text, name in ((one.question, which), (one.searched, f"the query of {which}")):
+            for text, name in ((one.question, which), (one.search_query, f"the query of {which}")):
                 if not text.strip():
                     raise UsageError(f"{name} is empty: ask with at least one word.")
-        found = [Question(str(place), one.searched) for place, one in enumerate(conversations, 1)]
+        found = [Question(str(place), one.search_query) for place, one in enumerate(conversations, 1)]
         hits, passages = found_passages(found, self._source, self._reader.hits)
-        asked = [
+        inputs = [
             self._with_passages.build(Question(str(row + 1), one.question), hits.of(row), passages, one)
             for row, one in enumerate(conversations)
         ]
-        return asked, passages
+        return inputs, passages
 
-    def _sourced(self, asked: QuestionInput, passages: Passages, answer: Answer) -> SourcedAnswer:
-        """An answer with what each passage gave to it."""
-        tokens = self._credited(asked, passages, answer)
+    def _with_sources(self, question: QuestionInput, passages: Passages, answer: Answer) -> SourcedAnswer:
+        """An answer with the gain that each passage gave to it."""
+        tokens = self._credited(question, passages, answer)
         provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
         text = TracedText(
             before="",
             texts=texts_of_tokens(answer.pieces)[1],
             log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
-            baseline_T=self._log_probs_without(asked, answer),
+            baseline_T=self._log_probs_without(question, answer),
             provenance=provenance,
             passages=used_passages(provenance, passages),
         )
         return SourcedAnswer(
-            question=asked.question.text,
+            question=question.question.text,
             answer=answer,
             text=text,
-            sources=_sources(asked, passages, passage_shares(tokens), text),
-            cut=asked.largest_cut,
+            sources=_sources(question, passages, passage_shares(tokens), text),
+            cut=question.largest_cut,
         )
 
-    def _credited(self, asked: QuestionInput, passages: Passages, answer: Answer) -> Sequence[GeneratedToken]:
-        """The tokens of an answer with the passages that each came from."""
-        numbers = [number for prompt_prefix in asked.prompts for number in prompt_prefix.passages]
-        if self._credit != "passages" or not answer.tokens or len(numbers) <= len(asked.prompts):
+    def _credited(self, question: QuestionInput, passages: Passages, answer: Answer) -> Sequence[GeneratedToken]:
+        """The tokens of an answer, each with its passages and their shares."""
+        numbers = [number for prompt in question.prompts for number in prompt.passages]
+        if self._credit != "passages" or not answer.tokens or len(numbers) <= len(question.prompts):
             return answer.tokens
-        scored = [self._log_probs(asked, answer, [(number, 0.0)], passages) for number in numbers]
+        scored = [self._log_probs(question, answer, [(number, 0.0)], passages) for number in numbers]
         shares_TK = posterior(np.stack(scored), np.zeros(len(numbers), dtype=np.float64))
         passages_K = np.array(numbers, dtype=np.int64)
         return [
@@ -201,24 +215,22 @@ class Answerer:
             for token, shares_K in zip(answer.tokens, shares_TK, strict=True)
         ]
 
-    def _log_probs_without(self, asked: QuestionInput, answer: Answer) -> FloatArray:
-        """The log-probabilities (float32, T) of the answer's tokens behind the prompt without passages; NaN if they are
+    def _log_probs_without(self, question: QuestionInput, answer: Answer) -> FloatArray:
+        """The log-probabilities (float32, T) of the answer's tokens after the prompt without passages; NaN if they are
         not measured."""
         if self._source is None or not answer.tokens:
             return np.array([token.log_prob for token in answer.tokens], dtype=np.float32)
         if self._credit == "none":
             return np.full(len(answer.tokens), np.nan, dtype=np.float32)
-        return self._log_probs(asked, answer, [], ())
+        return self._log_probs(question, answer, [], ())
 
     def _log_probs(
-        self, asked: QuestionInput, answer: Answer, hits: Sequence[tuple[int, float]], passages: Passages
+        self, question: QuestionInput, answer: Answer, hits: Sequence[tuple[int, float]], passages: Passages
     ) -> FloatArray:
-        """The log-probabilities (float32, T) of the answer's tokens behind the prompt with at most one passage."""
-        [prompt_prefix] = self._alone.build(asked.question, hits, passages, asked.conversation).prompts
+        """The log-probabilities (float32, T) of the answer's tokens after the prompt with at most one passage."""
+        [prompt] = self._alone.build(question.question, hits, passages, question.conversation).prompts
         tokens = np.array([token.token for token in answer.tokens], dtype=np.int64)
-        [log_probs_T] = self._scorer.log_probs(
-            [Request(document=prompt_prefix.tokens, context=_NOTHING, targets=tokens)]
-        )
+        [log_probs_T] = self._scorer.log_probs([Request(document=prompt.tokens, context=_NO_TOKENS, targets=tokens)])
         return log_probs_T
 
 
@@ -226,22 +238,24 @@ class AnswerStreams:
     """Several answers to one question: the pieces of all, each with the number of its answer, as soon as it cannot
     belong to a stop string; then each answer with its sources.
 
-    `asked` are the prompts.
+    `question` has the prompts.
     """
 
-    def __init__(self, drawn: DrawnAnswers, asked: QuestionInput, sourced: Callable[[Answer], SourcedAnswer]) -> None:
-        self.asked = asked
+    def __init__(
+        self, drawn: DrawnAnswers, question: QuestionInput, with_sources: Callable[[Answer], SourcedAnswer]
+    ) -> None:
+        self.question = question
         self._drawn = drawn
         self._pieces = iter(drawn)
-        self._sourced = sourced
+        self._with_sources = with_sources
 
     def __iter__(self) -> Iterator[tuple[int, GeneratedText]]:
         return self._pieces
 
-    def sourced(self, number: int) -> SourcedAnswer:
-        """An answer with its sources, once all are complete; pieces that were not asked for are drawn first."""
+    def with_sources(self, number: int) -> SourcedAnswer:
+        """An answer with its sources, once all are complete; pieces that were not read are drawn first."""
         deque(self._pieces, maxlen=0)
-        return self._sourced(self._drawn.answer(number))
+        return self._with_sources(self._drawn.answer(number))
 
     def is_complete(self, number: int) -> bool:
         """Whether an answer has ended at a stop string or at the model's end of text, and not for its length."""
@@ -257,48 +271,31 @@ class AnswerStream:
     def __iter__(self) -> Iterator[GeneratedText]:
         return (piece for _, piece in self._streams)
 
-    def sourced(self) -> SourcedAnswer:
-        """The answer with its sources, once it is complete; pieces that were not asked for are drawn first."""
-        return self._streams.sourced(0)
+    def with_sources(self) -> SourcedAnswer:
+        """The answer with its sources, once it is complete; pieces that were not read are drawn first."""
+        return self._streams.with_sources(0)
 
 
 def _sources(
-    asked: QuestionInput, passages: Passages, given: Mapping[int, float], text: TracedText
+    question: QuestionInput, passages: Passages, given: Mapping[int, float], text: TracedText
 ) -> list[AnswerSource]:
     """The passages in the prompts of a question, with what each gave to the answer."""
     gains = {row.passage: row.gain for row in text.contributions}
     return [
         AnswerSource(passage=passages[number], share=given.get(number), gain=gains.get(number))
-        for prompt_prefix in asked.prompts
-        for number in prompt_prefix.passages
+        for prompt in question.prompts
+        for number in prompt.passages
     ]
-
-
-ONE_BIT: Final = math.log(2)
-"""The least that a passage gives to an answer that cites it, in nats."""
-_OF_A_TOKEN: Final = 0.1
-"""What a passage has to give to a token, in nats, for a run of tokens to go on because of it."""
-_NO_ONE: Final = -1
-_OF_WORDS: Final = "LMN"
-"""What words consist of: letters, marks and numbers;"""
-_WIDE: Final = ("W", "F")
-"""but not those of scripts without spaces."""
-_ADDRESSES: Final = ("url", "source", "link", "uri")
-"""Metadata in which the address of a document stands, the first of them first."""
-_WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
-
-Span: TypeAlias = tuple[int, int]
-"""The first and one past the last of some tokens, or of some characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A passage that an answer cites: what it gave in nats, and the first and one past the last character of each part
-    of the text that it is cited for, in ascending order."""
+    """A passage that an answer cites, with its gain in nats, and the spans of the text that it is cited for: the first
+    and one past the last character of each, in ascending order."""
 
     passage: Passage
     gain: float
-    spans: Sequence[Span]
+    spans: Sequence[_Span]
 
 
 def citations(text: TracedText) -> list[Citation]:
@@ -309,7 +306,7 @@ def citations(text: TracedText) -> list[Citation]:
     if not np.isfinite(text.gain_T).all():
         return []
     gains = {row.passage: row.gain for row in text.contributions if row.gain >= ONE_BIT}
-    spans: dict[int, list[Span]] = {number: [] for number in gains}
+    spans: dict[int, list[_Span]] = {number: [] for number in gains}
     runs = _runs(_given(text, list(gains)))
     for (_, row), span in zip(runs, _words(text, [run for run, _ in runs]), strict=True):
         if span[0] < span[1]:
@@ -324,43 +321,43 @@ def _given(text: TracedText, passages: Sequence[int]) -> DoubleArray:
     return np.array(rows, dtype=np.float64).reshape(len(passages), len(text))
 
 
-def _runs(given_PT: DoubleArray) -> list[tuple[Span, int]]:
+def _runs(given_PT: DoubleArray) -> list[tuple[_Span, int]]:
     """The runs of tokens for which passages are cited, each with the row of its passage, in ascending order."""
     if not given_PT.size:
         return []
     owner_T = np.where(given_PT.max(axis=0) > 0, given_PT.argmax(axis=0), _NO_ONE)
     found = []
     for row, given_T in enumerate(given_PT):
-        worth_T = np.where((owner_T == row) | (owner_T == _NO_ONE), given_T - _OF_A_TOKEN, -np.inf)
-        found += [(run, row) for run in _best_runs(worth_T.tolist())]
+        value_T = np.where((owner_T == row) | (owner_T == _NO_ONE), given_T - _OF_A_TOKEN, -np.inf)
+        found += [(run, row) for run in _best_runs(value_T.tolist())]
     return sorted(found)
 
 
-def _best_runs(worths: Sequence[float]) -> Iterator[Span]:
+def _best_runs(values: Sequence[float]) -> Iterator[_Span]:
     """The run of the largest sum, if that is positive; beside it the best ones of at least one bit."""
-    parts, least = [(0, len(worths))], 0.0
+    parts, minimum = [(0, len(values))], 0.0
     while parts:
         begin, end = parts.pop()
-        total, first, last = _best_run(worths, begin, end)
-        if total > 0 and total >= least:
+        total, first, last = _best_run(values, begin, end)
+        if total > 0 and total >= minimum:
             yield first, last
             parts += [(begin, first), (last, end)]
-            least = ONE_BIT
+            minimum = ONE_BIT
 
 
-def _best_run(worths: Sequence[float], begin: int, end: int) -> tuple[float, int, int]:
+def _best_run(values: Sequence[float], begin: int, end: int) -> tuple[float, int, int]:
     """The largest sum of a run of some tokens, its first token and the one past its last; 0 if none is positive."""
     best, total, first = (0.0, begin, begin), 0.0, begin
     for place in range(begin, end):
         if total <= 0:
             total, first = 0.0, place
-        total += worths[place]
+        total += values[place]
         if total > best[0]:
             best = (total, first, place + 1)
     return best
 
 
-def _words(text: TracedText, runs: Sequence[Span]) -> Iterator[Span]:
+def _words(text: TracedText, runs: Sequence[_Span]) -> Iterator[_Span]:
     """The characters of runs of tokens, in ascending order: whole words, as far as no other run is there."""
     written = text.before + "".join(text.texts)
     ends = list(accumulate(map(len, text.texts), initial=len(text.before)))
@@ -384,7 +381,7 @@ def _joined(text: str, place: int) -> bool:
 
 
 def web_address(passage: Passage) -> str | None:
-    """Where a passage can be read in the web, as its document's metadata say; None if they do not."""
+    """The web address of a passage in the metadata of its document; None if it has none."""
     found = (passage.metadata.get(name) for name in _ADDRESSES)
     return next((one for one in found if isinstance(one, str) and _WEB.fullmatch(one)), None)
 

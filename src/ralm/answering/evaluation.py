@@ -347,7 +347,7 @@ class _Chooser:
             self._demonstrations.of(subject)
         for one in questions:
             builder = PromptBuilder(self._prompt, self._tokenizer, self._method.room(one))
-            builder.build(one.answered(self._method.answer(one)), [], ())
+            builder.build(one.with_answer(self._method.answer(one)), [], ())
 
     def choose(self, questions: Sequence[ChoiceQuestion], hits: Hits, passages: Passages, task: str) -> list[Choice]:
         """The choices with the passages of the hits."""
@@ -356,7 +356,7 @@ class _Chooser:
             for begin in range(0, len(questions), _QUESTIONS_AT_ONCE):
                 some = questions[begin : begin + _QUESTIONS_AT_ONCE]
                 inputs = [
-                    (one, self._builder(one).build(one.answered(self._method.answer(one)), hits.of(row), passages))
+                    (one, self._builder(one).build(one.with_answer(self._method.answer(one)), hits.of(row), passages))
                     for row, one in enumerate(some, begin)
                 ]
                 chosen += self._method.choose(inputs)
@@ -368,7 +368,7 @@ class _Chooser:
         key = question.subject, self._method.room(question)
         if key not in self._builders:
             shown = [
-                (one.answered(self._method.answer(one)), passages)
+                (one.with_answer(self._method.answer(one)), passages)
                 for one, passages in self._demonstrations.of(question.subject)
             ]
             self._builders[key] = PromptBuilder(self._prompt, self._tokenizer, key[1], self._reader, shown)

@@ -198,7 +198,7 @@ class _ByLikelihood(ABC):
         texts = self.texts(question)
         tokenizer = self._scorer.tokenizer
         prompt = self._encoder.encode(self._prompt.text(question.text, [], choices=question.choices)).tokens
-        tokens = [tokens_after(prompt, self._prompt.answered(text), tokenizer) for text in texts]
+        tokens = [tokens_after(prompt, self._prompt.format_answer(text), tokenizer) for text in texts]
         for text, own in zip(texts, tokens, strict=True):
             if len(own) == 0:
                 raise UsageError(f"choice {text!r} of question {question.id} has no tokens for {self._scorer.name}.")

@@ -84,14 +84,14 @@ class QuestionPrompt:
         """Whether choices stand in the prompt."""
         return _CHOICES in self.closed
 
-    def asked(self, question: str) -> str:
+    def format_question(self, question: str) -> str:
         """The question in the form of this prompt."""
         if self.question == "as it is":
             return question
         marked = question if question.endswith("?") else f"{question}?"
         return marked[0].lower() + marked[1:]
 
-    def answered(self, answer: str) -> str:
+    def format_answer(self, answer: str) -> str:
         """An answer as it stands behind the prompt."""
         return _filled(self.answer, {"answer": answer})
 
@@ -109,7 +109,7 @@ class QuestionPrompt:
         there are none. The official code goes by how many were asked for. Raises UsageError if the prompt shows choices
         and there are none.
         """
-        values = {"question": self.asked(question), "choices": self._listed(question, choices)}
+        values = {"question": self.format_question(question), "choices": self._listed(question, choices)}
         if several is None and not passages:
             return PromptText(documents="", question=_filled(self.closed, values))
         form = self.several if several or (several is None and len(passages) > 1) else self.one
@@ -133,7 +133,7 @@ class QuestionPrompt:
     ) -> str:
         """A question with its passages, its choices and its answer, to stand before another prompt."""
         prompt = self.text(question, passages, choices)
-        return f"{prompt.documents}{prompt.question}{self.answered(answer)}{self.after}"
+        return f"{prompt.documents}{prompt.question}{self.format_answer(answer)}{self.after}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Conversation:
         return self.messages[last_of_user(self.messages)].content
 
     @property
-    def searched(self) -> str:
+    def search_query(self) -> str:
         """What passages are found with."""
         return self.question if self.query is None else self.query
 
@@ -256,7 +256,7 @@ class Conversation:
         """Whether nothing was said but the question."""
         return len(self.messages) == 1
 
-    def asking(self, text: str) -> "Conversation":
+    def with_question(self, text: str) -> "Conversation":
         """The same conversation with this text as the message that is answered."""
         place = last_of_user(self.messages)
         asked = replace(self.messages[place], content=text)
@@ -338,7 +338,7 @@ class PromptEncoder:
     def _encoded(self, text: str, conversation: Conversation | None) -> tuple[IntArray, IntArray]:
         """The tokens of a prompt and their spans; those that it begins with have empty spans at 0."""
         if self._chat:
-            chat = Conversation.of(text) if conversation is None else conversation.asking(text)
+            chat = Conversation.of(text) if conversation is None else conversation.with_question(text)
             return self._of_chat(chat)
         if conversation is not None and not conversation.is_one_message:
             raise ChatError(

@@ -324,7 +324,7 @@ class ChoiceQuestion:
         listed = (f"({letter}) {choice}" for letter, choice in zip(self.letters, self.choices, strict=True))
         return Question(self.id, "\n".join([self.text, *listed]), passages=self.passages)
 
-    def answered(self, answer: str) -> Question:
+    def with_answer(self, answer: str) -> Question:
         """The question to put into a prompt, with what stands behind it when the answer is right."""
         return Question(self.id, self.text, (answer,), choices=self.choices)
 

@@ -104,7 +104,7 @@ def ask(
     elif questions is None:
         stream = answerer.stream(texts[0])
         print_pieces(stream)
-        print_sources(stream.sourced())
+        print_sources(stream.with_sources())
     else:
         for answer in answerer.answers(texts):
             print_line(answer.question)

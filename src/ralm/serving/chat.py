@@ -86,7 +86,7 @@ def answer_chat(
     for choice, piece in streams:
         yield Wrote(choice, piece)
     for choice in range(chat.times):
-        answer = streams.sourced(choice)
+        answer = streams.with_sources(choice)
         yield Ended(choice, "stop" if streams.is_complete(choice) else "length", len(answer.answer.tokens))
         if reads.source is not None:
             yield Attributed(choice, answer)
