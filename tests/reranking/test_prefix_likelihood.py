@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemm
 
 from ralm.errors import ModelError
 from ralm.reranking import cross_encoder
-from ralm.reranking.cross_encoder import Likelihood, PairModel, load_pair_model
+from ralm.reranking.cross_encoder import PairModel, PrefixLikelihood, load_pair_model
 from tests.tiny_models import FAMILIES, POSITIONS, save_tiny_model
 
 PAIRS = [("ends so", "a passage"), ("and so on", "b"), ("", "no end"), ("so", "long " * 30), ("x", "one")]
 TIED = ("gpt2", "gpt_neo", "opt", "bloom")
 """Families whose tokens have the same vectors on the way in and out."""
-LIKELIHOOD = Likelihood(weight=0.7, decay=3.0)
+LIKELIHOOD = PrefixLikelihood(weight=0.7, decay=3.0)
 
 
 def loaded(folder: Path) -> PairModel:
@@ -75,7 +75,7 @@ def test_pairs_are_read_in_pieces_with_the_same_gradient(tmp_path: Path, monkeyp
     words = model.model.model.get_input_embeddings().weight
     found = []
     for logits in (1 << 25, 1, 2 * 9 * 259):
-        monkeypatch.setattr(cross_encoder, "_LOGITS", logits)
+        monkeypatch.setattr(cross_encoder, "_MAX_LOGITS", logits)
         scores_P = model.logits(PAIRS)
         words.grad = None
         (scores_P * torch.arange(1, 6)).sum().backward()  # type: ignore[no-untyped-call]

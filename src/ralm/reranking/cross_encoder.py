@@ -1,8 +1,8 @@
-"""How likely a language model finds the end of a prefix behind a passage, read in the pass that scores the pair.
+"""Cross-encoders through sentence-transformers: pairs of (end of a prefix, passage) in, a score for each out.
 
-Zero-shot reranking chooses by this alone (In-Context RALM, section 6.1); here it counts beside a score that is trained.
-What stands nearest to the end says most about what follows, so a token that is j places before the end counts
-exp(-j / decay). Knows models and tokens; knows nothing of signals. Letters of shapes: P pairs, T tokens, J places
+A language model may be a cross-encoder too. It then reads the passage first and scores where the prefix ends, and a
+`PrefixLikelihood` may add how likely it finds the end of the prefix after the passage: the score of zero-shot reranking
+(In-Context RALM, Eq. 6), read from the sequence that scores the pair. Letters of shapes: P pairs, T tokens, J places
 before the end, D width, V vocabulary.
 """
 
@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -41,141 +41,93 @@ from ralm.lm.named import model_folder
 from ralm.records import FloatArray
 from ralm.reranking.predictive import Pair
 
-LEAST: Final = 0.01
-"""Tokens that count less than this share of the last one are not read."""
-_TRIED: Final = ("A passage, which comes first.", "The end of a prefix")
-_SAME: Final = 1e-3
-_LOGITS: Final = 1 << 25
-"""How many logits are in memory at once."""
+_TOKENS: Final = 64
+"""The number of tokens of the prefix that are read if the cross-encoder has no number of its own."""
+_SETTINGS: Final = "ralm"
+"""The key of `CrossEncoderSettings` in a cross-encoder's config.json."""
+
+_BATCH: Final = {"cpu": 32, "cuda": 256}
+_CHARACTERS_A_TOKEN: Final = 16
+_NEW_HEADS: Final = ("score", "classifier")
+"""The names of the new head of a language model."""
+_HEADS: Final = ("ForSequenceClassification", "ForCausalLM")
+_CAUSAL: Final = ("ForCausalLM", "GPT2LMHeadModel")
+"""Ends of the names of architectures: with a score for a pair, and language models."""
+_NO_LENGTH: Final = 2**31 - 1
+"""Tokenizers without a length have a huge number instead."""
+_SET_FOR_A_CALL: Final = ("truncation", "padding")
+_MIN_SHARE: Final = 0.01
+"""Tokens whose weight is below this share of that of the last one are not read."""
+_TRIAL: Final = ("A passage, which comes first.", "The end of a prefix")
+_TOLERANCE: Final = 1e-3
+_MAX_LOGITS: Final = 1 << 25
+"""The maximum number of logits in memory at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Likelihood:
-    """How much the log-probabilities of the last tokens of a prefix count beside a score: the last one `weight`, one
-    that is j places before it `weight` * exp(-j / `decay`)."""
+class PrefixLikelihood:
+    """The weights of the log-probabilities of the last tokens of a prefix beside a score: `weight` for the last one,
+    and `weight` * exp(-j / `decay`) for the one j places before it, since the nearest tokens predict best what
+    follows."""
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     decay: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
     @property
     def places(self) -> int:
-        """How many tokens count."""
-        return math.floor(self.decay * -math.log(LEAST)) + 1
+        """The number of tokens with a weight."""
+        return math.floor(self.decay * -math.log(_MIN_SHARE)) + 1
 
     def of(self, log_probs_PJ: torch.Tensor) -> torch.Tensor:
-        """What is added to the scores (P) of pairs; the log-probabilities are given from the last token on."""
+        """The addition to the scores (P) of pairs; the log-probabilities are given from the last token on."""
         places_J = torch.arange(log_probs_PJ.shape[1], device=log_probs_PJ.device)
         return self.weight * (log_probs_PJ * torch.exp(-places_J / self.decay)).sum(dim=1)
 
 
-def end_log_probs(
-    model: Any, features: Mapping[str, torch.Tensor], hidden_PTD: torch.Tensor, lengths_P: torch.Tensor, places: int
-) -> torch.Tensor:
-    """The log-probabilities (float32, P x J) of the last tokens of pairs, from the last one on: at most `places` of
-    them, and no more than the longest end has; 0 where the end of a pair, of `lengths_P` tokens, has no more.
+class CrossEncoderSettings(BaseModel):
+    """How a cross-encoder reads, as in the config.json of its folder; the defaults are for other cross-encoders."""
 
-    `hidden_PTD` is what the last layer of `model` gives. It must be a model for which `reads_ends` is true. Logits are
-    in memory for some pairs at a time, also while training: they are computed again for the gradient.
-    """
-    tokens_PT, there_PT = features["input_ids"], features["attention_mask"]
-    words_VD = model.get_input_embeddings().weight
-    most = min(places, tokens_PT.shape[1] - 1, max(1, int(lengths_P.max())))
-    places_J = torch.arange(most, device=tokens_PT.device)
-    last_P = there_PT.shape[1] - 1 - there_PT.flip(1).argmax(dim=1)
-    at_PJ = (last_P[:, None] - places_J).clamp(min=1)
-    before_PJD = hidden_PTD.gather(1, (at_PJ - 1)[..., None].expand(-1, -1, hidden_PTD.shape[-1]))
-    targets_PJ = tokens_PT.gather(1, at_PJ)
-    at_once = max(1, _LOGITS // (most * len(words_VD)))
-    pieces = zip(torch.split(before_PJD, at_once), torch.split(targets_PJ, at_once), strict=True)
-    log_probs_PJ = torch.cat([_read(words_VD, before, targets) for before, targets in pieces])
-    return torch.where(places_J < lengths_P[:, None], log_probs_PJ, 0.0)
+    model_config = ConfigDict(frozen=True)
 
+    tokens: int | None = Field(default=None, ge=1)
+    rank_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    passage_first: bool = False
+    likelihood: PrefixLikelihood | None = None
 
-def _read(words_VD: torch.Tensor, before_PJD: torch.Tensor, targets_PJ: torch.Tensor) -> torch.Tensor:
-    if not torch.is_grad_enabled():
-        return _log_probs(words_VD, before_PJD, targets_PJ)
-    read: torch.Tensor = checkpoint(_log_probs, words_VD, before_PJD, targets_PJ, use_reentrant=False)
-    return read
-
-
-def _log_probs(words_VD: torch.Tensor, before_PJD: torch.Tensor, targets_PJ: torch.Tensor) -> torch.Tensor:
-    logits_PJV = (before_PJD @ words_VD.T).float()
-    return logits_PJV.gather(-1, targets_PJ[..., None]).squeeze(-1) - logits_PJV.logsumexp(dim=-1)
-
-
-@contextmanager
-def last_layer_of(model: Any) -> Iterator[list[torch.Tensor]]:
-    """Within, what the last layer of a model gives (P x T x D) is noted for each pass."""
-    seen: list[torch.Tensor] = []
-    hook = model.base_model.register_forward_hook(lambda _, __, output: seen.append(output[0]))
-    try:
-        yield seen
-    finally:
-        hook.remove()
-
-
-def reads_ends(source: str, model: Any, tokenizer: Any) -> bool:
-    """Whether `end_log_probs` gives what the language model `source` itself gives, as a trial of the model shows.
-
-    It does not if a token has another vector on the way out than on the way in, if logits are scaled or capped, or if
-    the tokenizer puts something behind the end.
-    """
-    passage, end = _TRIED
-    features = tokenizer(passage, end, return_tensors="pt").to(model.device)
-    tokens_PT, there_PT = features["input_ids"], features["attention_mask"]
-    expected = tokenizer(end, add_special_tokens=False)["input_ids"]
-    if tokens_PT[0, -len(expected) :].tolist() != expected:
-        return False
-    whole: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval().to(model.device)
-    training = model.training
-    with torch.inference_mode(), last_layer_of(model.eval()) as seen:
-        model(input_ids=tokens_PT, attention_mask=there_PT)
-        lengths_P = torch.tensor([len(expected)], device=model.device)
-        own_PJ = end_log_probs(model, features, seen[0], lengths_P, len(expected))
-        theirs_TV = whole(input_ids=tokens_PT, attention_mask=there_PT).logits[0].float().log_softmax(-1)
-    model.train(training)
-    theirs_T = theirs_TV[:-1].gather(1, tokens_PT[0, 1:, None]).squeeze(1)
-    return bool(torch.allclose(own_PJ[0].flip(0), theirs_T[-len(expected) :], atol=_SAME))
-
-
-TOKENS: Final = 64
-"""How many tokens of the prefix a cross-encoder reads that does not say it itself."""
-READING: Final = "ralm"
-"""The key in a cross-encoder's config.json that says how it reads."""
-
-_BATCH: Final = {"cpu": 32, "cuda": 256}
-_CHARACTERS_A_TOKEN: Final = 16
-_NEW_HEADS: Final = ("score", "classifier")
-"""What the new head of a language model is called."""
-_HEADS: Final = ("ForSequenceClassification", "ForCausalLM")
-_CAUSAL: Final = ("ForCausalLM", "GPT2LMHeadModel")
-"""Ends of the names of architectures: those with a score for a pair, and those that write text."""
-_NO_LENGTH: Final = 2**31 - 1
-"""Tokenizers that know no length give a huge number, which cannot be used as one."""
-_SET_FOR_A_CALL: Final = ("truncation", "padding")
+    @classmethod
+    def of(cls, config: object, name: str) -> "CrossEncoderSettings":
+        """The settings in a config.json; ModelError if it is damaged."""
+        try:
+            return cls.model_validate_json(json.dumps(getattr(config, _SETTINGS, None) or {}), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join([_SETTINGS, *map(str, first["loc"])])
+            raise ModelError(
+                f"{name} is damaged: its config.json has the {field} {first['input']!r}; train it again."
+            ) from None
 
 
 class PairModel:
-    """A cross-encoder that reads the last `tokens` tokens of a prefix and, behind them, a passage.
+    """A cross-encoder that reads the last `tokens` tokens of a prefix and then a passage.
 
-    With `passage_first` the passage comes first, as in front of a language model: a causal model looks back from the
-    words that are to be continued, and its score is read there. A pair that is too long keeps the end of its prefix and
-    the beginning of its passage. `rank_weight`: how much the rank of a hit counts beside its score (`rank_prior`); the
-    scores are without it. `likelihood`: what a language model adds to a score, for the end of the prefix that it finds
-    likely behind the passage. `can_read_ends` finds out whether it could tell.
+    With `passage_first` the passage comes first, as before the context of a language model: a causal model looks back
+    from the words that are to be continued, and its score is read there. A pair that is too long keeps the end of its
+    prefix and the beginning of its passage. `rank_weight` is the weight of a hit's rank beside its score
+    (`rank_prior`); the scores are without it. `likelihood` is added to the score of a language model. `can_read_ends`
+    finds out whether the model can have one.
     """
 
     def __init__(
         self,
         name: str,
         model: CrossEncoder,
-        reading: "Reading",
+        reading: "CrossEncoderSettings",
         *,
         can_read_ends: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.model = model
-        self.tokens = reading.tokens or TOKENS
+        self.tokens = reading.tokens or _TOKENS
         self.rank_weight = reading.rank_weight
         self.passage_first = reading.passage_first
         self.likelihood = reading.likelihood
@@ -184,12 +136,12 @@ class PairModel:
 
     @cached_property
     def reads_ends(self) -> bool:
-        """Whether it can have a likelihood; the first time a language model is loaded once more to find that out."""
+        """Whether it can have a likelihood; the first time the language model is loaded once more to find out."""
         return self._can_read_ends()
 
     @cached_property
     def config(self) -> Mapping[str, JsonValue]:
-        """Everything that decides the scores."""
+        """Everything that affects the scores."""
         transformer: Any = self.model.model
         return {
             "name": str(Path(self.name).resolve()) if Path(self.name).is_dir() else self.name,
@@ -198,7 +150,7 @@ class PairModel:
             "tokenizer": self._tokenizer_fingerprint(),
             "dtype": str(transformer.dtype).removeprefix("torch."),
             "max_length": self.model.max_seq_length,
-            **self._reading(),
+            **self._settings(),
         }
 
     def end(self, prefix: str) -> str:
@@ -208,8 +160,7 @@ class PairModel:
     def scores(self, pairs: Sequence[Pair]) -> FloatArray:
         """The scores (float32, P) of pairs of an end and a passage, pairs of similar length together.
 
-        They are the cross-encoder's logits: any number, higher for a better passage. Raises ModelError if it cannot
-        read a pair.
+        They are the cross-encoder's logits: higher for a better passage. Raises ModelError if it cannot read a pair.
         """
         self.model.eval()
         scores_P = np.empty(len(pairs), dtype=np.float32)
@@ -237,8 +188,8 @@ class PairModel:
         return log_probs_PJ
 
     def batches(self, pairs: Sequence[Pair], sizes: Mapping[str, int] = _BATCH) -> list[list[int]]:
-        """The places of pairs that are read together: those of similar length, the longest first; as many as `sizes`
-        says for the kind of device."""
+        """The indices of the pairs of each batch: pairs of similar length, the longest first. `sizes` holds the size of
+        a batch by the kind of device."""
         order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
         size = sizes.get(self.model.device.type, sizes["cpu"])
         return [order[begin : begin + size] for begin in range(0, len(order), size)]
@@ -258,7 +209,7 @@ class PairModel:
             return self.model(features)["scores"].squeeze(-1)
 
     def _features(self, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """What the model is given for pairs."""
+        """The inputs of the model for pairs."""
         shortened = "only_first" if self.passage_first else "only_second"
         longest = {"max_length": self.model.max_seq_length, "truncation": shortened}
         texts = [(end, _readable(passage)) for end, passage in pairs]
@@ -269,10 +220,9 @@ class PairModel:
             return dict(batch_to_device(features, self.model.device))
 
     def save(self, folder: Path) -> None:
-        """Write a folder that sentence-transformers loads, too; it says how many tokens of the prefix are read, whether
-        the passage comes first, and how much the rank and the likelihood count."""
+        """Write a folder that sentence-transformers loads, too, with the `CrossEncoderSettings`."""
         transformer: Any = self.model.model
-        setattr(transformer.config, READING, self._reading())
+        setattr(transformer.config, _SETTINGS, self._settings())
         self.model.activation_fn = torch.nn.Identity()
         with quiet_loading():
             self.model.save_pretrained(str(folder), create_model_card=False)
@@ -287,8 +237,8 @@ class PairModel:
             return tail[offsets[-self.tokens][0] :]
         return tail if characters >= len(prefix) else self._end(prefix, 2 * characters)
 
-    def _reading(self) -> dict[str, JsonValue]:
-        """How it reads, as its folder says it."""
+    def _settings(self) -> dict[str, JsonValue]:
+        """The fields of `CrossEncoderSettings`."""
         return {
             "tokens": self.tokens,
             "rank_weight": self.rank_weight,
@@ -323,37 +273,13 @@ class PairModel:
             raise ModelError(f"the cross-encoder {self.name} cannot read pairs: {first_line(error)}.") from error
 
 
-class Reading(BaseModel):
-    """What a folder says of how its cross-encoder reads; of others it is the default."""
-
-    model_config = ConfigDict(frozen=True)
-
-    tokens: int | None = Field(default=None, ge=1)
-    rank_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    passage_first: bool = False
-    likelihood: Likelihood | None = None
-
-    @classmethod
-    def of(cls, config: object, name: str) -> "Reading":
-        """What a config.json says. Raises ModelError if it is damaged."""
-        said = getattr(config, READING, None)
-        try:
-            return cls.model_validate_json(json.dumps(said or {}), strict=True)
-        except ValidationError as error:
-            what = error.errors()[0]
-            place = ".".join([READING, *map(str, what["loc"])])
-            raise ModelError(
-                f"{name} is damaged: its config.json has the {place} {what['input']!r}; train it again."
-            ) from None
-
-
 def load_pair_model(
     name: str, tokens: int | None = None, *, device: str = "auto", max_length: int | None = None, new: bool = False
 ) -> PairModel:
-    """A cross-encoder by hub name or folder; `tokens` None is as its folder says, or else `TOKENS`.
+    """A cross-encoder by hub name or folder; `tokens` None is as in its folder, or else 64.
 
-    `max_length`: the most tokens of a pair; None is as its folder says. With `new`, any encoder or language model
-    serves, for training: one without a head gets a new one, and weights are loaded in float32. Raises ModelError if
+    `max_length` is the maximum number of tokens of a pair; None is as in its folder. With `new`, for training, an
+    encoder or language model without a head gets a new one, and weights are loaded in float32. Raises ModelError if
     there is no such model, it does not give one score for a pair, or (without `new`) it has no head; UsageError if a
     length does not fit.
     """
@@ -363,9 +289,10 @@ def load_pair_model(
     options: dict[str, Any] = {"num_labels": 1, "model_kwargs": {"dtype": torch.float32}} if new else {}
 
     def may_lack(weight: str) -> bool:
-        return (new or not _has_head(model)) and _is_of_head(weight, model)
+        of_head = "pooler." in weight or not weight.startswith(f"{model.model.base_model_prefix}.")
+        return of_head and (new or not _has_head(model))
 
-    with loading_errors("cross-encoder", name), whole_loading(name, may_lack), _no_notes():
+    with loading_errors("cross-encoder", name), whole_loading(name, may_lack), _without_notes():
         causal = new and _is_language_model(source)
         modules = {"modules": [_with_new_head(source)]} if causal else {"model_name_or_path": source, **options}
         model = CrossEncoder(**modules, device=None if device == "auto" else device)
@@ -376,17 +303,17 @@ def load_pair_model(
             "or give a cross-encoder."
         )
     _set_length(model, name, max_length)
-    said = Reading.of(config, name)
-    reading = said.model_copy(update={"tokens": tokens or said.tokens})
+    saved = CrossEncoderSettings.of(config, name)
+    settings = saved.model_copy(update={"tokens": tokens or saved.tokens})
     if not new:
-        return PairModel(name, model, reading)
+        return PairModel(name, model, settings)
 
     def can_read_ends() -> bool:
         with loading_errors("language model", name), whole_loading(name, lambda _: False):
-            return said.likelihood is not None or (causal and reads_ends(source, model.model, model.tokenizer))
+            return saved.likelihood is not None or (causal and reads_ends(source, model.model, model.tokenizer))
 
-    changed = {"rank_weight": 0.0, "likelihood": None, "passage_first": said.passage_first or causal}
-    return PairModel(name, model, reading.model_copy(update=changed), can_read_ends=can_read_ends)
+    changed = {"rank_weight": 0.0, "likelihood": None, "passage_first": saved.passage_first or causal}
+    return PairModel(name, model, settings.model_copy(update=changed), can_read_ends=can_read_ends)
 
 
 def _has_head(model: CrossEncoder) -> bool:
@@ -394,13 +321,8 @@ def _has_head(model: CrossEncoder) -> bool:
     return (model.model.config.architectures or [""])[0].endswith(_HEADS)
 
 
-def _is_of_head(weight: str, model: CrossEncoder) -> bool:
-    """Whether a weight is of the head, to which BERT's pooler belongs."""
-    return "pooler." in weight or not weight.startswith(f"{model.model.base_model_prefix}.")
-
-
 def _is_language_model(source: str) -> bool:
-    """Whether a model writes text, and nobody has made a cross-encoder of it."""
+    """Whether a model is a language model, and not yet a cross-encoder."""
     if load_file_path(source, "modules.json") is not None:
         return False
     architectures = AutoConfig.from_pretrained(source).architectures or [""]
@@ -408,8 +330,8 @@ def _is_language_model(source: str) -> bool:
 
 
 def _with_new_head(source: str) -> Transformer:
-    """A language model with a new head that gives one score where the text ends. Raises ModelError if its tokenizer has
-    no token that can stand behind shorter texts."""
+    """A language model with a new head that gives one score where the text ends; ModelError if its tokenizer has no
+    token to pad shorter texts with."""
     transformer = Transformer(
         source,
         transformer_task="sequence-classification",
@@ -427,13 +349,13 @@ def _with_new_head(source: str) -> Transformer:
     transformer.model.config.pad_token_id = tokenizer.pad_token_id
     for head in (getattr(transformer.model, name, None) for name in _NEW_HEADS):
         if isinstance(head, torch.nn.Linear):
-            for weights in head.parameters():  # training begins from what is known without it
+            for weights in head.parameters():  # training starts from the rank and the likelihood alone
                 torch.nn.init.zeros_(weights)
     return transformer
 
 
 def _set_length(model: CrossEncoder, name: str, max_length: int | None) -> None:
-    """Set the most tokens of a pair. Raises UsageError if they are too many, ModelError if nothing says how many."""
+    """Set the maximum number of tokens of a pair; UsageError if it is too large, ModelError if the model has none."""
     longest = model.max_seq_length
     if max_length is not None:
         if longest is not None and max_length > longest:
@@ -441,13 +363,13 @@ def _set_length(model: CrossEncoder, name: str, max_length: int | None) -> None:
         model.max_seq_length = max_length
     elif longest is None or longest > _NO_LENGTH:
         raise ModelError(
-            f"{name} does not say how many tokens it can read: set `model_max_length` in its tokenizer_config.json."
+            f"{name} has no maximum number of tokens: set `model_max_length` in its tokenizer_config.json."
         )
 
 
 @contextmanager
-def _no_notes() -> Iterator[None]:
-    """Within, sentence-transformers does not say that a head is new."""
+def _without_notes() -> Iterator[None]:
+    """Within, sentence-transformers does not log that a head is new."""
     logger = logging.getLogger("sentence_transformers")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -460,3 +382,68 @@ def _no_notes() -> Iterator[None]:
 def _readable(text: str) -> str:
     """The text with U+FFFD for unpaired surrogates, which no tokenizer accepts."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def end_log_probs(
+    model: Any, features: Mapping[str, torch.Tensor], hidden_PTD: torch.Tensor, lengths_P: torch.Tensor, places: int
+) -> torch.Tensor:
+    """The log-probabilities (float32, P x J) of the last tokens of pairs, from the last one on: at most `places` of
+    them, and no more than the longest end has; 0 where the end of a pair, of `lengths_P` tokens, has no more.
+
+    `hidden_PTD` is the output of the last layer of `model`. It must be a model for which `reads_ends` is true. Logits
+    are in memory for some pairs at a time, also while training: they are computed again for the gradient.
+    """
+    tokens_PT, there_PT = features["input_ids"], features["attention_mask"]
+    words_VD = model.get_input_embeddings().weight
+    count = min(places, tokens_PT.shape[1] - 1, max(1, int(lengths_P.max())))
+    places_J = torch.arange(count, device=tokens_PT.device)
+    last_P = there_PT.shape[1] - 1 - there_PT.flip(1).argmax(dim=1)
+    at_PJ = (last_P[:, None] - places_J).clamp(min=1)
+    before_PJD = hidden_PTD.gather(1, (at_PJ - 1)[..., None].expand(-1, -1, hidden_PTD.shape[-1]))
+    targets_PJ = tokens_PT.gather(1, at_PJ)
+    at_once = max(1, _MAX_LOGITS // (count * len(words_VD)))
+    pieces = zip(torch.split(before_PJD, at_once), torch.split(targets_PJ, at_once), strict=True)
+    # logits are computed again for the gradient, since those of all pairs do not fit into memory
+    read = partial(checkpoint, _log_probs, use_reentrant=False) if torch.is_grad_enabled() else _log_probs
+    log_probs_PJ = torch.cat([read(words_VD, before, targets) for before, targets in pieces])
+    return torch.where(places_J < lengths_P[:, None], log_probs_PJ, 0.0)
+
+
+def _log_probs(words_VD: torch.Tensor, before_PJD: torch.Tensor, targets_PJ: torch.Tensor) -> torch.Tensor:
+    logits_PJV = (before_PJD @ words_VD.T).float()
+    return logits_PJV.gather(-1, targets_PJ[..., None]).squeeze(-1) - logits_PJV.logsumexp(dim=-1)
+
+
+@contextmanager
+def last_layer_of(model: Any) -> Iterator[list[torch.Tensor]]:
+    """Within, collects the output of the last layer of a model (P x T x D) in each forward pass."""
+    seen: list[torch.Tensor] = []
+    hook = model.base_model.register_forward_hook(lambda _, __, output: seen.append(output[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def reads_ends(source: str, model: Any, tokenizer: Any) -> bool:
+    """Whether `end_log_probs` gives the log-probabilities of the language model `source` itself, by a trial.
+
+    It does not if input and output embeddings differ, if logits are scaled or capped, or if the tokenizer adds tokens
+    after the end.
+    """
+    passage, end = _TRIAL
+    features = tokenizer(passage, end, return_tensors="pt").to(model.device)
+    tokens_PT, there_PT = features["input_ids"], features["attention_mask"]
+    expected = tokenizer(end, add_special_tokens=False)["input_ids"]
+    if tokens_PT[0, -len(expected) :].tolist() != expected:
+        return False
+    whole: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval().to(model.device)
+    training = model.training
+    with torch.inference_mode(), last_layer_of(model.eval()) as seen:
+        model(input_ids=tokens_PT, attention_mask=there_PT)
+        lengths_P = torch.tensor([len(expected)], device=model.device)
+        own_PJ = end_log_probs(model, features, seen[0], lengths_P, len(expected))
+        theirs_TV = whole(input_ids=tokens_PT, attention_mask=there_PT).logits[0].float().log_softmax(-1)
+    model.train(training)
+    theirs_T = theirs_TV[:-1].gather(1, tokens_PT[0, 1:, None]).squeeze(1)
+    return bool(torch.allclose(own_PJ[0].flip(0), theirs_T[-len(expected) :], atol=_TOLERANCE))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passages
-from ralm.reranking.cross_encoder import Likelihood, PairModel
+from ralm.reranking.cross_encoder import PairModel, PrefixLikelihood
 from ralm.reranking.predictive import Pair, rank_prior
 from ralm.terminal import track
 from ralm.training.loop import TrainableModel, evenly_spaced
@@ -29,7 +29,7 @@ _WEIGHTS: Final = np.arange(0, 81) / 20
 """From 0, where the rank says nothing, to 4, where the first of two passages is chosen 16 times as often."""
 _DECAYS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Tokens after which one before counts a third."""
-MOST_PLACES: Final = Likelihood(weight=1.0, decay=max(_DECAYS)).places
+MOST_PLACES: Final = PrefixLikelihood(weight=1.0, decay=max(_DECAYS)).places
 """The most tokens that count."""
 _LIKELIHOODS: Final = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0)
 
@@ -48,7 +48,7 @@ def fitted_rank_weight(signals: Signals, examples_E: IntArray) -> float:
 
 def fitted_likelihood(
     signals: Signals, examples_E: IntArray, ends_EKJ: FloatArray, *, rank: bool
-) -> tuple[float, Likelihood | None]:
+) -> tuple[float, PrefixLikelihood | None]:
     """The weight of the rank and the likelihood with which both together have the lowest loss (Eq. 9) on some examples;
     None if the likelihood does not lower it.
 
@@ -57,7 +57,7 @@ def fitted_likelihood(
     """
     log_probs_EK = signals.log_probs_EK[examples_E]
     ends_PJ = torch.from_numpy(ends_EKJ).flatten(0, 1)
-    tried = [None, *(Likelihood(weight=much, decay=decay) for decay in _DECAYS for much in _LIKELIHOODS)]
+    tried = [None, *(PrefixLikelihood(weight=much, decay=decay) for decay in _DECAYS for much in _LIKELIHOODS)]
     best, fitted = float("inf"), (0.0, tried[0])
     for likelihood in tried:
         added_P = torch.zeros(len(ends_PJ)) if likelihood is None else likelihood.of(ends_PJ)
@@ -131,7 +131,7 @@ class TrainableCrossEncoder(TrainableModel):
     def restore(self, state: dict[str, Any]) -> None:
         """Take what was fitted from `state`."""
         self._model.rank_weight = state["rank_weight"]
-        self._model.likelihood = None if state["likelihood"] is None else Likelihood(**state["likelihood"])
+        self._model.likelihood = None if state["likelihood"] is None else PrefixLikelihood(**state["likelihood"])
         self._fitted_to = None
 
     def describe(self, example: int) -> str:
