@@ -3,7 +3,7 @@
 In three steps:
 
 1. The shape: one real weight for each group of terms (`weighting.TERM_GROUPS`), fitted to the candidates of the signals
-   with Eq. 9 of In-Context RALM.
+   with In-Context RALM, Eq. 9.
 2. The strength: the shape raised to several powers and rounded, so that the heaviest term weighs 1, 2, 3 or 4. Each
    retrieves the first passage of every training example from the whole index, and the language model scores those that
    are not among the candidates. This is needed because weights also bring up passages that the signals do not have.

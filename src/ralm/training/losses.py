@@ -1,4 +1,4 @@
-"""The losses of both papers: In-Context RALM Eq. 9 for rerankers, and LSR (REPLUG, section 4) for retrievers.
+"""The losses of both papers: In-Context RALM, Eq. 9, for rerankers, and LSR (REPLUG, Eq. 4 to 6) for retrievers.
 
 Each function returns one loss per example, in float32; training takes the mean over the batch. Letters of shapes: B
 examples, K candidates. Candidates where `there` is False are padding: they are not read and get no gradient.
@@ -26,7 +26,8 @@ def divergence_loss(
     gamma: float = 0.1,
     beta: float = 0.1,
 ) -> torch.Tensor:
-    """KL(Q || P) with P = softmax(scores / gamma) and Q = softmax(LM scores / beta) (REPLUG, section 4).
+    """KL(Q || P_R), the loss of LSR (REPLUG, Eq. 6), with P_R = softmax(scores / gamma), the retrieval likelihood
+    (REPLUG, Eq. 4), and Q = softmax(LM scores / beta), the likelihood of the language model (REPLUG, Eq. 5).
 
     `lm_scores_BK`: the mean log-probability of the continuation's tokens after each candidate; -inf marks a candidate
     after which it is impossible. Q gets no gradient.

@@ -1,4 +1,5 @@
-"""Training the predictive reranker: a cross-encoder that learns from signals which passage helps (Eq. 9).
+"""Training the predictive reranker: a cross-encoder that learns from signals which passage helps (In-Context RALM, Eq.
+9).
 
 Importing this module does not import torch. In-Context RALM (Ram et al., 2023), section 6.2.
 """

@@ -61,7 +61,7 @@ class EncoderOptions:
     `encoder`: a hub name or folder: a sentence-transformers model, a bare BERT (Contriever), or DPR (Spider).
     `query_encoder`: another encoder for queries, as in DPR; None if one encoder does both.
     `pooling`: mean or cls over the tokens of a bare model; auto is what the model's folder says, or else mean.
-    `normalize`: scale vectors to length 1, so that inner products are cosines.
+    `normalize`: scale vectors to length 1, so that inner products are cosines (REPLUG, Eq. 1).
     `titles`: whether a passage's title is put before its text.
     `query_length`, `passage_length`: how many tokens are read at most, special ones included; None is the maximum of
     the encoder. A longer passage keeps its beginning.
