@@ -37,6 +37,6 @@ def test_the_environment_turns_it_off(
     value: str, lines: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RALM_PROGRESS", value)
-    monkeypatch.setattr(terminal, "SECONDS_A_LINE", 0.0)
+    monkeypatch.setattr(terminal, "_SECONDS_A_LINE", 0.0)
     assert list(terminal.track(range(1), "Counting")) == [0]
     assert len(capsys.readouterr().err.splitlines()) == lines

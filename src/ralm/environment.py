@@ -1,4 +1,4 @@
-"""The packages that ralm runs with: which versions were tested, and calls that do not fit an installed version."""
+"""Compares the installed packages with the tested versions, and warns of calls that do not fit an installed version."""
 
 import platform
 import warnings
@@ -22,13 +22,13 @@ _PYTHON: Final = "Python"
 
 
 def lock_file() -> Path:
-    """The constraints file of pip with the newest versions that were tested: every package, with its version."""
+    """The constraints file of pip with the newest tested version of every package."""
     return _PACKAGED_LOCK if _PACKAGED_LOCK.exists() else _LOCK_OF_A_CLONE
 
 
 def untested_versions() -> list[str]:
-    """The packages that ralm asks for, and Python, if their installed versions are not between the lowest and the
-    newest that were tested; each with both, such as "pyarrow 99.0 (tested: 19 to 26.0.1)"."""
+    """The packages that ralm requires, and Python, if their versions are outside the tested range, with the range:
+    "pyarrow 99.0 (tested: 19 to 26.0.1)"."""
     found = []
     for name, lowest in _lowest_versions().items():
         installed, newest = _installed(name), _newest_versions().get(name)
@@ -47,7 +47,7 @@ def installed_version(package: str) -> str:
 
 
 def warn_of_mismatch(package: str, what: str, cause: Exception | None = None) -> None:
-    """Warn that a call of ours did not fit the installed version of a package: LibraryWarning."""
+    """Warn (LibraryWarning) that a call of ralm does not fit the installed version of a package."""
     installed = installed_version(package)
     warning = LibraryWarning(f"{what}. The call does not fit {installed}: this is a fault of ralm, please report it.")
     warning.__cause__ = cause
@@ -56,7 +56,7 @@ def warn_of_mismatch(package: str, what: str, cause: Exception | None = None) ->
 
 @contextmanager
 def deprecations_shown(package: str) -> Iterator[None]:
-    """Inside the block, a deprecated call of ours raises no exception; after it, each is a LibraryWarning."""
+    """Turn the deprecations of calls in this block into LibraryWarnings after it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield

@@ -3,33 +3,6 @@
 A message says what was wrong, where, and what to do about it, in one or two sentences. The command line prints only the
 message and exits with `exit_status`. A traceback is always a bug in ralm.
 
-    RalmError                    all errors below
-    +-- UsageError               an option or argument is invalid (exit status 2)
-    |   +-- LengthError          a prompt does not fit into the model beside what is to be written
-    +-- InputError               an input file is missing or malformed
-    |   +-- CorpusError          a source of documents
-    |   +-- TextError            a text to evaluate
-    |   +-- RetrievalFileError   a file of retrieved passages (the official JSON)
-    +-- FolderError              a folder that ralm writes and reads: an index, a run
-    |   +-- FolderExistsError    the output already exists
-    |   +-- NotAFolderOfThisKindError
-    |   +-- DamagedFolderError   truncated or altered
-    |   +-- NewerFormatError     written by a newer version of ralm
-    |   +-- OtherEncoderError    vectors that were made by a different encoder
-    |   +-- OtherAnalyserError   passages that were analysed in a different way
-    +-- StorageError             the disk is full, or the file cannot be written
-    +-- WorkerError              a worker process died
-    |   +-- ClusterError         a Ray cluster is not there, or one of its machines cannot do the job
-    +-- PartError                a custom part does not keep the contract of its protocol
-    |   +-- RetrieverError       a retriever returned invalid hits
-    |   +-- RerankerError        a reranker returned invalid hits, or hits that it was not given
-    |   +-- ReaderError          a reader returned invalid prompt prefixes or weights
-    +-- ModelError               a language model, encoder or tokenizer cannot be loaded or used as asked
-    |   +-- ServerError          a model's server refused a request, went away, or answered with something else
-    |   +-- ChatError            messages that cannot be written in the model's chat template
-    +-- BudgetError              what may be asked or spent is used up; what was done is kept
-    +-- MissingExtraError        an optional dependency is not installed
-
 `RalmWarning` is a warning that readers of a figure should see. `LibraryWarning` says that a call of ralm does not fit
 the installed version of a package.
 """
@@ -119,7 +92,7 @@ class ModelError(RalmError):
 
 
 class ServerError(ModelError):
-    """A model's server refused a request, went away, or answered with something else than its API says.
+    """A model's server rejected a request, does not answer, or returned an unexpected response.
 
     `status` is the HTTP status of its answer, or None if there was none.
     """
@@ -130,12 +103,12 @@ class ServerError(ModelError):
 
     @property
     def rejects_request(self) -> bool:
-        """Whether the server is there and answers, but not what it was asked."""
+        """Whether the server answers, but rejects this request."""
         return self.status is not None and self.status not in (401, 403, 408, 409, 429) and not self.fails
 
     @property
     def fails(self) -> bool:
-        """Whether the server is there and fails, perhaps only now: some answer so to what they do not know."""
+        """Whether the server reports an error of its own; some servers do so for requests that they do not support."""
         return self.status is not None and self.status >= 500
 
 
@@ -144,7 +117,7 @@ class ChatError(ModelError):
 
 
 class BudgetError(RalmError):
-    """What may be asked or spent is used up; what was done is kept, and a larger budget goes on from there."""
+    """The budget of requests or costs is used up; results so far are kept, and a larger budget continues from there."""
 
 
 class PartError(RalmError):
@@ -152,11 +125,11 @@ class PartError(RalmError):
 
 
 class RetrieverError(PartError):
-    """A retriever returned something other than valid hits for its queries."""
+    """A retriever returned invalid hits."""
 
 
 class RerankerError(PartError):
-    """A reranker returned something other than a choice among the hits that it was given."""
+    """A reranker returned invalid hits, or hits that it was not given."""
 
 
 class ReaderError(PartError):
@@ -180,7 +153,7 @@ class LibraryWarning(RalmWarning):
 
 @contextmanager
 def extra(name: str, what: str, packages: tuple[str, ...]) -> Iterator[None]:
-    """Turn a missing package of the extra `name` into MissingExtraError; `what` says what needs the package."""
+    """Turn a missing package of the extra `name` into MissingExtraError; `what` begins its message ("plots need")."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -22,8 +22,8 @@ from ralm.validation import MAX_COUNT, MAX_SEED, check_count, check_number
 class Needs:
     """The condition for an option to have an effect.
 
-    `met` takes the record that holds the option and says whether the condition holds. `text` is the condition in words,
-    with arguments in backticks as in messages: `windows="blocked"`.
+    `met` returns whether the condition holds for the record that has the option. `text` is the condition in words, with
+    arguments in backticks as in messages: `windows="blocked"`.
     """
 
     text: str
@@ -124,8 +124,8 @@ def negative_flag(flag: str) -> str:
 
 
 def flags_of(record: Any, base: Any, always: Container[str] = ()) -> list[str]:
-    """The flags that turn the record `base` into `record`, records within them included; options of the names in
-    `always` are told even if they are the same."""
+    """The flags that turn the record `base` into `record`, including records within them, and those of the options
+    named in `always` even if they are equal."""
     flags: list[str] = []
     for declaration in declared(type(record)):  # type: ignore[arg-type]
         name, option = declaration.field.name, declaration.option
@@ -133,12 +133,12 @@ def flags_of(record: Any, base: Any, always: Container[str] = ()) -> list[str]:
         if is_dataclass(value):
             flags += flags_of(value, before, always)
         elif option.flag != "" and (value != before or name in always):
-            flags += _told(declaration.flag, value)
+            flags += _as_flags(declaration.flag, value)
     return flags
 
 
-def _told(flag: str, value: Any) -> list[str]:
-    """A flag with its value; a tuple is told one by one."""
+def _as_flags(flag: str, value: Any) -> list[str]:
+    """A flag with its value; it is repeated for each value of a tuple."""
     assert value is not None, f"{flag} has no flag that means none"
     if isinstance(value, bool):
         return [flag if value else negative_flag(flag)]
@@ -157,26 +157,26 @@ def without_none(kind: Any) -> Any:
     return kind
 
 
-Record = TypeVar("Record")
-_SAID: Final = {bool: "True or False", int: "a whole number", float: "a number"}
+_Record = TypeVar("_Record")
+_EXPECTED: Final = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The arguments that records have; `left_out` names options that are none, by record."""
+    """The arguments that records have; `skipped` names options that are no arguments, by record."""
 
-    left_out: Mapping[type, tuple[str, ...]]
+    skipped: Mapping[type, tuple[str, ...]]
 
     def of(self, record: type) -> dict[str, Declared]:
-        """The declarations of all arguments of a record, by name; of equal names the last."""
+        """The declarations of all arguments of a record, by name; the last of equal names wins."""
         return dict(self._all(record))
 
     def kinds(self, record: type) -> dict[str, Any]:
         """The types of the values of all arguments of a record, by name."""
         return {name: without_none(one.kind) for name, one in self._all(record)}
 
-    def changed(self, base: Record, values: Mapping[str, Any]) -> Record:
-        """The record with these values of its arguments; UsageError, with their names, if a value is refused."""
+    def changed(self, base: _Record, values: Mapping[str, Any]) -> _Record:
+        """The record with these values of its arguments; UsageError, with their names, if a value is invalid."""
         made = {}
         for one in self._parts(type(base)):
             if is_dataclass(one.kind):
@@ -184,20 +184,20 @@ class Arguments:
             elif _name(one) in values:
                 made[one.field.name] = values[_name(one)]
         try:
-            changed: Record = replace(base, **made)  # type: ignore[type-var]
+            changed: _Record = replace(base, **made)  # type: ignore[type-var]
         except UsageError as error:
             raise UsageError(self._as_arguments(str(error), type(base))) from None
         return changed
 
-    def refuse_idle(self, record: Any, given: Mapping[str, Any]) -> None:
+    def reject_unused(self, record: Any, given: Mapping[str, Any]) -> None:
         """Raise UsageError if an argument that is given has no effect in any of the records that have it."""
-        lacking: dict[str, list[str]] = {}
-        for name, lacks in self._lacking(record, ""):
-            lacking.setdefault(name, []).append(lacks)
+        unmet: dict[str, list[str]] = {}
+        for name, need in self._unmet(record, ""):
+            unmet.setdefault(name, []).append(need)
         for name in given:
-            if name in lacking and all(lacking[name]):
-                needed = " or ".join(dict.fromkeys(lacking[name]))
-                raise UsageError(f"`{name}` does nothing here: it goes with {needed}.")
+            if name in unmet and all(unmet[name]):
+                needed = " or ".join(dict.fromkeys(unmet[name]))
+                raise UsageError(f"`{name}` has no effect without {needed}.")
 
     def _all(self, record: type) -> Iterator[tuple[str, Declared]]:
         for one in self._parts(record):
@@ -207,20 +207,20 @@ class Arguments:
                 yield _name(one), one
 
     def _parts(self, record: type) -> Iterator[Declared]:
-        left_out = self.left_out.get(record, ())
-        return (one for one in declared(record) if one.field.name not in left_out and one.option.flag != "")
+        skipped = self.skipped.get(record, ())
+        return (one for one in declared(record) if one.field.name not in skipped and one.option.flag != "")
 
-    def _lacking(self, record: Any, lacks: str) -> Iterator[tuple[str, str]]:
-        """Each argument of a record, and what it lacks to have an effect; nothing if it has one."""
+    def _unmet(self, record: Any, need: str) -> Iterator[tuple[str, str]]:
+        """Each argument of a record, and what it needs to have an effect; empty if it has one."""
         for one in self._parts(type(record)):
-            own = lacks or self._lacks(one.option.needs, record)
+            own = need or self._unmet_need(one.option.needs, record)
             value = getattr(record, one.field.name)
             if is_dataclass(one.kind):
-                yield from self._lacking(value, own)
+                yield from self._unmet(value, own)
             else:
                 yield _name(one), own
 
-    def _lacks(self, needs: Needs | None, record: Any) -> str:
+    def _unmet_need(self, needs: Needs | None, record: Any) -> str:
         return "" if needs is None or needs.met(record) else self._as_arguments(needs.text, type(record))
 
     def _as_arguments(self, message: str, record: type) -> str:
@@ -232,8 +232,8 @@ class Arguments:
         return message
 
 
-def coerced(name: str, kind: Any, value: Any) -> Any:
-    """A value as another program parsed it, of the argument's type; UsageError if it cannot be of that type."""
+def coerce(name: str, kind: Any, value: Any) -> Any:
+    """A value that another program parsed, as the argument's type; UsageError if it is not of that type."""
     if kind in (str, Path):
         return kind(str(value))
     if get_origin(kind) is Literal:
@@ -243,7 +243,7 @@ def coerced(name: str, kind: Any, value: Any) -> Any:
         return value
     if kind is float and (whole or isinstance(value, float)):
         return float(value)
-    raise UsageError(f"`{name}` must be {_SAID[kind]}, not {value!r}.")
+    raise UsageError(f"`{name}` must be {_EXPECTED[kind]}, not {value!r}.")
 
 
 def _name(one: Declared) -> str:

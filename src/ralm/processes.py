@@ -1,7 +1,4 @@
-"""Other processes of this program: how they are started, and how they end with it.
-
-Knows signals and processes; knows nothing of what they work on.
-"""
+"""Starts other processes of this program, so that they ignore interrupts and end with it."""
 
 import gc
 import os
@@ -17,19 +14,21 @@ _ENDING: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
 def collect_rarely() -> None:
-    """Look for garbage after every 10,000 new objects instead of 700. Almost all that torch and transformers make while
-    they are imported stays, and to look through it again and again takes a fifth of the time until a model is loaded.
+    """Collect garbage after every 10,000 new objects instead of 700.
+
+    Almost all objects that torch and transformers create during import stay, and going through them again and again
+    takes a fifth of the time until a model is loaded.
     """
     gc.set_threshold(10_000)
 
 
 @contextmanager
 def starting_processes() -> Iterator[None]:
-    """Start processes inside. They ignore an interrupt and the end of the terminal; this process handles those.
+    """Start processes in this block. They ignore an interrupt and the end of the terminal; this process handles those.
 
-    A process would print a traceback if it were interrupted while it loads, or if this process ended before it told the
-    new one what to do. So this process handles signals after the block, and the new one handles SIGTERM only after it
-    has called `end_with_parent`.
+    A process would print a traceback if it were interrupted while it loads, or if this process ended before it sent the
+    first message. So this process handles signals after the block, and a new process handles SIGTERM only after it
+    called `end_with_parent`.
     """
     with ExitStack() as stack:
         if current_thread() is main_thread():
@@ -41,10 +40,10 @@ def starting_processes() -> Iterator[None]:
 
 @contextmanager
 def _handled_later() -> Iterator[None]:
-    """Call the handlers of signals that arrive inside only afterwards.
+    """Call the handlers of signals that arrive in this block after it.
 
-    Blocking signals in this thread is not enough: another thread may receive them, and Python then calls the handler in
-    the main thread all the same.
+    Blocking signals in this thread is not enough: another thread may receive them, and Python still calls the handler
+    in the main thread.
     """
     received: list[int] = []
 
@@ -64,7 +63,7 @@ def _handled_later() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Prepare a process that was started in `starting_processes`: it ends when its parent ends, for whatever reason."""
+    """Prepare a process that was started in `starting_processes`: it ends when its parent ends or is killed."""
     Thread(target=_wait_for_the_end_of_the_parent, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-SECONDS_A_LINE: Final = 30.0
-SWITCH: Final = "RALM_PROGRESS"
+_SECONDS_A_LINE: Final = 30.0
+PROGRESS_SWITCH: Final = "RALM_PROGRESS"
 """The environment variable that turns progress off if it is 0."""
 
 
@@ -41,15 +41,15 @@ class Advance(Protocol):
         """Report that `steps` more are done."""
 
 
-def _unseen(steps: int = 1) -> None:
-    """Used if no progress is shown."""
+def _ignore(steps: int = 1) -> None:
+    """Does nothing: no progress is shown."""
 
 
 @contextmanager
 def progress_bar(description: str, total: int | None = None, *, shown: bool = True) -> Iterator[Advance]:
     """A bar that disappears when the work is done; a line every 30 seconds if standard error is not a terminal."""
-    if not shown or os.environ.get(SWITCH) == "0":
-        yield _unseen
+    if not shown or os.environ.get(PROGRESS_SWITCH) == "0":
+        yield _ignore
         return
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -73,20 +73,20 @@ def progress_bar(description: str, total: int | None = None, *, shown: bool = Tr
 
 @contextmanager
 def no_progress() -> Iterator[None]:
-    """Inside the block, this process and the processes that it starts show no progress."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = "0"
+    """Show no progress in this block, in this process and those that it starts."""
+    before = os.environ.get(PROGRESS_SWITCH)
+    os.environ[PROGRESS_SWITCH] = "0"
     try:
         yield
     finally:
         if before is None:
-            del os.environ[SWITCH]
+            del os.environ[PROGRESS_SWITCH]
         else:
-            os.environ[SWITCH] = before
+            os.environ[PROGRESS_SWITCH] = before
 
 
 class _Lines:
-    """Progress as log lines; work that takes less than `SECONDS_A_LINE` writes none."""
+    """Progress as log lines; work that takes less than `_SECONDS_A_LINE` writes none."""
 
     def __init__(self, description: str, total: int | None) -> None:
         self._description = description
@@ -97,7 +97,7 @@ class _Lines:
     def __call__(self, steps: int = 1) -> None:
         self._done += steps
         now = time.monotonic()
-        if now - self._written >= SECONDS_A_LINE:
+        if now - self._written >= _SECONDS_A_LINE:
             self._written = now
             sys.stderr.write(f"ralm: {self._line(self._done / max(now - self._begin, 1e-9))}\n")
             sys.stderr.flush()
@@ -110,11 +110,11 @@ class _Lines:
         return f"{self._description}: {self._done:,}{of}, {rate:,.0f} a second{left}"
 
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 
-def track(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
-    """The same items, with a bar that counts them."""
+def track(items: Iterable[_Item], description: str, total: int | None = None) -> Iterator[_Item]:
+    """Yield the items, and show a bar that counts them."""
     with progress_bar(description, total) as advance:
         for item in items:
             yield item
@@ -123,18 +123,18 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
 
 _BEYOND_ASCII: Final = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 """Delete and the C1 controls, direction marks and overrides, line separators, and surrogates."""
-_ACTING: Final = re.compile(rf"[\x00-\x08\x0b\x0c\x0e-\x1f{_BEYOND_ASCII}]|\r(?!\n)")
-_ACTING_IN_JSON: Final = re.compile(f"[{_BEYOND_ASCII}]")
+_CONTROLS: Final = re.compile(rf"[\x00-\x08\x0b\x0c\x0e-\x1f{_BEYOND_ASCII}]|\r(?!\n)")
+_CONTROLS_IN_JSON: Final = re.compile(f"[{_BEYOND_ASCII}]")
 _BREAKS: Final = re.compile(r"\r\n|[\n\t]")
 
 
 def visible(text: str) -> str:
     """The text with control characters as escapes such as `\\x1b`; line breaks and tabs stay as they are."""
-    return _ACTING.sub(lambda found: _escape(found[0]), text)
+    return _CONTROLS.sub(lambda found: _escape(found[0]), text)
 
 
 def one_line(text: str) -> str:
-    """The same for a name or a message: line breaks and tabs become escapes too."""
+    """As `visible`, for a name or a message: line breaks and tabs become escapes too."""
     return _BREAKS.sub(lambda found: _escape(found[0]), visible(text))
 
 
@@ -144,8 +144,8 @@ def path_text(path: str | os.PathLike[str]) -> str:
 
 
 def printable_json(json: str) -> str:
-    """Output of `json.dumps` with these characters as JSON escapes, so that any reader decodes the same text."""
-    return _ACTING_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
+    """Output of `json.dumps` with control characters as JSON escapes, so that any reader decodes the same text."""
+    return _CONTROLS_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
 
 
 def _escape(characters: str) -> str:

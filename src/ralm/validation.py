@@ -45,7 +45,7 @@ def retrieve_checked(retriever: Retriever, queries: Sequence[str], k: int, passa
     """The k best passages for each query, checked, with at least one column.
 
     `passages` is the number of passages in the corpus; None if it is not known. Raises RetrieverError if the retriever
-    returns something other than valid hits for these queries.
+    returns invalid hits.
     """
     k = k if passages is None else min(k, max(passages, 1))
     hits = retriever.retrieve(queries, k)
@@ -90,7 +90,7 @@ def check_length(model: LanguageModel, max_length: int) -> None:
 
 
 def scores_given_texts(model: LanguageModel) -> bool:
-    """Whether a model tells the log-probabilities of given texts; some servers tell only what they write."""
+    """Whether a model scores given texts; some servers return only log-probabilities of text that they generate."""
     traits = traits_of(model)
     return traits.bounds is None and traits.tier != "text"
 

@@ -155,9 +155,9 @@ def test_mmlus_folders_by_the_command(files: Path) -> None:
     ("options", "status", "said"),
     [
         (["--reader", "ensemble"], 2, "reads passages: give --index or --retrieved too"),
-        (["--baseline"], 2, "--baseline does nothing here"),
-        (["--shots", "3"], 2, "--shots does nothing here: it goes with --demonstrations"),
-        (["--new-tokens", "3"], 2, "--new-tokens does nothing here: it goes with --score generated"),
+        (["--baseline"], 2, "--baseline has no effect"),
+        (["--shots", "3"], 2, "--shots has no effect without --demonstrations"),
+        (["--new-tokens", "3"], 2, "--new-tokens has no effect without --score generated"),
         (["--retrieved", "questions.jsonl"], 1, "has no passages"),
         (["--prompt", "none"], 1, "none is no prompt"),
         (["--prompt", "replug"], 2, "--score letter needs a prompt with {choices}"),
@@ -176,7 +176,7 @@ def test_bad_input(files: Path, options: list[str], status: int, said: str) -> N
 
 def test_fields_of_a_table(files: Path) -> None:
     asking = ["choice", files / "test", "--lm", "ralm-tiny", "--question-field", "q"]
-    failed(ralm(*asking), 2, "--question-field does nothing here: it goes with records with named fields")
+    failed(ralm(*asking), 2, "--question-field has no effect without records with named fields")
 
 
 def test_questions_with_choices_are_no_questions_of_qa(files: Path) -> None:

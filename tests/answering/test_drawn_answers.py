@@ -167,4 +167,4 @@ def test_draws_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "questions.jsonl").write_text('{"question": "who", "answers": ["he"]}\n')
     for option in (["--top-k", "3"], ["--top-p", "0.5"], ["--seed", "3"]):
         refused = ralm("qa", tmp_path / "questions.jsonl", "--lm", "ralm-tiny", *option)
-        failed(refused, 2, f"{option[0]} does nothing here")
+        failed(refused, 2, f"{option[0]} has no effect")

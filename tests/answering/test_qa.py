@@ -251,9 +251,9 @@ def test_the_command(files: Path) -> None:
     ("options", "status", "said"),
     [
         (["--reader", "ensemble"], 2, "reads passages: give --index or --retrieved too"),
-        (["--baseline"], 2, "--baseline does nothing here"),
-        (["--shots", "3"], 2, "--shots does nothing here: it goes with --demonstrations"),
-        (["--join", "answers"], 2, "--join does nothing here"),
+        (["--baseline"], 2, "--baseline has no effect"),
+        (["--shots", "3"], 2, "--shots has no effect without --demonstrations"),
+        (["--join", "answers"], 2, "--join has no effect"),
         (["--retrieved", "bare.jsonl"], 1, "has no passages"),
         (["--prompt", "none"], 1, "none is no prompt"),
         (["--question-field", "q"], 1, "line 1 has no field 'q'"),

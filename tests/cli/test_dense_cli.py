@@ -119,7 +119,7 @@ def test_what_does_not_go_together(work: Path, tmp_path: Path) -> None:
     failed(
         ralm("search", work / "index", "sea", "--nprobe", "4"),
         2,
-        "--nprobe does nothing here",
+        "--nprobe has no effect",
     )
     dense = ["--retriever", "dense", "--encoder", work / "bert"]
     failed(ralm(*index, *dense, "--faiss", "IVF99,Flat"), 2, "cannot be trained on 3 vectors")
@@ -149,7 +149,7 @@ def test_a_second_set_of_vectors(work: Path, model: Path, tmp_path: Path) -> Non
     assert first == found(*query[1:], "dense", "--vectors", "main") != second
     assert found(*query[1:], "hybrid", "--vectors", "v2") != found(*query[1:], "hybrid")
     failed(ralm(*query, "dense", "--vectors", "v3"), 2, "has no vectors 'v3'")
-    failed(ralm(*query, "bm25", "--vectors", "v2"), 2, "--vectors does nothing here")
+    failed(ralm(*query, "bm25", "--vectors", "v2"), 2, "--vectors has no effect")
     failed(ralm(*encode, work / "other", "--vectors", "v2"), 1, "already has vectors 'v2'")
     failed(ralm(*encode, work / "other", "--vectors", "../v2"), 2, "vectors cannot be called")
     assert ralm(*encode, work / "other", "--vectors", "main", "--force").status == 0

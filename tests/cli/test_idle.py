@@ -51,7 +51,7 @@ def test_options_of_reading(tmp_path: Path, command: str, arguments: list[object
     text = tmp_path / "text.txt"
     text.write_text("one two three")
     answer = ralm(command, text, "--lm", "ralm-tiny", *arguments)
-    failed(answer, 2, f"ralm: {option} does nothing here: it goes with {needs}")
+    failed(answer, 2, f"ralm: {option} has no effect without {needs}")
     assert len(answer.err.splitlines()) == 1
 
 
@@ -83,18 +83,18 @@ def test_options_of_reading(tmp_path: Path, command: str, arguments: list[object
 )
 def test_options_of_indexing(tmp_path: Path, arguments: list[object], option: str, needs: str) -> None:
     answer = ralm("index", tmp_path, "--out", tmp_path / "out", *arguments)
-    failed(answer, 2, f"ralm: {option} does nothing here: it goes with {needs}")
+    failed(answer, 2, f"ralm: {option} has no effect without {needs}")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_options_of_searching_and_reporting(tmp_path: Path) -> None:
-    failed(ralm("search", tmp_path, "sea", "--seed", 1), 2, "--seed does nothing here: it goes with --retriever random")
-    failed(ralm("search", tmp_path, "sea", "--query-encoder", "e"), 2, "--query-encoder does nothing here")
+    failed(ralm("search", tmp_path, "sea", "--seed", 1), 2, "--seed has no effect without --retriever random")
+    failed(ralm("search", tmp_path, "sea", "--query-encoder", "e"), 2, "--query-encoder has no effect")
     retrieve = ["retrieve", tmp_path / "t", "--lm", "x", "--index", tmp_path, "--out", tmp_path / "r"]
-    failed(ralm(*retrieve, "--seed", 1), 2, "--seed does nothing here")
-    failed(ralm(*retrieve, "--nprobe", 1), 2, "--nprobe does nothing here")
-    failed(ralm("report", tmp_path, "--force"), 2, "--force does nothing here: it goes with --html")
-    failed(ralm("report", tmp_path, "--html", tmp_path / "p", "--json"), 2, "--json does nothing here")
+    failed(ralm(*retrieve, "--seed", 1), 2, "--seed has no effect")
+    failed(ralm(*retrieve, "--nprobe", 1), 2, "--nprobe has no effect")
+    failed(ralm("report", tmp_path, "--force"), 2, "--force has no effect without --html")
+    failed(ralm("report", tmp_path, "--html", tmp_path / "p", "--json"), 2, "--json has no effect")
 
 
 def test_a_sweep_may_give_what_only_some_of_its_values_use(tmp_path: Path) -> None:

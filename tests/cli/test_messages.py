@@ -10,7 +10,7 @@ import pytest
 
 from ralm.cli.process import library_messages, quietly
 from ralm.errors import RalmWarning
-from ralm.terminal import SWITCH, progress_bar
+from ralm.terminal import PROGRESS_SWITCH, progress_bar
 from tests.cli.program import ralm
 
 
@@ -52,14 +52,14 @@ def test_what_the_library_says_comes_as_lines_of_the_program(capsys: pytest.Capt
 
 
 def test_quiet_leaves_out_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SWITCH, raising=False)
-    monkeypatch.setattr("ralm.terminal.SECONDS_A_LINE", 0.0)
+    monkeypatch.delenv(PROGRESS_SWITCH, raising=False)
+    monkeypatch.setattr("ralm.terminal._SECONDS_A_LINE", 0.0)
     with quietly():
         with progress_bar("Reading", total=2) as advance:
             advance()
-        assert os.environ[SWITCH] == "0", "processes that are started show none either"
+        assert os.environ[PROGRESS_SWITCH] == "0", "processes that are started show none either"
     assert capsys.readouterr().err == ""
-    assert SWITCH not in os.environ
+    assert PROGRESS_SWITCH not in os.environ
     with progress_bar("Reading", total=2) as advance:
         advance()
     assert "Reading: 1 of 2" in capsys.readouterr().err

@@ -81,7 +81,7 @@ def test_scores_are_means_of_tokens(work: Path, tiny_folders: dict[str, Path]) -
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--init", "bert"], "--init does nothing here: it goes with SIGNALS"),
+        (["--init", "bert"], "--init has no effect without SIGNALS"),
         (["--document-tokens", 60], "do not fit together"),
         (["--vectors", "fine"], "has no vectors 'fine'"),
     ],

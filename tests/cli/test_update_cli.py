@@ -106,12 +106,12 @@ def test_what_an_update_refuses(corpus: Path, tmp_path: Path) -> None:
         ([tmp_path / "more.jsonl"], r"was decontaminated \(1 titles, .* give the same --forbidden-titles"),
         ([], "there is nothing to update"),
         (["--remove-id", "nowhere"], "the document 'nowhere' is not in"),
-        (["--remove-id", "sea.txt", "--replace"], "--replace does nothing here: it goes with a SOURCE"),
-        (["--remove-id", "sea.txt", "--title-field", "name"], "--title-field does nothing here"),
-        (["--remove-id", "sea.txt", "--workers", "2"], "--workers does nothing here: it goes with a SOURCE"),
+        (["--remove-id", "sea.txt", "--replace"], "--replace has no effect without a SOURCE"),
+        (["--remove-id", "sea.txt", "--title-field", "name"], "--title-field has no effect"),
+        (["--remove-id", "sea.txt", "--workers", "2"], "--workers has no effect without a SOURCE"),
         (
             [tmp_path / "more.jsonl", "--device", "cpu"],
-            "--device does nothing here: it goes with an index with vec",
+            "--device has no effect without an index with vec",
         ),
         ([tmp_path / "none.jsonl", "--forbidden-titles", titles], "none.jsonl does not exist"),
     ):

@@ -153,7 +153,10 @@ def test_the_fingerprint_is_of_names_and_content(folder: Path) -> None:
     [
         ("memory://nowhere/x.jsonl", "memory://nowhere/x.jsonl does not exist."),
         ("flaky://denied/x.jsonl", "flaky://denied/x.jsonl cannot be read: 'no credentials"),
-        ("flaky://endless/x.jsonl", "flaky://endless/x.jsonl does not tell its size; download the file first."),
+        (
+            "flaky://endless/x.jsonl",
+            "the server does not report the size of flaky://endless/x.jsonl; download the file first.",
+        ),
         ("nothing://x/x.jsonl", "nothing://x/x.jsonl cannot be read: Protocol not known"),
         ("memory://saved", "memory://saved/state.json: a dataset that `datasets` saved is read from a disk only"),
         ("flaky://lost/x.jsonl", "flaky://lost/x.jsonl cannot be read: 'the connection was lost'"),
@@ -186,7 +189,7 @@ def test_names_that_look_like_urls_and_sizes_that_are_not_told() -> None:
     system.pipe("/odd/a::b.txt", b"text of it")
     system.pipe("/sizeless/a.txt", b"text")
     assert [one.id for one in read("memory://odd")[0]] == ["a::b.txt"]
-    with pytest.raises(CorpusError, match=r"flaky://sizeless/a\.txt does not tell its size; download the folder first"):
+    with pytest.raises(CorpusError, match=r"the size of flaky://sizeless/a\.txt; download the folder first"):
         read("flaky://sizeless")
 
 

@@ -107,11 +107,11 @@ def test_what_decides_the_parts_of_an_index_is_in_their_names(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--shards", "2"], "--shards does nothing here: it goes with --ray."),
-        (["--ray", "auto", "--workers", "2"], "--workers does nothing here: it goes with one machine"),
+        (["--shards", "2"], "--shards has no effect without --ray."),
+        (["--ray", "auto", "--workers", "2"], "--workers has no effect without one machine"),
         (
             ["--ray", "auto", "--retriever", "dense", "--encoder", "e"],
-            "--ray does nothing here: it goes with --retriever bm25",
+            "--ray has no effect without --retriever bm25",
         ),
     ],
 )

@@ -457,4 +457,4 @@ def test_an_error_of_the_program_is_one_line(
         run_harness()
     assert stopped.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("ralm: `documents` does nothing here: it goes with `index`")
+    assert last.startswith("ralm: `documents` has no effect without `index`")

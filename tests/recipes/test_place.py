@@ -177,7 +177,7 @@ def test_a_part_and_a_changed_run_say_so(tmp_path: Path) -> None:
 def test_options_without_effect_are_refused(tmp_path: Path) -> None:
     answer = ralm("recipe", "run", "replug/table-3", "--limit-tokens", 90, "--out", tmp_path)
     assert answer.status == 2
-    assert "--limit-tokens does nothing here" in answer.err or "reads questions" in answer.err
+    assert "--limit-tokens has no effect" in answer.err or "reads questions" in answer.err
     answer = ralm("recipe", "run", "replug/table-3", "--use", "mmlu=a", "--out", tmp_path)
     assert "no resource 'mmlu' here" in answer.err
     twice = ["--use", "llama-13b=a", "--use", "llama-13b=b"]

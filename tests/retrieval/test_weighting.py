@@ -230,5 +230,5 @@ def test_on_the_command_line(index: Path, tmp_path: Path) -> None:
     assert "barn moon" in answer.out
     refused = command("search", index, QUERY, "--retriever", "random", "--weighting", weighting)
     assert refused.status != 0
-    assert "--weighting does nothing here" in refused.err
+    assert "--weighting has no effect" in refused.err
     assert command("check", weighting).status == 0

@@ -129,9 +129,7 @@ def test_a_folder_of_somebody_else_is_kept(tmp_path: Path) -> None:
         (theirs / name).write_text("years of work")
     for force in (False, True):
         with (
-            pytest.raises(
-                UsageError, match=r"run\.unfinished is in the way of .*run, and this version of ralm did not"
-            ),
+            pytest.raises(UsageError, match=r"run\.unfinished is in the way of .*run, and ralm did not"),
             unfinished_run(tmp_path / "run", {"a": 1}, force=force),
         ):
             pass

@@ -63,7 +63,7 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"ralm": {"documnets": 2}}, "ralm.documnets", "the nearest is `documents`."),
         ({"ralm": {"index": "other"}}, "ralm.index", "`index` 'other' is not served; there is: few."),
         ({"ralm": {"index": "../few"}}, "ralm.index", "is not served"),
-        ({"ralm": {"documents": 2}}, "ralm.documents", "`documents` does nothing here: it goes with `reader"),
+        ({"ralm": {"documents": 2}}, "ralm.documents", "`documents` has no effect without `reader"),
         ({"ralm": {"reader": "ensemble", "documents": 101}}, "ralm.documents", "`documents` must be at most 100 here"),
         ({"ralm": {"reader": "ensemble", "documents": 0}}, "ralm.documents", "`documents` must be at least 1"),
         ({"ralm": {"reader": "concatenation", "documents": 9}}, "ralm.documents", "do not fit"),

@@ -142,8 +142,8 @@ def test_the_requests_that_the_demonstration_prints(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ((), "name a language model: give --lm, or --demo."),
-        (("--lm", MODEL, "--stride", "2"), "--stride does nothing here: it goes with --index."),
-        (("--lm", MODEL, "--documents", "2"), "--documents does nothing here"),
+        (("--lm", MODEL, "--stride", "2"), "--stride has no effect without --index."),
+        (("--lm", MODEL, "--documents", "2"), "--documents has no effect"),
         (("--demo", "--index", "x"), "--demo serves its own index: leave out --index."),
         (
             ("--lm", MODEL, "--host", "0.0.0.0"),
@@ -185,7 +185,7 @@ def test_a_wrong_file_of_settings(tmp_path: Path, text: str, said: str) -> None:
 def test_options_of_passages_in_a_file_of_settings_do_nothing_without_an_index(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text("stride = 2")
     answer = ralm("serve", "--lm", MODEL, "--port", 0, "--settings", tmp_path / "settings.toml")
-    assert "--stride does nothing here" in answer.err
+    assert "--stride has no effect" in answer.err
 
 
 def test_an_address_of_another_computer() -> None:

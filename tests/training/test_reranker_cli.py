@@ -126,7 +126,7 @@ def test_retrieved_passages_are_written_in_its_order(folder: Path) -> None:
     ("arguments", "message"),
     [
         (["--rerank", "predictive"], "--rerank predictive needs a --reranker: a folder that `ralm train reranker`"),
-        (["--reranker", "reranker"], "--reranker does nothing here: it goes with --rerank predictive"),
+        (["--reranker", "reranker"], "--reranker has no effect without --rerank predictive"),
         (["--rerank", "predictive", "--reranker", "bert"], "bert is an encoder without a head that scores pairs"),
         (["--rerank", "predictive", "--reranker", "./gone"], "there is no folder ./gone"),
         (
@@ -157,7 +157,7 @@ def test_what_is_refused(arguments: list[str], message: str) -> None:
         (["--out", "new", "--held-out", "0.95"], "--held-out must be at least 0 and at most 0.9, not 0.95"),
         (
             ["--out", "new", "--held-out", "0", "--patience", "3"],
-            "--patience does nothing here: it goes with a --held-out",
+            "--patience has no effect without a --held-out",
         ),
         (["--out", "new", "--init", "./gone"], "there is no folder ./gone"),
         (["--out", "new", "--index", "signals"], "signals is a ralm signals, not a ralm index"),

@@ -265,7 +265,7 @@ def refuse(idle: Mapping[str, str], context: typer.Context) -> None:
     given = given_options(context)
     for name, needs in idle.items():
         option = _written(given[name], context.params.get(name)) if name in given else name
-        raise UsageError(f"{option} does nothing here: it goes with {needs}.")
+        raise UsageError(f"{option} has no effect without {needs}.")
 
 
 def refuse_idle(context: typer.Context, *uses: Use) -> None:

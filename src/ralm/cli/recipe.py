@@ -139,7 +139,7 @@ def run(
     if limit_tokens is not None and not any(
         resource.kind == "text" for resource in resources_of(recipe.steps).values()
     ):
-        raise UsageError(f"`limit_tokens` does nothing here: {name} reads questions, not texts.")
+        raise UsageError(f"`limit_tokens` has no effect: {name} reads questions, not texts.")
     replaced = _replaced(given)
     check_replacements(replaced, [*resources_of(recipe.steps)])
     changes = [f"{one} is {value}" for one, value in replaced.items()]

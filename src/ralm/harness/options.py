@@ -10,7 +10,7 @@ from ralm.errors import UsageError
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.api.options import ApiOptions
 from ralm.lm.named import ModelOptions
-from ralm.options import Arguments, Needs, Option, check_options, coerced
+from ralm.options import Arguments, Needs, Option, check_options, coerce
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
@@ -89,11 +89,11 @@ def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
     for name in given:
         if name not in known:
             raise UsageError(f"ralm has no argument `{name}`: {_instead(name, [*known])}.")
-    values = {name: coerced(name, known[name], value) for name, value in _with_batch_size(given).items()}
+    values = {name: coerce(name, known[name], value) for name, value in _with_batch_size(given).items()}
     if "lm" not in values:
         raise UsageError("ralm needs the argument `lm`: the language model to evaluate, a hub name or a folder.")
     options = _ARGUMENTS.changed(HarnessOptions(lm=values["lm"]), values)
-    _ARGUMENTS.refuse_idle(options, values)
+    _ARGUMENTS.reject_unused(options, values)
     if options.retrieval.is_dense and "query_tokens" not in values:
         return replace(options, plan=replace(options.plan, query_tokens=QUERY_TOKENS))
     return options

@@ -237,7 +237,7 @@ def changed(settings: Settings, choice: Mapping[str, Any], options: ServeOptions
         if unused:
             raise UsageError(f"`{unused[0]}` has no effect without an `index`.")
         return settings
-    _ARGUMENTS.refuse_idle(settings, values)
+    _ARGUMENTS.reject_unused(settings, values)
     if "retriever" in values and "query_tokens" not in values:
         tokens = QUERY_TOKENS if settings.retrieval.is_dense else PlanOptions().query_tokens
         settings = replace(settings, plan=replace(settings.plan, query_tokens=tokens))

@@ -33,8 +33,8 @@ def write_atomically(file: Path, content: str | bytes) -> None:
 
 @contextmanager
 def file_lock(file: Path) -> Iterator[None]:
-    """Wait until no other process holds this file, which is created if missing, and hold it. The lock ends with the
-    process, for whatever reason. Raises FileNotFoundError if the folder is gone."""
+    """Wait until no other process holds this file, which is created if missing, and hold it. The system ends the lock
+    when the process ends or is killed. Raises FileNotFoundError if the folder is gone."""
     with try_file_lock(file, wait=True):
         file.stat()
         yield
@@ -42,7 +42,7 @@ def file_lock(file: Path) -> Iterator[None]:
 
 @contextmanager
 def try_file_lock(file: Path, *, wait: bool = False) -> Iterator[bool]:
-    """The same without waiting: whether this process got the lock."""
+    """As `file_lock`, but without waiting unless told to; yields whether this process holds the file."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
@@ -56,7 +56,7 @@ def try_file_lock(file: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def link_file(file: Path, to: Path) -> None:
-    """Give a file another name as well; a copy where the disk has no links."""
+    """Link a file to another name, or copy it if the disk has no links."""
     try:
         os.link(file, to)
     except OSError:

@@ -29,9 +29,13 @@ from ralm.storage.work import (
     work_folder,
 )
 
+MANIFEST: Final = "manifest.json"
 _NEW: Final = "new"
 _OLD: Final = "old"
 _FINISHED: Final = "finished"
+_CHANGE: Final = "change"
+_UNFINISHED: Final = (UNFINISHED_RUN, UNFINISHED_VECTORS, UNFINISHED_INDEX)
+"""What a process may keep beside an output, and no longer needs once the output is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,11 @@ def new_folder(path: Path, *, kind: FolderKind, force: bool, also: Sequence[str]
 
     If the block fails or is interrupted, the temporary folder is removed and `path` stays as it was. With `force`, an
     older folder that ralm wrote is replaced if it is of this `kind` and holds only the files of its manifest and those
-    of `also`; anything else at `path` is never touched. The two folders exchange their names atomically if the system
-    supports it. If not, a process killed between the two renames leaves both folders to `recover`. What a killed
-    process left is removed first.
+    of `also`; anything else at `path` is never touched. What a killed process left is removed first.
 
     Raises FolderExistsError and UsageError before any work is done (`check_output`), FolderExistsError if another
     process is writing the folder, and StorageError if the disk is full. If something that may not be replaced appears
-    at `path` in the meantime, it stays, and FolderExistsError names the place of the new folder.
+    at `path` meanwhile, it stays, and FolderExistsError names the place of the new folder.
     """
     path = output_path(path)
     with storage_errors(path):
@@ -69,7 +71,7 @@ def new_folder(path: Path, *, kind: FolderKind, force: bool, also: Sequence[str]
                 (work / _NEW).mkdir()
                 yield work / _NEW
                 sync(work / _NEW)
-                _take_place(path, work, kind=kind, force=force, also=also)
+                _move_into_place(path, work, kind=kind, force=force, also=also)
             finally:
                 _recover(path, work)
 
@@ -88,7 +90,7 @@ def changed_folder(path: Path) -> Iterator[Path]:
     """
     path = path.resolve()
     with storage_errors(path), work_folder(PARTIAL, path) as work:
-        if _device(path) != _device(work):
+        if path.stat().st_dev != work.stat().st_dev:
             raise StorageError(
                 f"{path} is a disk of its own, so files cannot be moved into it in one step; move what is in it to a "
                 "folder on that disk."
@@ -98,9 +100,9 @@ def changed_folder(path: Path) -> Iterator[Path]:
             (work / _NEW).mkdir()
             yield work / _NEW
             sync(work / _NEW)
-            held = _note_finished(path, work)
-            _make_change(path, work / _NEW, work)
-            for other in held:
+            unneeded = _record_finished(path, work)
+            _make_change(path, work)
+            for other in unneeded:
                 other.clear(other.folder_of(path))
         finally:
             _recover(path, work)
@@ -129,13 +131,13 @@ def check_output(path: Path, *, kind: FolderKind, force: bool, also: Sequence[st
     """
     path = output_path(path)
     recover(path)
-    if not _stands(path):
+    if not _is_taken(path):
         return
     if not force:
         raise FolderExistsError(
             f"{path} already exists and is kept; choose another output, or replace it with `force=True`."
         )
-    if reason := _kept_because(path, kind, also):
+    if reason := _reason_to_keep(path, kind, also):
         raise UsageError(f"{path} is kept: {reason}.")
 
 
@@ -185,18 +187,14 @@ def replaced_file(path: Path) -> Iterator[TextIO]:
                 PARTIAL.clear(work)
 
 
-def _device(path: Path) -> int:
-    return path.stat().st_dev
-
-
-def _stands(path: Path) -> bool:
+def _is_taken(path: Path) -> bool:
     """Whether something other than an empty folder is at `path`."""
     if path.is_dir():
         return any(path.iterdir())
     return path.exists() or path.is_symlink()
 
 
-def _kept_because(path: Path, kind: FolderKind, also: Sequence[str]) -> str:
+def _reason_to_keep(path: Path, kind: FolderKind, also: Sequence[str]) -> str:
     """Why a folder may not be replaced by one of this kind; empty if it may."""
     try:
         written = _Written.model_validate_json((path / MANIFEST).read_bytes())
@@ -226,11 +224,11 @@ def restore(path: Path) -> None:
             recover(path.resolve())
 
 
-def _take_place(path: Path, work: Path, *, kind: FolderKind, force: bool, also: Sequence[str]) -> None:
+def _move_into_place(path: Path, work: Path, *, kind: FolderKind, force: bool, also: Sequence[str]) -> None:
     """Move a finished folder to `path`, and clear the other work folders beside it."""
-    held = _note_finished(path, work)
+    unneeded = _record_finished(path, work)
     try:
-        if _stands(path) and force and not _kept_because(path, kind, also):
+        if _is_taken(path) and force and not _reason_to_keep(path, kind, also):
             _replace(path, work)
         else:
             (work / _NEW).rename(path)  # succeeds only if `path` is free or an empty folder
@@ -242,45 +240,44 @@ def _take_place(path: Path, work: Path, *, kind: FolderKind, force: bool, also: 
             f"{elsewhere}."
         ) from error
     sync_one(path.parent)
-    for other in held:
+    for other in unneeded:
         other.clear(other.folder_of(path))
 
 
-def _note_finished(path: Path, work: Path) -> list[WorkKind]:
-    """Record that a folder is finished, and which other work folders beside it are no longer needed; return those."""
-    held = [
-        other for other in (UNFINISHED_RUN, UNFINISHED_VECTORS, UNFINISHED_INDEX) if other.is_held_by_this_process(path)
-    ]
-    record = _Finished(manifest=_hash(work / _NEW), of_no_use=[other.name for other in held])
+def _record_finished(path: Path, work: Path) -> list[WorkKind]:
+    """Record that a folder is finished, and which other work folders are no longer needed; returns those."""
+    unneeded = [kind for kind in _UNFINISHED if kind.is_held_by_this_process(path)]
+    record = _Finished(manifest=_hash(work / _NEW), unneeded=[kind.name for kind in unneeded])
     write_atomically(work / _FINISHED, record.model_dump_json())
-    return held
+    return unneeded
 
 
 def _replace(path: Path, work: Path) -> None:
-    """Replace an older folder with the finished one."""
+    """Replace an older folder with the finished one. The two exchange their names atomically if the system supports it;
+    if not, a process that is killed between the two renames leaves both folders to `_recover`."""
     if exchange(work / _NEW, path):
         return
     path.rename(work / _OLD)
     try:
         (work / _NEW).rename(path)
     except BaseException:
-        if not _stands(path):
+        if not _is_taken(path):
             (work / _OLD).rename(path)
         raise
 
 
 def _recover(path: Path, work: Path) -> None:
     """Restore at `path` what a killed process had finished, and remove everything else that it left."""
-    if (work / _OLD).exists() and not _stands(path):
+    if (work / _OLD).exists() and not _is_taken(path):
         (work / (_NEW if (work / _NEW).exists() else _OLD)).rename(path)
+    _end_change(path, work)
     try:
         finished = _Finished.model_validate_json((work / _FINISHED).read_bytes())
     except (OSError, ValidationError):
         finished = None
-    _end_change(path, work)
     if finished and finished.manifest == _hash(path):
-        for kind in (UNFINISHED_RUN, UNFINISHED_VECTORS, UNFINISHED_INDEX):
-            if kind.name in finished.of_no_use and kind.folder_of(path).exists():
+        for kind in _UNFINISHED:
+            if kind.name in finished.unneeded and kind.folder_of(path).exists():
                 with suppress(FolderExistsError, UsageError), work_folder(kind, path) as other:
                     kind.clear(other)
     PARTIAL.empty(work)
@@ -290,11 +287,11 @@ class _Finished(BaseModel):
     """The record written before a folder is renamed: a hash of its manifest, and the work folders no longer needed."""
 
     manifest: str
-    of_no_use: list[str]
+    unneeded: list[str]
 
 
 class _Written(BaseModel):
-    """The fields that show that ralm wrote a manifest, in any version and even if the rest is damaged."""
+    """The fields that show that ralm wrote a manifest, even if files or checksums are damaged."""
 
     program: Literal["ralm"] = "ralm"
     kind: str
@@ -316,38 +313,29 @@ def _free_name(path: Path) -> Path:
     return next(name for name in names if not name.exists() and not name.is_symlink())
 
 
-MANIFEST: Final = "manifest.json"
-_CHANGE: Final = "change"
-
-
 class _Change(BaseModel):
     """The files that are added and removed, by their names in the folder."""
 
     files: list[str]
 
 
-class _Named(BaseModel):
-    """The files that a manifest names."""
-
-    files: dict[str, Any]
-
-
-def _make_change(folder: Path, new: Path, work: Path) -> None:
-    """Move the files of `new` into `folder` and replace the manifest; the new manifest names all files.
+def _make_change(folder: Path, work: Path) -> None:
+    """Move new files into `folder` and replace its manifest; the new manifest names all files.
 
     Raises FolderExistsError if something that ralm did not write has the name of a new file.
     """
-    before, after = _named(folder), _named(new)
-    come = sorted(after - before)
-    for name in come:
+    new = work / _NEW
+    before, after = _named_files(folder), _named_files(new)
+    added = sorted(after - before)
+    for name in added:
         if os.path.lexists(folder / name):
             raise FolderExistsError(f"{folder / name} is in the way, and ralm did not write it; move it elsewhere.")
     write_atomically(work / _CHANGE, _Change(files=sorted(before ^ after)).model_dump_json())
     sync_one(work)  # a file must not survive a power failure without the record that names it
-    for name in come:
+    for name in added:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (new / name).rename(folder / name)
-    for parent in {folder / parent for name in come for parent in Path(name).parents}:
+    for parent in {folder / parent for name in added for parent in Path(name).parents}:
         sync_one(parent)
     (new / MANIFEST).replace(folder / MANIFEST)
     sync_one(folder)
@@ -358,7 +346,7 @@ def _end_change(folder: Path, work: Path) -> None:
     """Remove the files of an unfinished change, if any, that the manifest of the folder does not name."""
     try:
         change = _Change.model_validate_json((work / _CHANGE).read_bytes())
-        named = _named(folder)
+        named = _named_files(folder)
     except (OSError, ValidationError):
         return
     for name in change.files:
@@ -369,5 +357,5 @@ def _end_change(folder: Path, work: Path) -> None:
                     (folder / parent).rmdir()
 
 
-def _named(folder: Path) -> set[str]:
-    return set(_Named.model_validate_json((folder / MANIFEST).read_bytes()).files)
+def _named_files(folder: Path) -> set[str]:
+    return set(_Written.model_validate_json((folder / MANIFEST).read_bytes()).files)

@@ -6,7 +6,7 @@ fsspec and the packages behind it raise errors of their own; every one becomes a
 import io
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
@@ -15,13 +15,15 @@ from ralm.errors import CorpusError, MissingExtraError, RalmError, StorageError
 
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _BLOCK: Final = 1 << 20
-_SAID: Final = 200
+_MESSAGE_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file behind a URL: what those who read a corpus use of a path. `size` is in bytes; `path` is where the file
-    system of `url` has it, since a name of a file can look like a part of a URL."""
+    """A file behind a URL, with the members of `Path` that readers of a corpus use.
+
+    `size` is in bytes. `path` is its path in the file system of `url`, since a file name can look like a part of a URL.
+    """
 
     url: str
     size: int
@@ -41,18 +43,18 @@ class RemoteFile:
         return PurePosixPath(self.url).suffix
 
     def absolute(self) -> "RemoteFile":
-        """The same: a URL is that from anywhere."""
+        """The file itself: a URL does not depend on the current folder."""
         return self
 
     def open(self, error: type[RalmError] = CorpusError) -> io.BufferedReader:
-        """Open it for reading bytes from any place; raises `error` if that is refused, OSError where reading fails."""
+        """Open the file for reading bytes; raises `error` if it cannot be opened. Reads raise OSError if they fail."""
         _lost.pop(self.url, None)
         try:
-            with _refusals(self.url, error):
-                opened = _located(self.url)[0].open(self.path, "rb")
+            with _fsspec_errors(self.url, error):
+                opened = _locate(self.url)[0].open(self.path, "rb")
         except error as refused:
             if not isinstance(refused.__context__, FileNotFoundError):
-                _lost[self.url] = _said(refused)
+                _lost[self.url] = _first_line(refused)
             raise
         return io.BufferedReader(_Stream(opened, self.url), _BLOCK)
 
@@ -60,39 +62,38 @@ class RemoteFile:
 FilePath: TypeAlias = Path | RemoteFile
 """Where a file is: on a disk of this machine, or behind a URL."""
 _lost: Final[dict[str, str]] = {}
-"""What went wrong when a file was last read, by URL. Whoever reads a format may take it for a damaged file."""
+"""The last error of reading a file, by URL, since readers of a format may take it for a damaged file."""
 
 
 def check_read_to_end(path: FilePath) -> None:
-    """Raise StorageError if a file behind a URL could not be read to its end, or not at all, since the other side
-    failed or refused: what was read of it must not pass for all that there is."""
+    """Raise StorageError if the server failed while a file behind a URL was read: a part is not the whole."""
     if isinstance(path, RemoteFile) and path.url in _lost:
         raise StorageError(f"{path.url} was not read completely: {_lost[path.url]}. Run this again.")
 
 
 def is_url(source: str) -> bool:
-    """Whether a source is behind a URL, and not on a disk of this machine."""
+    """Whether a source is a URL, and not a path on this machine."""
     return _URL.match(source) is not None
 
 
 def remote_file(url: str) -> RemoteFile | None:
-    """The file behind a URL; None if that is a folder. Raises CorpusError if there is neither, or if the size of the
-    file is not told, as by some web servers: such a file can only be read from its beginning."""
-    with _refusals(url):
-        system, path = _located(url)
+    """The file behind a URL; None if the URL is a folder. Raises CorpusError if there is neither, or if the server does
+    not report the size of the file: such a file can only be read from its beginning."""
+    with _fsspec_errors(url):
+        system, path = _locate(url)
         found = system.info(path)
     if found["type"] == "directory":
         return None
     if found.get("size") is None:
-        raise CorpusError(f"{url} does not tell its size; download the file first.")
+        raise CorpusError(f"the server does not report the size of {url}; download the file first.")
     return RemoteFile(url, int(found["size"]), path)
 
 
 def remote_files_below(url: str) -> Iterator[tuple[str, RemoteFile]]:
-    """The files below a folder behind a URL, each with its path in the folder, in the order of these paths, part by
-    part. Raises CorpusError if the folder cannot be listed."""
-    with _refusals(url):
-        system, root = _located(url)
+    """The files below a folder behind a URL, each with its path in the folder, sorted by the parts of these paths.
+    Raises CorpusError if the folder cannot be listed."""
+    with _fsspec_errors(url):
+        system, root = _locate(url)
         found = system.find(root, detail=True)
     below = {_name_in(root, path): (path, one.get("size")) for path, one in found.items()}
     for name in sorted(below, key=lambda name: name.split("/")):
@@ -100,76 +101,72 @@ def remote_files_below(url: str) -> Iterator[tuple[str, RemoteFile]]:
         if name and not name.endswith("/"):  # object stores may hold such a name for a folder
             file = f"{url.rstrip('/')}/{name}"
             if size is None:
-                raise CorpusError(f"{file} does not tell its size; download the folder first.")
+                raise CorpusError(f"the server does not report the size of {file}; download the folder first.")
             yield name, RemoteFile(file, int(size), path)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFolder:
-    """A folder behind a URL that is written to, without its `/` at the end. Object stores know no folders and cannot
-    rename: a file is there as a whole or not at all, and that is all one can rely on.
+    """A folder behind a URL (without a `/` at its end) that is written to.
 
-    All methods raise StorageError where the other side refuses or fails.
+    Object stores have no folders and no renames. The only guarantee is that a file is there as a whole or not at all.
+    All methods raise StorageError if the server rejects a request or fails.
     """
 
     url: str
 
     def below(self, name: str) -> "RemoteFolder":
-        """A folder in it."""
+        """A subfolder."""
         return RemoteFolder(f"{self.url}/{name}")
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of this name, as others see it now."""
-        with self._refusals():
-            system, root = _located(self.url)
-            system.invalidate_cache()
+        """Whether a file of this name exists, past any cache."""
+        with self._open() as (system, root):
             return bool(system.exists(f"{root}/{name}"))
 
     def read(self, name: str) -> bytes:
         """The content of a file."""
-        with self._refusals():
-            system, root = _located(self.url)
+        with self._open() as (system, root):
             content: bytes = system.cat_file(f"{root}/{name}")
             return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file, in place of one that is there."""
-        with self._refusals():
-            system, root = _located(self.url)
+        """Write a file, or replace it."""
+        with self._open() as (system, root):
             system.pipe_file(f"{root}/{name}", content)
 
     def upload(self, folder: Path) -> None:
         """Write all files below a folder of this machine."""
-        with self._refusals():
-            system, root = _located(self.url)
+        with self._open() as (system, root):
             for file in sorted(folder.rglob("*")):
                 if file.is_file():
                     system.put_file(str(file), f"{root}/{file.relative_to(folder).as_posix()}")
 
     def download(self, folder: Path) -> None:
         """Copy all files into a folder of this machine."""
-        with self._refusals():
-            system, root = _located(self.url)
-            system.invalidate_cache()
+        with self._open() as (system, root):
             for path in system.find(root):
                 to = folder / _name_in(root, path)
                 to.parent.mkdir(parents=True, exist_ok=True)
                 system.get_file(path, str(to))
 
     def remove(self) -> None:
-        """Remove it with all that is in it, if it is there."""
-        with self._refusals():
-            system, root = _located(self.url)
-            system.invalidate_cache()
+        """Remove the folder and everything in it, if it exists."""
+        with self._open() as (system, root):
             if system.exists(root):
                 system.rm(root, recursive=True)
 
-    def _refusals(self) -> AbstractContextManager[None]:
-        return _refusals(self.url, StorageError, "used")
+    @contextmanager
+    def _open(self) -> Iterator[tuple[Any, str]]:
+        """The file system and the path of the folder in it, past the cache of listings: others write to it, too."""
+        with _fsspec_errors(self.url, StorageError, "used"):
+            system, root = _locate(self.url)
+            system.invalidate_cache()
+            yield system, root
 
 
 class _Stream(io.RawIOBase):
-    """A file of fsspec whose errors are all OSErrors, as those of files are."""
+    """A file of fsspec whose errors are all OSErrors, like those of local files."""
 
     def __init__(self, opened: Any, url: str) -> None:
         self._opened = opened
@@ -205,32 +202,32 @@ class _Stream(io.RawIOBase):
         try:
             yield
         except Exception as error:
-            _lost[self._url] = _said(error)
-            raise OSError(0, _said(error), self._url) from error
+            _lost[self._url] = _first_line(error)
+            raise OSError(0, _first_line(error), self._url) from error
 
 
 @contextmanager
-def _refusals(url: str, error: type[RalmError] = CorpusError, what: str = "read") -> Iterator[None]:
+def _fsspec_errors(url: str, error: type[RalmError] = CorpusError, what: str = "read") -> Iterator[None]:
     """Turn what fsspec and the packages behind it raise into `error`, and a missing package into MissingExtraError."""
     try:
         yield
     except FileNotFoundError:
         raise error(f"{url} does not exist.") from None
     except ImportError as missing:
-        raise MissingExtraError(f"{url} cannot be {what} without another package: {_said(missing)}.") from None
+        raise MissingExtraError(f"{url} cannot be {what} without another package: {_first_line(missing)}.") from None
     except Exception as refused:
-        raise error(f"{url} cannot be {what}: {_said(refused)}.") from refused
+        raise error(f"{url} cannot be {what}: {_first_line(refused)}.") from refused
 
 
-def _said(error: Exception) -> str:
-    """The first line of what an error says, without the full stop at its end."""
+def _first_line(error: Exception) -> str:
+    """The first line of an error's message, without the full stop at its end."""
     if "block_size=0" in str(error):
-        return "the server gives no parts of a file; download it first"
-    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:_SAID].rstrip(". ")
+        return "the server does not support requests for parts of a file; download it first"
+    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:_MESSAGE_CHARACTERS].rstrip(". ")
 
 
-def _located(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path that it has there, without a `/` at its end."""
+def _locate(url: str) -> tuple[Any, str]:
+    """The file system of a URL and the path in it, without a `/` at its end."""
     from fsspec.core import url_to_fs
     from fsspec.implementations.local import LocalFileSystem
 

@@ -79,18 +79,16 @@ UNFINISHED_INDEX: Final = WorkKind(
 UNFINISHED_SIGNALS: Final = WorkKind(
     name="{}.unfinished", holds=("parts", "sampled.parquet*", "config.json", "config.json.partial", "finished", "turn")
 )
-"""The measured parts of unfinished signals. They are removed in this order: what was computed before the settings that
-it was computed with, so that a process that is killed meanwhile leaves nothing that passes for that of other settings.
-"""
+"""The measured parts of unfinished signals. Results are removed before their settings, so that a process that is killed
+meanwhile leaves no results without the settings that they were computed with."""
 
 
 @contextmanager
 def work_folder(kind: WorkKind, out: Path, *, shared: bool = False) -> Iterator[Path]:
-    """Hold the work folder of an output. It is created if missing, and removed at the end if it is empty.
+    """Hold the work folder of an output, which is created if missing, and removed at the end if it is empty.
 
-    With `shared`, other processes may hold it at the same time if they share it too. Raises FolderExistsError if
-    another process holds it, UsageError if ralm did not make it, StorageError if it exists on a disk without file
-    locks.
+    With `shared`, other processes that share it too may hold it at the same time. Raises FolderExistsError if another
+    process holds it, UsageError if ralm did not make it, StorageError if it exists on a disk without file locks.
     """
     folder = kind.folder_of(out)
     marker = _locked_marker(folder, out, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
@@ -107,18 +105,17 @@ def is_work_folder(folder: Path) -> bool:
 
 
 def _locked_marker(folder: Path, out: Path, how: int) -> int:
-    """The marker of a folder, open and locked; the lock ends when the process ends, for whatever reason."""
+    """The marker of a folder, open and locked; the system ends the lock when the process ends or is killed."""
     while True:
         _make(folder, out)
         with suppress(FileNotFoundError):  # the process that held it has just removed it
             marker = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 _lock(marker, folder, out, how)
+                # another process may have removed the folder between opening and locking: then try again
                 if os.path.samestat(os.fstat(marker), (folder / MARKER).stat()):
-                    content = json.dumps({"program": _PROGRAM, "process": _process()})
-                    os.pwrite(
-                        marker, content.ljust(_MARKER_BYTES).encode(), 0
-                    )  # one write: others may read it at any moment
+                    content = json.dumps({"program": _PROGRAM, "process": _process()}).ljust(_MARKER_BYTES)
+                    os.pwrite(marker, content.encode(), 0)  # one write, since others may read it at any moment
                     os.fsync(marker)
                     return marker
             except BaseException:
@@ -139,8 +136,7 @@ def _make(folder: Path, out: Path) -> None:
     only_begun = not entries or (entries == [MARKER] and _size(folder / MARKER) == 0)
     if not only_begun and not is_work_folder(folder) and folder.exists():
         raise UsageError(
-            f"{folder} is in the way of {out}, and this version of ralm did not make it: move it elsewhere, or choose "
-            "another output."
+            f"{folder} is in the way of {out}, and ralm did not make it: move it elsewhere, or choose another output."
         )
 
 
