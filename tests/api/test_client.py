@@ -258,9 +258,7 @@ def test_what_a_server_may_say_instead(tmp_path: Path, reply: Reply, said: str) 
 
 def test_a_failing_server(tmp_path: Path) -> None:
     said = refused(Reply(b"<html>Bad gateway</html>", 502, NOW), tmp_path, retries=3)
-    assert said.startswith(
-        "URL failed (502: <html>Bad gateway</html>); tried 4 times over 0 seconds. Answers so far"
-    )
+    assert said.startswith("URL failed (502: <html>Bad gateway</html>); tried 4 times over 0 seconds. Answers so far")
 
 
 def test_without_a_key_none_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

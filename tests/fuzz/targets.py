@@ -31,7 +31,7 @@ from ralm.retrieval.retrieval_file import (
 )
 from ralm.retrieval.update import update_index
 from ralm.retrieval.writer import merge_index
-from ralm.runs.report import report_of
+from ralm.runs.report import build_report
 from ralm.runs.resume import unfinished_run, unfinished_store
 from ralm.runs.run import evaluation_config, open_run, write_run
 from ralm.terminal import Advance
@@ -164,7 +164,7 @@ def make_run(folder: Path) -> None:
 
 
 def ask_run(folder: Path) -> Any:
-    return report_of(open_run(folder / "run"), 100).as_json()
+    return build_report(open_run(folder / "run"), 100).as_json()
 
 
 SCORED = {

@@ -31,7 +31,7 @@ from ralm.reranking.oracle import Oracle
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.index import open_index
-from ralm.runs.report import report_of
+from ralm.runs.report import build_report
 from ralm.runs.run import evaluation_config, open_run, write_run
 from tests.cli.program import ralm
 from tests.tiny_tokenizers import TOKENIZERS, save_with_tokenizer
@@ -175,7 +175,7 @@ def test_odd_texts_are_scored_or_refused(model: LocalLanguageModel, index: Path,
         if scored % 4 == 1:
             config = evaluation_config(Path("x"), text, model, plan, source, limit, reader, reranker)
             write_run(tmp_path / str(number), evaluation, config, force=False)
-            assert json.dumps(report_of(open_run(tmp_path / str(number)), 100).as_json())
+            assert json.dumps(build_report(open_run(tmp_path / str(number)), 100).as_json())
     assert scored
 
 

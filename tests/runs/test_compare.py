@@ -7,7 +7,7 @@ import pytest
 
 from ralm.errors import DamagedFolderError, FolderError, UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
-from ralm.runs.compare import STRETCH, compare_runs
+from ralm.runs.compare import TARGETS_PER_DOCUMENT, compare_runs
 from ralm.runs.run import read_tokens
 from tests.cli.program import ralm
 from tests.cli.test_cli import MODEL_LENGTH
@@ -67,11 +67,11 @@ def test_a_run_equals_itself(runs: Path) -> None:
 
 def test_stretches_without_documents(runs: Path) -> None:
     targets = compare_runs([runs / "one"], documents="^= .* =$").targets
-    if targets <= STRETCH:
+    if targets <= TARGETS_PER_DOCUMENT:
         with pytest.raises(UsageError, match="single document"):
             compare_runs([runs / "one"])
     else:
-        assert compare_runs([runs / "one"]).documents == -(-targets // STRETCH)
+        assert compare_runs([runs / "one"]).documents == -(-targets // TARGETS_PER_DOCUMENT)
 
 
 def test_other_targets_are_refused(runs: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from ralm.reading.provenance import TracedText
 from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
-from ralm.runs.report import Report, report_page
+from ralm.runs.report import Report, render_report
 from tests.browser import browser_command, needs_browser
 
 NASTY = "</script><script>alert(1)</script>"
@@ -49,7 +49,7 @@ def data_of(page: str) -> dict[str, object]:
 
 
 def test_the_page_holds_the_data_and_nothing_of_the_text_is_markup(report: Report) -> None:
-    page = report_page(report)
+    page = render_report(report)
     assert data_of(page) == json.loads(json.dumps(report.as_json()))
     assert page.count("<script") == 2
     assert NASTY not in page
@@ -77,7 +77,7 @@ def test_awkward_texts_and_names_change_nothing_but_themselves(report: Report, a
         settings={awkward: awkward},
         text=replace(text, before=awkward, passages={**text.passages, 2: Passage(2, awkward, awkward, awkward)}),
     )
-    page = report_page(named)
+    page = render_report(named)
     page.encode()
     shown: Any = data_of(page)
     assert (shown["title"], shown["settings"], shown["text_before"]) == (awkward, {awkward: awkward}, awkward)
@@ -112,7 +112,7 @@ def test_passages_are_those_of_the_tokens_shown_and_the_best_and_worst() -> None
 
 
 def test_the_page_stands_alone(report: Report) -> None:
-    page = report_page(report)
+    page = render_report(report)
     assert not re.search(r"https?://|//\w|@import|url\(|<link|src=", page.replace("//w", ""))
 
 
@@ -151,7 +151,7 @@ def test_a_browser_draws_it(report: Report, tmp_path: Path) -> None:
         "tags": [{"<i>": None}],
     }
     passages = {number: replace(passage, metadata=metadata) for number, passage in report.text.passages.items()}
-    page = report_page(replace(report, text=replace(report.text, passages=passages)))
+    page = render_report(replace(report, text=replace(report.text, passages=passages)))
     file.write_text(page.replace("</body>", acts), encoding="utf-8")
     done = subprocess.run(
         browser_command(

@@ -15,7 +15,7 @@ from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
-from ralm.runs.report import report_of, report_page
+from ralm.runs.report import build_report, render_report
 from ralm.runs.run import PASSAGES, evaluation_config, open_run, to_json, write_run
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.fuzz.mutations import mend
@@ -122,8 +122,7 @@ def test_a_run_that_no_report_can_be_made_of(tmp_path: Path) -> None:
         ({"model": {"name": "mine"}, "passages": {}}, {"model": "mine", "passages": "retrieved"}),
         ({"model": {}, "passages": None, "reader": None}, {"passages": "none", "reader": "no passage"}),
         ({"plan": {"stride": 4, "windows": "sliding"}}, {"stride": "4", "windows": "sliding"}),
-        ({"reader": {"ensemble": {"temperature": 2}}}, {"reader": "ensemble of several, temperature 2"}),
-        ({"reader": {"rerank": {"method": "oracle"}}}, {"reader": "the best of several passages (oracle)"}),
+        ({"reader": {"reader": "ensemble", "temperature": 2}}, {"reader": "ensemble of several, temperature 2"}),
         ({"reader": "mine", "text": "mine", "plan": None}, {}),
         ({"reader": {"reader": "in-context"}, "reranker": None}, {"reader": "the first passage"}),
         ({"reader": {"reader": "ensemble", "documents": 3}}, {"reader": "ensemble of 3"}),
@@ -150,12 +149,12 @@ def test_what_a_run_does_not_record_is_left_out_of_its_report(
 ) -> None:
     evaluation, _ = evaluated(baseline=True)
     write_run(tmp_path / "run", evaluation, config, force=False)
-    report = report_of(open_run(tmp_path / "run"), tokens=5)
+    report = build_report(open_run(tmp_path / "run"), tokens=5)
     assert dict(report.settings) == settings
     assert report.title == "run"
     assert report.perplexity == pytest.approx(evaluation.reading.measures.token_perplexity)
     assert report.baseline_perplexity > 0
-    assert report_page(report)
+    assert render_report(report)
 
 
 def test_an_existing_run_is_kept(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from pydantic import JsonValue
 from ralm.answering.metrics import answer_spans
 from ralm.answering.run import ANSWER_COLUMNS, ANSWERS_KIND, ANSWERS_TABLE
 from ralm.errors import DamagedFolderError
-from ralm.runs.report import part_of, settings_of
-from ralm.runs.run import PASSAGES, SUMMARY, damage_named
-from ralm.runs.tables import READ_OF_PASSAGES, checked_columns
+from ralm.runs.report import config_part, describe_settings
+from ralm.runs.run import PASSAGES, SUMMARY, damage_errors
+from ralm.runs.tables import PASSAGE_COLUMNS, select_columns
 from ralm.storage.manifest import open_consistently, read_manifest
 
 _DECIMALS: Final = 4
@@ -81,7 +81,7 @@ def report_of_answers(path: Path | str, shown: int | None = None) -> AnswersRepo
         )
     return AnswersReport(
         title=path.resolve().name,
-        settings=settings_of(part_of(summary, "config")),
+        settings=describe_settings(config_part(summary, "config")),
         measures={name: value for name, value in summary.items() if name != "config"},
         total=answers.num_rows,
         questions=[_question(row, rows) for row in shown_rows],
@@ -92,15 +92,15 @@ def report_of_answers(path: Path | str, shown: int | None = None) -> AnswersRepo
 def _read(path: Path) -> tuple[dict[str, JsonValue], pa.Table, pa.Table]:
     """The summary of a folder, its questions and its passages."""
     read_manifest(path, kind=ANSWERS_KIND)
-    with damage_named(path, _REMEDY):
+    with damage_errors(path, _REMEDY):
         answers, passages = (pq.read_table(path / name) for name in (ANSWERS_TABLE, PASSAGES))
         summary = json.loads((path / SUMMARY).read_bytes())
     if not isinstance(summary, dict):
         raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; {_REMEDY}.")
     return (
         summary,
-        checked_columns(path, answers, _READ, _NULLABLE, _REMEDY),
-        checked_columns(path, passages, READ_OF_PASSAGES, remedy=_REMEDY),
+        select_columns(path, answers, _READ, _NULLABLE, _REMEDY),
+        select_columns(path, passages, PASSAGE_COLUMNS, remedy=_REMEDY),
     )
 
 

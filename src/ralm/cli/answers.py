@@ -20,7 +20,7 @@ from ralm.answering.report import AnswersReport
 from ralm.cli.output import number, passage_name, print_line
 from ralm.cli.process import note
 from ralm.reading.pieces import GeneratedText
-from ralm.runs.report import page
+from ralm.runs.report import render_page
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
 
@@ -213,7 +213,7 @@ def print_answers_report(report: AnswersReport) -> None:
 def write_answers_page(file: Path, report: AnswersReport) -> None:
     """Write the report as an HTML page, and print its path on standard error."""
     with replaced_file(file) as written:
-        written.write(page("ralm.answering", "answers.html", report.title, report.as_json()))
+        written.write(render_page("ralm.answering", "answers.html", report.title, report.as_json()))
     note(f"{file} shows every question with its answers and passages; open it in a browser")
 
 

@@ -71,7 +71,7 @@ def generate(
     from ralm.reading.generate import generate_many
     from ralm.reading.provenance import traced_generation
     from ralm.reading.sources import FromRetriever
-    from ralm.runs.report import report_of_generation
+    from ralm.runs.report import build_generation_report
     from ralm.storage.outputs import check_output_file
     from ralm.validation import config_of, scores_given_texts
 
@@ -105,9 +105,9 @@ def generate(
         if json:
             print_json(generation_as_json(text, own, passages, model.tokenizer, traced))
         elif traced is not None:
-            print_report(report_of_generation(traced, config))
+            print_report(build_generation_report(traced, config))
         if traced is not None and report is not None:
-            write_page(report, report_of_generation(traced, config))
+            write_page(report, build_generation_report(traced, config))
     print_cache(source)
 
 

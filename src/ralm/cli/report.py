@@ -65,12 +65,12 @@ def report(
 def _show_text(run: Path, html: Path | None, tokens: int | None, *, json: bool) -> None:
     from ralm.cli.output import print_json
     from ralm.cli.results import print_report, write_page
-    from ralm.runs.report import report_of
+    from ralm.runs.report import build_report
     from ralm.runs.run import open_run
 
     opened = open_run(run)
     usual = _TOKENS_OF_A_PAGE if html is not None else len(opened.text) if json else _TOKENS
-    made = report_of(opened, tokens or usual)
+    made = build_report(opened, tokens or usual)
     if html is not None:
         write_page(html, made)
     elif json:

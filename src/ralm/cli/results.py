@@ -18,7 +18,7 @@ from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.sweep import Sweep
 from ralm.reading.provenance import TracedText
 from ralm.runs.compare import Comparison
-from ralm.runs.report import Report, report_page
+from ralm.runs.report import Report, render_report
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
@@ -237,7 +237,7 @@ def print_report(report: Report) -> None:
 def write_page(file: Path, report: Report) -> None:
     """Write the report as an HTML page, and print its path on standard error."""
     with replaced_file(file) as page:
-        page.write(report_page(report))
+        page.write(render_report(report))
     note(f"{file} shows where every token came from; open it in a browser")
 
 

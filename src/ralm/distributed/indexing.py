@@ -45,7 +45,7 @@ from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.build import PartCounts, Shard, ShardFolder, documents_of, join_parts, write_index, write_part
 from ralm.retrieval.index import INDEX_KIND
-from ralm.runs.resume import is_begun, write_config
+from ralm.runs.resume import was_begun, write_config
 from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.storage.manifest import Manifest
 from ralm.storage.outputs import check_output, output_path
@@ -264,7 +264,7 @@ def _working(out: Path, plan: CorpusPlan, store: RemoteFolder | None, *, force: 
     Raises UsageError if it was begun with other settings, unless `force` is set.
     """
     with work_folder(UNFINISHED_INDEX, out) as work:
-        begun = is_begun(work, plan.settings(), "an index", force=force)
+        begun = was_begun(work, plan.settings(), "an index", force=force)
         said = work / _STORE
         before = RemoteFolder(said.read_text(encoding="utf-8")) if said.exists() else None
         if before is not None and (before != store or not begun):

@@ -22,8 +22,8 @@ from ralm.answering.multiple_choice import category_of
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.recipes.steps import Step
 from ralm.records import DoubleArray, IntArray
-from ralm.runs.compare import STRETCH
-from ralm.runs.run import RUN_KIND, SUMMARY, damage_named, read_tokens
+from ralm.runs.compare import TARGETS_PER_DOCUMENT
+from ralm.runs.run import RUN_KIND, SUMMARY, damage_errors, read_tokens
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import FolderKind
 
@@ -142,14 +142,14 @@ def _read(run: Path) -> tuple[DoubleArray, dict[str, float]]:
 def summary_of(folder: Path, kind: FolderKind) -> dict[str, Any]:
     """The summary of a finished step; DamagedFolderError if it was altered or cannot be read."""
     read_manifest(folder, kind=kind)
-    with damage_named(folder, REMEDY):
+    with damage_errors(folder, REMEDY):
         found: dict[str, Any] = json.loads((folder / SUMMARY).read_bytes())
     return found
 
 
 def stretches(values_T: DoubleArray, figure: Callable[[Any], Any]) -> Sample:
     """A sample of stretches of 512 targets, or of shorter ones if there would be fewer than 20."""
-    size = max(1, min(STRETCH, len(values_T) // _FEWEST_UNITS))
+    size = max(1, min(TARGETS_PER_DOCUMENT, len(values_T) // _FEWEST_UNITS))
     units_T = np.arange(len(values_T)) // size
     return Sample(np.bincount(units_T, values_T).astype(np.float64), np.bincount(units_T).astype(np.int64), figure)
 
@@ -208,7 +208,7 @@ def _answers(folder: Path, *names: str) -> list[list[Any]]:
 
 
 def _columns(folder: Path, table: str, *names: str) -> list[list[Any]]:
-    with damage_named(folder, REMEDY):
+    with damage_errors(folder, REMEDY):
         read = pq.read_table(folder / table, columns=[*names])
     return [read[name].to_pylist() for name in names]
 

@@ -24,7 +24,7 @@ from ralm.recipes.resources import CONTRIEVER, GPT2, WIKITEXT_TEST, WIKITEXT_TRA
 from ralm.recipes.steps import Step, index_step
 from ralm.records import DoubleArray
 from ralm.retrieval.index import open_index
-from ralm.runs.run import PASSAGES, RUN_TOKENS, damage_named, read_tokens
+from ralm.runs.run import PASSAGES, RUN_TOKENS, damage_errors, read_tokens
 
 TokenClass = Literal["capitalised word", "other word", "rest of a word", "number", "punctuation and space"]
 _CLASSES: Final[tuple[TokenClass, ...]] = (
@@ -191,7 +191,7 @@ def _overlaps(run: Path) -> DoubleArray:
     """For each target, the overlap of the passage that it was read with; 0 without a passage."""
     tokens = read_tokens(run)
     evaluated = Decontamination.of(texts=[tokens.before + "".join(tokens.texts)], ngram=_NGRAM)
-    with damage_named(run, REMEDY):
+    with damage_errors(run, REMEDY):
         passages = pq.read_table(run / PASSAGES, columns=["passage", "text"]).to_pylist()
         read = pq.read_table(run / RUN_TOKENS, columns=["passage"])["passage"].to_pylist()
     overlap = {row["passage"]: evaluated.overlap(row["text"]) for row in passages}

@@ -1,7 +1,4 @@
-"""Runs over the same text side by side: their perplexities, and how they differ from the first run's, with intervals.
-
-Reads run folders; knows nothing of models or passages.
-"""
+"""Compares runs over the same text: their perplexities, and the changes against the first run, with intervals."""
 
 import re
 from collections.abc import Sequence
@@ -17,10 +14,10 @@ from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
 from ralm.records import IntArray
 from ralm.runs.run import read_tokens
-from ralm.runs.tables import TokensOfRun
+from ralm.runs.tables import RunTokens
 
-STRETCH: Final = 512
-"""How many consecutive targets count as a document if nobody says where documents begin."""
+TARGETS_PER_DOCUMENT: Final = 512
+"""Consecutive targets that count as a document if the beginnings of documents are not known."""
 
 Interval = tuple[float, float]
 
@@ -41,14 +38,14 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Runs over the same targets, and the number of documents that the bootstrap draws from."""
+    """Runs over the same targets, and the number of documents in the bootstrap."""
 
     runs: Sequence[ComparedRun]
     targets: int
     documents: int
 
     def as_json(self) -> dict[str, JsonValue]:
-        """All of it by name."""
+        """The comparison as JSON."""
         rows: list[JsonValue] = [
             {
                 "run": str(run.path),
@@ -68,8 +65,7 @@ def compare_runs(
     """Compare runs over the same targets with the first of them, by a paired bootstrap over documents.
 
     `documents` is a regular expression of the line that begins a document; without it, 512 consecutive targets count as
-    a document. Perplexity is exp of the mean negative log-probability of all targets in the table of a run, under
-    whatever semantics the text was read.
+    a document. Perplexity is exp of the mean negative log-probability of all targets in the table of a run.
 
     Raises UsageError if the runs have other targets, if there are fewer than two documents, or if `documents` is not a
     regular expression; and what `read_tokens` raises.
@@ -106,8 +102,8 @@ def _compared(path: Path, means_R: NDArray[np.float64], drawn_DR: NDArray[np.flo
     )
 
 
-def _check_same(first_path: Path, first: TokensOfRun, path: Path, run: TokensOfRun) -> None:
-    """Raise UsageError unless two runs have the same targets at the same places of the same text."""
+def _check_same(first_path: Path, first: RunTokens, path: Path, run: RunTokens) -> None:
+    """Raise UsageError unless two runs have the same targets at the same positions of the same text."""
     same = (
         np.array_equal(first.positions_T, run.positions_T)
         and np.array_equal(first.tokens_T, run.tokens_T)
@@ -120,11 +116,11 @@ def _check_same(first_path: Path, first: TokensOfRun, path: Path, run: TokensOfR
         )
 
 
-def _document_of_targets(run: TokensOfRun, documents: str | None) -> IntArray:
+def _document_of_targets(run: RunTokens, documents: str | None) -> IntArray:
     """The number of the document (int64, T) that each target belongs to, without gaps from 0."""
     if documents is None:
-        document_T = np.arange(len(run.texts)) // STRETCH
-        how = f"it has at most {STRETCH} targets, which count as one document"
+        document_T = np.arange(len(run.texts)) // TARGETS_PER_DOCUMENT
+        how = f"it has at most {TARGETS_PER_DOCUMENT} targets, which count as one document"
     else:
         try:
             begins = re.compile(documents, re.MULTILINE)

@@ -1,6 +1,8 @@
-"""A report of the gain from retrieval for the text of a run, or for a generated text, as data.
+"""The report of the gain from retrieval for the text of a run or a generated text, as data and as an HTML page.
 
-Knows a traced text and the header of its report; knows nothing of pages or terminals.
+A page is a template with the data, and with the style and functions that all pages share (page.css and page.js beside
+this file) or that pages with sources of tokens share (tokens.css and tokens.js). It loads nothing, and text in it is
+never markup.
 """
 
 import html
@@ -22,16 +24,16 @@ from ralm.terminal import one_line
 _DECIMALS: Final = 4
 _TITLE: Final = 60
 _LISTED: Final = 200
-"""How many of the most helpful passages, and of the most harmful, a report holds besides those of the shown tokens."""
+"""Number of the most helpful passages, and of the most harmful, in a report besides those of the shown tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Report:
     """A traced text and the header of its report.
 
-    `settings` says how it was read, by label. The perplexities are per token, with documents and without.
-    `shown_tokens` is how many tokens are shown, from the beginning of the text. Gains are those of the whole text. The
-    report holds the passages of the shown tokens and those that helped or hurt most.
+    `settings` has the settings of the run in words, by label. The perplexities are per token, with documents and
+    without. Only the first `shown_tokens` tokens are shown; gains are those of the whole text. The report holds the
+    passages of the shown tokens and those that helped or hurt most.
     """
 
     title: str
@@ -42,7 +44,7 @@ class Report:
     shown_tokens: int
 
     def as_json(self) -> dict[str, JsonValue]:
-        """Everything that the page shows; log-probabilities, gains and posteriors are rounded to four decimals."""
+        """The data of the page; log-probabilities, gains and posteriors are rounded to four decimals."""
         rows = self.text.contributions
         listed = self._listed(rows)
         return {
@@ -72,24 +74,24 @@ class Report:
         return [row for place, row in enumerate(rows) if place < first or place >= last or row.passage in of_tokens]
 
 
-def report_of(run: Run, tokens: int) -> Report:
+def build_report(run: Run, tokens: int) -> Report:
     """The report of a run, which shows the first `tokens` tokens of its text."""
-    config = part_of(run.summary, "config")
+    config = config_part(run.summary, "config")
     return Report(
-        title=Path(str(part_of(config, "text").get("path") or run.path)).name,
-        settings=settings_of(config),
-        perplexity=number_of(run.summary.get("token_perplexity")),
-        baseline_perplexity=number_of(part_of(run.summary, "baseline").get("token_perplexity")),
+        title=Path(str(config_part(config, "text").get("path") or run.path)).name,
+        settings=describe_settings(config),
+        perplexity=to_float(run.summary.get("token_perplexity")),
+        baseline_perplexity=to_float(config_part(run.summary, "baseline").get("token_perplexity")),
         text=run.text,
         shown_tokens=min(tokens, len(run.text)),
     )
 
 
-def report_of_generation(text: TracedText, config: Mapping[str, JsonValue]) -> Report:
-    """The report of a generated text; `config` is like that of a run, with the parts that generation has."""
+def build_generation_report(text: TracedText, config: Mapping[str, JsonValue]) -> Report:
+    """The report of a generated text; `config` is that of a run as far as generation has its parts."""
     return Report(
         title=" ".join(text.before.split())[:_TITLE],
-        settings=settings_of(config),
+        settings=describe_settings(config),
         perplexity=_perplexity(text.log_probs_T),
         baseline_perplexity=_perplexity(text.baseline_T),
         text=text,
@@ -98,7 +100,7 @@ def report_of_generation(text: TracedText, config: Mapping[str, JsonValue]) -> R
 
 
 def _token(text: TracedText, place: int) -> dict[str, JsonValue]:
-    """One token, with the column names of a run, and the passages it was read with."""
+    """One token, with the column names of a run, and its passages."""
     provenance = text.provenance
     pairs = zip(provenance.passages_TK[place].tolist(), provenance.posteriors_TK[place].tolist(), strict=True)
     read = [(passage, posterior) for passage, posterior in pairs if passage != NO_PASSAGE]
@@ -117,23 +119,20 @@ def _perplexity(log_probs_T: FloatArray) -> float:
     return float(np.exp(-log_probs_T.mean(dtype=np.float64))) if len(log_probs_T) else float("nan")
 
 
-JOINED: Final = "all of a token's gain counts for the first passage of its context"
-"""What reports say about attribution if several passages were read in one context."""
+_JOINED: Final = "all of a token's gain counts for the first passage of its context"
+"""The attribution if several passages were read in one context."""
 
 
-def settings_of(config: Mapping[str, JsonValue]) -> dict[str, str]:
-    """How a text was read, in a few words for each label, from the configuration of its run.
-
-    Runs written by other programs may lack some of it; missing parts are left out.
-    """
-    plan, reader, model = part_of(config, "plan"), part_of(config, "reader"), part_of(config, "model")
+def describe_settings(config: Mapping[str, JsonValue]) -> dict[str, str]:
+    """The settings of a run in a few words each, by label, from its configuration; missing parts are left out."""
+    plan, reader, model = config_part(config, "plan"), config_part(config, "reader"), config_part(config, "model")
     known = {
         "model": model.get("name"),
         "passages": _passage_source(config["passages"]) if "passages" in config else None,
-        "reader": _reader(config["reader"], config.get("reranker")) if "reader" in config else None,
+        "reader": _reader(config["reader"], config_part(config, "reranker")) if "reader" in config else None,
         "stride": plan.get("stride"),
         "windows": ", ".join(_windows(plan)) or None,
-        "attribution": JOINED if _reader_name(reader) == "concatenation" else None,
+        "attribution": _JOINED if reader.get("reader") == "concatenation" else None,
     }
     return {label: str(value) for label, value in known.items() if value is not None}
 
@@ -151,38 +150,22 @@ def _passage_source(source: JsonValue) -> str:
     return f"{source.get('retriever', 'retrieved')} from {source['index']}" if "index" in source else "retrieved"
 
 
-def _reader_name(reader: Mapping[str, JsonValue]) -> str | None:
-    """The name of the reader in a configuration; earlier versions stored it as the only key, with the options below."""
-    if "reader" in reader:
-        return str(reader["reader"])
-    return next((key for key, options in reader.items() if isinstance(options, dict)), None)
-
-
-def _reader(reader: JsonValue, reranker: JsonValue) -> str | None:
-    if reader is None:
-        return "no passage"
+def _reader(reader: JsonValue, reranker: Mapping[str, JsonValue]) -> str | None:
     if not isinstance(reader, dict):
-        return None
-    name = _reader_name(reader)
-    if name in ("in-context", "rerank"):
-        return _best(reranker if isinstance(reranker, dict) else part_of(reader, "rerank"))
-    options = part_of(reader, str(name)) or reader
-    said = name
+        return "no passage" if reader is None else None
+    name, method = reader.get("reader"), reranker.get("reranker")
+    if name == "in-context":
+        if method is None:
+            return "the first passage"
+        return f"the best of {reranker.get('candidates', 'several')} passages ({method})"
+    read: str | None
     if name == "ensemble":
-        said = _ensemble(options)
+        read = _ensemble(reader)
     elif name == "concatenation":
-        said = f"{options.get('documents', 'several')} passages in one context"
-    if said and isinstance(reranker, dict):
-        return f"{said}, chosen from {reranker.get('candidates')} ({reranker.get('reranker')})"
-    return said
-
-
-def _best(reranker: Mapping[str, JsonValue]) -> str:
-    """How the single passage that was read was chosen."""
-    method = reranker.get("reranker", reranker.get("method", "none"))
-    if method == "none":
-        return "the first passage"
-    return f"the best of {reranker.get('candidates', 'several')} passages ({method})"
+        read = f"{reader.get('documents', 'several')} passages in one context"
+    else:
+        read = None if name is None else str(name)
+    return f"{read}, chosen from {reranker.get('candidates')} ({method})" if read and method else read
 
 
 def _ensemble(options: Mapping[str, JsonValue]) -> str:
@@ -190,18 +173,18 @@ def _ensemble(options: Mapping[str, JsonValue]) -> str:
     if "weights" in options:
         parts.append(f"{options['weights']} weights")
     if options.get("temperature", 1) != 1:
-        parts.append(f"temperature {number_of(options['temperature']):g}")
+        parts.append(f"temperature {to_float(options['temperature']):g}")
     return ", ".join(parts)
 
 
-def part_of(config: Mapping[str, JsonValue], key: str) -> dict[str, JsonValue]:
+def config_part(config: Mapping[str, JsonValue], key: str) -> dict[str, JsonValue]:
     """A part of a configuration; empty if it is missing or null."""
     part = config.get(key)
     return part if isinstance(part, dict) else {}
 
 
-def number_of(value: JsonValue) -> float:
-    """A measure; NaN if the run has null for it."""
+def to_float(value: JsonValue) -> float:
+    """The value of a measure; NaN for null."""
     try:
         return float(value) if isinstance(value, (int, float)) else float("nan")
     except OverflowError:
@@ -211,13 +194,13 @@ def number_of(value: JsonValue) -> float:
 _MARK: Final = re.compile(r"\{\{(?:title|style|script|tokens\.css|tokens\.js|data)\}\}")
 
 
-def report_page(report: Report) -> str:
+def render_report(report: Report) -> str:
     """The report of a run as one HTML page."""
-    return page("ralm.runs", "report.html", report.title, report.as_json())
+    return render_page("ralm.runs", "report.html", report.title, report.as_json())
 
 
-def page(package: str, template: str, title: str, data: JsonValue) -> str:
-    """A template of a package with its title, the data, and what pages share filled in."""
+def render_page(package: str, template: str, title: str, data: JsonValue) -> str:
+    """A template of a package, filled in with the title, the data, and the parts that pages share."""
     parts = {
         "{{title}}": html.escape(one_line(title)),
         "{{style}}": _text("ralm.runs", "page.css"),
@@ -226,7 +209,7 @@ def page(package: str, template: str, title: str, data: JsonValue) -> str:
         "{{tokens.js}}": _text("ralm.runs", "tokens.js"),
         "{{data}}": to_json(data).replace("<", "\\u003c"),
     }
-    # in one pass: the data may contain a mark
+    # in one pass, since the data may contain a mark
     return _MARK.sub(lambda mark: parts[mark[0]], _text(package, template))
 
 

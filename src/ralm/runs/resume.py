@@ -1,7 +1,8 @@
-"""Starting a run, or resuming one that was killed: evaluate, then write the folder atomically.
+"""Starts a run or resumes one that was killed.
 
-Meanwhile everything that the models score is kept beside the folder. A call with the same arguments does not score it
-again.
+`OUT.unfinished/` beside the run's folder holds its configuration and the scores of each model, so that a call with the
+same arguments does not score anything again; a training keeps its checkpoints there. The run's folder itself is written
+atomically at the end.
 """
 
 import json
@@ -50,31 +51,31 @@ def run_evaluation(
     model: LanguageModel,
     options: PlanOptions | None = None,
     *,
+    name: Path | str | None = None,
+    force: bool = False,
     source: PassageSource | None = None,
     reranker: Reranker | None = None,
     reader: Reader | None = None,
     limit_tokens: int | None = None,
     baseline: bool = False,
-    name: Path | str | None = None,
-    force: bool = False,
 ) -> Evaluation:
     """Evaluate a text as `evaluate_text` does, and write the run to the folder `out` atomically.
 
-    If it is killed, call it again with the same arguments to resume. `name` is what reports call the text, such as its
-    path. Raises what `evaluate_text` raises, FolderExistsError if `out` exists and `force` is not set, and UsageError
-    if a run with other settings was begun there.
+    If it is killed, call it again with the same arguments to resume. `name` is the name of the text in reports, such as
+    its path. Raises what `evaluate_text` raises, FolderExistsError if `out` exists and `force` is not set, and
+    UsageError if a run with other settings was begun there.
     """
     options = options or PlanOptions()
     check_output(Path(out), kind=RUN_KIND, force=force)
-    text = _needed(text, model, limit_tokens)
+    text = _read_part(text, model, limit_tokens)
     config = evaluation_config(name, text, model, options, source, limit_tokens, reader, reranker)
-    with kept(out, config, [model, ranks_with(reranker)], force=force) as own:
+    with resumable_scorers(out, config, [model, _ranking_model(reranker)], force=force) as own:
         evaluation = evaluate_text(
             text,
             own.scorers[id(model)],
             options,
             source=source,
-            reranker=_ranking_with(reranker, own),
+            reranker=_with_scorers(reranker, own),
             reader=reader,
             limit_tokens=limit_tokens,
             baseline=baseline,
@@ -102,68 +103,67 @@ def run_sweep(
     check_output(Path(out), kind=SWEEP_KIND, force=force)
     if plot:
         check_plot(WITHOUT_PLOT)
-    text = _needed(text, model, limit_tokens)
+    text = _read_part(text, model, limit_tokens)
     configs = [point_config(name, text, model, point, limit_tokens) for point in points]
-    models = [model, *(ranks_with(point.reranker) for point in points)]
-    with kept(out, {"option": option, "points": [*configs]}, models, force=force) as own:
-        shared = [replace(point, reranker=_ranking_with(point.reranker, own)) for point in points]
+    models = [model, *(_ranking_model(point.reranker) for point in points)]
+    with resumable_scorers(out, {"option": option, "points": [*configs]}, models, force=force) as own:
+        shared = [replace(point, reranker=_with_scorers(point.reranker, own)) for point in points]
         swept = sweep(text, own.scorers[id(model)], option, shared, limit_tokens=limit_tokens)
         write_sweep(out, swept, configs, plot=plot, force=force)
     return swept
 
 
-def _needed(text: str, model: LanguageModel, limit_tokens: int | None) -> str:
-    """What a run reads of a text: with a limit, what is far beyond it does not decide whether a run is the same."""
+def _read_part(text: str, model: LanguageModel, limit_tokens: int | None) -> str:
+    """The part of a text that a run reads, so that text beyond the limit does not change the configuration."""
     return text if limit_tokens is None else read_beginning(text_chunks(text), model.tokenizer, limit_tokens)
 
 
 def point_config(
     name: Path | str | None, text: str, model: LanguageModel, point: SweepPoint, limit_tokens: int | None
 ) -> dict[str, JsonValue]:
-    """Everything that determines the figures of a point, by name."""
+    """All settings that the figures of a point depend on."""
     return evaluation_config(name, text, model, point.plan, point.source, limit_tokens, point.reader, point.reranker)
 
 
-def ranks_with(reranker: Reranker | None) -> LanguageModel | PairScorer | None:
-    """What ranks by scores that a run keeps: another language model, or a cross-encoder; None for other rerankers, and
-    if the reading model ranks."""
+def _ranking_model(reranker: Reranker | None) -> LanguageModel | PairScorer | None:
+    """The model of a reranker whose scores a run stores: another language model, or a cross-encoder; else None."""
     if isinstance(reranker, ZeroShot):
         return reranker.model
     return PairScorer.of(reranker.cross_encoder) if isinstance(reranker, Predictive) else None
 
 
-def _ranking_with(reranker: Reranker | None, kept: "Kept") -> Reranker | None:
-    """The same reranker, with what it ranks with replaced by what keeps the scores of it."""
+def _with_scorers(reranker: Reranker | None, own: "ResumableScorers") -> Reranker | None:
+    """The reranker with its model replaced by a scorer that stores the scores."""
     if isinstance(reranker, ZeroShot) and reranker.model is not None:
-        return replace(reranker, model=kept.scorers[id(reranker.model)])
+        return replace(reranker, model=own.scorers[id(reranker.model)])
     if isinstance(reranker, Predictive):
-        return replace(reranker, cross_encoder=kept.pair_scorers[id(reranker.cross_encoder)])
+        return replace(reranker, cross_encoder=own.pair_scorers[id(reranker.cross_encoder)])
     return reranker
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What keeps the scores of a run: scorers of language models and of cross-encoders, by the `id` of each."""
+class ResumableScorers:
+    """Scorers of language models and of cross-encoders that store their scores, by the `id` of the model."""
 
     scorers: dict[int, Scorer] = field(default_factory=dict)
     pair_scorers: dict[int, PairScorer] = field(default_factory=dict)
 
 
 @contextmanager
-def kept(
+def resumable_scorers(
     out: Path | str,
     config: dict[str, JsonValue],
     models: Sequence[LanguageModel | PairScorer | None],
     *,
     force: bool,
-) -> Iterator[Kept]:
-    """Scorers of some models that keep what they score beside `out` and reuse what is kept there.
+) -> Iterator[ResumableScorers]:
+    """Yields scorers that store their scores beside `out` and reuse the ones stored there.
 
     Raises UsageError if a run with other settings was begun there and `force` is not set.
     """
     distinct = {id(model): model for model in models if model is not None}
     with unfinished_run(Path(out), config, force=force) as folder, ExitStack() as stack:
-        own, reused = Kept(), 0
+        own, reused = ResumableScorers(), 0
         for place, (key, model) in enumerate(distinct.items()):
             store = stack.enter_context(unfinished_store(folder, f"model-{place}"))
             reused += store.count()
@@ -178,29 +178,30 @@ def kept(
 
 CONFIG: Final = "config.json"
 _IDENTIFIED_BY: Final = {"path": "sha256", "retrieved": "sha256", "index": "fingerprint"}
-"""Settings that name a file or folder, each with the one beside it that is a hash of all its content. A model keeps its
-name: the hash of its weights reads only some of them."""
+"""Settings that name a file or folder, each with the setting that hashes its content. The name of a model is compared,
+since the hash of its weights covers only some of them."""
 _HASH: Final = re.compile("[0-9a-f]{16,64}")
-_KEPT: Final = (f"*{STORE_SUFFIX}", "checkpoint-*", "held-out.npz")
-"""Files that are worth resuming from, if they are not empty."""
+_WORTH_RESUMING: Final = (f"*{STORE_SUFFIX}", "checkpoint-*", "held-out.npz")
+"""Files to resume from, if they are not empty."""
 
 
 @contextmanager
 def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
-    """Yield the folder beside `out` in which the run keeps its work; reuses one of an earlier run with the same
-    settings.
+    """Yields the work folder of a run beside `out`, which may hold the work of an earlier run with the same settings.
 
-    The folder is removed if the block succeeds, or fails before anything was kept; otherwise it stays. Raises
-    UsageError if a run with other settings was begun there and `force` is not set, or if the folder is not ours, and
-    FolderExistsError if another process is using it.
+    The folder is removed if the block succeeds or fails before anything was stored. Raises UsageError if a run with
+    other settings was begun there and `force` is not set, or if ralm did not make the folder, and FolderExistsError if
+    another process is using it.
     """
     out = output_path(out)
     with storage_errors(UNFINISHED_RUN.folder_of(out)), work_folder(UNFINISHED_RUN, out) as folder:
-        _begin_or_go_on(folder, config, force)
+        if not was_begun(folder, config, "a run", force=force):
+            UNFINISHED_RUN.empty(folder)
+            write_config(folder, config)
         try:
             yield folder
         except BaseException:
-            if not any(file.stat().st_size for pattern in _KEPT for file in folder.glob(pattern)):
+            if not any(file.stat().st_size for pattern in _WORTH_RESUMING for file in folder.glob(pattern)):
                 UNFINISHED_RUN.clear(folder)
             raise
         UNFINISHED_RUN.clear(folder)
@@ -213,22 +214,15 @@ def unfinished_store(folder: Path, name: str) -> Store:
     )
 
 
-def _begin_or_go_on(folder: Path, config: dict[str, JsonValue], force: bool) -> None:
-    """Check that a run begun earlier has these settings, or write them for a new run."""
-    if not is_begun(folder, config, "a run", force=force):
-        UNFINISHED_RUN.empty(folder)
-        write_config(folder, config)
-
-
 def write_config(folder: Path, config: dict[str, JsonValue]) -> None:
-    """Record the settings of what is begun in a work folder."""
+    """Record the settings of a job in its work folder."""
     write_atomically(folder / CONFIG, to_json(config, indent=2))
 
 
-def is_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bool) -> bool:
-    """Whether something was begun in a work folder with these settings; with `force`, other settings do not count.
+def was_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bool) -> bool:
+    """Whether a job with these settings was begun in a work folder; `what` names it in messages.
 
-    Raises UsageError if it was begun with other settings and `force` is not set.
+    Raises UsageError if a job with other settings was begun and `force` is not set.
     """
     path = folder / CONFIG
     if not path.exists():
@@ -242,35 +236,36 @@ def is_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bo
     return not difference
 
 
-def _difference(begun: Path, wanted: JsonValue) -> str:
-    """The first setting that differs from those in a file, its name and both values; empty if none does."""
+def _difference(begun: Path, current: JsonValue) -> str:
+    """The name and both values of the first setting that differs from the file; empty if none does."""
     try:
-        before = flat(_without_names(json.loads(begun.read_bytes())))
+        before = flatten_settings(_without_names(json.loads(begun.read_bytes())))
     except (OSError, ValueError, RecursionError):
         return f"{CONFIG} is damaged"
-    now = flat(_without_names(wanted))
+    now = flatten_settings(_without_names(current))
     name = first_difference(before, now)
     return "" if name is None else f"{name} {before.get(name)} there, {now.get(name)} here"
 
 
 def _without_names(value: JsonValue) -> JsonValue:
-    """Settings without the names of what is identified by its content: a file may have been moved, or be named another
-    way."""
+    """Settings without the names of files with a hash of their content, since a file may have been moved."""
     if not isinstance(value, dict):
         return value
-    named = {name for name, content in _IDENTIFIED_BY.items() if _HASH.fullmatch(str(value.get(content)))}
-    return {name: _without_names(one) for name, one in value.items() if name not in named}
+    hashed = {name for name, content in _IDENTIFIED_BY.items() if _HASH.fullmatch(str(value.get(content)))}
+    return {name: _without_names(one) for name, one in value.items() if name not in hashed}
 
 
 def first_difference(one: Mapping[str, JsonValue], other: Mapping[str, JsonValue]) -> str | None:
-    """The name of the first of these settings that differs; None if none does."""
+    """The name of the first setting that differs; None if none does."""
     return next((name for name in (*one, *other) if one.get(name) != other.get(name)), None)
 
 
-def flat(value: JsonValue, name: str = "") -> dict[str, JsonValue]:
+def flatten_settings(value: JsonValue, name: str = "") -> dict[str, JsonValue]:
     """Nested settings as a flat dictionary with dotted names."""
     if not isinstance(value, dict):
         return {name: value}
     return {
-        key: item for part, inner in value.items() for key, item in flat(inner, f"{name}.{part}".strip(".")).items()
+        key: item
+        for part, inner in value.items()
+        for key, item in flatten_settings(inner, f"{name}.{part}".strip(".")).items()
     }

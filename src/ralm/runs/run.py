@@ -1,4 +1,6 @@
-"""A run on disk: a folder with a row per target token, a summary, and their configuration and environment.
+"""Reads and writes the folders of runs and sweeps, and checks any folder of ralm.
+
+A run:
 
 tokens.parquet   position, token, text, log_prob, baseline_log_prob, gain, passage, document_id, title, and two lists:
                  the passages it was read with, and their posterior weights
@@ -6,6 +8,8 @@ passages.parquet passage, document_id, title, text, metadata (as JSON), gain, to
                  was read
 summary.json     the measures and the configuration; with a baseline, its measures and the gain over it
 manifest.json    the configuration again, the environment, and a checksum of each file
+
+A sweep: sweep.csv with a row per value of the option, the plot sweep.png, summary.json and manifest.json.
 """
 
 import hashlib
@@ -33,7 +37,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import TracedText
 from ralm.reading.sources import PassageSource
 from ralm.retrieval.index import INDEX_KIND, check_index
-from ralm.runs.tables import TokensOfRun, passage_table, token_table, tokens_of_run, traced_text
+from ralm.runs.tables import RunTokens, build_passage_table, build_token_table, build_traced_text, parse_tokens
 from ralm.storage.manifest import check_every_byte, kind_of, open_consistently, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind, new_folder
 from ralm.terminal import path_text, printable_json
@@ -51,10 +55,10 @@ def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonVal
 
     Raises FolderExistsError if `out` exists and `force` is not set.
     """
-    table = token_table(evaluation)
+    table = build_token_table(evaluation)
     with new_folder(Path(out), kind=RUN_KIND, force=force) as folder:
         pq.write_table(table, folder / RUN_TOKENS, compression="zstd")
-        pq.write_table(passage_table(evaluation), folder / PASSAGES, compression="zstd")
+        pq.write_table(build_passage_table(evaluation), folder / PASSAGES, compression="zstd")
         (folder / SUMMARY).write_text(to_json(evaluation.summary(config), indent=2) + "\n", encoding="utf-8")
         write_manifest(
             folder,
@@ -66,7 +70,7 @@ def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonVal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """A run that was read back: its summary, and its text with the passages that each token came from."""
+    """A run from its folder: its summary, and its text with the passages of each token."""
 
     path: Path
     summary: dict[str, JsonValue]
@@ -76,14 +80,13 @@ class Run:
 def open_run(path: Path | str) -> Run:
     """Read a run folder for a report.
 
-    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError, and UsageError if the run has no baseline
-    or was written before runs kept their passages.
+    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError, and UsageError if the run has no baseline.
     """
     path = Path(path)
     return open_consistently(path, lambda: _open(path))
 
 
-def read_tokens(path: Path | str) -> TokensOfRun:
+def read_tokens(path: Path | str) -> RunTokens:
     """Read the targets of a run folder and their log-probabilities; the run needs no baseline.
 
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
@@ -92,26 +95,26 @@ def read_tokens(path: Path | str) -> TokensOfRun:
     return open_consistently(path, lambda: _read_tokens(path))
 
 
-def _read_tokens(path: Path) -> TokensOfRun:
+def _read_tokens(path: Path) -> RunTokens:
     read_manifest(path, kind=RUN_KIND)
-    with damage_named(path):
+    with damage_errors(path):
         tokens = pq.read_table(path / RUN_TOKENS)
-    return tokens_of_run(path, tokens)
+    return parse_tokens(path, tokens)
 
 
 def _open(path: Path) -> Run:
     read_manifest(path, kind=RUN_KIND)
-    with damage_named(path):
+    with damage_errors(path):
         tokens, passages = (pq.read_table(path / name) for name in (RUN_TOKENS, PASSAGES))
         summary = json.loads((path / SUMMARY).read_bytes())
     if not isinstance(summary, dict):
         raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; score the text again.")
-    return Run(path=path, summary=summary, text=traced_text(path, tokens, passages))
+    return Run(path=path, summary=summary, text=build_traced_text(path, tokens, passages))
 
 
 @contextmanager
-def damage_named(path: Path, remedy: str = "score the text again") -> Iterator[None]:
-    """Turn what reading a damaged file raises into one sentence about the folder, with what to do."""
+def damage_errors(path: Path, remedy: str = "score the text again") -> Iterator[None]:
+    """Turn errors of reading a damaged file into a DamagedFolderError with a remedy."""
     try:
         yield
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
@@ -129,7 +132,7 @@ def evaluation_config(
     reader: Reader | None = None,
     reranker: Reranker | None = None,
 ) -> dict[str, JsonValue]:
-    """Everything that determines the figures of a run, by name: equal configurations give equal figures."""
+    """All settings that the figures of a run depend on: equal configurations give equal figures."""
     return {
         "text": {
             "path": None if path is None else path_text(path),
@@ -145,7 +148,7 @@ def evaluation_config(
 
 
 def _sha256(text: str) -> str:
-    """SHA-256 of a text in UTF-8, which is not held as a whole."""
+    """SHA-256 of a text in UTF-8, encoded block by block."""
     digest = hashlib.sha256()
     for begin in range(0, len(text), _BLOCK):
         digest.update(text[begin : begin + _BLOCK].encode())
@@ -153,7 +156,7 @@ def _sha256(text: str) -> str:
 
 
 def environment() -> dict[str, JsonValue]:
-    """The versions that figures may depend on besides the configuration; None for a package that is not installed."""
+    """The versions that figures may depend on; None for a package that is not installed."""
     packages = (
         "torch",
         "transformers",
@@ -198,14 +201,11 @@ SWEEP_KIND: Final = FolderKind("sweep")
 SWEEP_TABLE: Final = "sweep.csv"
 SWEEP_PLOT: Final = "sweep.png"
 WITHOUT_PLOT: Final = ", or give `plot=False`"
-"""What a sweep can do without matplotlib."""
+"""The alternative in the message if matplotlib is missing."""
 
 
 def check_plot(instead: str = "") -> None:
-    """Raise MissingExtraError if matplotlib is missing; called before hours of work that end with a plot.
-
-    `instead` says what else to do.
-    """
+    """Raise MissingExtraError, with an alternative, if matplotlib is missing; called before the work for a plot."""
     try:
         import ralm.runs.plot  # noqa: F401
     except ModuleNotFoundError as error:
@@ -240,30 +240,29 @@ def write_sweep(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """The result of a check: what is `damaged`, in a few words each."""
+class FolderCheck:
+    """The kind of a folder and its damage, a few words each."""
 
     kind: str
     damaged: tuple[str, ...]
 
 
-def verify_folder(folder: Path | str) -> Checked:
-    """Check the checksums of all files of a folder that ralm wrote, and that the contents of an index or run are
-    consistent.
+def verify_folder(folder: Path | str) -> FolderCheck:
+    """Check the checksums of all files of a folder of ralm, and the consistency of an index or run.
 
-    Raises NotAFolderOfThisKindError if the folder is none of these, and DamagedFolderError or
-    NewerFormatError if its manifest cannot be trusted.
+    Raises NotAFolderOfThisKindError for any other folder, and DamagedFolderError or NewerFormatError if its manifest is
+    invalid.
     """
     folder = Path(folder)
     kind = kind_of(folder)
     damaged = check_index(folder) if kind == INDEX_KIND.name else check_every_byte(folder)
     if kind == RUN_KIND.name and not damaged:
         damaged = _opened_run_damage(folder)
-    return Checked(kind=kind, damaged=tuple(damaged))
+    return FolderCheck(kind=kind, damaged=tuple(damaged))
 
 
 def _opened_run_damage(folder: Path) -> list[str]:
-    """The damage found by opening a run. A run without a baseline has no report, but is not damaged."""
+    """The damage found by opening a run; one without a baseline has no report, but is not damaged."""
     try:
         open_run(folder)
     except DamagedFolderError as error:

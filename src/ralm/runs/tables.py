@@ -1,6 +1,6 @@
-"""The tables of a run: a row per target token, and a row per passage that was read. Writes them and reads them back.
+"""Writes and reads the Arrow tables of a run: a row per target token, and a row per passage that was read.
 
-Knows Arrow; knows nothing of folders. A report needs only these two tables, not the index.
+A report needs only these two tables, not the index.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -18,15 +18,15 @@ from ralm.reading.provenance import TracedText, contributions, gains, used_passa
 from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passage, Passages, Provenance, ScoredTokens
 
 _BEFORE: Final = b"text_before"
-_READ_OF_TOKENS: Final = {
+_TOKEN_COLUMNS: Final = {
     "text": pa.string(),
     "log_prob": pa.float32(),
     "baseline_log_prob": pa.float32(),
     "passages": pa.list_(pa.int64()),
     "posteriors": pa.list_(pa.float32()),
 }
-_COMPARED: Final = {"position": pa.int64(), "token": pa.int64(), "text": pa.string(), "log_prob": pa.float32()}
-READ_OF_PASSAGES: Final = {
+_COMPARED_COLUMNS: Final = {"position": pa.int64(), "token": pa.int64(), "text": pa.string(), "log_prob": pa.float32()}
+PASSAGE_COLUMNS: Final = {
     "passage": pa.int64(),
     "document_id": pa.string(),
     "title": pa.string(),
@@ -34,14 +34,14 @@ READ_OF_PASSAGES: Final = {
 }
 """The columns of passages that reports need."""
 _LOWER, _UPPER = "_lower", "_upper"
-"""How the columns of bounds end."""
-_WORTH: Final = {"gain": pa.float64(), "tokens": pa.int64(), "helped": pa.int64(), "hurt": pa.int64()}
+"""Suffixes of the columns of bounds."""
+_CONTRIBUTION_COLUMNS: Final = {"gain": pa.float64(), "tokens": pa.int64(), "helped": pa.int64(), "hurt": pa.int64()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TokensOfRun:
-    """The targets of a run: positions and tokens (int64, T), the text that each adds, the text before the first, and
-    log-probabilities (float32, T)."""
+class RunTokens:
+    """The targets of a run: positions and tokens (int64, T), log-probabilities (float32, T), the text of each, and the
+    text before the first."""
 
     before: str
     texts: Sequence[str]
@@ -50,11 +50,11 @@ class TokensOfRun:
     log_probs_T: FloatArray
 
 
-def token_table(evaluation: Evaluation) -> pa.Table:
-    """A row per target token: `text` is what it adds to the text; the text before the first is in the metadata.
+def build_token_table(evaluation: Evaluation) -> pa.Table:
+    """The table with a row per target token; the text before the first is in the metadata.
 
-    `passage`, `document_id` and `title` are null for a token that was read without a passage, `baseline_log_prob` and
-    `gain` without a baseline. A log-probability that is known by bounds only is null, and two more columns hold them.
+    `passage`, `document_id` and `title` are null for a token without a passage, `baseline_log_prob` and `gain` without
+    a baseline. A log-probability that is known by bounds only is null, and two more columns hold its bounds.
     """
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     numbers, inverse_T = np.unique(scored.passages_T, return_inverse=True)
@@ -79,7 +79,7 @@ def token_table(evaluation: Evaluation) -> pa.Table:
 
 
 def _log_prob_columns(reading: Reading, prefix: str) -> dict[str, pa.Array]:
-    """The log-probabilities of targets, and their bounds if some are known by bounds only."""
+    """The columns of log-probabilities, and of bounds if some are known by bounds only."""
     lower_T, name = reading.scored.log_probs_T, f"{prefix}log_prob"
     if reading.upper is None:
         return {name: pa.array(lower_T)}
@@ -87,8 +87,8 @@ def _log_prob_columns(reading: Reading, prefix: str) -> dict[str, pa.Array]:
     return {name: pa.array(lower_T, mask=~reading.exact_T), **bounds}
 
 
-def passage_table(evaluation: Evaluation) -> pa.Table:
-    """A row per passage that was read, largest contribution first.
+def build_passage_table(evaluation: Evaluation) -> pa.Table:
+    """The table with a row per passage that was read, the largest contribution first.
 
     Without a baseline, rows are in the order of passage numbers, and the columns of contributions are null.
     """
@@ -97,21 +97,26 @@ def passage_table(evaluation: Evaluation) -> pa.Table:
     used = used_passages(provenance, evaluation.passages)
     if baseline is None or evaluation.is_bounded:
         return pa.table(
-            {**passage_columns(list(used.values())), **{name: pa.nulls(len(used), of) for name, of in _WORTH.items()}}
+            {
+                **passage_columns(list(used.values())),
+                **{name: pa.nulls(len(used), of) for name, of in _CONTRIBUTION_COLUMNS.items()},
+            }
         )
     rows = contributions(provenance, gains(scored.log_probs_T, baseline.scored.log_probs_T))
-    worth = {name: pa.array([getattr(row, name) for row in rows], of) for name, of in _WORTH.items()}
-    return pa.table({**passage_columns([used[row.passage] for row in rows]), **worth})
+    contributed = {
+        name: pa.array([getattr(row, name) for row in rows], of) for name, of in _CONTRIBUTION_COLUMNS.items()
+    }
+    return pa.table({**passage_columns([used[row.passage] for row in rows]), **contributed})
 
 
-def tokens_of_run(run: Path, tokens: pa.Table) -> TokensOfRun:
+def parse_tokens(run: Path, tokens: pa.Table) -> RunTokens:
     """The targets of a run from its table; messages name the folder `run`.
 
     Raises DamagedFolderError if the table is not that of a run.
     """
     _check_exact(run, tokens)
-    tokens = checked_columns(run, tokens, _COMPARED)
-    return TokensOfRun(
+    tokens = select_columns(run, tokens, _COMPARED_COLUMNS)
+    return RunTokens(
         before=_before(tokens),
         texts=tokens["text"].to_pylist(),
         positions_T=tokens["position"].to_numpy(),
@@ -120,15 +125,14 @@ def tokens_of_run(run: Path, tokens: pa.Table) -> TokensOfRun:
     )
 
 
-def traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
+def build_traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
     """The text of a run from its tables; messages name the folder `run`.
 
     Raises UsageError if the run has no baseline, DamagedFolderError if the tables are not those of a run.
     """
-    metadata = {"metadata": pa.string()} if "metadata" in passages.column_names else {}
     _check_exact(run, tokens)
-    tokens = checked_columns(run, tokens, _READ_OF_TOKENS, nullable=("baseline_log_prob",))
-    passages = checked_columns(run, passages, {**READ_OF_PASSAGES, **metadata})
+    tokens = select_columns(run, tokens, _TOKEN_COLUMNS, nullable=("baseline_log_prob",))
+    passages = select_columns(run, passages, {**PASSAGE_COLUMNS, "metadata": pa.string()})
     if tokens["baseline_log_prob"].null_count:
         raise UsageError(
             f"{run} was scored with passages only: score the text again with a baseline (`ralm eval --baseline`)."
@@ -152,9 +156,9 @@ def _before(tokens: pa.Table) -> str:
 
 
 def _passage(run: Path, row: dict[str, Any]) -> Passage:
-    """A passage of a run; those of early versions have no metadata."""
+    """The passage in a row."""
     try:
-        metadata = metadata_from_json(row.get("metadata", "{}"))
+        metadata = metadata_from_json(row["metadata"])
     except (ValueError, RecursionError):
         raise _damaged(run, f"the metadata of passage {row['passage']} is not a JSON object") from None
     return Passage(row["passage"], row["document_id"], row["title"], row["text"], metadata=metadata)
@@ -176,7 +180,7 @@ def passage_columns(passages: Passages) -> dict[str, pa.Array]:
 
 
 def _provenance_columns(provenance: Provenance) -> dict[str, pa.Array]:
-    """For each token the passages it was read with, and how much of its probability came from each."""
+    """The passages of each token, and the share of its probability from each."""
     found_TK = provenance.passages_TK != NO_PASSAGE
     offsets = pa.array(np.concatenate([[0], found_TK.sum(axis=1).cumsum()]), pa.int32())
     return {
@@ -189,19 +193,19 @@ def _check_exact(run: Path, tokens: pa.Table) -> None:
     """Raise UsageError if some log-probabilities of a run are known by bounds only."""
     if f"log_prob{_UPPER}" in tokens.column_names or f"baseline_log_prob{_UPPER}" in tokens.column_names:
         raise UsageError(
-            f"{run} holds bounds of log-probabilities, since its model lists its likeliest tokens only: they cannot be "
-            "compared or reported."
+            f"{run} holds bounds of log-probabilities, since its model only lists its most likely tokens: they cannot "
+            "be compared or reported."
         )
 
 
-def checked_columns(
+def select_columns(
     run: Path,
     table: pa.Table,
     columns: Mapping[str, pa.DataType],
     nullable: Container[str] = (),
     remedy: str = "score the text again",
 ) -> pa.Table:
-    """Some columns of a table, checked for their types; only those in `nullable` may have missing values.
+    """Some columns of a table after a check of their types; only those in `nullable` may have missing values.
 
     Raises DamagedFolderError, which names the folder `run` and what to do.
     """

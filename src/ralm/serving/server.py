@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from ralm.errors import UsageError
 from ralm.options import without_none
-from ralm.runs.report import page
+from ralm.runs.report import render_page
 from ralm.serving.errors import RequestError, error_body, error_response, validation_message
 from ralm.serving.jobs import Served, Workers
 from ralm.serving.middleware import AccessLog, Guard
@@ -112,7 +112,7 @@ class ServedPage(NamedTuple):
 @cache
 def server_page(*, has_key: bool) -> ServedPage:
     """The page of a server; `has_key`: requests need one."""
-    html = page(_PACKAGE, "page.html", "ralm", {"has_key": has_key})
+    html = render_page(_PACKAGE, "page.html", "ralm", {"has_key": has_key})
     policy = (
         f"default-src 'none'; script-src {_digest('script', html)}; style-src {_digest('style', html)}; "
         "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

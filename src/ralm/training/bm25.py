@@ -31,7 +31,7 @@ from ralm.retrieval.analysis import ENGLISH, Analyser
 from ralm.retrieval.bm25.formula import MAX_WEIGHT, TERM_GROUPS, WEIGHTING_KIND, Weighting
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.index import Index
-from ralm.runs.resume import kept
+from ralm.runs.resume import resumable_scorers
 from ralm.runs.run import environment
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import check_output, new_folder
@@ -117,7 +117,7 @@ def train_bm25(
         "options": asdict(options),
     }
     shape_G = _shape(signals, index, training_E)
-    with kept(out, config, [model], force=force) as own:
+    with resumable_scorers(out, config, [model], force=force) as own:
         firsts = _Firsts(signals, index, own.scorers[id(model)], np.concatenate([training_E, held_out_E]))
         learned = _learn(firsts, index, shape_G, signals, training_E, held_out_E, options)
         settings = {**learned.weighting.as_settings(), "config": config, "results": learned.as_json()}

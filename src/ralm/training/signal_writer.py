@@ -26,7 +26,7 @@ from ralm.protocols import LanguageModel, Retriever
 from ralm.records import Passages
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
-from ralm.runs.resume import CONFIG, is_begun, write_config
+from ralm.runs.resume import CONFIG, was_begun, write_config
 from ralm.runs.run import environment
 from ralm.storage.atomic import file_lock, link_file, storage_errors, sync_one, try_file_lock
 from ralm.storage.manifest import read_manifest, write_manifest
@@ -126,7 +126,7 @@ def _checked_output(out: Path, config: dict[str, JsonValue], *, force: bool) -> 
     out = output_path(out)
     work = UNFINISHED_SIGNALS.folder_of(out)
     # the settings of the work go when the output gets its name
-    is_its_own = not (work / CONFIG).exists() or is_begun(work, config, "signals", force=True)
+    is_its_own = not (work / CONFIG).exists() or was_begun(work, config, "signals", force=True)
     is_left = not force and is_its_own and work.exists() and _is_of(out, config)
     if out.exists() and (is_left or (work / _FINISHED).exists()):
         with work_folder(UNFINISHED_SIGNALS, out):
@@ -148,12 +148,12 @@ def _is_of(out: Path, config: dict[str, JsonValue]) -> bool:
 @contextmanager
 def _work(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
     """The work folder of signals with these settings, shared with other processes that measure the same."""
-    if force and not is_begun(UNFINISHED_SIGNALS.folder_of(out), config, "signals", force=True):
+    if force and not was_begun(UNFINISHED_SIGNALS.folder_of(out), config, "signals", force=True):
         with work_folder(UNFINISHED_SIGNALS, out) as work:  # nobody else is in it
             UNFINISHED_SIGNALS.empty(work)
     with work_folder(UNFINISHED_SIGNALS, out, shared=True) as work:
         with _turn(work, out, config):
-            if not is_begun(work, config, "signals", force=False):
+            if not was_begun(work, config, "signals", force=False):
                 write_config(work, config)
         try:
             yield work

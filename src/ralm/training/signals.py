@@ -28,7 +28,7 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError, FolderError, NotAFolderOfThisKindError, UsageError
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.index import Index, open_index
-from ralm.runs.resume import first_difference, flat
+from ralm.runs.resume import first_difference, flatten_settings
 from ralm.storage.manifest import Manifest, kind_of, open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
 
@@ -233,7 +233,7 @@ def _check_together(one: SignalsFolder, other: SignalsFolder) -> None:
 def _to_be_equal(config: Mapping[str, Any]) -> dict[str, JsonValue]:
     """What must be the same in folders that are read as one, by dotted names."""
     other = (*_MAY_DIFFER, *(f"model.{name}" for name in WHERE))
-    return {name: value for name, value in flat(dict(config)).items() if not name.startswith(other)}
+    return {name: value for name, value in flatten_settings(dict(config)).items() if not name.startswith(other)}
 
 
 def _joined(parts: Sequence[Signals]) -> Signals:
