@@ -136,16 +136,17 @@ class Index:
         chosen = self.vector_sets.get(vectors, self.path)
         encoder = encoder or load_encoder(self.encoder_options(vectors))
         with dense_extra():
-            from ralm.retrieval.dense.search import open_dense
-        return open_dense(
+            from ralm.retrieval.dense.search import Dense, check_encoder
+        dense = Dense(
             self._open_vectors(chosen),
             encoder,
             options,
-            built_with=None if any_encoder else chosen.built_with,
-            index=self.path,
             fingerprint=chosen.fingerprint,
             removed=self.passages.numbering.removed,
         )
+        if not any_encoder:
+            check_encoder(self.path, encoder, chosen)
+        return dense
 
     def passage_vectors(self, vectors: str | None = None) -> "PassageVectors":
         """The vectors with this name, or the default ones, by the numbers of the passages.

@@ -32,7 +32,7 @@ from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import IntArray
 from ralm.retrieval.bm25.arrays import ARRAY_NAMES, MappedArrays, check_arrays, map_arrays, map_numbers
 from ralm.retrieval.bm25.segments import RemovedPassages, Segment
-from ralm.retrieval.dense.options import VECTORS, BuiltWith, EncoderOptions, VectorOptions
+from ralm.retrieval.dense.options import VECTORS, EncoderOptions, VectorOptions
 from ralm.storage.manifest import FileEntry, Manifest
 
 SEGMENTS_SETTING: Final = "segments"
@@ -237,14 +237,10 @@ class VectorSet(BaseModel):
         return self.file, *self.added_files
 
     @property
-    def built_with(self) -> BuiltWith:
-        """The record that the encoder of queries must match."""
-        passages = self.encoder.get("passage_fingerprint")
-        return BuiltWith(
-            query_fingerprint=self.query_fingerprint,
-            query_reading=self.query_reading,
-            passage_fingerprint=passages if isinstance(passages, str) else None,
-        )
+    def passage_fingerprint(self) -> str | None:
+        """The fingerprint of the weights that encoded the passages, if the encoder has one."""
+        known = self.encoder.get("passage_fingerprint")
+        return known if isinstance(known, str) else None
 
     @property
     def options(self) -> VectorOptions:

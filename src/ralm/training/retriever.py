@@ -104,7 +104,7 @@ def train_query_encoder(
             trained = train(trainable, work, training_E, held_out_E, training)
             held_out = {**trainable.held_out_gains(some_E), "chosen_before": before} if len(some_E) else None
             results: dict[str, JsonValue] = {
-                TRAINED_FOR: chosen.built_with.passage_fingerprint,
+                TRAINED_FOR: chosen.passage_fingerprint,
                 "held_out": None if held_out is None else {**held_out},
             }
             write_trained(out, ENCODER_KIND, trainable, trained, config, results=results, force=force)
@@ -207,7 +207,7 @@ def train_retriever(
 def _are_encoded(index: Index, name: str, encoder: Encoder) -> bool:
     """Whether the index has vectors of this name, of these passage encoder's weights."""
     stored = index.vector_sets.sets.get(name)
-    return stored is not None and stored.built_with.passage_fingerprint == encoder.config["passage_fingerprint"]
+    return stored is not None and stored.passage_fingerprint == encoder.config["passage_fingerprint"]
 
 
 def _outcome(out: Path | str, trained: "Trained") -> dict[str, Any]:
@@ -231,13 +231,13 @@ def _query_encoder(
             f"the index at {index.path} has vectors of {dimension} dimensions and {options.init} gives "
             f"{encoder.dimension}; {_ADVICE}"
         )
-    check_encoder(index.path, encoder, chosen.built_with, advice=_ADVICE)
+    check_encoder(index.path, encoder, chosen, advice=_ADVICE)
     return encoder
 
 
 def _check_passage_encoder(index: Index, chosen: VectorSet, encoder: "SentenceEncoder") -> None:
     """Raise OtherEncoderError if the encoder of passages is not the one that made the vectors."""
-    recorded, own = chosen.built_with.passage_fingerprint, encoder.config["passage_fingerprint"]
+    recorded, own = chosen.passage_fingerprint, encoder.config["passage_fingerprint"]
     if recorded not in (None, own):
         raise OtherEncoderError(
             f"the passages of {index.path} were encoded by other weights ({recorded}) than those of the encoder that "

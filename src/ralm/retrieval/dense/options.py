@@ -5,11 +5,9 @@ Importing this module does not need the extra `dense`.
 
 import json
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
-
-from pydantic import JsonValue
 
 from ralm.errors import FolderError, extra
 from ralm.options import Needs, Option, check_options
@@ -118,16 +116,6 @@ class VectorOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltWith:
-    """The record of the query encoder in an index: the fingerprint of its weights, and how it reads a text
-    (`Encoder.query_config`). `passage_fingerprint`: the weights that encoded the passages, if the encoder has it."""
-
-    query_fingerprint: str
-    query_reading: dict[str, JsonValue] = field(default_factory=dict)
-    passage_fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,8 @@ from ralm.errors import DamagedFolderError, ModelError, OtherEncoderError, Usage
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from ralm.retrieval.dense.build import keeps_vectors
-from ralm.retrieval.dense.options import BuiltWith, DenseSearchOptions
+from ralm.retrieval.dense.options import DenseSearchOptions
+from ralm.retrieval.layout import VectorSet
 from ralm.storage.manifest import whole_checksum
 from ralm.terminal import track
 from ralm.validation import check_count
@@ -218,49 +219,26 @@ def _all_but(forbidden: IntArray) -> faiss.IDSelector:
     return faiss.IDSelectorNot(faiss.IDSelectorBatch(forbidden))
 
 
-def open_dense(
-    vectors: Sequence[faiss.Index],
-    encoder: Encoder,
-    options: DenseSearchOptions | None = None,
-    *,
-    index: Path,
-    built_with: BuiltWith | None = None,
-    fingerprint: str | None = None,
-    removed: IntArray | Sequence[int] = (),
-) -> Dense:
-    """The retriever over vectors that `open_vectors` opened.
-
-    `built_with`: the record that the encoder of queries must match, if given. `index`: the name of the index in
-    messages. `fingerprint`: a hash of the vectors and their passages.
-
-    Raises OtherEncoderError if the encoder does not match.
-    """
-    dense = Dense(vectors, encoder, options, fingerprint=fingerprint, removed=removed)
-    if built_with is not None:
-        check_encoder(index, encoder, built_with, advice=_ADVICE)
-    return dense
-
-
-def check_encoder(index: Path, encoder: Encoder, built_with: BuiltWith, *, advice: str) -> None:
-    """Raise OtherEncoderError if an encoder of queries does not match the vectors of an index.
+def check_encoder(index: Path, encoder: Encoder, vectors: VectorSet, *, advice: str = _ADVICE) -> None:
+    """Raise OtherEncoderError if an encoder of queries does not match a set of vectors of an index.
 
     It matches if its weights and the way it reads a text are those that the index records. Weights that were trained
     for vectors of the same passage encoder match too. `advice` ends the message.
     """
-    is_same = encoder.query_fingerprint == built_with.query_fingerprint
+    is_same = encoder.query_fingerprint == vectors.query_fingerprint
     trained_for = getattr(encoder, "trained_for", None)
     if not is_same and trained_for is None:
         raise OtherEncoderError(
             f"the index at {index} was built with another encoder than this one (its weights are "
-            f"{built_with.query_fingerprint}, these {encoder.query_fingerprint}); {advice}"
+            f"{vectors.query_fingerprint}, these {encoder.query_fingerprint}); {advice}"
         )
-    if not is_same and trained_for != built_with.passage_fingerprint:
+    if not is_same and trained_for != vectors.passage_fingerprint:
         raise OtherEncoderError(
             f"this query encoder was trained for passages encoded by other weights ({trained_for}) than those of the "
-            f"index at {index} ({built_with.passage_fingerprint}); {advice}"
+            f"index at {index} ({vectors.passage_fingerprint}); {advice}"
         )
     reading = encoder.query_config.get("reading")
-    for name, value in built_with.query_reading.items():
+    for name, value in vectors.query_reading.items():
         own = reading.get(name, value) if isinstance(reading, dict) else value
         if own != value:
             raise OtherEncoderError(
