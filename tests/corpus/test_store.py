@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.corpus import store
+from ralm.corpus.numbering import Numbering, are_in, rising, union
 from ralm.corpus.store import ROWS_A_BATCH, PassageStore, write_passages
 from ralm.errors import DamagedFolderError, StorageError, UsageError
-from ralm.records import Metadata, Passage
+from ralm.records import NO_PASSAGE, Metadata, Passage
 from ralm.storage.atomic import storage_errors
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -209,3 +210,23 @@ def test_writing_takes_the_same_memory_however_many_there_are(tmp_path: Path) ->
 
     few = peak(ROWS_A_BATCH + 1)
     assert peak(4 * ROWS_A_BATCH) < 1.2 * few
+
+
+NUMBERS = st.lists(st.integers(0, 12), max_size=12)
+
+
+@given(one=NUMBERS, other=NUMBERS)
+def test_sets_of_numbers(one: list[int], other: list[int]) -> None:
+    for given_as in (one, np.array(one, np.int64)):
+        assert rising(given_as).tolist() == sorted({*one})
+    assert union(rising(one), rising(other)).tolist() == sorted({*one, *other})
+    assert are_in(rising(one), np.array(other, np.int64)).tolist() == [number in one for number in other]
+
+
+@given(rows=st.integers(13, 20), removed=NUMBERS)
+def test_numbers_and_rows(rows: int, removed: list[int]) -> None:
+    numbering, left = Numbering(rows, removed), [row for row in range(rows) if row not in removed]
+    every = np.arange(len(left))
+    assert len(numbering) == len(left)
+    assert numbering.rows(every).tolist() == [numbering.row(number) for number in every.tolist()] == left
+    assert numbering.numbers(np.array([*left, NO_PASSAGE])).tolist() == [*every.tolist(), NO_PASSAGE]
