@@ -9,17 +9,20 @@ import pytest
 
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, OtherEncoderError, UsageError
 from ralm.protocols import Encoder
-from ralm.records import FloatArray, Passage
+from ralm.records import NO_PASSAGE, FloatArray, Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.build import CHUNK, DenseBuilder
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_vectors
-from ralm.retrieval.index import open_index
+from ralm.retrieval.encode import add_vectors
+from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.update import update_index
 from ralm.storage.work import UNFINISHED_VECTORS, work_folder
 from ralm.terminal import Advance
 from tests.fakes import LetterEncoder, passages_of
 from tests.reference import dense as reference
+from tests.retrieval.test_encoding import some_passages
 from tests.tiny_encoders import save_tiny_bert
 
 TEXTS = ["a red fox", "the blue sea is deep", "green hills, and sheep on the hills", "town", "a red barn by the sea"]
@@ -375,3 +378,41 @@ def test_vectors_that_were_altered_while_they_were_kept_are_made_again(tmp_path:
     assert len(encoder.encoded) == 20, "the third is as it was"
     hits = searched(tmp_path, encoder).retrieve(["abc", "hhg"], 30)
     assert [hits.of(row) for row in range(2)] == [expected.of(row) for row in range(2)]
+
+
+NUMBERS = np.array([[3, 29, 3], [NO_PASSAGE, 0, 17]])
+
+
+def encoded(index: Index) -> np.ndarray:
+    vectors_PD = LetterEncoder().encode_passages(list(index.passages))
+    return np.stack([vectors_PD[n] if n >= 0 else np.zeros(8) for n in NUMBERS.ravel()]).reshape(2, 3, 8)
+
+
+@pytest.mark.parametrize("kind", ["Flat", "SQfp16", "IVF2,Flat", "HNSW8"])
+def test_vectors_are_those_that_were_encoded(tmp_path: Path, kind: str) -> None:
+    build_index(some_passages(), tmp_path / "index")
+    add_vectors(tmp_path / "index", LetterEncoder(), VectorOptions(faiss=kind), name="letters")
+    index = open_index(tmp_path / "index")
+    vectors = index.passage_vectors("letters")
+    assert (len(vectors), vectors.dimension) == (30, 8)
+    np.testing.assert_array_equal(vectors.of(NUMBERS), encoded(index))
+    assert vectors.of(np.array([], dtype=np.int64)).shape == (0, 8)
+    assert vectors.of(np.array([[NO_PASSAGE]])).tolist() == [[[0.0] * 8]]
+
+
+def test_vectors_of_an_index_that_was_updated(tmp_path: Path) -> None:
+    """Passages are removed from the first segment, and a second one follows."""
+    build_index(some_passages(), tmp_path / "index", encoder=LetterEncoder())
+    more = [Passage(n, f"new {n}", "", f"zebra {'z' * n}") for n in range(5)]
+    update_index(tmp_path / "index", more, remove=["d4", "d28"], encoders={"main": LetterEncoder()})
+    index = open_index(tmp_path / "index")
+    assert len(index.passage_vectors()) == 33
+    np.testing.assert_array_equal(index.passage_vectors().of(NUMBERS), encoded(index))
+
+
+@pytest.mark.parametrize("kind", ["SQ8", "PQ4x2", "IVF2,PQ4x2"])
+def test_approximate_vectors_are_refused(tmp_path: Path, kind: str) -> None:
+    build_index(some_passages(), tmp_path / "index")
+    add_vectors(tmp_path / "index", LetterEncoder(), VectorOptions(faiss=kind), name="small")
+    with pytest.raises(UsageError, match="the vectors 'small' of .*/index are in a FAISS Index.* only approximations"):
+        open_index(tmp_path / "index").passage_vectors()
