@@ -22,7 +22,7 @@ from ralm.storage.work import UNFINISHED_VECTORS, work_folder
 from ralm.terminal import Advance
 from tests.fakes import LetterEncoder, passages_of
 from tests.reference import dense as reference
-from tests.retrieval.test_encoding import some_passages
+from tests.retrieval.test_encode import some_passages
 from tests.tiny_encoders import save_tiny_bert
 
 TEXTS = ["a red fox", "the blue sea is deep", "green hills, and sheep on the hills", "town", "a red barn by the sea"]
