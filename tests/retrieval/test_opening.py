@@ -12,7 +12,7 @@ import ralm
 from ralm.errors import UsageError
 from ralm.protocols import Retriever
 from ralm.reading.sources import FromRetriever
-from ralm.retrieval.retriever import RetrieverName, matching_passages as numbers_of
+from ralm.retrieval.retriever import RetrieverName, matching_passages
 from tests.fakes import CountingModel, LetterEncoder, WordTokenizer, passages_of
 
 TEXTS = ("sheep on the hill", "the sea and the sheep", "a town by the sea", "the hill above the town")
@@ -34,10 +34,10 @@ def letters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BY_HAND: dict[RetrieverName, Callable[[ralm.Index, list[int]], Retriever]] = {
-    "bm25": lambda index, left_out: index.bm25.without(left_out),
-    "dense": lambda index, left_out: index.dense().without(left_out),
-    "hybrid": lambda index, left_out: ralm.Hybrid(index.bm25.without(left_out), index.dense().without(left_out)),
-    "random": lambda index, left_out: ralm.RandomRetriever(len(index.passages), 7).without(left_out),
+    "bm25": lambda index, excluded: index.bm25.without(excluded),
+    "dense": lambda index, excluded: index.dense().without(excluded),
+    "hybrid": lambda index, excluded: ralm.Hybrid(index.bm25.without(excluded), index.dense().without(excluded)),
+    "random": lambda index, excluded: ralm.RandomRetriever(len(index.passages), 7).without(excluded),
 }
 
 
@@ -55,17 +55,17 @@ def test_by_options_as_by_hand(
     opened = ralm.open_index(index)
     documents = tmp_path / "documents.txt"
     documents.write_text("\n".join([opened.passages[1].document_id, opened.passages[3].document_id]))
-    left_out = numbers_of(opened.passages, document_ids=documents.read_text().splitlines()).tolist() if forbids else []
-    assert bool(left_out) == forbids
+    excluded = matching_passages(opened.passages, document_ids=documents.read_text().splitlines()).tolist() if forbids else []
+    assert bool(excluded) == forbids
     options = ralm.RetrieverOptions(retriever=name, seed=7, forbidden_documents=documents if forbids else None)
-    retriever, by_hand = ralm.open_retriever(str(index), options), BY_HAND[name](opened, left_out)
+    retriever, by_hand = ralm.open_retriever(str(index), options), BY_HAND[name](opened, excluded)
     if name == "random" and not forbids:
         by_hand = ralm.RandomRetriever(len(opened.passages), 7)
     assert retriever.config == by_hand.config
     found, expected = retriever.retrieve(QUERIES, 4), by_hand.retrieve(QUERIES, 4)
     assert [found.of(row) for row in (0, 1)] == [expected.of(row) for row in (0, 1)]
     said = [record.getMessage() for record in caplog.records if record.name.startswith("ralm.retrieval")]
-    assert said == ([f"{len(left_out)} of 4 passages are forbidden"] if forbids else [])
+    assert said == ([f"{len(excluded)} of 4 passages are forbidden"] if forbids else [])
 
 
 def test_a_source_that_an_evaluation_takes(index: Path, tmp_path: Path) -> None:
