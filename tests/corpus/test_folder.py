@@ -1,4 +1,4 @@
-"""Folders: every kind of file is read, in order; whatever is left out is named."""
+"""Folders: files of every kind are read, in order; skipped ones are named."""
 
 import gzip
 import os

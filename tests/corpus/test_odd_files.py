@@ -1,6 +1,6 @@
 """Files as users have them: of other encodings, of odd types and names, damaged, or no files at all.
 
-Either they are read right, or one sentence says what is wrong; no traceback, and nothing is left out without a word.
+Each is read correctly or is named in one error or warning.
 """
 
 import contextlib

@@ -24,7 +24,7 @@ DOCUMENTS = [Document(id="a", title="A", text="one"), Document(id="b", title="B"
 
 
 def read(path: Path | str, fields: Fields | None = None, skipped: Skipped | None = None) -> list[Document]:
-    """The documents of a source; broken lines are passed over if what is left out is counted."""
+    """The documents of a source; broken lines are skipped if `skipped` counts them."""
     counted = Skipped() if skipped is None else skipped
     return list(read_documents(str(path), fields, skipped=counted, skip_bad=skipped is not None))
 
@@ -68,28 +68,59 @@ def test_reading_is_a_stream(tmp_path: Path) -> None:
         next(documents)
 
 
+BROKEN: dict[str, tuple[bytes, bytes, Sequence[tuple[bytes, str]]]] = {
+    "x.jsonl": (
+        b'{"text": "one"}\n',
+        b'{"text": "three"}\n{"text": "four"}\n',
+        [
+            (b'{"text": "x"', "line 2 is not JSON"),
+            (b'["text"]', "line 2 is JSON but not an object"),
+            (b'{"body": "x", "id": 1}', "line 2 has no field 'text'; its fields are body, id"),
+            (b'{"text": 3}', "line 2: the field 'text' is not text but int"),
+            (b'{"text": "\xe9"}', "line 2 is not UTF-8: byte 26 is 0xe9"),
+            (b'{"text": "\\ud800"}', "line 2 holds a lone surrogate"),
+            (b"[" * 100_000, "line 2 cannot be read as JSON"),
+            (b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "line 2 cannot be read as JSON"),
+        ],
+    ),
+    "x.tsv": (
+        b"1\tone\tA\n",
+        b'3\tthree\tC\n4\t"four"\tD\n',
+        [
+            (b"2\ttwo\tB\tmore", "line 2 has 4 tab-separated fields where id, text, title are expected"),
+            (b"alone", "line 2 has 1 tab-separated fields"),
+            (b'2\t"never closed\tB', "line 2 is not quoted like CSV"),
+            (b'2\t"said" she\tB', "line 2 is not quoted like CSV"),
+            (b"2\t\xe9\tB", "line 2 is not UTF-8: byte 10 is 0xe9"),
+        ],
+    ),
+    "x.csv": (
+        b"id,text,title\n1,one,A\n",
+        b'3,three,C\n4,"four",D\n',
+        [
+            (b"2,two,B,more", "line 3 has 4 comma-separated fields where id, text, title are expected"),
+            (b"alone", "line 3 has 1 comma-separated fields"),
+            (b'2,"never closed,B', "line 3 is not quoted like CSV"),
+            (b'2,"said" she,B', "line 3 is not quoted like CSV"),
+        ],
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (b'{"text": "x"', "line 2 is not JSON"),
-        (b'["text"]', "line 2 is JSON but not an object"),
-        (b'{"body": "x", "id": 1}', "line 2 has no field 'text'; its fields are body, id"),
-        (b'{"text": 3}', "line 2: the field 'text' is not text but int"),
-        (b'{"text": "\xe9"}', "line 2 is not UTF-8: byte 26 is 0xe9"),
-        (b'{"text": "\\ud800"}', "line 2 holds a lone surrogate"),
-        (b"[" * 100_000, "line 2 cannot be read as JSON"),
-        (b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "line 2 cannot be read as JSON"),
-    ],
+    ("name", "line", "message"), [(name, *one) for name, (_, _, broken) in BROKEN.items() for one in broken]
 )
-def test_a_broken_line_of_jsonl_is_named_or_passed_over(line: bytes, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"text": "one"}\n' + line + b'\n{"text": "three"}\n')
-    with pytest.raises(CorpusError, match=re.escape(f"{path}, {says}")):
+def test_a_broken_line_is_named_or_skipped_alone(name: str, line: bytes, message: str, tmp_path: Path) -> None:
+    before, after, _ = BROKEN[name]
+    path = tmp_path / name
+    path.write_bytes(before + line + b"\n" + after)
+    with pytest.raises(CorpusError, match=re.escape(f"{path}, {message}")):
         read(path)
-    skipped = Skipped()
-    assert [document.text for document in read(path, skipped=skipped)] == ["one", "three"]
-    assert skipped.counts == {BROKEN_LINES: 1}
-    assert says in skipped.examples[BROKEN_LINES][0]
+    for source in (path, tmp_path):
+        skipped = Skipped()
+        assert [document.text for document in read(source, skipped=skipped)] == ["one", "three", "four"]
+        assert skipped.counts == {BROKEN_LINES: 1}
+        assert message in skipped.examples[BROKEN_LINES][0]
 
 
 def test_the_byte_that_is_not_utf8_is_counted_from_the_beginning_of_the_file(tmp_path: Path) -> None:
@@ -152,28 +183,6 @@ def test_tsv_without_titles(tmp_path: Path) -> None:
     assert read(write_tsv(tmp_path / "x.tsv", [["1", "one"]])) == [Document(id="1", title="", text="one")]
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("2\ttwo\tB\tmore\n", "line 2 has 4 tab-separated fields where id, text, title are expected"),
-        ("alone\n", "line 2 has 1 tab-separated fields"),
-        ('2\t"never closed\tB\n', "line 2 is not quoted like CSV"),
-        ('2\t"said" she\tB\n', "line 2 is not quoted like CSV"),
-        ("2\t\udce9\tB\n", "line 2 is not UTF-8: byte 10 is 0xe9"),
-    ],
-)
-def test_a_broken_line_of_tsv_is_named_or_passed_over_alone(line: str, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.tsv"
-    content = "1\tone\tA\n" + line + '3\tthree\tC\n4\t"four"\tD\n5\tfive\tE\n'
-    path.write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(CorpusError, match=re.escape(f"{path}, {says}")):
-        read(path)
-    skipped = Skipped()
-    assert [document.text for document in read(path, skipped=skipped)] == ["one", "three", "four", "five"]
-    assert skipped.counts == {BROKEN_LINES: 1}
-    assert says in skipped.examples[BROKEN_LINES][0]
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.tuples(*[st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"))] * 3)))
 def test_tsv_gives_back_whatever_csv_wrote(tmp_path: Path, rows: list[tuple[str, str, str]]) -> None:
@@ -210,26 +219,6 @@ def test_csv_needs_a_header(header: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(header)
     with pytest.raises(CorpusError, match=says):
         read(tmp_path / "x.csv")
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("2,two,B,more", "line 3 has 4 comma-separated fields where id, text, title are expected"),
-        ("alone", "line 3 has 1 comma-separated fields"),
-        ('2,"never closed,B', "line 3 is not quoted like CSV"),
-        ('2,"said" she,B', "line 3 is not quoted like CSV"),
-    ],
-)
-def test_a_broken_line_of_csv_is_named_or_passed_over_alone(line: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text(f'id,text,title\n1,one,A\n{line}\n3,three,C\n4,"four",D\n')
-    with pytest.raises(CorpusError, match=re.escape(f"{tmp_path}/x.csv, {says}")):
-        read(tmp_path / "x.csv")
-    for source in (tmp_path / "x.csv", tmp_path):
-        skipped = Skipped()
-        assert [document.text for document in read(source, skipped=skipped)] == ["one", "three", "four"]
-        assert skipped.counts == {BROKEN_LINES: 1}
-        assert says in skipped.examples[BROKEN_LINES][0]
 
 
 def test_parquet_file_and_folder(tmp_path: Path) -> None:

@@ -1,0 +1,198 @@
+"""Retrievers opened by name and options; passages that are forbidden; retrievals that callers share."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ralm
+from ralm.errors import UsageError
+from ralm.protocols import Retriever
+from ralm.reading.sources import FromRetriever
+from ralm.records import Hits, Passage
+from ralm.retrieval.bm25.scan import Forbidden
+from ralm.retrieval.build import build_index
+from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.random import RandomRetriever
+from ralm.retrieval.retriever import MemoizedRetriever, RetrieverName, matching_passages
+from tests.fakes import CountingModel, LetterEncoder, SharedWordsRetriever, WordTokenizer, passages_of
+
+TEXTS = ("sheep on the hill", "the sea and the sheep", "a town by the sea", "the hill above the town")
+QUERIES = ["sheep on the sea", "hill"]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("opening") / "index"
+    ralm.build_index(passages_of(*TEXTS), folder, encoder=LetterEncoder())
+    return folder
+
+
+@pytest.fixture
+def letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoder that the index names is no model that can be loaded."""
+    monkeypatch.setattr("ralm.retrieval.index.load_encoder", lambda _: LetterEncoder())
+    monkeypatch.setattr("ralm.retrieval.index.Index.encoder_options", lambda *_: None)
+
+
+BY_HAND: dict[RetrieverName, Callable[[ralm.Index, list[int]], Retriever]] = {
+    "bm25": lambda index, excluded: index.bm25.without(excluded),
+    "dense": lambda index, excluded: index.dense().without(excluded),
+    "hybrid": lambda index, excluded: ralm.Hybrid(index.bm25.without(excluded), index.dense().without(excluded)),
+    "random": lambda index, excluded: ralm.RandomRetriever(len(index.passages), 7).without(excluded),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("forbids", [False, True])
+def test_by_options_as_by_hand(
+    index: Path,
+    tmp_path: Path,
+    letters: None,
+    caplog: pytest.LogCaptureFixture,
+    name: RetrieverName,
+    forbids: bool,
+) -> None:
+    caplog.set_level(logging.INFO, "ralm")
+    opened = ralm.open_index(index)
+    documents = tmp_path / "documents.txt"
+    documents.write_text("\n".join([opened.passages[1].document_id, opened.passages[3].document_id]))
+    excluded = (
+        matching_passages(opened.passages, document_ids=documents.read_text().splitlines()).tolist() if forbids else []
+    )
+    assert bool(excluded) == forbids
+    options = ralm.RetrieverOptions(retriever=name, seed=7, forbidden_documents=documents if forbids else None)
+    retriever, by_hand = ralm.open_retriever(str(index), options), BY_HAND[name](opened, excluded)
+    if name == "random" and not forbids:
+        by_hand = ralm.RandomRetriever(len(opened.passages), 7)
+    assert retriever.config == by_hand.config
+    found, expected = retriever.retrieve(QUERIES, 4), by_hand.retrieve(QUERIES, 4)
+    assert [found.of(row) for row in (0, 1)] == [expected.of(row) for row in (0, 1)]
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("ralm.retrieval")]
+    assert said == ([f"{len(excluded)} of 4 passages are forbidden"] if forbids else [])
+
+
+def test_a_source_that_an_evaluation_takes(index: Path, tmp_path: Path) -> None:
+    """Opened by path, by an open index, and through a cache: the same figures and the same configuration."""
+    model = CountingModel(WordTokenizer(), max_length=12)
+    plan = ralm.PlanOptions(stride=2, query_tokens=3, document_tokens=4, max_length=12)
+    cached = ralm.RetrieverOptions(cache=tmp_path / "cache")
+    sources = [ralm.open_source(index), ralm.open_source(ralm.open_index(index)), ralm.open_source(index, None, cached)]
+    text = "the sheep on the hill and the sea and the town"
+    measures = [ralm.evaluate_text(text, model, plan, source=source).reading.measures for source in sources]
+    assert measures[0] == measures[1] == measures[2]
+    assert sources[0].config == sources[1].config == sources[2].config
+    assert sources[0].config["retriever"] == "bm25"
+    assert isinstance(sources[2], FromRetriever)
+    assert isinstance(sources[2].retriever, ralm.CachedRetriever)
+    assert sources[2].retriever.asked > 0
+
+
+def test_no_source_and_two(index: Path) -> None:
+    for indexed, retrieved in ((None, None), (index, index)):
+        with pytest.raises(UsageError, match="`index` or from `retrieved`: give one of them"):
+            ralm.open_source(indexed, retrieved)
+
+
+def test_options_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="`retriever` must be one of bm25, dense, hybrid, random, not 'bm52'"):
+        ralm.RetrieverOptions(retriever="bm52")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="`seed` must be at least 0, not -1"):
+        ralm.RetrieverOptions(seed=-1)
+
+
+def test_no_command_line_is_imported(index: Path) -> None:
+    script = f"import ralm, sys; ralm.open_source({str(index)!r}); print('ralm.cli' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+TITLES = ("The Sea", "'The Hill'", "", "Town")
+
+
+@pytest.fixture(scope="module")
+def titled(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """Two passages a document, four documents; every passage has the word sheep."""
+    folder = tmp_path_factory.mktemp("index") / "index"
+    texts = [f"sheep {'hill ' * (number % 5)}" for number in range(8)]
+    build_index(
+        [Passage(number, f"d{number // 2}", TITLES[number // 2], text) for number, text in enumerate(texts)], folder
+    )
+    return open_index(folder)
+
+
+def test_passages_by_title_and_document(titled: Index) -> None:
+    assert matching_passages(titled.passages, ["the hill", "TOWN", "unknown"]).tolist() == [2, 3, 6, 7]
+    assert matching_passages(titled.passages, document_ids=["d0", "d", "D2"]).tolist() == [0, 1]
+    assert matching_passages(titled.passages, ["the sea"], ["d3"]).tolist() == [0, 1, 6, 7]
+    assert matching_passages(titled.passages, ["", " "]).tolist() == [], "no title is not a title"
+
+
+def test_bm25_without_passages(titled: Index) -> None:
+    everything = titled.bm25.retrieve(["sheep hill", "sheep"], 8)
+    found = titled.bm25.without([4, 1, 4]).retrieve(["sheep hill", "sheep"], 8)
+    for row in range(2):
+        assert found.of(row) == [hit for hit in everything.of(row) if hit[0] not in (1, 4)]
+    assert titled.bm25.without(range(8)).retrieve(["sheep"], 3).of(0) == []
+
+
+def test_what_is_left_out_adds_up(titled: Index) -> None:
+    """In `without` twice, and together with the lists of the queries."""
+    queries = ["sheep hill", "sheep", "hill"]
+    without = titled.bm25.without([4]).without(np.array([1, 4]))
+    assert without.config == titled.bm25.without([1, 4]).config != titled.bm25.config
+    forbidden = Forbidden.of([[0, 2], [1, 3]], np.array([0, -1, 1]))
+    everything, found = titled.bm25.retrieve(queries, 8), without.retrieve(queries, 8, forbidden)
+    for row, own in enumerate(([0, 2], [], [1, 3])):
+        assert found.of(row) == [hit for hit in everything.of(row) if hit[0] not in (1, 4, *own)]
+    assert without.retrieve(queries, 8, Forbidden.none(3)).of(1) == without.retrieve(queries, 8).of(1)
+    assert titled.bm25.retrieve(queries, 8).of(1) == everything.of(1), "the retriever itself is as it was"
+
+
+def test_nothing_left_out_is_the_same_retriever(titled: Index) -> None:
+    assert titled.bm25.without([]).config == titled.bm25.config
+
+
+def test_random_without_passages() -> None:
+    control = RandomRetriever(6, seed=3).without([1, 4])
+    assert control.without([5]).config == RandomRetriever(np.array([0, 2, 3]), seed=3).config
+    assert {number for number, _ in control.retrieve(["a"], 9).of(0)} == {0, 2, 3, 5}
+
+
+PASSAGES = passages_of("a b", "a", "b c", "c", *["a b c"] * 20)
+
+
+class StableTo(SharedWordsRetriever):
+    """Ranks more than `stable` hits differently from fewer."""
+
+    stable = 7
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        hits = super().retrieve(queries, k)
+        return hits if k <= self.stable else Hits(hits.numbers_QK[:, ::-1].copy(), hits.scores_QK[:, ::-1].copy())
+
+
+def same(one: Hits, other: Hits) -> None:
+    np.testing.assert_array_equal(one.numbers_QK, other.numbers_QK)
+    np.testing.assert_array_equal(one.scores_QK, other.scores_QK)
+
+
+def test_hits_are_shared_as_far_as_they_are_stable() -> None:
+    shared = MemoizedRetriever(StableTo(PASSAGES), 12)
+    for k in (3, 7, 1, 8, 12, 8):
+        same(shared.retrieve(["a b", "c"], k), StableTo(PASSAGES).retrieve(["a b", "c"], k))
+    assert shared.retrievals == 3, "one for up to 7, one for 8, one for 12"
+    assert shared.retrieve(["a b", "d"], 2).numbers_QK[1].tolist() == [-1, -1]
+    assert shared.retrievals == 4, "other queries"
+
+
+def test_a_retriever_that_says_nothing_is_asked_for_every_number_of_hits() -> None:
+    retriever = SharedWordsRetriever(PASSAGES)
+    shared = MemoizedRetriever(retriever, 7)
+    for k in (3, 7, 3):
+        same(shared.retrieve(["a b", "c"], k), SharedWordsRetriever(PASSAGES).retrieve(["a b", "c"], k))
+    assert (shared.retrievals, len(retriever.queries)) == (2, 4)
