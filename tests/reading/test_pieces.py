@@ -1,4 +1,4 @@
-"""Tokens as text, and what passages gave of them."""
+"""Generated tokens as text: characters of several tokens, stop strings, and the shares of passages."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Gains and contributions against the plain loop, and by hand."""
+"""Gains and contributions against the plain loop, by hand, and of generated texts."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""A language model as the model that a reranker begins from: it reads the passage first, and its score is read last."""
+"""Language models as cross-encoders, and the likelihood of the end of a prefix beside their scores."""
 
 import json
 import math
