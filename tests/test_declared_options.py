@@ -13,7 +13,7 @@ from ralm.options import declared
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
-from ralm.recipes.recipe import STAND_IN
+from ralm.recipes.recipe import STAND_IN_SCALE
 from ralm.reranking import RerankOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from tests.cli.program import ralm
@@ -74,4 +74,4 @@ def test_messages_name_arguments_and_the_command_line_shows_flags(said: str, sho
 
 def test_help_says_how_much_of_a_text_a_stand_in_reads() -> None:
     said = " ".join(ralm("recipe", "run", "--help").out.split())
-    assert f"(the whole text; {STAND_IN.limit_tokens} with --stand-in)" in said
+    assert f"(the whole text; {STAND_IN_SCALE.limit_tokens} with --stand-in)" in said

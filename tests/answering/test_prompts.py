@@ -96,8 +96,8 @@ def own(**changed: str) -> str:
         (own(one="{documents}{question}"), "one lacks {choices}, which the other texts have"),
         (own(closed="{question}", one="{documents}{question}"), "closed lacks {choices}, which the other texts have"),
         (own(choice="{choice}"), "choice lacks {letter}"),
-        (own(one="{question}{documents}{choices}"), "one has {question} in front of {documents}"),
-        (own(several="{choices}{documents}{question}"), "several has {choices} in front of {documents}"),
+        (own(one="{question}{documents}{choices}"), "one has {question} before {documents}"),
+        (own(several="{choices}{documents}{question}"), "several has {choices} before {documents}"),
         (
             own(
                 closed="{question}",
@@ -105,7 +105,7 @@ def own(**changed: str) -> str:
                 several="{documents}{question}",
                 choice="{letter}{choice}",
             ),
-            "choice does nothing, since closed, one and several lack {choices}",
+            "choice has no effect, since closed, one and several lack {choices}",
         ),
     ],
 )
@@ -135,7 +135,7 @@ def test_an_unknown_name_and_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("closed", "{documents} {question}", "closed has {documents}, which nothing is filled into there"),
+        ("closed", "{documents} {question}", "closed has {documents}, which is never filled there"),
         ("document", "{text} {question}", "document has {question}"),
         ("one", "{documents} {documents} {question}", "one has {documents} twice"),
         ("chat", "yes", "chat is 'yes'; it should be true or false"),

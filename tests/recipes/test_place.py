@@ -14,7 +14,7 @@ from ralm.lm.named import ModelOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.folder import MARK, CommandOptions, RecipeFolder, check_replacements
 from ralm.recipes.readings import trained_retriever
-from ralm.recipes.recipe import FULL
+from ralm.recipes.recipe import FULL_SCALE
 from ralm.recipes.resources import CONTRIEVER, GPT2, OPT, WIKITEXT_TEST, WIKITEXT_TITLES, WIKITEXT_TRAIN
 from ralm.recipes.steps import Step, eval_step, index_step, retrieve_step
 from tests.cli.program import ralm
@@ -129,7 +129,7 @@ def test_options_go_to_the_commands_that_take_them(tmp_path: Path) -> None:
     dense = index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER)
     assert "--device" not in told(dense, {}, device="map")
     assert told(dense, {}, device="cuda:1")[-4:-2] == ["--device", "cuda:1"]
-    training = trained_retriever(FULL)
+    training = trained_retriever(FULL_SCALE)
     assert "--dtype" in told(training, {}, dtype="bfloat16", device="all")
     assert "--device" not in told(training, {}, dtype="bfloat16", device="all")
     api = {"gpt2": "http://localhost:1/v1#gpt2"}

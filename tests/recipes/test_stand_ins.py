@@ -7,13 +7,13 @@ import pytest
 
 from ralm.recipes import inputs
 from ralm.recipes.catalogue import recipes
-from ralm.recipes.recipe import STAND_IN
+from ralm.recipes.recipe import STAND_IN_SCALE
 from ralm.recipes.results import CELLS, FIGURE, MARKDOWN, PAGE, RECIPE_KIND, folder_name
 from ralm.storage.manifest import read_manifest
 from tests.cli.program import ralm
 from tests.documentation import a_third
 
-RECIPES = recipes(STAND_IN)
+RECIPES = recipes(STAND_IN_SCALE)
 SHORT = ["--limit-tokens", "448"]
 """A window of 384 tokens, which the official semantics read without retrieval, and a block of 64."""
 

@@ -11,7 +11,7 @@ from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.catalogue import recipe_named, recipes
-from ralm.recipes.recipe import FULL, STAND_IN, Scale
+from ralm.recipes.recipe import FULL_SCALE, STAND_IN_SCALE, Scale
 from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN, Resource
 from ralm.recipes.steps import NameOf, Step, eval_step, in_order, index_step, retrieve_step
 from ralm.reranking import RerankOptions
@@ -32,7 +32,7 @@ def spelt(step: Step) -> list[str]:
     return [*step.command.split(), *map(text, step.arguments), "--out", "out"]
 
 
-@pytest.mark.parametrize("scale", [FULL, STAND_IN], ids=["full", "stand-in"])
+@pytest.mark.parametrize("scale", [FULL_SCALE, STAND_IN_SCALE], ids=["full", "stand-in"])
 def test_every_step_is_a_command_of_the_program(scale: Scale) -> None:
     program = typer.main.get_command(app)
     for step in {step for recipe in recipes(scale).values() for step in recipe.steps}:
@@ -83,7 +83,7 @@ def test_one_model_is_a_part_of_a_recipe() -> None:
     assert "gpt2-xl" not in read
 
 
-@pytest.mark.parametrize("scale", [FULL, STAND_IN], ids=["full", "stand-in"])
+@pytest.mark.parametrize("scale", [FULL_SCALE, STAND_IN_SCALE], ids=["full", "stand-in"])
 def test_recipes_say_where_their_figures_come_from(scale: Scale) -> None:
     for name, recipe in recipes(scale).items():
         places = [(cell.model, cell.how, cell.column, cell.at) for cell in recipe.cells]

@@ -1,12 +1,10 @@
-"""How an answer is judged: exact match and F1 as in SQuAD, the tokens of DPR, and whether a text holds an answer.
+"""Metrics of answers: exact match and F1 as in SQuAD, the tokens of DPR, and whether a text holds an answer.
 
-    exact_match   equal after SQuAD's normalisation: lower case, no ASCII punctuation, no English articles
-    f1            the words that an answer and the best gold answer share, after the same normalisation (SQuAD)
-    token_match   equal as DPR's tokens: canonically decomposed (NFD), lower case; punctuation and articles count
-    has_answer    a text holds the tokens of an answer one after the other (DPR)
-    has_substring a text holds an answer as a substring after SQuAD's normalisation (In-Context RALM's code)
-
-Works on strings; knows nothing of models or passages.
+exact_match   equal after SQuAD's normalisation: lower case, no ASCII punctuation, no English articles
+f1            the words that an answer and the best gold answer share, after the same normalisation (SQuAD)
+token_match   equal as DPR's tokens: canonically decomposed (NFD), lower case; punctuation and articles count
+has_answer    a text holds the tokens of an answer one after the other (DPR)
+has_substring a text holds an answer as a substring after SQuAD's normalisation (In-Context RALM's code)
 """
 
 import re
@@ -44,30 +42,30 @@ def dpr_tokens(text: str) -> list[str]:
 
 def exact_match(prediction: str, answers: Iterable[str]) -> bool:
     """Whether a prediction equals one of the answers after SQuAD's normalisation."""
-    said = normalised(prediction)
-    return any(said == normalised(answer) for answer in answers)
+    predicted = normalised(prediction)
+    return any(predicted == normalised(answer) for answer in answers)
 
 
 def token_match(prediction: str, answers: Iterable[str]) -> bool:
     """Whether a prediction has the same DPR tokens as one of the answers."""
-    said = dpr_tokens(prediction)
-    return any(said == dpr_tokens(answer) for answer in answers)
+    predicted = dpr_tokens(prediction)
+    return any(predicted == dpr_tokens(answer) for answer in answers)
 
 
 def f1(prediction: str, answers: Iterable[str]) -> float:
     """The highest F1 of the words of a prediction and of an answer, after SQuAD's normalisation; 0 without answers.
 
-    If either has no words, it is 1 when both have none, else 0 (SQuAD 2.0).
+    Without words, it is 1 if neither has any, else 0 (SQuAD 2.0).
     """
-    said = normalised(prediction).split()
-    return max((_f1(said, normalised(answer).split()) for answer in answers), default=0.0)
+    predicted = normalised(prediction).split()
+    return max((_f1(predicted, normalised(answer).split()) for answer in answers), default=0.0)
 
 
-def _f1(said: list[str], gold: list[str]) -> float:
-    if not said or not gold:
-        return float(said == gold)
-    common = sum((Counter(said) & Counter(gold)).values())
-    return 2 * common / (len(said) + len(gold))
+def _f1(predicted: list[str], gold: list[str]) -> float:
+    if not predicted or not gold:
+        return float(predicted == gold)
+    common = sum((Counter(predicted) & Counter(gold)).values())
+    return 2 * common / (len(predicted) + len(gold))
 
 
 def has_answer(text: str, answers: Iterable[str]) -> bool:
@@ -80,9 +78,9 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
 
 
 def answer_spans(text: str, answers: Iterable[str]) -> list[tuple[int, int]]:
-    """Where a text holds the DPR tokens of an answer: the first character of each place, and one past the last.
+    """The spans of a text with the DPR tokens of an answer: the first character of each, and one past the last.
 
-    Empty where `has_answer` says no. Places may overlap.
+    Empty if `has_answer` is False. Spans may overlap.
     """
     tokens, spans = _dpr_tokens_with_spans(text)
     wanted = map(dpr_tokens, answers)
@@ -100,7 +98,7 @@ def _dpr_tokens_with_spans(text: str) -> tuple[list[str], list[tuple[int, int]]]
 
 
 def _places(held: Sequence[str], wanted: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Where the wanted tokens stand among others, one after the other; nowhere if there are none."""
+    """The spans of some tokens in others, one after the other; nothing if there are none."""
     size = len(wanted)
     for begin in range(len(held) - size + 1 if size else 0):
         if held[begin] == wanted[0] and held[begin : begin + size] == wanted:
@@ -110,8 +108,8 @@ def _places(held: Sequence[str], wanted: Sequence[str]) -> Iterator[tuple[int, i
 def has_substring(text: str, answers: Iterable[str]) -> bool:
     """Whether a text holds one of the answers as a substring, both after SQuAD's normalisation.
 
-    The published code of In-Context RALM applies it to the whole prompt. An answer that normalises to nothing is in
-    every text, as there.
+    The published code of In-Context RALM applies it to the whole prompt. As there, an answer that normalises to nothing
+    is in every text.
     """
     held = normalised(text)
     return any(normalised(answer) in held for answer in answers)

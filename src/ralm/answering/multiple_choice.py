@@ -34,7 +34,7 @@ from ralm.validation import MAX_COUNT, check_length
 ChoiceInput: TypeAlias = tuple[ChoiceQuestion, QuestionInput]
 """A question and its prompts."""
 _Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
-"""A number of each question (U) by the name of what is measured."""
+"""A value of each question (U), by the name of the measure."""
 _Key = TypeVar("_Key")
 _BEFORE_LETTER: Final = "answer is "
 
@@ -300,8 +300,8 @@ def _shares_by_passage(prompts: Sequence[PromptPrefix], likelihood: TextLikeliho
 def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: Sequence[str]) -> dict[str, JsonValue]:
     """The measures of choices with 95% intervals over questions, by subject too if there are `subjects`.
 
-    If the same questions were asked without passages as well (`closed`), `closed_book` has the measures of these, and
-    `difference` what they differ in, open book minus closed book.
+    If the same questions were also answered without passages (`closed`), `closed_book` has the measures of these, and
+    `difference` the open book minus the closed book.
     """
     books = {"open_book": _columns(choices)}
     if closed:
@@ -348,7 +348,7 @@ def _counts(choices: Sequence[Choice]) -> dict[str, JsonValue]:
 
 
 def _calibration(choices: Sequence[Choice]) -> dict[str, JsonValue]:
-    """Mean confidence (the probability of the likeliest choice), expected calibration error and its bins; nothing if
+    """Mean confidence (the probability of the most likely choice), expected calibration error and its bins; nothing if
     not all choices have probabilities."""
     confidences_U = np.array([one.probabilities_C.max() for one in choices if one.probabilities_C is not None])
     if not len(confidences_U) or len(confidences_U) < len(choices):

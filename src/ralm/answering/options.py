@@ -10,6 +10,9 @@ from ralm.reading.sampling import Sampling
 AnswerSemantics = Literal["paper", "official"]
 Joining = Literal["tokens", "answers"]
 Scoring = Literal["letter", "text", "generated"]
+_AnswerLength = Annotated[
+    int | None, Option("Maximum number of tokens that the model reads, answer included.", default_text="the model's")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,14 +20,14 @@ class AnswerOptions(Sampling):
     """How an answer is drawn from the prompts of a question.
 
     Its tokens are greedy, as in both papers, or drawn as `Sampling` says. Every answer has its own random generator,
-    seeded with `seed` and its prompts: equal prompts give equal answers, whichever others are asked. An answer ends
-    before the first of the `stop` strings, at the model's end of text, or after `new_tokens` tokens. `join` says how
-    several prompts (an ensemble) give one answer: `tokens` averages their distributions for every token (REPLUG's
-    paper); `answers` lets each prompt answer alone, and equal answers add up weight x exp(mean log-probability of a
-    token) (REPLUG's code). `max_length` None is the model's own.
+    seeded with `seed` and its prompts, so that an answer does not depend on other questions. An answer ends before the
+    first of the `stop` strings, at the model's end of text, or after `new_tokens` tokens. With several prompts (an
+    ensemble), `join` "tokens" averages their distributions for every token (REPLUG's paper); "answers" lets each prompt
+    answer alone, and equal answers add up weight x exp(mean log-probability of a token) (REPLUG's code). `max_length`
+    None is the model's own.
     """
 
-    new_tokens: Annotated[int, Option("Most tokens of an answer.")] = 10
+    new_tokens: Annotated[int, Option("Maximum number of tokens of an answer.")] = 10
     stop: Annotated[
         tuple[str, ...],
         Option("End an answer before this string; repeatable.", default_text="the end of the line"),
@@ -32,9 +35,7 @@ class AnswerOptions(Sampling):
     join: Annotated[
         Joining, Option("How an ensemble answers: average every token, or let each passage answer and add up.")
     ] = "tokens"
-    max_length: Annotated[
-        int | None, Option("Most tokens that the model reads at once, answer included.", default_text="the model's")
-    ] = None
+    max_length: _AnswerLength = None
 
     def __post_init__(self) -> None:
         Sampling.__post_init__(self)
@@ -59,7 +60,7 @@ class QuestionFields:
 class ChoiceOptions:
     """How one of the choices of a question is chosen.
 
-    `letter`: the choice whose letter is likeliest behind the prompt, under the average of the distributions of all
+    `letter`: the choice whose letter is the most likely after the prompt, under the average of the distributions of all
     prompts (REPLUG's paper). `text`: the choice whose whole text has the highest mean log-probability of a token there.
     `generated`: each prompt writes an answer of at most `new_tokens` tokens, equal answers add up, and the best one is
     read as a letter (REPLUG's code). `max_length` None is the model's own.
@@ -71,13 +72,11 @@ class ChoiceOptions:
     new_tokens: Annotated[
         int,
         Option(
-            "Most tokens of a generated answer.",
+            "Maximum number of tokens of a generated answer.",
             needs=Needs('`score="generated"`', lambda options: options.score == "generated"),
         ),
     ] = 10
-    max_length: Annotated[
-        int | None, Option("Most tokens that the model reads at once, answer included.", default_text="the model's")
-    ] = None
+    max_length: _AnswerLength = None
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -25,11 +25,11 @@ from ralm.reading.tokens import first_tokens
 from ralm.records import IntArray, Message, Passage
 
 QuestionForm = Literal["as it is", "lower first letter, question mark"]
-"""What a prompt does to a question. The second is that of In-Context RALM's code: a question mark is appended unless it
-is there, and the first letter is lowered."""
+"""The form of a question in a prompt. The second is that of In-Context RALM's code: a question mark is appended unless
+it has one, and the first letter is lowered."""
 
 PROMPTS: Final = ("in-context-ralm", "replug", "replug-choice", "replug-choice-code", "chat", "chat-choice")
-"""The prompts that have a name: those of the two papers, and one for models with a chat template."""
+"""The prompts that have a name: those of the two papers, and those for models with a chat template."""
 LETTERS: Final = string.ascii_uppercase
 """The letters of choices, in order."""
 _SUFFIX: Final = ".toml"
@@ -42,14 +42,14 @@ _PLACES: Final = {
     "answer": ("answer",),
     "choice": ("letter", "choice"),
 }
-"""What each text of a prompt must hold."""
+"""The places that each text of a prompt must have."""
 _MAY_HOLD: Final = {
     "closed": ("choices",),
     "one": ("choices",),
     "several": ("choices",),
     "document": ("title",),
 }
-"""What it may hold besides."""
+"""The places that it may have."""
 _ASKING: Final = ("closed", "one", "several")
 """The texts of a prompt that ask the question."""
 _CHOICES: Final = "{choices}"
@@ -60,8 +60,8 @@ class QuestionPrompt:
     """How a question is asked.
 
     `closed` asks without passages, `one` and `several` with one passage or more; in these, `{documents}` are the
-    passages, each in the form `document`, joined by `between`. `answer` is what an answer looks like behind the prompt,
-    in demonstrations and where a gold answer is scored. `after` ends a demonstration. In a prompt of multiple choice,
+    passages, each in the form `document`, joined by `between`. `answer` is the form of an answer after the prompt, in
+    demonstrations and where a gold answer is scored. `after` ends a demonstration. In a prompt of multiple choice,
     `{choices}` are the choices, each with its letter in the form `choice`, joined by `between_choices`. With `chat`,
     all of it is one message of the user, and the model's chat template is written around it. A text may begin with a
     line break after its quotes, which does not count (TOML).
@@ -92,7 +92,7 @@ class QuestionPrompt:
         return marked[0].lower() + marked[1:]
 
     def format_answer(self, answer: str) -> str:
-        """An answer as it stands behind the prompt."""
+        """An answer in the form of this prompt."""
         return _filled(self.answer, {"answer": answer})
 
     def text(
@@ -106,8 +106,8 @@ class QuestionPrompt:
         """The prompt of a question with these passages, best first, and these choices.
 
         `several` chooses the wording: by default that for several passages if there are more than one, and for none if
-        there are none. The official code goes by how many were asked for. Raises UsageError if the prompt shows choices
-        and there are none.
+        there are none. In the official code it depends on how many were requested. Raises UsageError if the prompt
+        shows choices and there are none.
         """
         values = {"question": self.format_question(question), "choices": self._listed(question, choices)}
         if several is None and not passages:
@@ -138,7 +138,7 @@ class QuestionPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
-    """A prompt in its parts, in the order of the text: what holds the passages, and what asks the question."""
+    """A prompt in two parts, in the order of the text: the passages, and the question."""
 
     documents: str
     question: str
@@ -150,7 +150,7 @@ class PromptText:
 def open_prompt(name: Path | str) -> QuestionPrompt:
     """A prompt by its name (one of `PROMPTS`), or from a TOML file.
 
-    Raises QuestionFileError if there is no such prompt, or if the file is not a prompt: what is wrong is named.
+    Raises QuestionFileError, naming the fault, if there is no such prompt, or if the file is not a prompt.
     """
     if str(name) in PROMPTS:
         file = files("ralm.answering").joinpath("prompt_files", f"{name}{_SUFFIX}")
@@ -183,7 +183,7 @@ def _parsed(content: str, where: str) -> QuestionPrompt:
 
 
 def _check_value(name: str, value: object, where: str) -> None:
-    """Raise QuestionFileError if a value has another type, or if places in a text are missing or never filled."""
+    """Raise QuestionFileError if a value has another type, or if a text lacks a place or has an unknown one."""
     if name == "chat":
         if not isinstance(value, bool):
             raise QuestionFileError(f"{where}: chat is {value!r}; it should be true or false.")
@@ -194,7 +194,7 @@ def _check_value(name: str, value: object, where: str) -> None:
     if lacking := [place for place in _PLACES.get(name, ()) if place not in held]:
         raise QuestionFileError(f"{where}: {name} lacks {{{lacking[0]}}}.")
     if other := [place for place in held if place not in (*_PLACES.get(name, ()), *_MAY_HOLD.get(name, ()))]:
-        raise QuestionFileError(f"{where}: {name} has {{{other[0]}}}, which nothing is filled into there.")
+        raise QuestionFileError(f"{where}: {name} has {{{other[0]}}}, which is never filled there.")
     if held.count("documents") > 1:
         raise QuestionFileError(f"{where}: {name} has {{documents}} twice.")
 
@@ -206,8 +206,8 @@ def _check_order(table: dict[str, str], where: str) -> None:
         for place in ("{question}", _CHOICES):
             if place in before:
                 raise QuestionFileError(
-                    f"{where}: {name} has {place} in front of {{documents}}, where a prompt that is too long is cut: "
-                    "put it behind them."
+                    f"{where}: {name} has {place} before {{documents}}, where a prompt that is too long is cut: "
+                    "put it after them."
                 )
 
 
@@ -217,7 +217,7 @@ def _check_choices(table: dict[str, str], where: str) -> None:
     if 0 < len(without) < len(_ASKING):
         raise QuestionFileError(f"{where}: {without[0]} lacks {_CHOICES}, which the other texts have.")
     if without and (idle := [name for name in ("choice", "between_choices") if name in table]):
-        raise QuestionFileError(f"{where}: {idle[0]} does nothing, since closed, one and several lack {_CHOICES}.")
+        raise QuestionFileError(f"{where}: {idle[0]} has no effect, since closed, one and several lack {_CHOICES}.")
 
 
 def _filled(form: str, values: dict[str, str]) -> str:
@@ -229,17 +229,16 @@ def _filled(form: str, values: dict[str, str]) -> str:
 class Conversation:
     """Messages in their order, of which the last one of the user is answered.
 
-    Passages are put into that message, as the prompt says. They are found with `query`; None is the text of the
-    message.
+    The prompt puts passages into that message. They are found with `query`; None is the text of the message.
     """
 
     messages: Sequence[Message]
     query: str | None = None
 
     @classmethod
-    def of(cls, asked: "str | Conversation") -> "Conversation":
+    def of(cls, question: "str | Conversation") -> "Conversation":
         """A question as a conversation of one message; a conversation as it is."""
-        return cls((Message("user", asked),)) if isinstance(asked, str) else asked
+        return cls((Message("user", question),)) if isinstance(question, str) else question
 
     @property
     def question(self) -> str:
@@ -248,12 +247,12 @@ class Conversation:
 
     @property
     def search_query(self) -> str:
-        """What passages are found with."""
+        """The query that finds passages."""
         return self.question if self.query is None else self.query
 
     @property
     def is_one_message(self) -> bool:
-        """Whether nothing was said but the question."""
+        """Whether the question is the only message."""
         return len(self.messages) == 1
 
     def with_question(self, text: str) -> "Conversation":
@@ -264,8 +263,8 @@ class Conversation:
 
 
 _SAMPLE: Final = (Message("user", "Who?"),)
-_READ_BEHIND: Final = 8
-"""How many tokens of a prompt are read with a text that goes on behind it."""
+_CONTEXT_TOKENS: Final = 8
+"""Tokens at the end of a prompt that are encoded together with a text after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +287,7 @@ class Encoded:
 
 
 class PromptEncoder:
-    """Encodes prompts into at most `room` tokens; what is too much is cut at the beginning of the text.
+    """Encodes prompts into at most `room` tokens; longer ones are cut at the beginning of the text.
 
     With `keep_first` the special tokens that the text begins with stay. In-Context RALM's code cuts them as well. With
     `chat`, a prompt is the message of a user, and the tokens of the chat around it stay too.
@@ -308,11 +307,11 @@ class PromptEncoder:
         name: str = "the question",
         conversation: Conversation | None = None,
     ) -> Encoded:
-        """The tokens of a prompt behind its demonstrations; of a chat, as the message that is answered in a
+        """The tokens of a prompt after its demonstrations; of a chat, as the message that is answered in a
         conversation, or else as the only one.
 
         Raises LengthError, naming the question, if the part of the prompt that asks it does not fit alone; ChatError
-        if a prompt without a chat is given other messages, or a model has no chat template or refuses them.
+        if a prompt without a chat is given other messages, or a model has no chat template or rejects them.
         """
         before, documents = len(demonstrations), len(demonstrations) + len(prompt.documents)
         tokens, spans_N2 = self._encoded(demonstrations + str(prompt), conversation)
@@ -359,18 +358,18 @@ class PromptEncoder:
 
 
 def prompt_config(prompt: QuestionPrompt, tokenizer: Tokenizer) -> dict[str, JsonValue]:
-    """Everything about a prompt that decides its tokens; of a chat template, a hash of what it writes."""
+    """Everything about a prompt that decides its tokens; of a chat template, a hash of its output."""
     written = full_tokenizer(tokenizer).encode_chat(_SAMPLE) if prompt.chat else None
     template = None if written is None else blake2b(written[0].tobytes(), digest_size=8).hexdigest()
     return {**asdict(prompt), "chat_template": template}
 
 
 def tokens_after(prompt: IntArray, text: str, tokenizer: Tokenizer) -> IntArray:
-    """The token ids (int64) of a text as it goes on behind a prompt (int64).
+    """The token ids (int64) of a text that continues a prompt (int64).
 
-    A text alone may have others: SentencePiece begins it with a space of its own.
+    A text alone may have other tokens: SentencePiece begins it with a space of its own.
     """
-    before = tokenizer.decode(prompt[-_READ_BEHIND:])
+    before = tokenizer.decode(prompt[-_CONTEXT_TOKENS:])
     begin, whole = tokenizer.encode(before), tokenizer.encode(before + text)
-    goes_on = np.array_equal(whole[: len(begin)], begin)
-    return whole[len(begin) :] if goes_on else tokenizer.encode(text)
+    continues = np.array_equal(whole[: len(begin)], begin)
+    return whole[len(begin) :] if continues else tokenizer.encode(text)

@@ -20,11 +20,11 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 
@@ -32,25 +32,31 @@ from ralm.answering.options import ChoiceFields, QuestionFields
 from ralm.answering.prompts import LETTERS
 from ralm.corpus.documents import without_advice
 from ralm.corpus.files import BYTE_ORDER_MARK, File, content_of, decode, lines_of, suffix_of
+from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.formats.arrow import dataset_records
 from ralm.corpus.formats.json_records import check_surrogates, has_surrogates, record_of_line
 from ralm.corpus.formats.tables import next_row
 from ralm.errors import CorpusError, QuestionFileError, UsageError
 from ralm.retrieval.retrieval_file import RetrievedPassage
 
-HUB: Final = "hf:"
 _ANSWERS: Final = ("answers", "answer")
 _ALIASES: Final = ("aliases", "Aliases")
 _VALUES: Final = ("value", "Value")
 _SUFFIXES: Final = (".jsonl", ".json", ".tsv", ".csv")
-Row: TypeAlias = tuple[str, Mapping[str, Any]]
+_TABLE: Final = ".csv"
+_LINES: Final = ".jsonl"
+_SPLIT: Final = re.compile(r"_(dev|val|test)$")
+_MIN_CHOICES: Final = 2
+_Row: TypeAlias = tuple[str, Mapping[str, Any]]
+"""A name for the place of a record, for messages, and the record."""
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the answers that count as right, and the passages that its file brings, best first.
+    """A question, the answers that count as right, and the passages that its file has for it, best first.
 
-    `id` is the one in the file, or else its place there, from 1. `answers` may be empty: then nothing can be judged.
+    `id` is the one in the file, or else its place there, from 1. Without `answers`, an answer cannot be judged.
     `choices` are those of multiple choice, for prompts that show them.
     """
 
@@ -69,26 +75,33 @@ def read_questions(
     Raises QuestionFileError, naming the line or the place, if the source is missing, empty or malformed, or if a
     question is empty or has no field of answers; MissingExtraError if a dataset needs the extra `datasets`.
     """
-    fields = fields or QuestionFields()
-    questions: list[Question] = []
-    try:
+    names = fields or QuestionFields()
+
+    def questions() -> Iterator[Question]:
         for place, (where, row) in enumerate(islice(_rows(str(source)), limit), 1):
-            questions.append(_question(row, where, str(place), fields))
+            yield _question(row, where, str(place), names)
+
+    return _all_of(source, questions)
+
+
+def _all_of(source: Path | str, questions: Callable[[], Iterator[_Read]]) -> list[_Read]:
+    try:
+        found = [*questions()]
     except CorpusError as error:
         raise QuestionFileError(f"{without_advice(error)}.") from None
-    if not questions:
+    if not found:
         raise QuestionFileError(f"{source} has no questions.")
-    return questions
+    return found
 
 
-def _rows(source: str) -> Iterator[Row]:
-    """The records of a source with a name for the place of each."""
-    if source.startswith(HUB):
-        return hub_rows(source)
+def _rows(source: str) -> Iterator[_Row]:
+    """The records of a source."""
+    if source.startswith(HUB_PREFIX):
+        return _hub_rows(source)
     path = Path(source)
     suffix = suffix_of(path.name)
     if suffix == ".jsonl":
-        return line_rows(path)
+        return _line_rows(path)
     if suffix == ".json":
         return _json(path)
     if suffix in (".tsv", ".csv"):
@@ -96,22 +109,22 @@ def _rows(source: str) -> Iterator[Row]:
     raise QuestionFileError(f"{path} has no suffix of a file of questions: use one of {', '.join(_SUFFIXES)}.")
 
 
-def hub_rows(source: str) -> Iterator[Row]:
-    """The records of a hub dataset (`hf:NAME`), each with a name for its place."""
-    name = source.removeprefix(HUB)
+def _hub_rows(source: str) -> Iterator[_Row]:
+    """The records of a hub dataset (`hf:NAME`)."""
+    name = source.removeprefix(HUB_PREFIX)
     records = dataset_records(name, lambda schema: schema.names)
     return ((f"{source}, row {row}", record) for row, record in enumerate(records))
 
 
-def line_rows(path: Path) -> Iterator[Row]:
-    """The records of JSON Lines, each with a name for its place; blank lines are ignored."""
+def _line_rows(path: Path) -> Iterator[_Row]:
+    """The records of JSON Lines; blank lines are ignored."""
     for number, offset, line in lines_of(path):
         if line.strip():
             where = f"{path}, line {number}"
             yield where, record_of_line(line, where, offset)
 
 
-def _json(path: Path) -> Iterator[Row]:
+def _json(path: Path) -> Iterator[_Row]:
     text = _text(path)
     suspicious = has_surrogates(text)
     for where, row in _json_rows(path, text):
@@ -120,7 +133,7 @@ def _json(path: Path) -> Iterator[Row]:
         yield where, row
 
 
-def _json_rows(path: Path, text: str) -> Iterator[Row]:
+def _json_rows(path: Path, text: str) -> Iterator[_Row]:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
@@ -150,7 +163,7 @@ def _of_trivia_qa(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"id": row.get("QuestionId"), "question": row["Question"], "answers": row.get("Answer")}
 
 
-def _squad(path: Path, articles: Sequence[Any]) -> Iterator[Row]:
+def _squad(path: Path, articles: Sequence[Any]) -> Iterator[_Row]:
     """The questions of SQuAD's articles, each with its paragraph as its only passage."""
     number = 0
     try:
@@ -169,9 +182,9 @@ def _squad(path: Path, articles: Sequence[Any]) -> Iterator[Row]:
         raise QuestionFileError(f"{path}, after question {number}, is not in SQuAD's format: {error!r}.") from None
 
 
-def _table(path: Path) -> Iterator[Row]:
+def _table(path: Path) -> Iterator[_Row]:
     """Rows of question and answers; the answers are a list in Python's notation."""
-    for where, row in table_rows(path, "\t"):
+    for where, row in _table_rows(path, "\t"):
         if len(row) != 2:
             raise QuestionFileError(f"{where} has {len(row)} tab-separated fields; a question and its answers are 2.")
         try:
@@ -183,7 +196,7 @@ def _table(path: Path) -> Iterator[Row]:
         yield where, {"question": row[0], "answers": answers}
 
 
-def table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
+def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
     """The rows of a table without a header, each with a name for its place; empty lines are ignored."""
     reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter=delimiter)
     while True:
@@ -204,28 +217,28 @@ def _text(path: Path) -> str:
 
 def _question(row: Mapping[str, Any], where: str, place: str, fields: QuestionFields) -> Question:
     return Question(
-        id=identifier(row, place),
-        text=question_text(row, where, fields.question),
+        id=_id_of(row, place),
+        text=_question_text(row, where, fields.question),
         answers=_answers(row, where, fields),
-        passages=passages_of(row, where),
+        passages=_given_passages(row, where),
     )
 
 
-def identifier(row: Mapping[str, Any], place: str) -> str:
+def _id_of(row: Mapping[str, Any], place: str) -> str:
     """The id of a record, or else its place."""
     found = row.get("id")
     return place if found is None else str(found)
 
 
-def question_text(row: Mapping[str, Any], where: str, field: str) -> str:
+def _question_text(row: Mapping[str, Any], where: str, field: str) -> str:
     """The question of a record; QuestionFileError if it has none, or if it is empty or no text."""
-    text = field_of(row, where, field)
+    text = _field_of(row, where, field)
     if not isinstance(text, str) or not text.strip():
         raise QuestionFileError(f"{where}: its question is {text!r}, not text.")
     return text
 
 
-def field_of(row: Mapping[str, Any], where: str, field: str) -> Any:
+def _field_of(row: Mapping[str, Any], where: str, field: str) -> Any:
     """The value of a field of a record; QuestionFileError if it has none, with the fields that there are."""
     value = row.get(field)
     if value is None:
@@ -260,7 +273,7 @@ def _listed(value: Any) -> list[Any] | None:
     return None
 
 
-def passages_of(row: Mapping[str, Any], where: str) -> tuple[RetrievedPassage, ...]:
+def _given_passages(row: Mapping[str, Any], where: str) -> tuple[RetrievedPassage, ...]:
     """The retrieved passages of a record, in DPR's `ctxs`; QuestionFileError if they are malformed."""
     given = row.get("ctxs") or []
     if not isinstance(given, Sequence) or isinstance(given, str):
@@ -280,18 +293,12 @@ def _names(row: Mapping[str, Any]) -> str:
     return ", ".join(map(str, row)) or "none"
 
 
-_TABLE: Final = ".csv"
-_LINES: Final = ".jsonl"
-_SPLIT: Final = re.compile(r"_(dev|val|test)$")
-_FEWEST: Final = 2
-
-
 @dataclass(frozen=True, slots=True)
 class ChoiceQuestion:
-    """A question with its choices, the place of the right one (`gold`, from 0), and the passages that its file brings.
+    """A question with its choices, the index of the right one (`gold`), and the passages that its file has for it.
 
-    `subject` is empty where the file names none. Raises UsageError if there are not 2 to 26 choices, if one is empty,
-    or if `gold` is none of them.
+    `subject` is empty if the file names none. Raises UsageError if there are not 2 to 26 choices, if one is empty, or
+    if `gold` is none of them.
     """
 
     id: str
@@ -302,9 +309,9 @@ class ChoiceQuestion:
     passages: tuple[RetrievedPassage, ...] = ()
 
     def __post_init__(self) -> None:
-        if not _FEWEST <= len(self.choices) <= len(LETTERS):
+        if not _MIN_CHOICES <= len(self.choices) <= len(LETTERS):
             raise UsageError(
-                f"question {self.id} has {len(self.choices)} choices; {_FEWEST} to {len(LETTERS)} can be asked."
+                f"question {self.id} has {len(self.choices)} choices; {_MIN_CHOICES} to {len(LETTERS)} can be asked."
             )
         if empty := [letter for letter, choice in zip(LETTERS, self.choices, strict=False) if not choice.strip()]:
             raise UsageError(f"choice {empty[0]} of question {self.id} is empty.")
@@ -320,12 +327,12 @@ class ChoiceQuestion:
 
     @property
     def query(self) -> Question:
-        """What a retriever is asked with: question and choices, as in the code of REPLUG."""
+        """The query of a retriever: question and choices, as in the code of REPLUG."""
         listed = (f"({letter}) {choice}" for letter, choice in zip(self.letters, self.choices, strict=True))
         return Question(self.id, "\n".join([self.text, *listed]), passages=self.passages)
 
     def with_answer(self, answer: str) -> Question:
-        """The question to put into a prompt, with what stands behind it when the answer is right."""
+        """The question for a prompt, with the text of its right answer."""
         return Question(self.id, self.text, (answer,), choices=self.choices)
 
 
@@ -340,27 +347,24 @@ def read_choice_questions(
     needs the extra `datasets`.
     """
     taken: Counter[str] = Counter()
-    questions: list[ChoiceQuestion] = []
-    try:
-        for question in _questions(str(source), fields or ChoiceFields()):
+
+    def questions() -> Iterator[ChoiceQuestion]:
+        for question in _choice_questions(str(source), fields or ChoiceFields()):
             taken[question.subject] += 1
             if limit is None or taken[question.subject] <= limit:
-                questions.append(question)
-    except CorpusError as error:
-        raise QuestionFileError(f"{without_advice(error)}.") from None
-    if not questions:
-        raise QuestionFileError(f"{source} has no questions.")
-    return questions
+                yield question
+
+    return _all_of(source, questions)
 
 
 def has_fields(source: str) -> bool:
     """Whether the questions of a source are records with named fields."""
-    return source.startswith(HUB) or not (Path(source).is_dir() or suffix_of(Path(source).name) == _TABLE)
+    return source.startswith(HUB_PREFIX) or not (Path(source).is_dir() or suffix_of(Path(source).name) == _TABLE)
 
 
-def _questions(source: str, fields: ChoiceFields) -> Iterator[ChoiceQuestion]:
-    if source.startswith(HUB):
-        return _of_records(hub_rows(source), fields)
+def _choice_questions(source: str, fields: ChoiceFields) -> Iterator[ChoiceQuestion]:
+    if source.startswith(HUB_PREFIX):
+        return _of_records(_hub_rows(source), fields)
     path = Path(source)
     if path.is_dir():
         return _of_folder(path)
@@ -368,7 +372,7 @@ def _questions(source: str, fields: ChoiceFields) -> Iterator[ChoiceQuestion]:
         case ".csv":
             return _of_table(path)
         case ".jsonl":
-            return _of_records(line_rows(path), fields)
+            return _of_records(_line_rows(path), fields)
     raise QuestionFileError(
         f"{path} is no file of multiple choice: give one that ends in {_TABLE} or {_LINES}, or a folder of {_TABLE}."
     )
@@ -384,11 +388,11 @@ def _of_folder(folder: Path) -> Iterator[ChoiceQuestion]:
 def _of_table(path: Path) -> Iterator[ChoiceQuestion]:
     """The questions of one of MMLU's files."""
     subject = _SPLIT.sub("", File(path, path.name).title)
-    for number, (where, row) in enumerate(table_rows(path, ","), 1):
-        if len(row) < _FEWEST + 2:
+    for number, (where, row) in enumerate(_table_rows(path, ","), 1):
+        if len(row) < _MIN_CHOICES + 2:
             raise QuestionFileError(
-                f"{where} has {len(row)} fields separated by commas; a question, {_FEWEST} choices and a letter are "
-                f"{_FEWEST + 2}."
+                f"{where} has {len(row)} fields separated by commas; a question, {_MIN_CHOICES} choices and a letter "
+                f"are {_MIN_CHOICES + 2}."
             )
         letter = row[-1].strip()
         if letter not in tuple(LETTERS[: len(row) - 2]):
@@ -405,8 +409,8 @@ def _of_records(rows: Iterator[tuple[str, Mapping[str, Any]]], fields: ChoiceFie
 
 
 def _choice_question(row: Mapping[str, Any], where: str, place: str, fields: ChoiceFields) -> ChoiceQuestion:
-    text = question_text(row, where, fields.question)
-    choices = field_of(row, where, fields.choices)
+    text = _question_text(row, where, fields.question)
+    choices = _field_of(row, where, fields.choices)
     if (
         not isinstance(choices, Sequence)
         or isinstance(choices, str)
@@ -416,19 +420,19 @@ def _choice_question(row: Mapping[str, Any], where: str, place: str, fields: Cho
     subject = row.get(fields.subject)
     try:
         return ChoiceQuestion(
-            id=identifier(row, place),
+            id=_id_of(row, place),
             text=text,
             choices=tuple(choices),
-            gold=_gold(field_of(row, where, fields.answer), choices),
+            gold=_gold(_field_of(row, where, fields.answer), choices),
             subject="" if subject is None else str(subject),
-            passages=passages_of(row, where),
+            passages=_given_passages(row, where),
         )
     except UsageError as error:
         raise QuestionFileError(f"{where}: {error}") from None
 
 
 def _gold(answer: object, choices: Sequence[str]) -> int:
-    """The place of the right choice: its index from 0, its letter or its text; UsageError if it is none or several."""
+    """The index of the right choice, from its index, letter or text; UsageError if it is none or several."""
     if isinstance(answer, int) and not isinstance(answer, bool):
         return answer
     letters = LETTERS[: len(choices)]

@@ -1,7 +1,4 @@
-"""A report of answered questions: each with its answers, and the passages with the answer marked, as data.
-
-Knows the folder of a run of questions; knows nothing of pages or terminals.
-"""
+"""Reads the folder of a run of questions as the data of a report: answers, and passages with the answer marked."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -43,7 +40,7 @@ _NULLABLE: Final = ("exact_match", "token_match", "f1", "gold_log_prob", "gold_t
 class AnswersReport:
     """The questions that a report shows, of `total`; `measures` are those of all of them.
 
-    `settings` says how they were answered, by label. `questions` and `passages` are as `as_json` gives them.
+    `settings` are those of the run, by label. `questions` and `passages` have the form of `as_json`.
     """
 
     title: str
@@ -54,7 +51,7 @@ class AnswersReport:
     passages: Mapping[int, Mapping[str, Any]]
 
     def as_json(self) -> dict[str, JsonValue]:
-        """Everything that the page shows."""
+        """The report as JSON."""
         return {
             "title": self.title,
             "settings": dict(self.settings),

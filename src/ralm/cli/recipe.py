@@ -127,12 +127,12 @@ def run(
     from ralm.cli.output import print_json, print_line
     from ralm.recipes.catalogue import recipe_named, resources_of
     from ralm.recipes.folder import CommandOptions, RecipeFolder, check_replacements
-    from ralm.recipes.recipe import FULL, STAND_IN
+    from ralm.recipes.recipe import FULL_SCALE, STAND_IN_SCALE
     from ralm.recipes.results import as_markdown, measure_recipe, result_as_json, write_result
     from ralm.recipes.runner import run_steps
     from ralm.runs.run import check_plot
 
-    scale = STAND_IN if stand_in else FULL
+    scale = STAND_IN_SCALE if stand_in else FULL_SCALE
     if limit_tokens is not None:
         scale = replace(scale, limit_tokens=limit_tokens)
     recipe = recipe_named(name, scale, only=only)

@@ -129,7 +129,7 @@ def _of_questions(scale: Scale) -> _Pairs:
     return {
         "In-Context RALM's questions": tuple(map(AnswerScore, cut)),
         "REPLUG's answers: tokens or answers are averaged": tuple(map(AnswerScore, joined)),
-        "MMLU: likeliest letter or generated one": tuple(map(ChoiceAccuracy, chosen)),
+        "MMLU: most likely letter or generated one": tuple(map(ChoiceAccuracy, chosen)),
     }
 
 

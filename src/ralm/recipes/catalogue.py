@@ -15,7 +15,7 @@ from ralm.recipes.icr_figures_3_5_6_7_9_10 import (
 )
 from ralm.recipes.icr_table_4_figure_8 import icr_figure_8, icr_table_4
 from ralm.recipes.icr_tables_1_2_3_5_figure_4 import icr_figure_4, icr_table_1, icr_table_2, icr_table_3, icr_table_5
-from ralm.recipes.recipe import FULL, Builder, Recipe, Scale
+from ralm.recipes.recipe import FULL_SCALE, Builder, Recipe, Scale
 from ralm.recipes.replug_figure_7 import contamination, gain_by_token, replug_figure_7
 from ralm.recipes.replug_figures_5_6_8 import replug_figure_5, replug_figure_6, replug_figure_8
 from ralm.recipes.replug_table_1_figure_4 import replug_figure_4, replug_table_1
@@ -52,13 +52,13 @@ _BUILDERS: Final[tuple[Builder, ...]] = (
 )
 
 
-def recipes(scale: Scale = FULL) -> dict[str, Recipe]:
+def recipes(scale: Scale = FULL_SCALE) -> dict[str, Recipe]:
     """Every recipe at a scale, by name."""
     built = [build(scale) for build in _BUILDERS]
     return {recipe.name: recipe for recipe in built}
 
 
-def recipe_named(name: str, scale: Scale = FULL, *, only: str | None = None) -> Recipe:
+def recipe_named(name: str, scale: Scale = FULL_SCALE, *, only: str | None = None) -> Recipe:
     """A recipe, or its part about one model; UsageError with the nearest names if there is none."""
     known = recipes(scale)
     if name not in known:

@@ -73,7 +73,7 @@ def icr_figure_7(scale: Scale) -> Recipe:
     return _figure(
         "7",
         "What choosing among BM25's first 16 passages could gain: the oracle takes the one that makes the targets "
-        "likeliest.",
+        "most likely.",
         cells,
         orders,
         Figure(kind="bars", over="reading"),

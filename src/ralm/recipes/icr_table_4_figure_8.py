@@ -40,7 +40,7 @@ def icr_table_4(scale: Scale) -> Recipe:
                 Order(better=measured["DPR"], worse=measured["none"], text=f"{column}, {lm.label}: {text}")
                 for measured, text in (
                     (exact, "exact match with passages > without"),
-                    (likely, "right answer likelier with passages"),
+                    (likely, "right answer more likely with passages"),
                 )
             ]
     return Recipe(

@@ -43,7 +43,7 @@ _FILES: Final[dict[ResourceKind, str]] = {
     "choice-demonstrations": "choice-demonstrations.jsonl",
     "encoder": "encoder",
 }
-"""The files and the folder of stand-ins, by what they stand in for."""
+"""The files and the folder of stand-ins, by the kind of resource."""
 _CHOICES: Final = 4
 _DEMONSTRATIONS: Final = 40
 _DOCUMENTED: Final = re.compile(r"^(?:async )?def (\w+)\(.*\):\n    (\w.{20,140}?\.)$", re.MULTILINE)
@@ -133,12 +133,12 @@ def _written(resource: Resource, texts: Iterator[str]) -> Iterator[str]:
 
 
 def stand_in(kind: ResourceKind, folder: Path) -> str:
-    """What stands in for a resource of a kind: ralm-tiny, or a file in the folder that `make_stand_ins` made."""
+    """The stand-in for a resource of a kind: ralm-tiny, or a file in the folder of `make_stand_ins`."""
     return STAND_IN_MODEL if kind == "model" else str(folder / _FILES[kind])
 
 
 def make_stand_ins(folder: Path) -> None:
-    """Write the folder of stand-ins, unless it is there. The same Python gives the same files.
+    """Write the folder of stand-ins, unless it exists. The same Python gives the same files.
 
     Raises NotAFolderOfThisKindError or DamagedFolderError if something else is there, or if a file was changed.
     """
@@ -146,18 +146,18 @@ def make_stand_ins(folder: Path) -> None:
         read_manifest(folder, kind=_KIND)
         return
     corpus, held_out = split_held_out(standard_library_documentation())
-    asked = [*_described(corpus)]
-    np.random.default_rng(0).shuffle(asked)
-    choices = [*_with_choices(asked)]
+    questions = [*_described(corpus)]
+    np.random.default_rng(0).shuffle(questions)
+    choices = [*_with_choices(questions)]
     with new_folder(folder, kind=_KIND, force=False) as partial:
         (partial / _FILES["text"]).write_text(held_out_text(held_out), encoding="utf-8")
         _write_rows(
             partial / _FILES["corpus"], [{"id": one.id, "title": one.title, "text": one.text} for one in corpus]
         )
         (partial / _FILES["titles"]).write_text("".join(f"{one.title}\n" for one in held_out), encoding="utf-8")
-        for kind, rows in (("demonstrations", asked), ("choice-demonstrations", choices)):
+        for kind, rows in (("demonstrations", questions), ("choice-demonstrations", choices)):
             _write_rows(partial / _FILES[kind], [_as_row(one) for one in rows[:_DEMONSTRATIONS]])  # type: ignore[index]
-        for kind, rows in (("questions", asked), ("choices", choices)):
+        for kind, rows in (("questions", questions), ("choices", choices)):
             _write_rows(partial / _FILES[kind], [_as_row(one) for one in rows[_DEMONSTRATIONS:]])  # type: ignore[index]
         _save_encoder(partial / _FILES["encoder"])
         write_manifest(folder=partial, kind=_KIND, settings={}, counts={})
@@ -173,29 +173,29 @@ class _StandInQuestion:
     subject: str = ""
 
 
-def _as_row(asked: _StandInQuestion) -> dict[str, Any]:
-    if asked.choices:
+def _as_row(one: _StandInQuestion) -> dict[str, Any]:
+    if one.choices:
         return {
-            "question": asked.question,
-            "choices": [*asked.choices],
-            "answer": asked.choices.index(asked.answer),
-            "subject": asked.subject,
+            "question": one.question,
+            "choices": [*one.choices],
+            "answer": one.choices.index(one.answer),
+            "subject": one.subject,
         }
-    return {"question": asked.question, "answer": [asked.answer]}
+    return {"question": one.question, "answer": [one.answer]}
 
 
 def _described(documents: Sequence[Document]) -> Iterator[_StandInQuestion]:
     """A question for the first documented function of each document."""
     for document in documents:
-        for name, said in _DOCUMENTED.findall(document.text)[:1]:
-            yield _StandInQuestion(f"Which function of {document.title} does this: {said}", name)
+        for name, description in _DOCUMENTED.findall(document.text)[:1]:
+            yield _StandInQuestion(f"Which function of {document.title} does this: {description}", name)
 
 
-def _with_choices(asked: Sequence[_StandInQuestion]) -> Iterator[_StandInQuestion]:
+def _with_choices(questions: Sequence[_StandInQuestion]) -> Iterator[_StandInQuestion]:
     """The same with four choices, and one subject of each category of MMLU in turn."""
-    random, names = np.random.default_rng(1), sorted({one.answer for one in asked})
+    random, names = np.random.default_rng(1), sorted({one.answer for one in questions})
     subjects = cycle([category[0] for category in CATEGORIES.values()])
-    for one, subject in zip(asked, subjects, strict=False):
+    for one, subject in zip(questions, subjects, strict=False):
         others = [name for name in random.choice(names, _CHOICES, replace=False).tolist() if name != one.answer]
         order = random.permutation(_CHOICES).tolist()
         four = [one.answer, *others[: _CHOICES - 1]]

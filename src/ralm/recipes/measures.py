@@ -1,8 +1,8 @@
-"""What is read off the folders of finished steps: a figure with its interval, and the samples behind it.
+"""Measures: figures with intervals from the folders of finished steps.
 
 A measure names the steps that it needs. It gives a `Sample`: sums and counts over units (stretches of a text, or
 questions), of which the figure is a function. So every figure has an interval by bootstrap over units, and two figures
-over the same units have a paired one for their difference. Knows folders of runs; knows nothing of recipes.
+over the same units have a paired one for their difference.
 """
 
 import json
@@ -30,15 +30,15 @@ from ralm.storage.outputs import FolderKind
 Folders = Mapping[Step, Path]
 Per = Literal["token", "word", "byte"]
 REMEDY: Final = "remove it and run the recipe again"
-"""What to do about a damaged step."""
-_FEWEST_UNITS: Final = 20
+"""The remedy for a damaged step, in messages."""
+_MIN_UNITS: Final = 20
 """A text with fewer stretches is cut into shorter ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Sums and counts (U units), and the figure that the ratio of their totals gives; `known` is its interval, if that
-    was computed before."""
+    """Sums and counts (U units), and the figure as a function of the ratio of their totals; `known` is its interval,
+    if it was computed before."""
 
     sums_U: DoubleArray
     counts_U: IntArray
@@ -64,7 +64,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Measure(ABC):
-    """A figure that a finished step gives."""
+    """A figure of a finished step."""
 
     step: Step
     smaller_is_better: ClassVar[bool] = False
@@ -81,7 +81,7 @@ class Measure(ABC):
 
     @abstractmethod
     def sample(self, folders: Folders) -> Sample:
-        """The figure and what it is made of."""
+        """The figure with its sums and counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Perplexity(Measure):
 
     @property
     def label(self) -> str:
-        """Its name."""
+        """Its name in a table."""
         return {"token": "token perplexity", "word": "word perplexity", "byte": "bits per byte"}[self.per]
 
     def sample(self, folders: Folders) -> Sample:
@@ -112,7 +112,7 @@ class PerplexityBySpaces(Measure):
 
     @property
     def label(self) -> str:
-        """Its name."""
+        """Its name in a table."""
         return "word perplexity"
 
     def sample(self, folders: Folders) -> Sample:
@@ -133,7 +133,7 @@ def _bits(nats: Any) -> Any:
 
 @lru_cache(maxsize=8)
 def _read(run: Path) -> tuple[DoubleArray, dict[str, float]]:
-    """The negative log-probability of every target, and what perplexities divide by."""
+    """The negative log-probability of every target, and the counts by which perplexities divide."""
     summary = summary_of(run, RUN_KIND)
     counted = {"token": summary["tokens"], "word": summary["words"], "byte": summary["bytes"]}
     return -read_tokens(run).log_probs_T.astype(np.float64), counted
@@ -149,7 +149,7 @@ def summary_of(folder: Path, kind: FolderKind) -> dict[str, Any]:
 
 def stretches(values_T: DoubleArray, figure: Callable[[Any], Any]) -> Sample:
     """A sample of stretches of 512 targets, or of shorter ones if there would be fewer than 20."""
-    size = max(1, min(TARGETS_PER_DOCUMENT, len(values_T) // _FEWEST_UNITS))
+    size = max(1, min(TARGETS_PER_DOCUMENT, len(values_T) // _MIN_UNITS))
     units_T = np.arange(len(values_T)) // size
     return Sample(np.bincount(units_T, values_T).astype(np.float64), np.bincount(units_T).astype(np.int64), figure)
 
@@ -163,11 +163,11 @@ class AnswerScore(Measure):
 
     @property
     def label(self) -> str:
-        """Its name."""
+        """Its name in a table."""
         return "exact match, %" if self.measure == "exact_match" else "log-probability of a right token"
 
     def sample(self, folders: Folders) -> Sample:
-        """What each question got."""
+        """The score of each question."""
         if self.measure == "exact_match":
             return _percent(*_answers(folders[self.step], "exact_match"))
         columns = _answers(folders[self.step], "gold_log_prob", "gold_tokens")
@@ -186,7 +186,7 @@ class ChoiceAccuracy(Measure):
 
     @property
     def label(self) -> str:
-        """Its name."""
+        """Its name in a table."""
         return "accuracy, %"
 
     def sample(self, folders: Folders) -> Sample:
@@ -214,7 +214,7 @@ def _columns(folder: Path, table: str, *names: str) -> list[list[Any]]:
 
 
 def _percent(values: list[bool | None]) -> Sample:
-    """The share of what is right among what could be judged."""
+    """The share of right values among those that could be judged."""
     judged = np.array([value is not None for value in values], np.int64)
     return Sample(np.array([bool(value) for value in values], np.float64), judged, lambda mean: 100 * mean)
 
@@ -227,7 +227,7 @@ class CurveExactMatch(Measure):
 
     @property
     def label(self) -> str:
-        """Its name."""
+        """Its name in a table."""
         return "exact match, %"
 
     def sample(self, folders: Folders) -> Sample:

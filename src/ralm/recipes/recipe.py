@@ -1,6 +1,6 @@
 """Recipes: tables whose cells are figures of steps, with the paper's own figures beside them.
 
-A recipe is built for a scale: the paper's, or a small one for stand-ins (`STAND_IN`). Both give the same graph.
+A recipe is built for a scale: the paper's, or a small one for stand-ins (`STAND_IN_SCALE`). Both give the same graph.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,8 +70,8 @@ class Scale:
         return replace(both, candidates=4, refresh_every=8) if self.small else both
 
 
-FULL = Scale()
-STAND_IN = Scale(small=True, limit_tokens=700, limit=16)
+FULL_SCALE = Scale()
+STAND_IN_SCALE = Scale(small=True, limit_tokens=700, limit=16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

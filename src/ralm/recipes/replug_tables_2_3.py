@@ -117,7 +117,7 @@ def replug_table_3(scale: Scale) -> Recipe:
         cells += cells_of(_LM.label, f"{column}, exact match, %", exact, _QA[column])
         cells += cells_of(_LM.label, f"{column}, log-probability of a token of the answer", likely)
         cells += discontinued("Codex", f"{column}, exact match, %", _QA_CODEX[column])
-        text = f"{column}: right answer likelier with REPLUG"
+        text = f"{column}: right answer more likely with REPLUG"
         orders += [
             *orders_of(column, exact, *_ORDERS),
             Order(better=likely["REPLUG"], worse=likely["none"], text=text),

@@ -70,7 +70,7 @@ def run_steps(steps: Sequence[Step], folder: RecipeFolder, run: Callable[[list[s
         line = folder.command_line(step)
         _LOG.info("%s: %s", at, command_text(line))
         try:
-            check_room(step, folder)
+            check_step_fits(step, folder)
             folder.write_inputs(step)
             run(line)
         except RalmError as error:
@@ -135,7 +135,7 @@ def total(estimates: Sequence[Estimate]) -> Estimate:
     )
 
 
-def check_room(step: Step, folder: RecipeFolder) -> None:
+def check_step_fits(step: Step, folder: RecipeFolder) -> None:
     """Raise StorageError or UsageError before a step begins whose result or model does not fit on this machine.
 
     Memory is not checked where the model runs elsewhere: on a GPU, a cluster, or behind an API.
