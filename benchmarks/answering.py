@@ -40,7 +40,8 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder, QuestionInput
-from ralm.lm.named import load_language_model, model_folder
+from ralm.lm import model_folder
+from ralm.lm.named import load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble, mixture
 from ralm.records import FloatArray, Hits, IntArray, Passage, Passages

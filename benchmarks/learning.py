@@ -28,8 +28,9 @@ from ralm.corpus.splitting import make_passages
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.evaluation.perplexity import evaluate_text
+from ralm.lm import TINY, model_folder
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.named import TINY, load_local_model, model_folder
+from ralm.lm.named import load_local_model
 from ralm.protocols import Reranker
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever

@@ -10,10 +10,9 @@ import pytest
 from ralm.lm.api import probe
 from ralm.lm.api.backends import Backend
 from ralm.lm.api.client import Client
-from ralm.lm.api.endpoint import Endpoint
+from ralm.lm.api.endpoint import ApiOptions, Endpoint
 from ralm.lm.api.model import ApiModel
-from ralm.lm.api.options import ApiOptions
-from ralm.lm.api.predictions import TokenNames
+from ralm.lm.api.predictions import ServerTokenNames
 from ralm.lm.api.probe import load_api_model
 from ralm.lm.api.servers import BackendConfig, Capabilities, build_backend
 from ralm.lm.api.tokenizers import ApiTokenizer, open_tokenizer
@@ -104,7 +103,7 @@ def way_named(name: str, backing: OfTable, likeliest: int, *, as_ids: bool = Tru
     """A way of asking the server of a table, as the probe would make it."""
     asking = BackendConfig(backend=name, top_logprobs=likeliest, as_ids=as_ids)
     return build_backend(
-        asking, "scripted", full_tokenizer(backing.tokenizer), TokenNames(backing.tokenizer, backing.vocabulary)
+        asking, "scripted", full_tokenizer(backing.tokenizer), ServerTokenNames(backing.tokenizer, backing.vocabulary)
     )
 
 

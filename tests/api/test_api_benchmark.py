@@ -11,7 +11,8 @@ from benchmarks.api.instant_server import InstantModel, instant_server, log_prob
 from benchmarks.api.material import Material, asked_model
 from benchmarks.api.reading_ahead import token_by_token, written
 from benchmarks.api.requests import planned, rate, spread
-from ralm.lm.named import TINY, load_local_model
+from ralm.lm import TINY
+from ralm.lm.named import load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate

@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from ralm.errors import BudgetError, ServerError, StorageError, UsageError
-from ralm.lm.api.budget import Usage
+from ralm.lm.api.budget import ApiUsage
 from ralm.lm.api.client import Client
-from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.endpoint import ApiOptions, Endpoint
 from ralm.lm.api.store import AnswerStore, answer_key
 from ralm.lm.api.transport import ApiRequest
 from tests.api.plain_server import PlainServer, Reply, Request, echo, plain_server
@@ -60,7 +59,7 @@ def test_answers_come_in_order_with_no_more_under_way_than_allowed(tmp_path: Pat
     with plain_server(reply) as server, client_of(server, tmp_path, requests_at_once=5) as client:
         assert numbers(client.answers(asked(range(100)))) == list(range(100))
         assert server.most_at_once == 5
-        assert client.usage == Usage(requests=100, tokens_in=300, tokens_out=200)
+        assert client.usage == ApiUsage(requests=100, tokens_in=300, tokens_out=200)
         assert {request.path for request in server.requests} == {"/v1/completions"}
 
 
@@ -124,7 +123,7 @@ def test_a_second_client_asks_nothing_again_but_what_another_model_says(tmp_path
             list(client.answers(asked(range(10))))
         with client_of(server, tmp_path) as client:
             assert numbers(client.answers(asked(range(12)))) == list(range(12))
-            assert client.usage == Usage(requests=2, reused=10, tokens_in=6, tokens_out=4)
+            assert client.usage == ApiUsage(requests=2, reused=10, tokens_in=6, tokens_out=4)
         with client_of(server, tmp_path, identity="another") as client:
             list(client.answers(asked(range(12))))
             assert client.usage.requests == 12
@@ -151,7 +150,7 @@ def test_faults_are_retried_and_counted(tmp_path: Path, status: int) -> None:
     with plain_server(reply) as server, client_of(server, tmp_path, requests_at_once=1) as client:
         assert numbers(client.answers(asked(range(4)))) == list(range(4))
         assert len(server.requests) == 12
-        assert client.usage == Usage(requests=4, retries=8, tokens_in=12, tokens_out=8)
+        assert client.usage == ApiUsage(requests=4, retries=8, tokens_in=12, tokens_out=8)
 
 
 def test_what_is_got_does_not_count(tmp_path: Path) -> None:
@@ -161,7 +160,7 @@ def test_what_is_got_does_not_count(tmp_path: Path) -> None:
     with plain_server(reply) as server, client_of(server, tmp_path) as client:
         client.get("/models")
         assert len(server.requests) == 2
-        assert client.usage == Usage()
+        assert client.usage == ApiUsage()
 
 
 def test_the_server_says_how_long_to_wait(tmp_path: Path) -> None:
@@ -505,7 +504,7 @@ from pathlib import Path
 from ralm.lm.api.client import Client
 from ralm.lm.api.transport import ApiRequest
 from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.endpoint import ApiOptions
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
 client = Client(Endpoint(sys.argv[1], "m"), ApiOptions(answers=Path(sys.argv[2]), requests_at_once=4))
@@ -574,7 +573,7 @@ from pathlib import Path
 from ralm.lm.api.client import Client
 from ralm.lm.api.transport import ApiRequest
 from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.endpoint import ApiOptions
 
 random.seed(int(sys.argv[3]))
 signal.signal(signal.SIGALRM, signal.default_int_handler)

@@ -7,7 +7,7 @@ import pytest
 
 from ralm import evaluate_text
 from ralm.errors import UsageError
-from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.endpoint import ApiOptions
 from ralm.protocols import UNLIMITED
 from ralm.reading.plan import PlanOptions
 from tests.api.backings import OfTable

@@ -10,7 +10,7 @@ from ralm.errors import ServerError
 from ralm.lm.api.backends import Backend
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.predictions import TokenNames, parse_log_prob, parse_log_probs
+from ralm.lm.api.predictions import ServerTokenNames, parse_log_prob, parse_log_probs
 from ralm.lm.api.servers import BackendConfig, build_backend
 from ralm.lm.api.transport import ApiRequest
 from ralm.protocols import FullTokenizer
@@ -33,7 +33,7 @@ def way_for(name: str) -> Backend:
     """The way of asking a reader; TGI takes text alone."""
     if name != "tgi":
         return way_named(name, TABLE, 5)
-    names = TokenNames(TABLE.tokenizer, TABLE.vocabulary)
+    names = ServerTokenNames(TABLE.tokenizer, TABLE.vocabulary)
     asking = BackendConfig(backend="tgi", top_logprobs=5, as_ids=False)
     return build_backend(asking, "scripted", cast("FullTokenizer", TABLE.tokenizer), names)
 

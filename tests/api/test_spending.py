@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ralm.errors import BudgetError, InputError, UsageError
-from ralm.lm.api.budget import Budget, PriceTable, Tokens, Usage, tokens_in_answer
-from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.budget import ApiUsage, Budget, PriceTable, Tokens, tokens_in_answer
+from ralm.lm.api.endpoint import ApiOptions
 
 
 def table(tmp_path: Path, text: str) -> Path:
@@ -99,7 +99,7 @@ def test_requests_are_counted_exactly() -> None:
     assert not budget.affords(Tokens(0, 0))
     with pytest.raises(BudgetError, match="2 requests sent.*raise `max_requests`"):
         budget.reserve(Tokens(0, 0))
-    assert budget.usage == Usage(requests=2)
+    assert budget.usage == ApiUsage(requests=2)
 
 
 def test_costs_are_bounded_exactly_and_those_under_way_count_at_their_worst(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_costs_are_bounded_exactly_and_those_under_way_count_at_their_worst(tmp_
     budget.failed(worst)
     budget.reserve(worst)
     budget.answered(worst, {"usage": {"prompt_tokens": 1_000_000, "completion_tokens": 0}})
-    assert budget.usage == Usage(requests=2, tokens_in=1_000_000, cost=0.1)
+    assert budget.usage == ApiUsage(requests=2, tokens_in=1_000_000, cost=0.1)
     assert budget.affords(worst), "it took less than it might have"
     budget.reserve(worst)
     with pytest.raises(BudgetError, match="1,000,000 tokens in and 0 out, 0.1 spent.*raise `max_cost`"):
@@ -124,5 +124,5 @@ def test_answers_without_a_count_are_counted_at_their_worst_and_said_to_be_estim
     budget = Budget("m", ApiOptions(prices=prices))
     budget.reserve(Tokens(20, 5))
     budget.answered(Tokens(20, 5), {"choices": []})
-    assert budget.usage == Usage(requests=1, tokens_in=20, tokens_out=5, estimated=1, cost=25e-6)
+    assert budget.usage == ApiUsage(requests=1, tokens_in=20, tokens_out=5, estimated=1, cost=25e-6)
     assert budget.usage.describe() == "1 requests sent and 0 reused, about 20 tokens in and 5 out, 2.5e-05 spent"

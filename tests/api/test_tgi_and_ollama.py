@@ -9,8 +9,8 @@ import pytest
 
 from ralm import Ensemble, GenerationOptions, InContext, Reader, generate
 from ralm.errors import ModelError, ServerError
+from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.model import ApiModel
-from ralm.lm.api.options import ApiOptions
 from ralm.lm.api.probe import load_api_model
 from ralm.lm.named import load_local_model
 from ralm.lm.scoring import Scorer

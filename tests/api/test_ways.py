@@ -16,7 +16,7 @@ from ralm.errors import RalmError, ServerError
 from ralm.lm.api.backends import END, Backend, PromptFormat
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.predictions import Prediction, TokenNames, build_prediction, parse_log_prob
+from ralm.lm.api.predictions import Prediction, ServerTokenNames, build_prediction, parse_log_prob
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.lm.tokenizer import full_tokenizer
 from tests.api.backings import OfTable
@@ -327,7 +327,7 @@ def test_a_list_for_the_chat_form_of_log_probabilities() -> None:
 
 
 def test_names_of_tokens() -> None:
-    names = TokenNames(TABLE.tokenizer, VOCABULARY)
+    names = ServerTokenNames(TABLE.tokenizer, VOCABULARY)
     assert names.id_of("token_id:17") == 17
     assert names.id_of("T") == TEXT[0]
     assert names.id_of("") is names.id_of("Th") is names.id_of("\ufffd") is names.id_of("bytes:\\xe2") is None

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.named import ModelOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.folder import MARK, CommandOptions, RecipeFolder, check_replacements

@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from ralm import Ensemble, FromRetriever, GenerationOptions, InContext, PlanOptions, evaluate_text, generate
-from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.named import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.serving.service import Service

@@ -10,7 +10,7 @@ from lm_eval.tasks import TaskManager
 
 from ralm import FromRetriever, PlanOptions, Request
 from ralm.harness.model import RalmLM
-from ralm.lm.named import model_folder
+from ralm.lm import model_folder
 from ralm.lm.scoring import Scorer
 from ralm.serving.service import Service
 from tests.harness.local_tasks import PAGES, save_tasks

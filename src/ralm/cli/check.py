@@ -9,8 +9,7 @@ from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.cli.process import complain, untested_warning
 from ralm.errors import UsageError
-from ralm.lm.api.endpoint import is_api
-from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.endpoint import ApiOptions, is_api
 
 
 def check(

@@ -14,8 +14,7 @@ from typing import Annotated, Final, TypeVar
 from ralm.cli.flags import Use
 from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text, read_text_in_chunks
 from ralm.errors import InputError, UsageError
-from ralm.lm.api.endpoint import is_api
-from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.options import Option
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions

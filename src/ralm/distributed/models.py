@@ -17,9 +17,10 @@ from ralm.answering.sources import QuestionInput
 from ralm.distributed.cluster import MAX_CRASHES, Requirements
 from ralm.distributed.workers import Loader, WorkerPool
 from ralm.errors import ClusterError, RalmError, UsageError
+from ralm.lm import TINY
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
-from ralm.lm.named import TINY, ModelOptions, load_local_model, load_tokenizer
+from ralm.lm.named import ModelOptions, load_local_model, load_tokenizer
 from ralm.lm.scoring import split_by_tokens
 from ralm.protocols import Continuations, WritingModel
 from ralm.records import FloatArray, ScoringSequence

@@ -1,1 +1,12 @@
 """Token ids in, log-probabilities out: frozen causal language models and their tokenizers."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+TINY: Final = "ralm-tiny"
+
+
+def model_folder(name: str) -> str:
+    """The folder of the built-in model if `name` is ralm-tiny; any other name unchanged."""
+    return str(Path(str(files("ralm.lm"))) / TINY) if name == TINY else name

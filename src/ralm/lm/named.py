@@ -5,13 +5,11 @@ Importing this module does not import torch; loading a model does.
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from ralm.errors import UsageError, extra
-from ralm.lm.api.endpoint import is_api
-from ralm.lm.api.options import ApiOptions
+from ralm.lm import model_folder
+from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.options import Option, check_options
 from ralm.protocols import WritingModel
 
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
-TINY: Final = "ralm-tiny"
 _API_PACKAGES: Final = ("openai", "tiktoken", "transformers", "huggingface_hub")
 _LM_PACKAGES: Final = ("torch", "transformers", "tokenizers", "huggingface_hub")
 
@@ -100,11 +97,6 @@ def load_tokenizer(name: str) -> "ModelTokenizer":
     with _lm_extra():
         from ralm.lm.local.tokenization import load_model_tokenizer
     return load_model_tokenizer(model_folder(name))
-
-
-def model_folder(name: str) -> str:
-    """The folder of the built-in model if `name` is ralm-tiny; any other name unchanged."""
-    return str(Path(str(files("ralm.lm"))) / TINY) if name == TINY else name
 
 
 def _lm_extra() -> AbstractContextManager[None]:

@@ -25,7 +25,7 @@ from ralm.corpus.formats.arrow import dataset_records
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import CorpusError
-from ralm.lm.named import model_folder
+from ralm.lm import model_folder
 from ralm.recipes.resources import Resource, ResourceKind
 from ralm.records import Document
 from ralm.storage.manifest import read_manifest, write_manifest

@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ralm.errors import ModelError, UsageError
+from ralm.lm import model_folder
 from ralm.lm.local.loading import (
     check_folder,
     check_tokenizer,
@@ -37,7 +38,6 @@ from ralm.lm.local.loading import (
     weights_fingerprint,
     whole_loading,
 )
-from ralm.lm.named import model_folder
 from ralm.records import FloatArray
 from ralm.reranking.predictive import Pair
 

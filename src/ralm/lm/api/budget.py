@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Self, TypeGuard
 from pydantic import JsonValue
 
 from ralm.errors import BudgetError, InputError, UsageError
-from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.endpoint import ApiOptions
 
 _MILLION: Final = 1_000_000
 
@@ -33,7 +33,7 @@ class Tokens(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class ApiUsage:
     """The requests to a server so far, and their cost.
 
     `requests` were sent, with `retries` retries; `reused` requests were not sent, because their answer was stored or an
@@ -126,12 +126,12 @@ class Budget:
         self._price = None if options.prices is None else _price_of(model, options.prices)
         self._max_cost = None if options.max_cost is None else Decimal(str(options.max_cost))
         self._lock = threading.Lock()
-        self._usage = Usage(cost=None if self._price is None else 0.0)
+        self._usage = ApiUsage(cost=None if self._price is None else 0.0)
         self._tokens = Tokens(0, 0)
         self._in_flight = Tokens(0, 0)
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> ApiUsage:
         """The usage so far."""
         return self._usage
 

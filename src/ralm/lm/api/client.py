@@ -18,11 +18,9 @@ from typing import Any, Final, Self, TypeAlias, TypeVar, cast
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.lm.api.budget import Budget, Tokens, Usage
-from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.model_change import ModelChangeDetector
-from ralm.lm.api.options import ApiOptions
-from ralm.lm.api.store import AnswerStore, answer_key, default_answers
+from ralm.lm.api.budget import ApiUsage, Budget, Tokens
+from ralm.lm.api.endpoint import ApiOptions, Endpoint
+from ralm.lm.api.store import AnswerStore, ModelChangeDetector, answer_key, default_answers
 from ralm.lm.api.transport import ApiRequest, JsonObject, Transport
 
 _LOG: Final = logging.getLogger(__name__)
@@ -66,7 +64,7 @@ class Client:
         self.close()
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> ApiUsage:
         """The requests so far and their cost."""
         return self._budget.usage
 

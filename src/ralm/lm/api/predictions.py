@@ -1,6 +1,6 @@
 """A server's prediction of the next token of a text: the generated token and the most likely ones, by token id.
 
-Servers name tokens as `token_id:17` or by their text; `TokenNames` finds the ids. Shapes: C listed tokens, B texts.
+Servers name tokens as `token_id:17` or by their text; `ServerTokenNames` finds the ids. C listed tokens, B texts.
 """
 
 import re
@@ -118,7 +118,7 @@ def parse_log_probs(values: Sequence[object], where: str) -> DoubleArray:
     return np.array([parse_log_prob(value, where) for value in values], dtype=np.float64)
 
 
-class TokenNames:
+class ServerTokenNames:
     """The ids of a vocabulary of `size` tokens by name."""
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:

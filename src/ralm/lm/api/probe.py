@@ -19,11 +19,9 @@ import numpy as np
 from ralm.errors import ModelError, ServerError, UsageError
 from ralm.lm.api.backends import END, Backend, unexpected
 from ralm.lm.api.client import Client
-from ralm.lm.api.endpoint import endpoint_of
+from ralm.lm.api.endpoint import ApiOptions, endpoint_of
 from ralm.lm.api.model import ApiModel, as_dry_run
-from ralm.lm.api.model_change import KnownText, ModelChangeDetector, Origin, origin_of
-from ralm.lm.api.options import ApiOptions
-from ralm.lm.api.predictions import Prediction, TokenNames
+from ralm.lm.api.predictions import Prediction, ServerTokenNames
 from ralm.lm.api.servers import (
     BackendConfig,
     Capabilities,
@@ -33,7 +31,7 @@ from ralm.lm.api.servers import (
     detect_server,
     newer_chat,
 )
-from ralm.lm.api.store import answer_key
+from ralm.lm.api.store import KnownText, ModelChangeDetector, Origin, answer_key, origin_of
 from ralm.lm.api.tokenizers import ApiTokenizer, PlainTokenizer, open_tokenizer
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
@@ -174,7 +172,7 @@ class _Trials:
         self._name = name
         self._client = client
         self._tokenizer = tokenizer
-        self._names = TokenNames(tokenizer.tokenizer, tokenizer.size)
+        self._names = ServerTokenNames(tokenizer.tokenizer, tokenizer.size)
         self._text = tokenizer.tokenizer.encode(_TEXT)
         self._answers: dict[bytes, JsonObject] = {}
 

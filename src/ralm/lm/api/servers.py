@@ -26,7 +26,7 @@ from ralm.lm.api.backends.sglang import SGLANG
 from ralm.lm.api.backends.tgi import TGI
 from ralm.lm.api.backends.vllm import VLLM
 from ralm.lm.api.client import Client
-from ralm.lm.api.predictions import TokenNames
+from ralm.lm.api.predictions import ServerTokenNames
 from ralm.lm.api.transport import JsonObject
 from ralm.protocols import FullTokenizer
 
@@ -151,7 +151,7 @@ _TIERS: Final = (
 )
 
 
-def build_backend(config: BackendConfig, model: str, tokenizer: FullTokenizer, names: TokenNames) -> Backend:
+def build_backend(config: BackendConfig, model: str, tokenizer: FullTokenizer, names: ServerTokenNames) -> Backend:
     """The backend that `config` describes, for a server's `model`. Raises KeyError if none has this name."""
     prompts = PromptFormat(tokenizer=tokenizer, as_ids=config.as_ids, begin=config.begin)
     return config.kind(top_logprobs=config.top_logprobs, model=model, prompts=prompts, names=names)

@@ -11,11 +11,11 @@ import tiktoken
 from pydantic import JsonValue
 
 from ralm.errors import ChatError, ModelError, UsageError
+from ralm.lm import model_folder
 from ralm.lm.api.backends import parsing
 from ralm.lm.api.client import Client
 from ralm.lm.api.servers import ServerInfo
 from ralm.lm.local.tokenization import load_model_tokenizer
-from ralm.lm.named import load_tokenizer
 from ralm.lm.tokenizer import full_tokenizer, last_of_user
 from ralm.protocols import FullTokenizer
 from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
@@ -64,7 +64,7 @@ def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
 
 
 def _hub_or_folder(name: str) -> ApiTokenizer:
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_model_tokenizer(model_folder(name))
     return ApiTokenizer(tokenizer, name, tokenizer.vocabulary, tokenizer.fingerprint)
 
 

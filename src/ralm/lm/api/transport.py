@@ -26,8 +26,7 @@ from pydantic_core import from_json, to_json
 
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.budget import Tokens
-from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.endpoint import ApiOptions, Endpoint
 from ralm.version import __version__
 
 JsonObject: TypeAlias = dict[str, JsonValue]

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from ralm.errors import ServerError
 from ralm.lm.api.client import Client
-from ralm.lm.api.predictions import Prediction, TokenNames
+from ralm.lm.api.predictions import Prediction, ServerTokenNames
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.protocols import FullTokenizer
 from ralm.records import IntArray
@@ -81,7 +81,7 @@ class Backend(ABC):
     top_logprobs: int
     model: str
     prompts: PromptFormat
-    names: TokenNames
+    names: ServerTokenNames
 
     @property
     def reserved_tokens(self) -> int:
@@ -222,7 +222,7 @@ def expect_length(values: Sequence[object], expected: int, what: str) -> None:
         raise unexpected(f"the server returns {len(values):,} log-probabilities for {expected:,} {what}")
 
 
-def field_of(answer: object, *path: str | int) -> Any:
+def answer_field(answer: object, *path: str | int) -> Any:
     """The part of an answer at a path; ServerError if it is missing."""
     found: Any = answer
     for step in path:

@@ -16,9 +16,9 @@ from ralm.lm.api.backends import (
     Backend,
     ModelList,
     ServerKind,
+    answer_field,
     count_in,
     end_prediction,
-    field_of,
     parsing,
     unexpected,
     wrong_model,
@@ -50,12 +50,12 @@ class LlamaCppCompletion(Backend):
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
         """One prediction for each generated token, up to one that ends inside a character."""
         if max_tokens == 1:
-            return [self._top_prediction(field_of(answer, "completion_probabilities", 0))]
+            return [self._top_prediction(answer_field(answer, "completion_probabilities", 0))]
         rows: Any = answer.get("completion_probabilities") or []
-        tokens = field_of(answer, "tokens")
+        tokens = answer_field(answer, "tokens")
         found: list[Prediction] = []
         for token, row in zip(tokens, rows, strict=False):
-            if field_of(row, "id") != token:
+            if answer_field(row, "id") != token:
                 return found
             found.append(self._prediction(int(token), _log_prob(row), row))
         ended = answer.get("stop_type") == "eos" and len(rows) == len(tokens)
@@ -64,7 +64,7 @@ class LlamaCppCompletion(Backend):
     @parsing
     def generated_text(self, answer: JsonObject) -> str | None:
         """`content`."""
-        return str(field_of(answer, "content"))
+        return str(answer_field(answer, "content"))
 
     @parsing
     def prompt_token_count(self, answer: JsonObject) -> int | None:
@@ -82,9 +82,9 @@ class LlamaCppCompletion(Backend):
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
         """The log-probability of the chosen token."""
         [token] = tokens
-        row = field_of(answer, "completion_probabilities", 0)
-        rows = field_of(row, "top_logprobs") if self._is_part(token) else [row]
-        found = next((one for one in rows if field_of(one, "id") == token), None)
+        row = answer_field(answer, "completion_probabilities", 0)
+        rows = answer_field(row, "top_logprobs") if self._is_part(token) else [row]
+        found = next((one for one in rows if answer_field(one, "id") == token), None)
         if found is None:
             raise unexpected(f"the server returns token {row['id']} where {token} was chosen: it ignores `logit_bias`")
         return [_log_prob(found)]
@@ -100,16 +100,16 @@ class LlamaCppCompletion(Backend):
 
     def _top_prediction(self, row: Mapping[str, Any]) -> Prediction:
         """The prediction of the greedy token, which the bias replaced."""
-        first = field_of(row, "top_logprobs", 0)
-        return self._prediction(int(field_of(first, "id")), _log_prob(first), row)
+        first = answer_field(row, "top_logprobs", 0)
+        return self._prediction(int(answer_field(first, "id")), _log_prob(first), row)
 
     def _prediction(self, token: int, log_prob: float, row: Mapping[str, Any]) -> Prediction:
-        pairs = [(int(field_of(one, "id")), _log_prob(one)) for one in field_of(row, "top_logprobs")]
+        pairs = [(int(answer_field(one, "id")), _log_prob(one)) for one in answer_field(row, "top_logprobs")]
         return build_prediction(token, log_prob, pairs, self.top_logprobs)
 
 
 def _log_prob(row: Mapping[str, Any]) -> float:
-    return parse_log_prob(field_of(row, "logprob"), _NAME)
+    return parse_log_prob(answer_field(row, "logprob"), _NAME)
 
 
 def _request(text: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import ModelList, ServerKind, count_in, field_of, get_or_empty, parsing
+from ralm.lm.api.backends import ModelList, ServerKind, answer_field, count_in, get_or_empty, parsing
 from ralm.lm.api.backends.openai import Completions, retokenize
 from ralm.lm.api.client import Client
 from ralm.lm.api.predictions import Prediction
@@ -42,7 +42,7 @@ class OllamaGenerate(Completions):
     @parsing
     def generated_text(self, answer: JsonObject) -> str | None:
         """`response`."""
-        return str(field_of(answer, "response"))
+        return str(answer_field(answer, "response"))
 
     @parsing
     def prompt_token_count(self, answer: JsonObject) -> int | None:
@@ -50,7 +50,7 @@ class OllamaGenerate(Completions):
         return count_in(answer, "prompt_eval_count")
 
     def _choice(self, answer: JsonObject) -> Mapping[str, Any]:
-        return {"logprobs": {"content": field_of(answer, "logprobs")}, "finish_reason": answer.get("done_reason")}
+        return {"logprobs": {"content": answer_field(answer, "logprobs")}, "finish_reason": answer.get("done_reason")}
 
     def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
         body: dict[str, JsonValue] = {
@@ -81,7 +81,7 @@ class OllamaTextGenerate(OllamaGenerate):
     @parsing
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
         """One prediction without log-probabilities for each token of the text."""
-        return retokenize(str(field_of(answer, "response")), answer.get("done_reason"), self.prompts, max_tokens)
+        return retokenize(str(answer_field(answer, "response")), answer.get("done_reason"), self.prompts, max_tokens)
 
 
 def _find(client: Client, _: ModelList) -> JsonObject | None:

@@ -14,10 +14,10 @@ from pydantic import JsonValue
 from ralm.lm.api.backends import (
     Backend,
     PromptFormat,
+    answer_field,
     count_in,
     end_prediction,
     expect_length,
-    field_of,
     parsing,
     unexpected,
 )
@@ -64,7 +64,7 @@ class Completions(Backend):
     @parsing
     def generated_text(self, answer: JsonObject) -> str | None:
         """`text`."""
-        return str(field_of(answer, "choices", 0, "text"))
+        return str(answer_field(answer, "choices", 0, "text"))
 
     @parsing
     def prompt_token_count(self, answer: JsonObject) -> int | None:
@@ -83,7 +83,7 @@ class Completions(Backend):
 
     def _choice(self, answer: JsonObject) -> Mapping[str, Any]:
         """The part of an answer with its text and `logprobs`."""
-        choice: Mapping[str, Any] = field_of(answer, "choices", 0)
+        choice: Mapping[str, Any] = answer_field(answer, "choices", 0)
         return choice
 
     def _predictions(self, choice: Mapping[str, Any], prompt: Sequence[int] | IntArray) -> list[Prediction]:
@@ -104,7 +104,7 @@ class Completions(Backend):
 
     def _rows(self, choice: Mapping[str, Any]) -> Sequence[_Row]:
         """The rows of `logprobs`, in the format of completions or of chats; without a first row of null."""
-        logprobs = field_of(choice, "logprobs")
+        logprobs = answer_field(choice, "logprobs")
         if logprobs is None:
             raise unexpected("the server returns no log-probabilities")
         if "content" in logprobs:
@@ -112,9 +112,9 @@ class Completions(Backend):
                 (one.get("token"), one.get("logprob"), _pairs(one.get("top_logprobs"))) for one in logprobs["content"]
             ]
         else:
-            values = field_of(logprobs, "token_logprobs")
+            values = answer_field(logprobs, "token_logprobs")
             tops = logprobs.get("top_logprobs") or [None] * len(values)
-            rows = list(zip(field_of(logprobs, "tokens"), values, map(_pairs, tops), strict=True))
+            rows = list(zip(answer_field(logprobs, "tokens"), values, map(_pairs, tops), strict=True))
         return rows[1:] if rows and rows[0][1] is None else rows
 
     def _prediction(
@@ -149,8 +149,8 @@ class EchoCompletions(Completions):
     @parsing
     def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
         """The predictions of the prompt and of the new token."""
-        choice = field_of(answer, "choices", 0)
-        logprobs = field_of(choice, "logprobs", "token_logprobs")
+        choice = answer_field(answer, "choices", 0)
+        logprobs = answer_field(choice, "logprobs", "token_logprobs")
         ended = choice.get("finish_reason") == "stop" and len(logprobs) == len(tokens)
         if not ended:
             expect_length(logprobs, len(tokens) + 1, "tokens, those of a prompt and a new one")
@@ -196,8 +196,8 @@ class TextCompletions(Completions):
     @parsing
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
         """One prediction without log-probabilities for each token of the text."""
-        choice = field_of(answer, "choices", 0)
-        return retokenize(str(field_of(choice, "text")), choice.get("finish_reason"), self.prompts, max_tokens)
+        choice = answer_field(answer, "choices", 0)
+        return retokenize(str(answer_field(choice, "text")), choice.get("finish_reason"), self.prompts, max_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ class ChatCompletions(Completions):
     @parsing
     def generated_text(self, answer: JsonObject) -> str | None:
         """The content of the message."""
-        return str(field_of(answer, "choices", 0, "message", "content") or "")
+        return str(answer_field(answer, "choices", 0, "message", "content") or "")
 
     def _message(self, text: IntArray, max_tokens: int, more: dict[str, JsonValue]) -> ApiRequest:
         body: dict[str, JsonValue] = {
@@ -251,7 +251,7 @@ class TextChatCompletions(ChatCompletions):
     @parsing
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
         """One prediction without log-probabilities for each token of the answer."""
-        choice = field_of(answer, "choices", 0)
+        choice = answer_field(answer, "choices", 0)
         return retokenize(self.generated_text(answer) or "", choice.get("finish_reason"), self.prompts, max_tokens)
 
 
@@ -289,5 +289,5 @@ def _pairs(top: object) -> list[tuple[str, object]]:
     if isinstance(top, Mapping):
         return [(str(name), value) for name, value in top.items()]
     if isinstance(top, Sequence):
-        return [(str(field_of(one, "token")), field_of(one, "logprob")) for one in top]
+        return [(str(answer_field(one, "token")), answer_field(one, "logprob")) for one in top]
     return []

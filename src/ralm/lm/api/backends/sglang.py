@@ -10,9 +10,9 @@ from ralm.lm.api.backends import (
     Backend,
     ModelList,
     ServerKind,
+    answer_field,
     count_in,
     expect_length,
-    field_of,
     get_or_empty,
     parsing,
     unexpected,
@@ -43,12 +43,12 @@ class SgLangGenerate(Backend):
     @parsing
     def generated_text(self, answer: JsonObject) -> str | None:
         """`text`."""
-        return str(field_of(answer, "text"))
+        return str(answer_field(answer, "text"))
 
     @parsing
     def prompt_token_count(self, answer: JsonObject) -> int | None:
         """`prompt_tokens`."""
-        return count_in(field_of(answer, "meta_info"), "prompt_tokens")
+        return count_in(answer_field(answer, "meta_info"), "prompt_tokens")
 
     def prompt_request(self, tokens: IntArray) -> ApiRequest:
         """The log-probabilities of the prompt from its beginning, and of one more token."""
@@ -78,14 +78,14 @@ class SgLangGenerate(Backend):
     @parsing
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
         """The log-probabilities of the chosen tokens."""
-        rows = field_of(answer, "meta_info", "output_token_ids_logprobs", 0)
+        rows = answer_field(answer, "meta_info", "output_token_ids_logprobs", 0)
         values = {int(number): value for value, number, *_ in rows}
-        return [parse_log_prob(field_of(values, token), "SGLang") for token in tokens]
+        return [parse_log_prob(answer_field(values, token), "SGLang") for token in tokens]
 
     def _predictions(self, answer: JsonObject, where: str, first: int) -> list[Prediction]:
         """The predictions of the prompt (`input`) or the generated tokens (`output`), from the token `first` on."""
-        own = field_of(answer, "meta_info", f"{where}_token_logprobs")
-        top = field_of(answer, "meta_info", f"{where}_top_logprobs")
+        own = answer_field(answer, "meta_info", f"{where}_token_logprobs")
+        top = answer_field(answer, "meta_info", f"{where}_top_logprobs")
         expect_length(top, len(own), "tokens")
         return [
             self._prediction(int(token), value, listed or [])
@@ -109,7 +109,7 @@ def _request(text: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> 
 
 def _prompt_rows(answer: JsonObject, tokens: IntArray) -> Sequence[Sequence[Any]]:
     """The row of each token of a prompt: a log-probability, an id and more. Raises ServerError for other tokens."""
-    rows: Sequence[Sequence[Any]] = field_of(answer, "meta_info", "input_token_logprobs")
+    rows: Sequence[Sequence[Any]] = answer_field(answer, "meta_info", "input_token_logprobs")
     expect_length(rows, len(tokens), "tokens of a prompt")
     if [token for _, token, *_ in rows] != tokens.tolist():
         raise unexpected("the server returns log-probabilities of other tokens than those of a prompt")

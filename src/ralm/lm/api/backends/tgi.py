@@ -13,8 +13,8 @@ from ralm.lm.api.backends import (
     Backend,
     ModelList,
     ServerKind,
+    answer_field,
     expect_length,
-    field_of,
     get_or_empty,
     parsing,
     unexpected,
@@ -43,14 +43,14 @@ class TgiTopTokens(Backend):
     @parsing
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:  # noqa: ARG002
         """One prediction for each generated token, the end of the text included."""
-        own, top = field_of(answer, "details", "tokens"), field_of(answer, "details", "top_tokens")
+        own, top = answer_field(answer, "details", "tokens"), answer_field(answer, "details", "top_tokens")
         expect_length(top, len(own), "tokens")
         return [_prediction(one, listed, self.top_logprobs) for one, listed in zip(own, top, strict=True)]
 
     @parsing
     def generated_text(self, answer: JsonObject) -> str | None:
         """`generated_text`."""
-        return str(field_of(answer, "generated_text"))
+        return str(answer_field(answer, "generated_text"))
 
     def token_count_request(self, text: IntArray) -> ApiRequest:
         """/tokenize, which costs nothing."""
@@ -83,12 +83,12 @@ class TgiPrompts(TgiTopTokens):
     @parsing
     def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
         """The predictions of the prompt, which list no other tokens, and of the next token."""
-        prefill = field_of(answer, "details", "prefill")
+        prefill = answer_field(answer, "details", "prefill")
         if not prefill:
             raise unexpected("the server does not score prompts: it was started without --enable-prefill-logprobs")
         expect_length(prefill, len(tokens), "tokens of a prompt")
         for one, token in zip(prefill, tokens.tolist(), strict=True):
-            if field_of(one, "id") != token:
+            if answer_field(one, "id") != token:
                 raise unexpected(
                     f"the server reads token {one['id']} where a prompt has token {token}: it splits the text into "
                     "other tokens"
@@ -102,7 +102,7 @@ def _prediction(one: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], req
 
 def _pair(one: Mapping[str, Any]) -> tuple[int, float]:
     """The id of a token and its log-probability."""
-    return int(field_of(one, "id")), parse_log_prob(field_of(one, "logprob"), "TGI")
+    return int(answer_field(one, "id")), parse_log_prob(answer_field(one, "logprob"), "TGI")
 
 
 def _find(client: Client, _: ModelList) -> JsonObject | None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import ServerKind, expect_length, field_of, parsing, unexpected
+from ralm.lm.api.backends import ServerKind, answer_field, expect_length, parsing, unexpected
 from ralm.lm.api.backends.openai import Completions
 from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, parse_log_probs
 from ralm.lm.api.transport import ApiRequest, JsonObject
@@ -35,7 +35,7 @@ class VllmCompletions(Completions):
                 rows[begin - 1 :], tokens[begin:], log_probs[begin - 1 :].tolist(), strict=True
             )
         ]
-        return prompt + self._predictions(field_of(answer, "choices", 0), ())
+        return prompt + self._predictions(answer_field(answer, "choices", 0), ())
 
     def scoring_request(self, tokens: IntArray) -> ApiRequest:
         """The prompt without the most likely tokens, which would take most of the time to parse."""
@@ -55,11 +55,11 @@ class VllmCompletions(Completions):
     @parsing
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
         """The log-probabilities of the chosen tokens."""
-        listed = field_of(answer, "choices", 0, "logprobs", "top_logprobs", 0)
-        return [parse_log_prob(field_of(listed, f"token_id:{token}"), "vLLM") for token in tokens]
+        listed = answer_field(answer, "choices", 0, "logprobs", "top_logprobs", 0)
+        return [parse_log_prob(answer_field(listed, f"token_id:{token}"), "vLLM") for token in tokens]
 
     def _prompt_prediction(self, listed: Mapping[str, Any], token: int, log_prob: float) -> Prediction:
-        pairs = [(int(number), parse_log_prob(field_of(one, "logprob"), "vLLM")) for number, one in listed.items()]
+        pairs = [(int(number), parse_log_prob(answer_field(one, "logprob"), "vLLM")) for number, one in listed.items()]
         return build_prediction(token, log_prob, pairs, self.top_logprobs)
 
     def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
@@ -72,7 +72,7 @@ def _prompt_log_probs(answer: JsonObject, tokens: IntArray) -> tuple[Sequence[Ma
 
     Raises ServerError if vLLM read other tokens, or a value is not a log-probability.
     """
-    rows = field_of(answer, "choices", 0, "prompt_logprobs")
+    rows = answer_field(answer, "choices", 0, "prompt_logprobs")
     expect_length(rows, len(tokens), "tokens of a prompt")
     try:
         values = [listed[str(token)]["logprob"] for token, listed in zip(tokens[1:].tolist(), rows[1:], strict=True)]
