@@ -101,8 +101,3 @@ def test_what_does_not_fit_is_refused_before_anything_is_retrieved() -> None:
         evaluate_text(TEXT, model, options(), source=source, reader=Concatenation(documents=5))
     with pytest.raises(UsageError, match="`documents` 2 of `document_tokens` 8 and `block` 28 do not fit"):
         options(windows="blocked", block=28).check_documents(2)
-
-
-def test_none_makes_no_sense() -> None:
-    with pytest.raises(UsageError, match="`documents` must be at least 1, not 0"):
-        Concatenation(documents=0)

@@ -62,7 +62,6 @@ def test_an_ensemble_of_the_best_equals_the_plain_loop(
     reranker: Reranker = ZeroShot(candidates=4, tokens=3) if method == "zero-shot" else Oracle(candidates=4)
     scored = score_text(text, model, hits, PASSAGES, Ensemble(documents=documents), reranker)
     provenance = scored.provenance
-    assert provenance is not None
     at = 0
     for row, (first, end) in enumerate(zip(text.plan.target_begin_R.tolist(), text.plan.end_R.tolist(), strict=True)):
         ranked = (max(1, first - 3), first) if method == "zero-shot" else (first, end)
@@ -93,7 +92,6 @@ def test_the_first_of_several_is_the_one_that_is_read_alone(reranker: Reranker) 
     alone = score_text(text, model, hits, PASSAGES, reranker=reranker)
     for documents in (2, 4):
         several = score_text(text, model, hits, PASSAGES, Ensemble(documents=documents), reranker).provenance
-        assert several is not None
         np.testing.assert_array_equal(several.passages_TK[:, 0], alone.passages_T)
         joined = score_text(text, model, hits, PASSAGES, Concatenation(documents=2), reranker)
         np.testing.assert_array_equal(joined.passages_T, alone.passages_T)

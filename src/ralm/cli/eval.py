@@ -106,7 +106,7 @@ def evaluate(
     content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
     parts: Any = {
         "source": source,
-        "reranker": reading.reranker(ranker),
+        "reranker": reading.reranking.reranker(ranker),
         "reader": reading.chosen_reader,
         "limit_tokens": job.limit_tokens,
     }

@@ -85,7 +85,7 @@ def generate(
             f"{lm} does not tell the log-probability of a given text, which `{'report' if report else 'baseline'}` "
             "needs: leave it out."
         )
-    reranker = reading.reranker(open_model(reading.ranks_with, model_options) if reading.ranks_with else None)
+    reranker = reading.reranking.reranker(open_model(reading.ranks_with, model_options) if reading.ranks_with else None)
     reader, passages = reading.chosen_reader, source.passages if source else ()
     pieces = generate_many(texts, model, settings, source, reader=reader, reranker=reranker)
     written = by_prompt(len(texts), pieces) if json else print_generations(texts, pieces, passages)

@@ -80,7 +80,7 @@ def sweep(
             plan=job.plan,
             reader=job.reading.chosen_reader,
             source=sources[_source_of(job)],
-            reranker=job.reading.reranker(
+            reranker=job.reading.reranking.reranker(
                 ranker if job.reading.rerank_lm else None, cross_encoders.get(_choosing(job))
             ),
         )

@@ -5,12 +5,11 @@ from typing import Annotated, Literal
 
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
-from ralm.protocols import LanguageModel, Reader, Reranker
+from ralm.protocols import Reader
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reranking import RerankOptions
-from ralm.reranking.predictive import CrossEncoder
 
 ReaderName = Literal["in-context", "ensemble", "concatenation"]
 
@@ -85,9 +84,3 @@ class ReadingOptions:
     def ranks_with(self) -> str | None:
         """The name of the ranking model, or None if the reading model ranks."""
         return self.rerank_lm if self.reranking.method == "zero-shot" else None
-
-    def reranker(
-        self, model: LanguageModel | None = None, cross_encoder: CrossEncoder | None = None
-    ) -> Reranker | None:
-        """The reranker, or None if nothing is reranked; see `RerankOptions.reranker`."""
-        return self.reranking.reranker(model, cross_encoder)
