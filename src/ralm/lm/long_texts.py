@@ -53,17 +53,34 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 
 _SIGNS: Final = "\u3001\u3002\uff0c\uff0e\uff1a\uff1b\uff01\uff1f"
-_PLACES: Final = re.compile(rf"(?<=[^\W_])(?=[ \n{_SIGNS}][^\W_])|(?<=\S\n)(?=[^\W_])")
-"""Between a letter or digit and a single space, line end or Chinese or Japanese sign before another one; and between a
-line end and a letter or digit. No normalisation and no run of spaces crosses such a place."""
-_TRIES: Final = 64
+_CANDIDATES: Final = re.compile(rf"(?<=[^\W_])(?=[ \n{_SIGNS}][^\W_])|(?<=\S\n)(?=[^\W_])")
+"""Places between a letter or digit and a single space, line end or Chinese or Japanese sign before another one; and
+between a line end and a letter or digit. No normalisation and no run of spaces crosses such a place."""
+_MAX_TRIES: Final = 64
 _CHUNK: Final = 1 << 20
+
+_LOCAL_STAGES: Final = frozenset(
+    "BertNormalizer ByteLevel Lowercase NFC NFD NFKC NFKD Nmt Precompiled Prepend Replace Strip StripAccents "
+    "BertPreTokenizer CharDelimiterSplit Digits Metaspace Punctuation Split UnicodeScripts Whitespace "
+    "WhitespaceSplit Removed".split()
+)
+"""Kinds of normalisation and pre-tokenisation that treat the two sides of a cut independently."""
+_MODELS: Final = ("BPE", "Unigram", "WordLevel", "WordPiece")
+_SPACES: Final = " \n\u2581\u0120\u010a"
+"""A space and a line end as they are, as SentencePiece writes a space, and as byte-level BPE writes both."""
+_SPACE_INSIDE: Final = re.compile(rf"[^\s{_SPACES}][\s{_SPACES}]+[^\s{_SPACES}]")
+
+_KEEPING_STAGES: Final = frozenset("ByteLevel Digits Punctuation Split".split())
+"""Kinds of pre-tokenisation that keep every character, except `Removed` ones."""
+_PRINTED: Final = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES: Final = {*map(chr, _PRINTED), *map(chr, range(0x100, 0x200 - len(_PRINTED)))}
+"""The names of single bytes: a character that can be printed stands for itself, the others are numbered from U+0100."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """A stretch of text with its tokens (int64, N), their spans (int64, N x 2), and the pre-token of each: `word_of`
-    gives its number."""
+    """A part of a text with its tokens (int64, N), their spans (int64, N x 2), and the number of the pre-token of each
+    token (`word_of`)."""
 
     text: str
     tokens: IntArray
@@ -71,10 +88,10 @@ class Window:
     word_of: Callable[[int], int | None]
 
     def before(self, place: int) -> int:
-        """How many tokens begin before a character."""
+        """The number of tokens that begin before a character."""
         return int(np.count_nonzero(self.spans_N2[:, 0] < place))
 
-    def is_parted(self, place: int) -> bool:
+    def has_boundary(self, place: int) -> bool:
         """Whether each token lies on one side of a character, with tokens on both sides, in the order of the text."""
         at, spans_N2 = self.before(place), self.spans_N2
         return 0 < at < len(spans_N2) and int(spans_N2[:at, 1].max()) <= place <= int(spans_N2[at:, 0].min())
@@ -101,7 +118,7 @@ _SIZES: Final = WindowSizes()
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A place at which a window is cut, where the next window begins, and up to where the two must agree."""
+    """Characters of a window: where the next window begins, the cut, and up to where the two must agree."""
 
     begin: int
     place: int
@@ -112,22 +129,22 @@ def encode_in_pieces(
     chunks: Iterable[str], encode: Callable[[str], Window], separate: Separate, sizes: WindowSizes = _SIZES
 ) -> Iterator[EncodedPiece]:
     """The pieces of the text that the chunks make up; as few chunks are read as the pieces need."""
-    rest = _Rest(chunks)
-    window, begin, given = encode(rest.first(sizes.first)), 0, 0
-    while rest.goes_on_after(len(window.text)):
-        cut = _find_cut(window, given, separate, sizes.overlap)
+    text = _ChunkedText(chunks)
+    window, begin, done = encode(text.read(sizes.first)), 0, 0
+    while text.is_longer_than(len(window.text)):
+        cut = _find_cut(window, done, separate, sizes.overlap)
         if cut is not None:
             size = len(window.text) - cut.begin + min(2 * len(window.text), sizes.longest)
-            following = encode(rest.first(size, after=cut.begin))
+            following = encode(text.read(size, after=cut.begin))
             if _agree(window, following, cut, separate):
-                yield _piece(window, given, cut.place, begin)
-                rest.drop(cut.begin)
-                window, begin, given = following, begin + cut.begin, cut.place - cut.begin
+                yield _piece(window, done, cut.place, begin)
+                text.drop(cut.begin)
+                window, begin, done = following, begin + cut.begin, cut.place - cut.begin
                 continue
         if len(window.text) >= sizes.longest:
             _LOG.info("no place to cut the text: %s characters are tokenised at once", f"{2 * len(window.text):,}")
-        window = encode(rest.first(2 * len(window.text)))
-    yield _piece(window, given, len(window.text), begin)
+        window = encode(text.read(2 * len(window.text)))
+    yield _piece(window, done, len(window.text), begin)
 
 
 def text_chunks(text: str) -> Iterator[str]:
@@ -153,42 +170,42 @@ def join_pieces(pieces: Iterable[EncodedPiece]) -> tuple[IntArray, IntArray]:
     return np.concatenate(tokens), np.concatenate(spans)
 
 
-class _Rest:
+class _ChunkedText:
     """The text of some chunks, from the beginning of the current window on, read as far as it is needed."""
 
     def __init__(self, chunks: Iterable[str]) -> None:
         self._chunks = iter(chunks)
-        self._held = ""
+        self._text = ""
 
-    def first(self, size: int, after: int = 0) -> str:
+    def read(self, size: int, after: int = 0) -> str:
         """The first `size` characters after a character; fewer at the end of the text."""
-        self._read(after + size)
-        return self._held[after : after + size]
+        self._extend(after + size)
+        return self._text[after : after + size]
 
-    def goes_on_after(self, size: int) -> bool:
-        """Whether the text is longer than this."""
-        self._read(size + 1)
-        return len(self._held) > size
+    def is_longer_than(self, size: int) -> bool:
+        """Whether the text has more characters than this."""
+        self._extend(size + 1)
+        return len(self._text) > size
 
     def drop(self, size: int) -> None:
         """Forget the beginning of the text."""
-        self._held = self._held[size:]
+        self._text = self._text[size:]
 
-    def _read(self, size: int) -> None:
-        parts, held = [self._held], len(self._held)
-        while held < size and (chunk := next(self._chunks, None)) is not None:
+    def _extend(self, size: int) -> None:
+        parts, length = [self._text], len(self._text)
+        while length < size and (chunk := next(self._chunks, None)) is not None:
             parts.append(chunk)
-            held += len(chunk)
-        self._held = "".join(parts)
+            length += len(chunk)
+        self._text = "".join(parts)
 
 
-def _find_cut(window: Window, given: int, separate: Separate, overlap: int) -> _Cut | None:
-    """The last cut of a window after the characters that were given already; None if there is none."""
-    places = [found.start() for found in _PLACES.finditer(window.text)]
+def _find_cut(window: Window, done: int, separate: Separate, overlap: int) -> _Cut | None:
+    """The last cut of a window after the first `done` characters; None if there is none."""
+    places = [found.start() for found in _CANDIDATES.finditer(window.text)]
     if not places:
         return None
     checked = places[-1]
-    tried = [place for place in places if given < place <= checked - overlap][-_TRIES:]
+    tried = [place for place in places if done < place <= checked - overlap][-_MAX_TRIES:]
     for place in reversed(tried):
         begin = max((other for other in places if other <= place - overlap), default=0)
         if begin <= place - overlap and _is_cut(window, place, separate):
@@ -197,7 +214,7 @@ def _find_cut(window: Window, given: int, separate: Separate, overlap: int) -> _
 
 
 def _is_cut(window: Window, place: int, separate: Separate) -> bool:
-    return window.is_parted(place) and separate(window, place)
+    return window.has_boundary(place) and separate(window, place)
 
 
 def _agree(window: Window, following: Window, cut: _Cut, separate: Separate) -> bool:
@@ -219,17 +236,6 @@ def _piece(window: Window, begin: int, end: int, offset: int) -> EncodedPiece:
     return EncodedPiece(text=window.text[begin:end], tokens=window.tokens[first:last], spans_N2=spans_N2)
 
 
-_LOCAL: Final = frozenset(
-    "BertNormalizer ByteLevel Lowercase NFC NFD NFKC NFKD Nmt Precompiled Prepend Replace Strip StripAccents "
-    "BertPreTokenizer CharDelimiterSplit Digits Metaspace Punctuation Split UnicodeScripts Whitespace "
-    "WhitespaceSplit Removed".split()
-)
-_MODELS: Final = ("BPE", "Unigram", "WordLevel", "WordPiece")
-_SPACES: Final = " \n\u2581\u0120\u010a"
-"""A space and a line end as they are, as SentencePiece writes a space, and as byte-level BPE writes both."""
-_SPACE_INSIDE: Final = re.compile(rf"[^\s{_SPACES}][\s{_SPACES}]+[^\s{_SPACES}]")
-
-
 class Cuts:
     """The places at which the texts of a tokenizer can be cut."""
 
@@ -244,7 +250,7 @@ class Cuts:
         backend = self._tokenizer.backend_tokenizer
         kinds = {kind for stage in (backend.normalizer, backend.pre_tokenizer) for kind in stage_kinds(stage)}
         return (
-            kinds <= _LOCAL
+            kinds <= _LOCAL_STAGES
             and type(backend.model).__name__ in _MODELS
             and not getattr(backend.model, "dropout", None)
             and not any(self._reaches_over_spaces(token.content) for token in self._added.values())
@@ -286,13 +292,13 @@ class Cuts:
 
 def stage_kinds(stage: Any) -> Iterator[str]:
     """The kinds of the parts of a stage of a fast tokenizer; an empty name for a part that is written in Python, and
-    `Removed` beside the kind of a part that leaves out what it splits at."""
+    `Removed` beside the kind of a part that removes the text it splits at."""
     if stage is None:
         return
     try:
         state = stage.__getstate__()
     except Exception as error:
-        if "Custom" not in str(error):  # what the library says of parts that are written in Python
+        if "Custom" not in str(error):  # the message of the library for parts that are written in Python
             raise
         yield ""
     else:
@@ -308,15 +314,12 @@ def _kinds_of(state: dict[str, Any]) -> Iterator[str]:
         yield from _kinds_of(inner)
 
 
-_SPLITS: Final = frozenset("ByteLevel Digits Punctuation Split".split())
-"""Kinds of pre-tokenisation that keep every character, unless they say otherwise."""
-_PRINTED: Final = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_BYTES: Final = {*map(chr, _PRINTED), *map(chr, range(0x100, 0x200 - len(_PRINTED)))}
-"""The names of single bytes: a character that can be printed stands for itself, the others are numbered from U+0100."""
-
-
 def longest_token(tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """The most bytes of a text (UTF-8) that one token stands for; None if that is not known for sure."""
+    """The maximum number of bytes of a text (UTF-8) that one token stands for; None if it is not known for sure.
+
+    It is known only of byte-level BPE that leaves out and changes nothing: each byte of a text is then in one token,
+    and a token is as many bytes as its name has characters.
+    """
     if not tokenizer.is_fast or not _keeps_bytes(tokenizer):
         return None
     added = [token.content for token in tokenizer.added_tokens_decoder.values()]
@@ -331,7 +334,7 @@ def _keeps_bytes(tokenizer: "PreTrainedTokenizerBase") -> bool:
     return (
         backend.normalizer is None
         and "ByteLevel" in kinds
-        and kinds <= _SPLITS
+        and kinds <= _KEEPING_STAGES
         and type(model).__name__ == "BPE"
         and not (model.end_of_word_suffix or model.continuing_subword_prefix)
         and tokenizer.get_vocab().keys() >= _BYTES
