@@ -162,7 +162,7 @@ def test_the_list_in_memory_is_bounded_and_the_counts_are_exact() -> None:
         removals.add(BY_TITLE, str(number), f"t{number % 15_000}", 2)
     assert removals.count(BY_TITLE) == 60_000
     assert len(removals.listed()) == 10_000
-    assert removals.unlisted == 20_000
+    assert removals.not_listed == 20_000
     assert all(isinstance(row, dict) and row["passages"] == 4 for row in removals.listed())
 
 

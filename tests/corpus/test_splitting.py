@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.corpus.splitting import Splitting, split_by_tokens, split_by_words, split_text
+from ralm.corpus.splitting import Splitting, split_by_model_tokens, split_by_words, split_text
 from ralm.errors import UsageError
 from ralm.records import IntArray, SpecialTokens
 from tests.fakes import WordTokenizer
@@ -78,7 +78,7 @@ def test_by_words_no_word_is_lost_and_none_is_twice(text: str, words: int) -> No
 
 @given(TEXTS, st.integers(1, 20))
 def test_by_tokens_nothing_but_white_space_is_lost_and_no_character_is_cut(text: str, tokens: int) -> None:
-    pieces = list(split_by_tokens(text, ByteTokenizer(), tokens))
+    pieces = list(split_by_model_tokens(text, ByteTokenizer(), tokens))
     assert "".join("".join(piece.split()) for piece in pieces) == "".join(text.split())
     assert_slices_in_order(pieces, text)
     for piece in pieces:
@@ -88,23 +88,23 @@ def test_by_tokens_nothing_but_white_space_is_lost_and_no_character_is_cut(text:
 
 def test_by_tokens_worked_out_by_hand() -> None:
     tokenizer = ByteTokenizer()
-    assert list(split_by_tokens("abc défg", tokenizer, 6)) == ["abc d", "éfg"]
-    assert list(split_by_tokens("abcdefg", tokenizer, 3)) == ["abc", "def", "g"]
-    assert list(split_by_tokens("a😀😀b", tokenizer, 2)) == ["a", "😀", "😀", "b"]
-    assert "".join(split_by_tokens("a\ufffd\ufffdb", tokenizer, 4)) == "a\ufffd\ufffdb"
-    assert list(split_by_tokens(" \n ", tokenizer, 2)) == []
+    assert list(split_by_model_tokens("abc défg", tokenizer, 6)) == ["abc d", "éfg"]
+    assert list(split_by_model_tokens("abcdefg", tokenizer, 3)) == ["abc", "def", "g"]
+    assert list(split_by_model_tokens("a😀😀b", tokenizer, 2)) == ["a", "😀", "😀", "b"]
+    assert "".join(split_by_model_tokens("a\ufffd\ufffdb", tokenizer, 4)) == "a\ufffd\ufffdb"
+    assert list(split_by_model_tokens(" \n ", tokenizer, 2)) == []
 
 
 def test_a_tokenizer_that_tidies_white_space_gives_slices_all_the_same() -> None:
     text = "One  two . Three .\n Four . Five"
-    pieces = list(split_by_tokens(text, TidyingTokenizer(), 10))
+    pieces = list(split_by_model_tokens(text, TidyingTokenizer(), 10))
     assert_slices_in_order(pieces, text)
     assert "".join("".join(piece.split()) for piece in pieces) == "".join(text.split())
     assert " ." in "".join(pieces)
 
 
 def test_a_tokenizer_that_changes_letters_gives_what_it_decodes() -> None:
-    assert list(split_by_tokens("ABC DEF", LowerCaseTokenizer(), 3)) == ["abc", "de", "f"]
+    assert list(split_by_model_tokens("ABC DEF", LowerCaseTokenizer(), 3)) == ["abc", "de", "f"]
 
 
 def test_a_document_is_split_as_was_asked() -> None:
@@ -133,6 +133,6 @@ def test_by_tokens_of_gpt2() -> None:
 
     text = shared("data", "wikitext_raw", "test.txt").read_text(encoding="utf-8")[:200_000] + "中文😀 ᚠᛇᚻ " * 200
     for tokens in (1, 7, 128):
-        pieces = list(split_by_tokens(text, GPT2Tokenizer(), tokens))
+        pieces = list(split_by_model_tokens(text, GPT2Tokenizer(), tokens))
         assert "".join("".join(piece.split()) for piece in pieces) == "".join(text.split())
         assert_slices_in_order(pieces, text)

@@ -85,7 +85,7 @@ class ReadCorpus:
     def describe(self) -> dict[str, JsonValue]:
         """What the manifest of a new index records of the corpus, once it was read."""
         removals = self.removals
-        return self._described({"list": removals.listed(), "unlisted": removals.unlisted})
+        return self._described({"list": removals.listed(), "unlisted": removals.not_listed})
 
     def describe_briefly(self) -> dict[str, JsonValue]:
         """The same for an update, of which a manifest records many: without the list of what was removed."""

@@ -171,7 +171,7 @@ class Removals:
         }
 
     @property
-    def unlisted(self) -> int:
+    def not_listed(self) -> int:
         """The number of removed passages that `listed` does not count, because the list is full."""
         return self._passages.total() - sum(self._rows.values())
 

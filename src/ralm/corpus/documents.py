@@ -83,7 +83,7 @@ class Fields:
 @dataclass(slots=True)
 class Skipped:
     """Counts what reading a corpus skipped by reason, and keeps the first few examples of each reason: the name of a
-    file or field, or a sentence that says what is wrong where. `kinds` counts the files of unknown kinds by suffix."""
+    file or field, or the message of an error. `kinds` counts the files of unknown kinds by suffix."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)

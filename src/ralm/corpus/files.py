@@ -35,11 +35,17 @@ _KINDS: Final = (
 )
 _BYTES_EXAMINED: Final = 4096
 _BLOCK: Final = 1 << 20
+_MAX_MESSAGE: Final = 200
 
 GZIP: Final = ".gz"
 MAX_UNPACKED: Final = 1 << 30
 """How many bytes of a packed file are held in memory at once: a small file may unpack to any size."""
 _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
+
+
+def short_message(error: Exception) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:_MAX_MESSAGE]
 
 
 def open_file(path: FilePath, error: type[InputError] = CorpusError) -> BinaryIO:
@@ -61,8 +67,8 @@ def open_file(path: FilePath, error: type[InputError] = CorpusError) -> BinaryIO
         raise error(
             f"{path} is a link to a file that does not exist." if linked else f"{path} does not exist."
         ) from None
-    except OSError as refused:
-        raise error(f"{path} cannot be read: {refused.strerror}.") from None
+    except OSError as cause:
+        raise error(f"{path} cannot be read: {cause.strerror}.") from None
 
 
 def read_bytes(path: Path, error: type[InputError] = CorpusError) -> bytes:
@@ -109,8 +115,8 @@ def _chunks(path: Path) -> Iterator[str]:
 def _read(stream: BinaryIO, path: Path, error: type[InputError], size: int = -1) -> bytes:
     try:
         return stream.read(size)
-    except OSError as refused:
-        raise error(f"{path} cannot be read: {refused.strerror}.") from None
+    except OSError as cause:
+        raise error(f"{path} cannot be read: {cause.strerror}.") from None
 
 
 def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:
@@ -246,8 +252,8 @@ def unpacked(path: FilePath) -> Iterator[BinaryIO | gzip.GzipFile]:
                     yield unpacking
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise CorpusError(f"{path} is damaged and cannot be unpacked completely: {error}") from None
-        except OSError as refused:
-            raise CorpusError(f"{path} cannot be read: {refused.strerror}.") from None
+        except OSError as cause:
+            raise CorpusError(f"{path} cannot be read: {cause.strerror}.") from None
 
 
 def size_of(path: FilePath) -> int:

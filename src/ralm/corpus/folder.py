@@ -136,7 +136,7 @@ class _Walk:
         if stat.S_ISREG(status.st_mode) and status.st_size == 0:
             self._skipped.add(EMPTY_FILES, path_text(entry.path))
             return False
-        return entry.name != SAVED_SPLITS  # the datasets beside it are found without it
+        return entry.name != SAVED_SPLITS  # the walk finds the datasets of this folder
 
     def _why_not_followed(self, link: str) -> str:
         target = os.path.realpath(link)

@@ -15,7 +15,7 @@ from ralm.protocols import Tokenizer
 from ralm.records import Document, IntArray, Passage
 
 _HALF_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
-_TOKENS_A_CHARACTER: Final = 4  # a character is at most four bytes, and no token is less than a byte
+_TOKENS_A_CHARACTER: Final = 4  # a character has at most four bytes, and a token at least one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def split_text(text: str, splitting: Splitting, tokenizer: Tokenizer | None = No
     if splitting.tokens is None:
         return split_by_words(text, splitting.words)
     assert tokenizer is not None, "passages of tokens need a tokenizer"
-    return split_by_tokens(text, tokenizer, splitting.tokens)
+    return split_by_model_tokens(text, tokenizer, splitting.tokens)
 
 
 def split_by_words(text: str, words: int) -> Iterator[str]:
@@ -51,7 +51,7 @@ def split_by_words(text: str, words: int) -> Iterator[str]:
     return (match.group() for match in _some_words(words).finditer(text))
 
 
-def split_by_tokens(text: str, tokenizer: Tokenizer, tokens: int) -> Iterator[str]:
+def split_by_model_tokens(text: str, tokenizer: Tokenizer, tokens: int) -> Iterator[str]:
     """Slices of at most `tokens` tokens; a character of several tokens is never split.
 
     A single character of more than `tokens` tokens is a passage of its own. The slices come from the text itself, even

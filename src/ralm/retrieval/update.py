@@ -307,9 +307,9 @@ def _updates(before: Manifest, record: dict[str, JsonValue]) -> dict[str, JsonVa
 
 
 def _some_ids(ids: Sequence[str], what: str = "document") -> str:
-    """The beginning of a sentence about documents or their ids: how many, and the first ones."""
-    named = ", ".join(map(repr, ids[:_IDS_SHOWN]))
+    """The subject and verb of a sentence about documents or their ids: their number, and the first ones."""
+    shown = ", ".join(map(repr, ids[:_IDS_SHOWN]))
     if len(ids) == 1:
-        return f"the {what} {named} is"
+        return f"the {what} {shown} is"
     more = ", ..." if len(ids) > _IDS_SHOWN else ""
-    return f"{len(ids):,} {what}s ({named}{more}) are"
+    return f"{len(ids):,} {what}s ({shown}{more}) are"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ralm.corpus.documents import DocumentBuilder
-from ralm.corpus.files import File, open_file
+from ralm.corpus.files import File, open_file, short_message
 from ralm.errors import CorpusError, MissingExtraError
 from ralm.records import Document
 
@@ -50,7 +50,7 @@ def dataset_records(source: str, needed: Callable[[pa.Schema], list[str]]) -> It
     A single word after the name is a configuration if the dataset has one of that name, otherwise a split. The default
     split is `train`. `needed` says which columns to read; a streamed dataset without a schema gives all of them. Raises
     CorpusError if there is no such dataset, configuration or split, or if a saved folder has several splits and none is
-    named; MissingExtraError.
+    named; MissingExtraError if the package datasets is not installed.
     """
     check_datasets(source)
     name, parts = _parse(source)
@@ -62,8 +62,7 @@ def dataset_records(source: str, needed: Callable[[pa.Schema], list[str]]) -> It
     except CorpusError:
         raise
     except Exception as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CorpusError(f"cannot read the dataset {source}: {first}") from error
+        raise CorpusError(f"cannot read the dataset {source}: {short_message(error)}") from error
 
 
 def check_datasets(source: str) -> None:
@@ -108,7 +107,7 @@ def _parquet_records(file: File, builder: DocumentBuilder) -> Iterator[Mapping[s
                 for batch in table.iter_batches(batch_size=_rows_a_batch(table.metadata), columns=columns):
                     yield from batch.to_pylist()
         except (pa.ArrowException, OSError) as error:
-            raise CorpusError(f"{path} is not a Parquet file, or damaged: {_first_line(error)}") from None
+            raise CorpusError(f"{path} is not a Parquet file, or damaged: {short_message(error)}") from None
         except (ValueError, OverflowError) as error:  # text that is not UTF-8, or a date that Python cannot represent
             raise CorpusError(f"{path} holds a value that cannot be read: {error}.") from None
 
@@ -117,10 +116,6 @@ def _rows_a_batch(found: pq.FileMetaData) -> int:
     """The number of rows to hold at once: fewer if rows are large."""
     total = sum(found.row_group(group).total_byte_size for group in range(found.num_row_groups))
     return max(1, min(_ROWS_A_BATCH, _BYTES_A_BATCH * found.num_rows // max(1, total)))
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _parse(source: str) -> tuple[str, list[str]]:

@@ -11,7 +11,7 @@ import docx
 from docx.oxml.ns import qn
 
 from ralm.corpus.documents import DocumentBuilder
-from ralm.corpus.files import File, open_file
+from ralm.corpus.files import File, open_file, short_message
 from ralm.errors import CorpusError
 from ralm.records import Document
 from ralm.storage.remote import FilePath
@@ -32,7 +32,6 @@ _NOT_SHOWN: Final = frozenset(
     [qn(f"w:{name}") for name in ("pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr", "del", "moveFrom")]
     + ["{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"]
 )
-_MAX_MESSAGE: Final = 200
 
 
 def docx_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
@@ -51,8 +50,7 @@ def docx_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     except zipfile.BadZipFile:
         raise CorpusError(f"{file.path} is not a DOCX file, or damaged or encrypted: it is no zip archive.") from None
     except Exception as error:
-        message = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise CorpusError(f"{file.path} is not a DOCX file, or damaged: {message[:_MAX_MESSAGE]}.") from error
+        raise CorpusError(f"{file.path} is not a DOCX file, or damaged: {short_message(error)}.") from error
     yield builder.whole(file.id, " ".join(title.split()), text)
 
 

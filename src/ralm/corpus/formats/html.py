@@ -153,10 +153,10 @@ def _decoded(content: bytes, file: File) -> str:
     for mark, encoding in _MARKS:
         if content.startswith(mark):
             return _decode_as(content, encoding, file)
-    named = _CHARSET.search(content[:_BEFORE_CHARSET])
-    if named is None:
+    declared = _CHARSET.search(content[:_BEFORE_CHARSET])
+    if declared is None:
         return decode(content, str(file.path))
-    name = named[1].decode("ascii")
+    name = declared[1].decode("ascii")
     try:
         encoding = codecs.lookup(name).name
     except LookupError:

@@ -6,18 +6,17 @@ pypdf may raise almost any error for a damaged file; each becomes a CorpusError.
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import pypdf
 from pypdf.errors import DependencyError
 
 from ralm.corpus.documents import NO_TEXT_PAGES, DocumentBuilder
-from ralm.corpus.files import File, open_file
+from ralm.corpus.files import File, open_file, short_message
 from ralm.errors import CorpusError, MissingExtraError
 from ralm.records import Document
 
 _T = TypeVar("_T")
-_MAX_MESSAGE: Final = 200
 
 # pypdf logs oddities of files; without a handler of the user's own they would appear on the terminal
 logging.getLogger("pypdf").addHandler(logging.NullHandler())
@@ -89,5 +88,4 @@ def _guarded(read: Callable[[], _T], wrong: str) -> _T:
     except MemoryError:
         raise CorpusError(f"{wrong}: it does not fit into memory.") from None
     except Exception as error:
-        message = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise CorpusError(f"{wrong}: {message[:_MAX_MESSAGE]}.") from error
+        raise CorpusError(f"{wrong}: {short_message(error)}.") from error

@@ -69,8 +69,8 @@ def _documents(
 
 
 def _is_header(row: list[str], fields: Fields) -> bool:
-    named = fields.text in row and (fields.id in row or fields.title in row)
-    return named or (len(row) > 1 and row == _DPR_COLUMNS[: len(row)])
+    has_fields = fields.text in row and (fields.id in row or fields.title in row)
+    return has_fields or (len(row) > 1 and row == _DPR_COLUMNS[: len(row)])
 
 
 def _rows(path: FilePath, separator: str, builder: DocumentBuilder) -> Iterator[tuple[int, list[str]]]:

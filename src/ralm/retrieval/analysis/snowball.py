@@ -26,7 +26,7 @@ _ARTICLES: Final = {
 }
 """The articles before an apostrophe, as in "l'avion"; the lists are those of Lucene's analysers."""
 _CEDILLAS: Final = str.maketrans("\u0218\u0219\u021a\u021b", "\u015e\u015f\u0162\u0163")
-"""Romanian's letters with a comma below, as the older ones with a cedilla, which every version of the stemmer knows."""
+"""Maps Romanian letters with a comma below to those with a cedilla, which every version of the stemmer accepts."""
 
 
 def stemming_library() -> str:
@@ -69,7 +69,7 @@ def _without_article(articles: frozenset[str], lower: Callable[[str], str], word
 
 
 def _lower_irish(word: str) -> str:
-    """Lower-case, with a hyphen after the n or t that stands before a capital vowel: nAthair becomes n-athair."""
+    """Lower-case, with a hyphen between an initial n or t and a capital vowel: nAthair becomes n-athair."""
     prefixed = word[0] in "nt" and word[1:2] in tuple("AEIOU\u00c1\u00c9\u00cd\u00d3\u00da")
     return f"{word[0]}-{lower_case(word[1:])}" if prefixed else lower_case(word)
 

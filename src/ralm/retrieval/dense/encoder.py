@@ -174,9 +174,9 @@ class SentenceEncoder:
 
     def _forward(self, model: SentenceTransformer, task: str, texts: Sequence[str], length: int | None) -> torch.Tensor:
         """Encode a batch as `encode_query` and `encode_document` of sentence-transformers do, but with gradients."""
-        named = next((name for name in _PROMPTS[task] if name in model.prompts), model.default_prompt_name)
+        prompt_name = next((name for name in _PROMPTS[task] if name in model.prompts), model.default_prompt_name)
         reading = {"task": task, **_limits(length)}
-        prompt = None if named is None else model.prompts.get(named)
+        prompt = None if prompt_name is None else model.prompts.get(prompt_name)
         features = model.preprocess(_encodable(texts), prompt=prompt, **reading)
         vectors_TD = model(batch_to_device(features, model.device), **reading)["sentence_embedding"].float()
         if model.truncate_dim is not None:

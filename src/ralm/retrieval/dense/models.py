@@ -87,7 +87,7 @@ def save_model(model: SentenceTransformer, folder: Path, separator: str) -> None
 def dimension_of(model: SentenceTransformer) -> int:
     """The length of the vectors that a model gives."""
     dimension = model.get_embedding_dimension()
-    assert dimension is not None, "the last module of a model knows the length of its vectors"
+    assert dimension is not None, "the last module of a model has an output dimension"
     return dimension
 
 

@@ -78,7 +78,7 @@ class Dense:
         """The same retriever without the passages with these numbers.
 
         A flat or IVF index is searched with these passages masked, so it finds the best of the others that it searches.
-        Other indexes are asked for that many more hits; if the graph of HNSW then gives too few, all its vectors are
+        Other indexes are searched for that many more hits; if the graph of HNSW then gives too few, all its vectors are
         compared.
         """
         other = copy(self)
@@ -263,8 +263,8 @@ def open_vectors(file: Path, name: Path, passages: int | None = None, sha256: st
     kind, dimension, count, _, _, trained, metric = _head(head, name)
     flat_bytes = _HEAD.size + _COUNT.size + 4 * count * dimension
     if kind == _FLAT:
-        stands = (metric, *_COUNT.unpack_from(head, _HEAD.size)) == (faiss.METRIC_INNER_PRODUCT, count * dimension)
-        sound = stands and size == flat_bytes
+        stated = (metric, *_COUNT.unpack_from(head, _HEAD.size))
+        sound = stated == (faiss.METRIC_INNER_PRODUCT, count * dimension) and size == flat_bytes
     else:
         sound = sha256 is None or size > _COMPARED_BYTES or whole_checksum(file) == sha256
     if not (sound and trained and dimension > 0 and count >= 0) or passages not in (None, count):
