@@ -23,7 +23,7 @@ class TokenByToken(ApiModel):
 class _OneAhead(ApiContinuations):
     def read_ahead(self, several: Sequence[TextsAhead]) -> None:
         """Not more than the next token."""
-        super().read_ahead([replace(one, most=1) for one in several])
+        super().read_ahead([replace(one, max_tokens=1) for one in several])
 
 
 def token_by_token(model: ApiModel) -> TokenByToken:

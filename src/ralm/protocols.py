@@ -29,10 +29,9 @@ UNLIMITED: Final = 1 << 30
 
 
 class Tokenizer(Protocol):
-    """Converts text to the language model's token ids and back. These two methods are all that a tokenizer needs.
+    """Converts text to the language model's token ids and back.
 
-    The other members of `FullTokenizer` are optional. If a tokenizer lacks one, `ralm.lm.tokenizer` uses the default
-    that the member's docstring states.
+    The other members of `FullTokenizer` are optional; its docstrings state the defaults.
     """
 
     def encode(self, text: str) -> IntArray:
@@ -70,9 +69,9 @@ class FullTokenizer(Tokenizer, Protocol):
         """
 
     def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
-        """The ids and spans of the text that some chunks make up, in pieces that together equal those of the whole.
+        """The ids and spans of a text given in chunks, in pieces that together equal those of the whole.
 
-        Reads as few chunks as the pieces need. Without this member: one piece, the whole text.
+        Reads no more chunks than the pieces need. Without this member: one piece, the whole text.
         """
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
@@ -160,24 +159,23 @@ def traits_of(model: LanguageModel) -> ModelTraits:
 class Continuations(Protocol):
     """Texts that a language model is continuing.
 
-    It may have one more method: `score(sequences)`, like `LanguageModel.score`, which may reuse what the sequences
-    share with the texts of the previous call, as the next call may reuse what it read. Question answering then reads a
-    prompt once, for the answer and for the log-probability of the gold answer. It is not called if the model's
-    `merges_prefixes` is False.
+    Three more members are optional. `score(sequences)` is like `LanguageModel.score`, but may reuse what the sequences
+    share with the texts of the previous call. Question answering then reads a prompt once, for the answer and for the
+    log-probability of the gold answer. It is not called if the model's `merges_prefixes` is False.
 
-    Another method that it may have is `read_ahead(several)`, with the `TextsAhead` of each average that will be asked
-    for next, so that one request can read several tokens. It changes no result.
+    `read_ahead(several)` gets the `TextsAhead` of each average that will be requested next, so that one request can
+    read several tokens. It changes no result.
 
-    `keeps_texts` (bool) says whether what a text shares with those of the previous call is not read again; without it,
-    a server reads new texts whole and not in chunks.
+    `keeps_texts` (bool) says whether the common part of a text and those of the previous call is not read again;
+    without it, a server reads new texts whole and not in chunks.
     """
 
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
         """The log-probabilities of the next token of B texts (int64), each of at least one token.
 
         Each text is read independently. A model may reuse what a text shares with the texts of the previous call.
-        `wanted` (int64, C) lists the token ids to return. The model's `tier` says what is returned without it, and
-        whether it is supported.
+        `wanted` (int64, C) lists the token ids to return; the model's `tier` says whether it is supported, and which
+        tokens are returned without it.
         """
 
 
@@ -250,7 +248,7 @@ class Retriever(Protocol):
 
 
 class Rows(Protocol):
-    """R places where texts continue: the strides of a text, or prompts that are being completed."""
+    """R positions at which texts are continued: the strides of a text, or prompts that are being completed."""
 
     def __len__(self) -> int:
         """R."""
@@ -265,7 +263,7 @@ class Rows(Protocol):
         they do not depend on the other rows of a batch."""
 
     def prefix(self, row: int) -> str:
-        """The whole text before a row."""
+        """The text before a row."""
 
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
@@ -288,9 +286,9 @@ class Rows(Protocol):
 class Reranker(Protocol):
     """Chooses which hits of each row are read.
 
-    A reranker may have two more members. `needs_targets` (bool) says that it looks at the text to be predicted, so that
-    generation refuses it at once. `model` is the language model that it ranks with, if it has its own; the first
-    tokens of a reading are then checked for that model too.
+    Two more members are optional. `needs_targets` (bool) says that it looks at the text to be predicted, so that
+    generation rejects it at once. `model` is the language model that it ranks with, if it has its own; the first tokens
+    of a reading are then checked for that model too.
     """
 
     @property
@@ -323,11 +321,11 @@ class Documents(Protocol):
 
 
 class Reader(Protocol):
-    """Decides what stands in front of each row's context: which passages, in which layout, with which weights.
+    """Decides what the model reads before each row's context: which passages, in which layout, with which weights.
 
     If there are several prompt prefixes, the model reads the row once after each prompt prefix, and the distributions
     are averaged (REPLUG, Eq. 2). An optional attribute `joined` is the largest number of passages in one prompt prefix
-    (default 1), so that lengths that cannot fit are refused before retrieval.
+    (default 1), so that lengths that cannot fit are rejected before retrieval.
     """
 
     @property

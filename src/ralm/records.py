@@ -1,7 +1,7 @@
-"""The small immutable records that stages pass to each other.
+"""The small immutable records that stages pass to each other: passages, hits, requests, scores.
 
-Knows only shapes; knows nothing of files, models or indexes. Letters for shapes, here and elsewhere: Q queries (rows of
-a plan), K hits per query, N tokens of a text, T target tokens, V vocabulary.
+Letters for shapes, here and elsewhere: Q queries (rows of a plan), K hits per query, N tokens of a text, T target
+tokens, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ from ralm.errors import UsageError
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float32]
 DoubleArray: TypeAlias = NDArray[np.float64]
-Number = TypeVar("Number", np.int64, np.float32)
+_Number = TypeVar("_Number", np.int64, np.float32)
 Metadata: TypeAlias = Mapping[str, JsonValue]
-"""The fields of a document beside its id, title and text, such as its url, page and date; never to be changed."""
+"""The fields of a document besides its id, title and text, such as its url, page and date; never changed."""
 
 NO_PASSAGE = -1
 """The passage number that means no passage: a query with fewer hits than k, or a stride read without retrieval."""
 NOT_LISTED = -1
-"""The token id that means no token: a text of which a model lists fewer next tokens than of others."""
+"""The token id that means no token: padding of a text for which a model lists fewer next tokens than for others."""
 _TAIL_ROUNDING: Final = 1e-6
 """The error that float32 log-probabilities can cause in a sum of probabilities."""
 
@@ -89,7 +89,7 @@ class Message:
     content: str
 
 
-def padded(rows: Sequence[Sequence[float] | NDArray[Any]], fill: float, dtype: type[Number]) -> NDArray[Number]:
+def padded(rows: Sequence[Sequence[float] | NDArray[Any]], fill: float, dtype: type[_Number]) -> NDArray[_Number]:
     """Rows of different lengths as one array (R x K), padded on the right, with at least one column."""
     counts_R = np.array([len(row) for row in rows], dtype=np.int64)
     there_RK = np.arange(max(1, counts_R.max(initial=1))) < counts_R[:, None]
@@ -158,10 +158,10 @@ class Hits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptPrefix:
-    """What stands in front of the context in one reading of a row: one passage, several joined, or none.
+    """The tokens before the context in one reading of a row: one passage, several joined, or none.
 
-    The model reads `tokens` (int64) first. `passages` are the numbers of the passages in them; the first one is
-    credited with the reading. `log_weight` is the natural logarithm of the reading's weight in the row's average.
+    The model reads `tokens` (int64) first. `passages` are the numbers of the passages in them; the reading is credited
+    to the first one. `log_weight` is the natural logarithm of the reading's weight in the row's average.
     """
 
     tokens: IntArray
@@ -215,10 +215,10 @@ class ScoringSequence:
 class NextTokens:
     """Predictions of the next token of B texts: the natural log-probabilities (float32) of C tokens each.
 
-    `tokens_BC` (int64) holds the ids of these tokens; None means the whole vocabulary in the order of ids. Of a text
-    with fewer tokens than others, the last ones are `NOT_LISTED`. `rest_B` (float32) is the most that the
-    log-probability of any other token can be; None means the lowest one listed, or what the listed ones leave,
-    whichever is less.
+    `tokens_BC` (int64) holds the ids of these tokens; None means the whole vocabulary in the order of ids. A text
+    with fewer tokens than others is padded with `NOT_LISTED`. `rest_B` (float32) is an upper bound of the
+    log-probability of any other token; None means the lowest one listed, or what the listed ones leave, whichever is
+    less.
     """
 
     log_probs_BC: FloatArray
@@ -258,20 +258,20 @@ def log_tail_mass(log_probs_BC: FloatArray) -> DoubleArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextsAhead:
-    """Texts whose predictions are averaged, and the most greedy tokens that will be appended to all of them before they
-    change otherwise.
+    """Texts whose predictions are averaged, and how far they will be continued.
 
-    `texts` are B int64 vectors, of which the last `written` tokens were generated; `log_weights_B` (float64) are the
-    logarithms of their weights.
+    `texts` are B int64 vectors, whose last `written` tokens were generated; `log_weights_B` (float64) are the
+    logarithms of their weights. At most `max_tokens` greedy tokens are appended to all of them before they change
+    otherwise.
     """
 
     texts: Sequence[IntArray]
     log_weights_B: DoubleArray
-    most: int
+    max_tokens: int
     written: int = 0
 
     @property
-    def likeliest(self) -> IntArray:
+    def heaviest(self) -> IntArray:
         """The text with the largest weight, the first of equal ones."""
         return self.texts[int(self.log_weights_B.argmax())]
 

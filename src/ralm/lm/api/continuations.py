@@ -40,12 +40,12 @@ class ApiContinuations:
     def read_ahead(self, several: Sequence[TextsAhead]) -> None:
         """Request several tokens at once for averages with a text whose prediction is not known."""
         self._forget([text for one in several for text in one.texts])
-        unknown = [one for one in several if one.most > 0 and not all(map(self._knows, one.texts))]
+        unknown = [one for one in several if one.max_tokens > 0 and not all(map(self._knows, one.texts))]
         if not self._backend.continues_own_text and any(one.written for one in unknown):
             raise self._not_continued(unknown)
-        alone = {one.texts[0].tobytes(): (one.texts[0], one.most) for one in unknown if len(one.texts) == 1}
-        drafting = [one for one in unknown if len(one.texts) > 1 and one.most > 1 and self._drafts]
-        first = {one.likeliest.tobytes(): (one.likeliest, min(one.most, _DRAFTED)) for one in drafting}
+        alone = {one.texts[0].tobytes(): (one.texts[0], one.max_tokens) for one in unknown if len(one.texts) == 1}
+        drafting = [one for one in unknown if len(one.texts) > 1 and one.max_tokens > 1 and self._drafts]
+        first = {one.heaviest.tobytes(): (one.heaviest, min(one.max_tokens, _DRAFTED)) for one in drafting}
         self._generate([*(first | alone).values()])
         self._read([(text, self._draft(one)) for one in drafting for text in one.texts])
         self._read_ends([text for one in several if len(one.texts) > 1 for text in one.texts])
@@ -122,7 +122,7 @@ class ApiContinuations:
 
     def _draft(self, ahead: TextsAhead) -> IntArray:
         """The known greedy tokens after the most likely text, as many as fit after all texts; without its end."""
-        text, draft = ahead.likeliest, list[int]()
+        text, draft = ahead.heaviest, list[int]()
         room = min(_DRAFTED, self._max_length - max(map(len, ahead.texts)))
         while (found := self._known.get(text.tobytes())) is not None and found.token != END and len(draft) < room:
             draft.append(found.token)
