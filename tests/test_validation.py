@@ -1,27 +1,31 @@
-"""Numbers at their extremes: every option record takes them or refuses them with a sentence that names the option."""
+"""Numbers at their extremes, and hits of retrievers: an error is one sentence that names the option or the part."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
+import numpy as np
 import pytest
+from pydantic import JsonValue
 
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.splitting import Splitting
-from ralm.errors import UsageError
+from ralm.errors import RetrieverError, UsageError
 from ralm.lm.named import ModelOptions
 from ralm.options import annotation, declared, without_none
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
+from ralm.records import Hits
 from ralm.reranking import RerankOptions
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.hybrid import FusionOptions
 from ralm.retrieval.random import RandomRetriever
 from ralm.retrieval.retriever import RetrieverOptions
+from ralm.validation import retrieve_checked
 
 RECORDS: list[Any] = [
     BM25Options,
@@ -101,3 +105,62 @@ def test_the_sentence_says_the_bound(make: Callable[[], object], message: str) -
     with pytest.raises(UsageError) as raised:
         make()
     assert str(raised.value).startswith(message)
+
+
+class Gives:
+    """Gives one row whatever is asked."""
+
+    config: dict[str, JsonValue] = {"retriever": "gives"}  # noqa: RUF012
+
+    def __init__(self, numbers: object, scores: object) -> None:
+        self.numbers = numbers
+        self.scores = scores
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        return Hits(np.atleast_2d(np.array(self.numbers)), np.atleast_2d(np.array(self.scores)))
+
+
+def test_fewer_columns_than_asked_for_will_do() -> None:
+    hits = retrieve_checked(Gives([2, 0], [3, 2]), ["a"], 4, passages=5)
+    assert hits.of(0) == [(2, 3.0), (0, 2.0)]
+    assert hits.numbers_QK.dtype == np.int64
+    assert hits.scores_QK.dtype == np.float32
+    none = retrieve_checked(Gives(np.zeros((1, 0), int), np.zeros((1, 0))), ["a"], 4, passages=5)
+    assert none.numbers_QK.tolist() == [[-1]]
+
+
+def test_no_one_is_asked_for_more_than_there_is() -> None:
+    class Wide(Gives):
+        def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+            return Hits.none(len(queries), k)
+
+    assert retrieve_checked(Wide([], []), ["a", "b"], 1 << 60, passages=3).numbers_QK.shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "scores", "message"),
+    [
+        ([[1], [2]], [[0.0], [0.0]], "gives 2 rows of 1 for 1 queries and k = 4"),
+        ([1, 2, 3, 4, 0], [0.0] * 5, "gives 1 rows of 5"),
+        ([1.0], [0.0], "numbers of type float64"),
+        ([1], ["x"], "scores of type"),
+        ([5], [0.0], "gives passage 5 of 5"),
+        ([-2], [0.0], "gives passage -2 of 5"),
+        ([0], [np.nan], "score that is not finite"),
+        ([0], [1e300], "score that is not finite"),
+        ([-1, 0], [0.0, 0.0], "a passage after an empty place"),
+        ([3, 1, 3], [2.0, 1.0, 1.0], "passage 3 twice"),
+    ],
+)
+def test_what_are_no_hits(numbers: object, scores: object, message: str) -> None:
+    with pytest.raises(RetrieverError, match=f"the retriever Gives .*{message}"):
+        retrieve_checked(Gives(numbers, scores), ["a"], 4, passages=5)
+
+
+def test_what_is_not_even_hits() -> None:
+    class Lists(Gives):
+        def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+            return [[1]]  # type: ignore[return-value]
+
+    with pytest.raises(RetrieverError, match="Lists gives list and not Hits"):
+        retrieve_checked(Lists([], []), ["a"], 1, passages=5)
