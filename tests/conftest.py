@@ -32,7 +32,7 @@ FIRST = (
     "tests/test_environment.py",
     "tests/test_requirements.py",
     "tests/lm/test_library_mismatch.py",
-    "tests/test_pipeline.py",
+    "tests/evaluation/test_perplexity.py",
     "tests/test_against_reference.py",
 )
 """What fails if versions or figures are wrong runs first; the rest would only repeat it."""

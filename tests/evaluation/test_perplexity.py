@@ -1,10 +1,140 @@
-"""Measures by hand."""
+"""The stages together, on numbers that can be worked out by hand."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from ralm.evaluation.perplexity import Measures
+from ralm.errors import RetrievalFileError, UsageError
+from ralm.evaluation.perplexity import Measures, evaluate_text
+from ralm.reading.plan import PlanOptions
+from ralm.reading.score import score_text
+from ralm.reading.sources import FromFile, FromRetriever, retrieved_strides
+from ralm.reading.tokens import PreparedText, prepare_text
+from ralm.records import NO_PASSAGE, Passage
+from ralm.reranking.oracle import Oracle
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, chosen_hits, passages_of
+
+TEXT = "a b c d e a b c d e f g h a b c d e f g"
+OPTIONS = PlanOptions(stride=3, query_tokens=2, document_tokens=4, max_length=10)
+PASSAGES = passages_of("c d c d", "e f e f", "g h g h g h", "zz")
+
+
+def prepared(options: PlanOptions = OPTIONS) -> tuple[PreparedText, CountingModel]:
+    model = CountingModel(WordTokenizer(), max_length=10)
+    return prepare_text(TEXT, model.tokenizer, options), model
+
+
+def source() -> FromRetriever:
+    return FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
+
+
+def log_prob(model: CountingModel, read_before: str, target: str) -> float:
+    words = read_before.split()
+    return float(np.log((words.count(target) + 1) / (len(words) + model.vocabulary)))
+
+
+def test_every_stride_asks_with_the_end_of_its_prefix() -> None:
+    text, model = prepared()
+    retriever = SharedWordsRetriever(PASSAGES)
+    hits, _ = FromRetriever(retriever, PASSAGES, config={}).find(text, model.tokenizer, 2)
+    assert retriever.queries == ["b c ", "e a ", "c d ", "f g ", "a b ", "d e "]
+    assert hits.numbers_QK[:, 0].tolist() == [NO_PASSAGE, 0, 1, 0, 1, NO_PASSAGE, 0]
+
+
+def test_reading_by_hand() -> None:
+    text, model = prepared()
+    hits, passages = source().find(text, model.tokenizer, 1)
+    scored = score_text(text, model, hits.first(1), passages)
+    assert scored.positions_T.tolist() == list(range(1, 20))
+    assert (
+        scored.passages_T.tolist()
+        == [NO_PASSAGE] * 2 + [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3 + [NO_PASSAGE] * 3 + [0] * 2
+    )
+    # stride 2 is tokens 6 to 8 (b c d): document "e f e f", and of the text the 3 tokens before that fit into 10
+    expected = [log_prob(model, "e f e f d e a", "b"), log_prob(model, "e f e f d e a b", "c")]
+    np.testing.assert_allclose(scored.log_probs_T[5:7], expected, rtol=1e-6)
+
+
+def test_the_oracle_takes_the_best_candidate_of_every_row() -> None:
+    text, model = prepared()
+    hits, passages = source().find(text, model.tokenizer, 3)
+    best = score_text(text, model, hits, passages, reranker=Oracle(candidates=3))
+    for column in range(3):
+        chosen_R = np.where(hits.numbers_QK[:, column] == NO_PASSAGE, hits.numbers_QK[:, 0], hits.numbers_QK[:, column])
+        other = score_text(text, model, chosen_hits(chosen_R), passages)
+        for begin in range(2, 20, 3):
+            stride = slice(begin, begin + 3)
+            assert best.log_probs_T[stride].sum() >= other.log_probs_T[stride].sum() - 1e-6
+
+
+def test_evaluation_counts_under_each_semantics() -> None:
+    model = CountingModel(WordTokenizer(), max_length=10)
+    paper = evaluate_text(TEXT, model, OPTIONS, source=source(), baseline=True)
+    official = evaluate_text(TEXT, model, replace(OPTIONS, semantics="official"), source=source())
+    assert (paper.reading.measures.tokens, official.reading.measures.tokens) == (19, 20)
+    assert (paper.reading.measures.words, official.reading.measures.words) == (20, 19)
+    assert paper.reading.measures.bytes == len(TEXT)
+    assert paper.baseline is not None
+    assert paper.baseline.scored.passages_T.tolist() == [NO_PASSAGE] * 19
+    assert paper.reading.measures.token_perplexity == pytest.approx(np.exp(paper.reading.scored.nll / 19))
+
+
+def test_a_retrieval_file_reads_like_the_retriever_that_made_it() -> None:
+    text, model = prepared()
+    hits, passages = source().find(text, model.tokenizer, 2)
+    strides = list(retrieved_strides(text, model.tokenizer, hits, passages))
+    from_file = evaluate_text(TEXT, model, OPTIONS, source=FromFile(strides, config={}))
+    direct = evaluate_text(TEXT, model, OPTIONS, source=source())
+    np.testing.assert_array_equal(from_file.reading.scored.log_probs_T, direct.reading.scored.log_probs_T)
+    read_with = [from_file.passages[n].text if n >= 0 else "" for n in from_file.reading.scored.passages_T]
+    assert read_with == [PASSAGES[n].text if n >= 0 else "" for n in direct.reading.scored.passages_T]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"stride": 2}, "it was made with other settings"),
+        ({"semantics": "official", "max_length": 8, "stride": 2}, "it was made for another stride"),
+    ],
+)
+def test_a_retrieval_file_for_other_settings_is_refused(changed: dict[str, object], message: str) -> None:
+    text, model = prepared()
+    hits, passages = source().find(text, model.tokenizer, 1)
+    strides = list(retrieved_strides(text, model.tokenizer, hits, passages))
+    other = replace(OPTIONS, **changed)  # type: ignore[arg-type]
+    with pytest.raises(RetrievalFileError, match=message):
+        evaluate_text(TEXT, model, other, source=FromFile(strides, config={}))
+
+
+def test_a_retrieval_file_for_another_text_is_refused() -> None:
+    text, model = prepared()
+    hits, passages = source().find(text, model.tokenizer, 1)
+    strides = list(retrieved_strides(text, model.tokenizer, hits, passages))
+    with pytest.raises(RetrievalFileError, match="stride 6 of the retrieval file continues with 'f g '"):
+        evaluate_text(TEXT.removesuffix("g") + "h", model, OPTIONS, source=FromFile(strides, config={}))
+
+
+def test_a_plan_beyond_the_model_is_refused() -> None:
+    model = CountingModel(WordTokenizer(), max_length=9)
+    with pytest.raises(UsageError, match="`max_length` 10 is beyond the 9 tokens that counting can read"):
+        evaluate_text(TEXT, model, OPTIONS)
+
+
+def test_limit_takes_the_beginning() -> None:
+    model = CountingModel(WordTokenizer(), max_length=10)
+    whole = evaluate_text(TEXT, model, OPTIONS)
+    part = evaluate_text(TEXT, model, OPTIONS, limit_tokens=8)
+    np.testing.assert_array_equal(part.reading.scored.log_probs_T, whole.reading.scored.log_probs_T[:7])
+    assert part.reading.measures.words == 8
+
+
+def test_titles_are_read() -> None:
+    text, model = prepared()
+    titled = [Passage(number=0, document_id="x", title="b", text="b")]
+    scored = score_text(text, model, chosen_hits(np.zeros(len(text.plan), dtype=np.int64)), titled)
+    assert scored.log_probs_T[5] == pytest.approx(log_prob(model, "b b b c d e a", "b"), rel=1e-6)
 
 
 def test_by_hand() -> None:

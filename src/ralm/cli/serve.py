@@ -88,7 +88,8 @@ def serve(
         Flags(without=("max_length", "semantics", "windows", "block"), default_text=options.QUERY_TOKENS_SAID),
     ] = _PLAN,
     max_length: Annotated[
-        int | None, Option("Most tokens that the model reads at once, passage included.", default_text="the model's")
+        int | None,
+        Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
     ] = None,
     model_options: Annotated[ModelOptions, Flags(without=("compile", "dry_run"))] = _MODEL,
 ) -> None:

@@ -1,1 +1,7 @@
-"""Evaluation: perplexities, sweeps, the bootstrap, calibration."""
+"""Evaluation of texts and of probabilities.
+
+perplexity.py    evaluates a text: token and word perplexity, bits per byte
+sweep.py         the same for several values of one option
+bootstrap.py     intervals of means over documents
+calibration.py   confidence against accuracy
+"""

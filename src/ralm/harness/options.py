@@ -41,7 +41,8 @@ class HarnessOptions:
         default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
     )
     max_length: Annotated[
-        int | None, Option("Most tokens that the model reads at once, passage included.", default_text="the model's")
+        int | None,
+        Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
     ] = None
     question_field: Annotated[
         str | None,

@@ -1,4 +1,21 @@
-"""Reading: plans, prompt prefixes, scores and generation; here the options that select a reader and a reranker."""
+"""Reading: from a text and its passages to log-probabilities, or to generated text.
+
+plan.py            the rows of a text: targets, query and context of each stride (In-Context RALM, Eq. 3 and 4)
+tokens.py          texts and passages as token ids
+sources.py         where passages come from: a retriever, or a file
+in_context.py      the best passage before the context (In-Context RALM, Eq. 2); the check of any reader
+concatenation.py   several passages in one context
+ensemble.py        each passage alone: weights, mixture, posterior (REPLUG, Eq. 2 and 3)
+bounds.py          the same if only the top tokens of each prediction are known
+rows.py            what rerankers see of a text or of unfinished prompts
+score.py           scores a text; lists the files from `ralm eval` to a log-probability
+sampling.py        options of generation; draws the next token
+generate.py        continues prompts
+pieces.py          generated tokens as text, up to a stop string
+provenance.py      the gain from passages, token by token
+
+This file has the options that select a reader and a reranker.
+"""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

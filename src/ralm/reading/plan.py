@@ -73,8 +73,12 @@ class PlanOptions:
     ] = "paper"
     stride: Stride = 4
     query_tokens: QueryTokens = 32
-    document_tokens: Annotated[int, Option("Most tokens of a passage; longer ones are cut.", minimum=0)] = 256
-    max_length: Annotated[int, Option("Most tokens that the model reads at once, passage included.")] = 1024
+    document_tokens: Annotated[
+        int, Option("Maximum number of tokens of a passage; longer ones are cut.", minimum=0)
+    ] = 256
+    max_length: Annotated[int, Option("Maximum number of tokens that the model reads at once, passage included.")] = (
+        1024
+    )
     windows: Annotated[
         Windows,
         Option(

@@ -15,10 +15,11 @@ from ralm.options import Needs, Option, check_options, seed_option
 from ralm.reading.bounds import Bounds, bounds_of
 from ralm.reading.ensemble import MIN_TEMPERATURE, credited_passages, log_weights_of, mixture, posterior
 from ralm.reading.pieces import GeneratedToken
-from ralm.reading.plan import BosOption, QueryTokens, Stride
+from ralm.reading.plan import BosOption, PlanOptions, QueryTokens, Stride
 from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens, PromptPrefix
 
 _DRAWN: Final = Needs("a `temperature` above 0", lambda options: options.temperature > 0)
+_PLAN: Final = PlanOptions()
 _ALONE: Final[FloatArray] = np.ones(1, dtype=np.float32)
 
 
@@ -72,15 +73,17 @@ class GenerationOptions(Sampling):
     """
 
     new_tokens: Annotated[int, Option("Maximum number of tokens to write.")] = 64
-    stride: Stride = 4
-    query_tokens: QueryTokens = 32
-    document_tokens: Annotated[int, Option("Maximum number of tokens of a passage; longer ones are cut.")] = 256
+    stride: Stride = _PLAN.stride
+    query_tokens: QueryTokens = _PLAN.query_tokens
+    document_tokens: Annotated[int, Option("Maximum number of tokens of a passage; longer ones are cut.")] = (
+        _PLAN.document_tokens
+    )
     max_length: Annotated[
         int | None,
         Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
     ] = None
     stop: Annotated[tuple[str, ...], Option("Stop before this string; repeatable.")] = ()
-    bos: BosOption = "auto"
+    bos: BosOption = _PLAN.bos
 
     def __post_init__(self) -> None:
         Sampling.__post_init__(self)

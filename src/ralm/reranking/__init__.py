@@ -1,4 +1,13 @@
-"""Rerankers, which choose among the hits of a row: the options that select one, and the check of any reranker."""
+"""Rerankers, which choose among the hits of a row.
+
+oracle.py          the best passage for the text to come (In-Context RALM, Eq. 5)
+zero_shot.py       the best passage for the end of the prefix, by a language model (In-Context RALM, Eq. 6)
+predictive.py      the best passage by a trained cross-encoder (In-Context RALM, Eq. 7 and 8)
+cross_encoder.py   cross-encoders through sentence-transformers
+random.py          a random passage: the control
+
+This file has the options that select a reranker, and the check of any reranker.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
