@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.corpus.store import join_passages, write_passages
+from ralm.corpus.numbering import StoredPassages
+from ralm.corpus.store import PassageStore, write_passages
 from ralm.errors import CorpusError
 from ralm.records import Passage
 from ralm.retrieval import update
@@ -142,7 +143,8 @@ def test_joined_passages_are_those_that_are_written_at_once(tmp_path: Path, with
         several.append(some if place in with_metadata else [replace(one, metadata={}) for one in some])
         list(write_passages(tmp_path / f"{place}", several[-1]))
     list(write_passages(tmp_path / "at-once", at_once(several)))
-    assert join_passages(tmp_path / "joined", [tmp_path / f"{place}" for place in range(4)]) == 25390
+    joined = StoredPassages([PassageStore(tmp_path / f"{place}") for place in range(4)])
+    assert len([*write_passages(tmp_path / "joined", joined)]) == 25390
     assert (tmp_path / "joined").read_bytes() == (tmp_path / "at-once").read_bytes()
 
 

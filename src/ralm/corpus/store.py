@@ -64,66 +64,6 @@ def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]
             writer.write_batch(_record_batch(batch))
 
 
-def join_passages(path: Path, files: Sequence[Path]) -> int:
-    """Write the passages of several stores, one after the other, into one at `path`; returns their number.
-
-    The file equals the one that `write_passages` writes, byte for byte. Texts are copied and not decoded.
-    """
-    rows = 0
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
-        for batch in _of_full_size(_batches_of(files)):
-            writer.write_batch(batch)
-            rows += batch.num_rows
-    return rows
-
-
-def _batches_of(files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
-    """The batches of stores, with the metadata of each row in full."""
-    for file in files:
-        with pa.memory_map(str(file)) as source:
-            read = pa.ipc.open_file(source)
-            for number in range(read.num_record_batches):
-                yield _with_metadata(read.get_batch(number), _spread)
-
-
-def _of_full_size(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of `ROWS_A_BATCH`."""
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        held.append(batch)
-        if sum(one.num_rows for one in held) >= ROWS_A_BATCH:
-            rows = pa.concat_batches(held)
-            while rows.num_rows >= ROWS_A_BATCH:
-                yield _compact(rows.slice(0, ROWS_A_BATCH))
-                rows = rows.slice(ROWS_A_BATCH)
-            held = [rows] if rows.num_rows else []
-    if held:
-        yield _compact(pa.concat_batches(held))
-
-
-def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """A copy of a batch, with the metadata of each document once."""
-    return _with_metadata(pa.concat_batches([rows]), lambda stored: list(_once(stored)))
-
-
-def _with_metadata(batch: pa.RecordBatch, change: Callable[[list[bytes]], list[bytes]]) -> pa.RecordBatch:
-    """A batch with other metadata; it stays as it is if no row has any."""
-    place = _SCHEMA.get_field_index("metadata")
-    column = batch.column(place)
-    if not len(column.buffers()[2] or b""):
-        return batch
-    changed = _arrow(change(column.cast(pa.large_binary()).to_pylist()), pa.large_string())
-    return batch.set_column(place, _SCHEMA.field(place), changed)
-
-
-def _spread(stored: list[bytes]) -> list[bytes]:
-    """The metadata of every row in full; empty before the first object."""
-    rows: list[bytes] = []
-    for one in stored:
-        rows.append(one or (rows[-1] if rows else _AS_BEFORE))
-    return rows
-
-
 class PassageStore(Sequence[Passage]):
     """The passages of a corpus by number, memory-mapped: opening reads no texts, reading a passage takes microseconds.
 
@@ -324,7 +264,7 @@ def _record_batch(passages: list[Passage]) -> pa.RecordBatch:
         [passage.document_id.encode() for passage in passages],
         [passage.title.encode() for passage in passages],
         [passage.text.encode() for passage in passages],
-        list(_once(_metadata_of(passages))),
+        _metadata_column(passages),
     ]
     arrays = [_arrow(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=_SCHEMA)
@@ -343,25 +283,19 @@ def _arrow(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
 
 
-def _metadata_of(passages: list[Passage]) -> Iterator[bytes]:
-    """The JSON of each passage's metadata."""
-    before, as_json = None, b""
-    for passage in passages:
-        if passage.metadata is not before:
-            before, as_json = passage.metadata, _json(passage).encode()
-        yield as_json
-
-
-def _once(metadata: Iterable[bytes]) -> Iterator[bytes]:
-    """Metadata as JSON (empty: none), with `_AS_BEFORE` for an object that equals the one before.
+def _metadata_column(passages: list[Passage]) -> list[bytes]:
+    """The metadata of passages as JSON, with `_AS_BEFORE` for an object that equals the one before.
 
     They are compared as JSON, since 1 and true are equal as Python values.
     """
-    before = _NOTHING
-    for one in metadata:
-        as_json = one or _NOTHING
-        yield _AS_BEFORE if as_json == before else as_json
+    column: list[bytes] = []
+    metadata, as_json, before = None, b"", _NOTHING
+    for passage in passages:
+        if passage.metadata is not metadata:  # the passages of a document share one object
+            metadata, as_json = passage.metadata, _json(passage).encode()
+        column.append(_AS_BEFORE if as_json == before else as_json)
         before = as_json
+    return column
 
 
 def _json(passage: Passage) -> str:

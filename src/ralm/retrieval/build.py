@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from ralm.corpus.store import PASSAGES_FILE, join_passages, write_passages
+from ralm.corpus.numbering import StoredPassages
+from ralm.corpus.store import PASSAGES_FILE, write_passages
 from ralm.errors import CorpusError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import Passage
@@ -200,7 +201,8 @@ def join_parts(parts: Sequence[tuple[Path, int]], folder: Path, build: BuildOpti
     """
     segments = [open_segment(part, SegmentEntry(passages=passages), bm25=True) for part, passages in parts]
     (folder / BM25_FOLDER).mkdir()
-    join_passages(folder / PASSAGES_FILE, [part / PASSAGES_FILE for part, _ in parts])
+    for _ in write_passages(folder / PASSAGES_FILE, StoredPassages([one.store for one in segments])):
+        pass
     counts = merge_arrays([one.for_bm25() for one in segments], folder / BM25_FOLDER, build.buffered_terms)
     return Shard(**asdict(counts), files=file_entries(folder))
 
