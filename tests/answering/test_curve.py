@@ -14,7 +14,6 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import GivenPassages
 from ralm.errors import FolderExistsError, UsageError
-from ralm.lm.named import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble
 from ralm.retrieval.retrieval_file import RetrievedPassage
@@ -32,11 +31,6 @@ QUESTIONS = [
 ]
 SOURCE = GivenPassages(QUESTIONS, {"passages": "given"})
 OPTIONS = AnswerOptions(new_tokens=3)
-
-
-@pytest.fixture(scope="module")
-def model() -> WritingModel:
-    return load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
 
 
 def test_a_row_is_what_an_evaluation_with_so_many_passages_gives(model: WritingModel) -> None:

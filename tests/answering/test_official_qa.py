@@ -13,7 +13,6 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
 from ralm.answering.sources import PromptBuilder, QuestionInput
-from ralm.lm.named import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.records import Passage
@@ -28,11 +27,6 @@ SURE = 1e-3
 
 EVERY = 1 if os.environ.get("RALM_GOLDEN") == "all" else 4
 """Of so many questions one is asked."""
-
-
-@pytest.fixture(scope="module")
-def model() -> WritingModel:
-    return load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
 
 
 def asked_as_published(

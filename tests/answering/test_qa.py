@@ -1,4 +1,4 @@
-"""Question answering evaluated, in the library and by the command: figures, passages, resuming, and what is refused."""
+"""Question answering evaluated, in the library and by the command: figures, passages, resuming, and rejected input."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from ralm.answering.questions import Question
 from ralm.answering.run import questions_config, run_questions
 from ralm.answering.sources import GivenPassages, PromptBuilder
 from ralm.errors import QuestionFileError, UsageError
-from ralm.lm.named import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
@@ -41,11 +40,6 @@ QUESTIONS = [
     Question("c", "what is sold", ("bread", "fish")),
 ]
 PROMPT = open_prompt("replug")
-
-
-@pytest.fixture(scope="module")
-def model() -> WritingModel:
-    return load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
 
 
 class Given:
@@ -300,7 +294,7 @@ def test_given_passages_of_questions_with_one_text() -> None:
     source = GivenPassages([paris, rome], {})
     hits, passages = source.find([paris, rome], 1)
     assert [passages[hits.of(row)[0][0]].text for row in range(2)] == ["Paris is the capital.", "Rome is the capital."]
-    with pytest.raises(QuestionFileError, match="several passages"):
+    with pytest.raises(QuestionFileError, match="several lists of passages"):
         source.find([Question("other", "What is the capital?")], 1)
     unknown = Question("x", "Who?", (), paris.passages)
     assert source.find([unknown], 1)[1][0].text == "Paris is the capital."  # those that it brings itself

@@ -1,4 +1,4 @@
-"""`ralm ask` and its library: answers with their sources, streams, chat models, and what is refused."""
+"""`ralm ask` and `Answerer`: answers with their sources, streams, chat models, and rejected input."""
 
 import json
 from pathlib import Path
@@ -48,11 +48,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def source(index: Path) -> QuestionRetriever:
     return QuestionRetriever(FromRetriever.of_index(index))
-
-
-@pytest.fixture(scope="module")
-def model() -> WritingModel:
-    return load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
 
 
 @pytest.fixture(scope="module")
