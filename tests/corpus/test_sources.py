@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.corpus import sources
 from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES
-from ralm.corpus.sources import Fields, SharedIds, Skipped, read_documents
+from ralm.corpus.sources import Fields, RepeatedIds, Skipped, read_documents
 from ralm.errors import CorpusError, RalmWarning
 from ralm.records import Document
 from tests.shared_data import shared
@@ -336,21 +336,21 @@ def test_medquad() -> None:
 def test_shared_ids_are_those_of_a_plain_loop(names: Sequence[str], at_once: int) -> None:
     parts = [name for name, before in zip(names, ["", *names], strict=False) if name != before]
     expected = [name for place, name in enumerate(parts) if name in parts[:place]]
-    shared = SharedIds()
+    repeated = RepeatedIds()
     documents = [Document(id=name, title="", text="x") for name in names]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "_IDS_AT_ONCE", at_once)
-        assert list(shared.watched(documents)) == documents
-    assert shared.count == len(expected)
-    assert shared.examples == list(dict.fromkeys(expected))[:3]
+        assert list(repeated.watched(documents)) == documents
+    assert repeated.count == len(expected)
+    assert repeated.examples == list(dict.fromkeys(expected))[:3]
 
 
 def test_beyond_millions_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_IDS_AT_ONCE", 10)
     monkeypatch.setattr(sources, "_MAX_IDS", 30)
-    shared = SharedIds()
-    list(shared.watched(Document(id=str(number % 60), title="", text="x") for number in range(1000)))
-    assert (shared.count, len(shared._seen)) == (0, 30)
+    repeated = RepeatedIds()
+    list(repeated.watched(Document(id=str(number % 60), title="", text="x") for number in range(1000)))
+    assert (repeated.count, len(repeated._seen)) == (0, 30)
 
 
 def test_two_files_with_the_same_ids_are_kept_and_said(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from ralm.retrieval.index import open_index
 from ralm.retrieval.retrieval_file import (
     RetrievedPassage,
     RetrievedStride,
-    hits_and_passages,
+    numbered_passages,
     read_retrieval_file,
     write_retrieval_file,
 )
@@ -214,7 +214,7 @@ def make_retrieval_file(folder: Path) -> None:
 
 def ask_retrieval_file(folder: Path) -> Any:
     strides = read_retrieval_file(folder / "retrieved.json")
-    hits, passages = hits_and_passages(strides)
+    hits, passages = numbered_passages([stride.retrieved_docs for stride in strides])
     assert np.isfinite(hits.scores_QK).all()
     return [
         as_lists(hits),

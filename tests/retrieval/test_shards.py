@@ -188,7 +188,7 @@ def add(folder: Path, count: int) -> None:
 def add_apart(folder: Path, count: int) -> None:
     """What is added stays a segment of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "merge_some", lambda *_: None)
+        patch.setattr(update, "merge_small_segments", lambda *_: None)
         add(folder, count)
     assert len(open_index(folder / "index").segments) == 2
 

@@ -1,1 +1,13 @@
-"""From text to passages: sources, splitting, decontamination, the store on disk."""
+"""From files to numbered passages.
+
+sources.py           reads the documents of files, folders, URLs and Hugging Face datasets
+folder.py            finds the files of a source
+files.py             opens, unpacks and decodes files
+formats/             one module a format; `formats/__init__.py` registers them
+documents.py         makes documents of records: fields, metadata, what is skipped
+splitting.py         splits documents into passages
+decontamination.py   removes passages that overlap with evaluation texts
+store.py             stores passages on disk
+numbering.py         numbers the passages that are left after some were removed
+spans.py             cuts a corpus into spans for several machines
+"""

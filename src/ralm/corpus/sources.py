@@ -37,7 +37,7 @@ _EXAMPLES: Final = 3
 _BITS: Final = (1 << 64) - 1
 
 
-class SharedIds:
+class RepeatedIds:
     """Counts the documents whose id an earlier document has, among the first 8,388,608 documents.
 
     Consecutive documents with one id are one document in parts, such as the pages of a PDF file. Memory is bounded: 8
@@ -130,17 +130,17 @@ def read_documents(
     counted = Skipped() if skipped is None else skipped
     builder = DocumentBuilder(fields or Fields(), counted, skip_bad=skip_bad)
     opened = [(source, _open(source, source if source_in_ids else "", builder)) for source in sources]
-    shared = SharedIds()
-    yield from shared.watched(
+    repeated = RepeatedIds()
+    yield from repeated.watched(
         document for source, documents in opened for document in _with_text(source, documents, counted)
     )
     check_metadata(builder.never_seen)
-    warn_of_shared(shared)
+    warn_of_repeated_ids(repeated)
     if skipped is None and counted.counts:
         warnings.warn(f"skipped in {', '.join(sources)}: {'; '.join(counted.lines())}", RalmWarning, stacklevel=2)
 
 
-def warn_of_shared(ids: SharedIds) -> None:
+def warn_of_repeated_ids(ids: RepeatedIds) -> None:
     """Give a RalmWarning if several documents share an id."""
     if ids.count:
         warnings.warn(

@@ -31,7 +31,7 @@ from ralm.corpus.documents import (
     Skipped,
     check_metadata,
 )
-from ralm.corpus.sources import SharedIds, no_document, warn_of_shared
+from ralm.corpus.sources import RepeatedIds, no_document, warn_of_repeated_ids
 from ralm.corpus.spans import SPAN_BYTES, CorpusSpan, cut_span, group_files, list_files, read_span
 from ralm.corpus.splitting import Splitting, make_passages
 from ralm.corpus.store import PASSAGES_FILE, PassageStore
@@ -207,7 +207,7 @@ def build_index_on(
         own = replace(kept, place=work / _SHARDS) if isinstance(kept, ObjectStore) else kept
         with own.here(names) as folders:
             placed = [ShardFolder(folder, _shard(job, name)) for folder, name in zip(folders, names, strict=True)]
-            _warn_of_shared(placed)
+            _warn_of_repeated_ids(placed)
             documents = documents_of(part.held for part in made)
             analysis = analysis_by_name(plan.analyser)
             return write_index(out, placed, documents, options, analysis, describe(), force=force)
@@ -457,13 +457,13 @@ def _name_of_share(share: Sequence[_Folder]) -> str:
     return f"a shard of {sum(folder.passages for folder in share):,} passages"
 
 
-def _warn_of_shared(shards: Sequence[ShardFolder]) -> None:
+def _warn_of_repeated_ids(shards: Sequence[ShardFolder]) -> None:
     """Give a RalmWarning if several documents share an id, as far as `read_documents` compares ids."""
-    shared = SharedIds()
-    shared.watch(
+    repeated = RepeatedIds()
+    repeated.watch(
         document for placed in shards for _, document, _ in PassageStore(placed.folder / PASSAGES_FILE).origins()
     )
-    warn_of_shared(shared)
+    warn_of_repeated_ids(repeated)
 
 
 def _counted(documents: Iterator[Document], read: Counter[str]) -> Iterator[Document]:

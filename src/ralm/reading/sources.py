@@ -14,7 +14,7 @@ from ralm.protocols import Retriever, Tokenizer
 from ralm.reading.tokens import PreparedText
 from ralm.records import NO_PASSAGE, Hits, Passage, Passages
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, hits_and_passages, read_retrieval_file
+from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, numbered_passages, read_retrieval_file
 from ralm.retrieval.retriever import RetrieverOptions, open_retriever
 from ralm.terminal import path_text
 from ralm.validation import config_of, retrieve_checked
@@ -105,7 +105,7 @@ class FromFile:
             )
         for row, stride in enumerate(self.strides):
             _check_stride(prepared, tokenizer, row, stride)
-        hits, passages = hits_and_passages(self.strides)
+        hits, passages = numbered_passages([stride.retrieved_docs for stride in self.strides])
         hits.numbers_QK[~plan.retrieves_R] = NO_PASSAGE
         return hits.first(k), passages
 

@@ -88,11 +88,6 @@ def read_retrieval_file(path: Path | str) -> list[RetrievedStride]:
     return strides
 
 
-def hits_and_passages(strides: Sequence[RetrievedStride]) -> tuple[Hits, list[Passage]]:
-    """The file as the hits of its strides (Q rows) over its distinct passages, numbered as they first appear."""
-    return numbered_passages([stride.retrieved_docs for stride in strides])
-
-
 def numbered_passages(rows: Sequence[Sequence[RetrievedPassage]]) -> tuple[Hits, list[Passage]]:
     """Rows of passages as hits (Q rows) over the distinct passages, numbered as they first appear."""
     numbers: dict[tuple[str, str], int] = {}
