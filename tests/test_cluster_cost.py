@@ -43,7 +43,7 @@ def test_the_arithmetic() -> None:
 
 
 def test_rounds_of_joining_are_those_of_the_program() -> None:
-    assert cluster_cost._JOINED == indexing._JOINED
+    assert cluster_cost._JOINED == indexing._MAX_JOINED
     assert [cluster_cost.rounds(Size(passages, 1, 1)) for passages in (1_000, 3_900_000, 4_000_000)] == [1, 1, 2]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from ralm.corpus.splitting import Splitting
 from ralm.distributed import indexing
+from ralm.distributed.artifact_store import job_folder, open_store, remote_folder
 from ralm.distributed.cluster import Requirements, connected
 from ralm.distributed.indexing import CorpusPlan
 from ralm.distributed.workers import worker_resources
@@ -56,13 +57,13 @@ def test_what_is_no_address(address: str) -> None:
 
 
 def test_a_machine_that_has_all(tmp_path: Path) -> None:
-    with Requirements.of(tmp_path, [tmp_path]) as here:
+    with Requirements.writing(tmp_path, [tmp_path]) as here:
         here.check()
     assert [*tmp_path.iterdir()] == []
 
 
 def test_other_versions(tmp_path: Path) -> None:
-    with Requirements.of(tmp_path, []) as here:
+    with Requirements.writing(tmp_path, []) as here:
         for name, _ in here.versions:
             other = replace(here, versions=((name, "0.0.1"),))
             with pytest.raises(
@@ -73,7 +74,7 @@ def test_other_versions(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    with Requirements.of(tmp_path, []) as here:
+    with Requirements.writing(tmp_path, []) as here:
         elsewhere = replace(here, shared=tmp_path / "other")
         with pytest.raises(ClusterError, match=r"does not see .*other as this one does: use a folder on a disk"):
             elsewhere.check()
@@ -81,7 +82,7 @@ def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
 
 def test_a_source_that_cannot_be_read(tmp_path: Path) -> None:
     with (
-        Requirements.of(tmp_path, [tmp_path / "corpus"]) as here,
+        Requirements.writing(tmp_path, [tmp_path / "corpus"]) as here,
         pytest.raises(ClusterError, match=r"cannot read .*corpus: put it on a disk that all share"),
     ):
         here.check()
@@ -147,11 +148,11 @@ def test_a_store_of_another_job_is_removed_and_one_that_stays_is_named(
 
     def stopped(plan: CorpusPlan, parts: str | None, *, force: bool = False) -> RemoteFolder | None:
         """A job that ends with an error, after it has kept something."""
-        store = indexing._store(parts, plan)
+        store = remote_folder(parts, plan.settings(), plan.sources)
         with (
             suppress(KeyboardInterrupt),
-            indexing._working(tmp_path / "out", plan, store, force=force) as work,
-            indexing._open_store(work, plan, store),
+            job_folder(tmp_path / "out", plan.settings(), store, force=force) as work,
+            open_store(work, plan.sources, store),
         ):
             raise KeyboardInterrupt
         return store
@@ -167,9 +168,9 @@ def test_a_store_of_another_job_is_removed_and_one_that_stays_is_named(
     assert (first.has("begun"), second.has("begun")) == (False, True)
     stopped(other, None)
     assert not second.has("begun")
-    assert indexing._store("memory://jobs", replace(plan, sources=["more.jsonl"])) != first
+    assert remote_folder("memory://jobs", plan.settings(), ["more.jsonl"]) != first
     with pytest.raises(UsageError, match="`parts` is here, but it must be the URL of a folder in an object store"):
-        indexing._store("here", plan)
+        remote_folder("here", plan.settings(), plan.sources)
 
     def denied(folder: RemoteFolder) -> None:
         raise StorageError(f"{folder.url} cannot be used: denied.")
@@ -177,7 +178,7 @@ def test_a_store_of_another_job_is_removed_and_one_that_stays_is_named(
     monkeypatch.setattr(RemoteFolder, "remove", denied)
     with (
         pytest.warns(RalmWarning, match=r"cannot be used: denied\. Remove memory://jobs/\w+ yourself"),
-        indexing._working(tmp_path / "new", plan, first, force=False) as work,
-        indexing._open_store(work, plan, first),
+        job_folder(tmp_path / "new", plan.settings(), first, force=False) as work,
+        open_store(work, plan.sources, first),
     ):
         pass

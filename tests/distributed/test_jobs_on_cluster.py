@@ -41,7 +41,7 @@ def found(nodes: Any) -> Iterator[WorkerPool]:
 def shared(found: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have commands use these machines."""
     monkeypatch.setattr(cli_models, "open_machines", lambda *_: found)
-    monkeypatch.setattr(retrieval, "machines", lambda *_: nullcontext(found))
+    monkeypatch.setattr(retrieval, "open_workers", lambda *_: nullcontext(found))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_a_model_that_machines_cannot_load(found: WorkerPool, tmp_path: Path) ->
 def test_machines_that_load_different_things(found: WorkerPool) -> None:
     said = r"the model here is not the same on the machines \S+ and \S+ of the cluster.* \(weights \d+ and \d+\)"
     with pytest.raises(ClusterError, match=said):
-        list(found.run(Differs(), wait, range(50), name=str, bad=print))
+        list(found.run(Differs(), wait, range(50), describe=str))
 
 
 @pytest.mark.campaign
@@ -168,7 +168,7 @@ def test_a_text_that_ends_its_process_is_an_error_that_names_it(found: WorkerPoo
     loads: Any = Loads()
     model = ClusterModel(found, loads)
     poisoned = ScoringSequence(np.array([12, 13]), np.array([1]))
-    said = r"a text of 2 tokens ends the process in which a fake model reads it, each of 3 times"
+    said = "scoring texts of up to 2 tokens with a fake model ends its process, each of 3 times"
     with pytest.raises(ClusterError, match=said):
         list(model.score([poisoned]))
 

@@ -36,7 +36,7 @@ def run(work: TaskQueue[range, int], poison: set[int], most: int = 3) -> tuple[l
             running.append(job)
         job, tries = running.pop(), tries + 1
         if not poison & {*job.task}:
-            work.done(job, sum(job.task), 1)
+            work.keep(job, sum(job.task), 1)
         elif not work.crashed(job):
             bad.append(job.task)
     return bad, tries
@@ -89,7 +89,7 @@ def test_stragglers_are_named_once() -> None:
     work = TaskQueue[range, int]([range(n, n + 1) for n in range(5)], halves)
     jobs = [job for _ in range(5) if (job := work.begin(100.0))]
     for job in jobs[:3]:
-        work.done(job, 0, 110.0)
+        work.keep(job, 0, 110.0)
     assert work.late(129.0) == []
     assert work.late(145.0) == [(jobs[3].task, 45.0, 10.0), (jobs[4].task, 45.0, 10.0)]
     assert work.late(160.0) == []
@@ -151,18 +151,18 @@ def test_a_folder_of_a_store_is_made_once_and_copied(store: ObjectStore, tmp_pat
     store.make("parts/a", fill)
     store.make("parts/a", lambda _: pytest.fail("it is there"))
     store.make("parts/b", lambda folder: None)
-    with ObjectStore(store.folder, tmp_path).here(["parts/a", "parts/b"]) as copies:
+    with ObjectStore(store.folder, tmp_path).folders(["parts/a", "parts/b"]) as copies:
         assert (copies[0] / "content").read_text() == "x"
         assert (copies[0] / "within" / "more").read_bytes() == bytes(range(256)) * 9000
         assert len(names(tmp_path)) == 1
     assert names(tmp_path) == []
     assert store.read("parts/a", "content") == b"x"
-    assert not store.noted("a.halved")
-    store.note("a.halved")
-    assert store.noted("a.halved")
+    assert not store.is_marked("a.halved")
+    store.mark("a.halved")
+    assert store.is_marked("a.halved")
     store.folder.remove()
     store.folder.remove()
-    assert not store.noted("a.halved")
+    assert not store.is_marked("a.halved")
 
 
 def test_a_folder_of_a_store_that_was_not_finished_is_made_again(
@@ -175,7 +175,7 @@ def test_a_folder_of_a_store_that_was_not_finished_is_made_again(
             store.make("parts/a", fill)
     assert store.read("parts/a", "content") == b"x", "a part of it is there"
     store.make("parts/a", fill)
-    with store.here(["parts/a"]) as (copy,):
+    with store.folders(["parts/a"]) as (copy,):
         assert (copy / "within" / "more").stat().st_size == 256 * 9000
 
 
@@ -205,6 +205,6 @@ def test_a_store_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = ObjectStore(RemoteFolder(f"file://{tmp_path}/file/below"))
     with pytest.raises(StorageError, match=r"file://\S+/file/below\S* cannot be used: .*Not a directory"):
-        store.note("x")
+        store.mark("x")
     with pytest.raises(StorageError, match=r"file://\S+/nothing/a does not exist"):
         ObjectStore(RemoteFolder(f"file://{tmp_path}/nothing")).read("a", "x")

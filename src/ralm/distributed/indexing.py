@@ -2,17 +2,15 @@
 
     files --> spans, by content --> a part for each span --> shards, of consecutive parts --> the index
 
-Parts and shards are kept beside the output, or in an object store, until the index is complete, under hashes of what
-they are made of. So what is done is never done again, even if this process dies.
+Parts and shards are kept beside the output, or in an object store, until the index is complete. Their names are hashes
+of their content, so finished work is never done again, even if this process dies.
 """
 
-import hashlib
 import json
 import platform
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -35,9 +33,18 @@ from ralm.corpus.sources import RepeatedIds, no_document, warn_of_repeated_ids
 from ralm.corpus.spans import SPAN_BYTES, CorpusSpan, cut_span, group_files, list_files, read_span
 from ralm.corpus.splitting import Splitting, make_passages
 from ralm.corpus.store import PASSAGES_FILE, PassageStore
-from ralm.distributed.artifact_store import ArtifactStore, DiskStore, ObjectStore, remove_partial
+from ralm.distributed.artifact_store import (
+    PARTS,
+    SHARDS,
+    ArtifactStore,
+    ObjectStore,
+    job_folder,
+    open_store,
+    remote_folder,
+    short_hash,
+)
 from ralm.distributed.cluster import MAX_CRASHES, Requirements, connected, run_tasks
-from ralm.errors import ClusterError, CorpusError, RalmWarning, StorageError, UsageError, WorkerError
+from ralm.errors import ClusterError, CorpusError, RalmWarning, UsageError, WorkerError
 from ralm.protocols import Tokenizer
 from ralm.records import Document
 from ralm.retrieval.analysis import analysis_by_name
@@ -45,12 +52,9 @@ from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.build import PartCounts, Shard, ShardFolder, documents_of, join_parts, write_index, write_part
 from ralm.retrieval.index import INDEX_KIND
-from ralm.runs.resume import was_begun, write_config
-from ralm.storage.atomic import storage_errors, write_atomically
+from ralm.storage.atomic import storage_errors
 from ralm.storage.manifest import Manifest
 from ralm.storage.outputs import check_output, output_path
-from ralm.storage.remote import RemoteFolder, is_url
-from ralm.storage.work import UNFINISHED_INDEX, work_folder
 from ralm.version import __version__
 
 if TYPE_CHECKING:
@@ -59,17 +63,11 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-_PARTS: Final = "parts"
-_SHARDS: Final = "shards"
 _RECORD: Final = "record.json"
-_BEGUN: Final = "begun"
-_STORE: Final = "store"
-"""The file of the work folder that says which folder of an object store holds the parts."""
-_LETTERS: Final = 32
-_LEAST_SPANS: Final = 8
+_MIN_SPANS: Final = 8
 """Spans that a small corpus is cut into, for each shard."""
 _WARNINGS: Final = 5
-_JOINED: Final = 64
+_MAX_JOINED: Final = 64
 """The most folders that are joined at once: each takes a dozen file handles, of which a process often has 1,024."""
 
 
@@ -107,7 +105,7 @@ class CorpusPlan:
             "splitting": asdict(self.splitting),
             "lm": self.lm,
             "tokenizer": self.tokenizer,
-            "decontamination": {**self.decontamination.settings, "sha256": _short(forbidden)},
+            "decontamination": {**self.decontamination.settings, "sha256": short_hash(forbidden)},
             "analyser": analysis.recorded,
             "stemmer": None if analysis.stemmer is None else analysis.stemmer(),
         }
@@ -147,12 +145,12 @@ class _Folder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What every machine is told; `settings` is a hash of those of the plan, and `kept` holds what is made."""
+    """The data that every machine gets; `settings` is a hash of the plan's settings."""
 
     plan: CorpusPlan
     settings: str
-    kept: ArtifactStore
-    here: Requirements
+    store: ArtifactStore
+    requirements: Requirements
     build: BuildOptions
     span_bytes: int
 
@@ -171,19 +169,17 @@ def build_index_on(
     build: BuildOptions | None = None,
     force: bool = False,
 ) -> Manifest:
-    """Build an index for BM25 on the cluster at an address: the one that `build_index` builds here, with its passages
-    in `shards` segments. With one shard, all its files are the same.
+    """Build on a cluster the index for BM25 that `build_index` builds here, with its passages in `shards` segments.
 
-    Sources that are no URLs must be on disks that all machines share, and so must `out`, unless `parts` is the URL of a
-    folder of an object store, in which machines keep what they make until the index is complete.
-
-    `removals` and `skipped` are filled with what is left out; `describe` is called afterwards. `build` bounds the
-    memory of each task. A line, or a file that is not cut, that ends the process that reads it is an error that names
-    it, or is left out if the plan skips what is bad.
+    With one shard, all its files are the same. Sources that are no URLs must be on disks that all machines share, and
+    so must `out`, unless `parts` is the URL of a folder of an object store, where machines keep parts until the index
+    is complete. `removals` and `skipped` are filled; `describe` is called afterwards. `build` bounds the memory of each
+    task. A line, or a file that is not cut, that ends the process that reads it is an error, or is skipped if the plan
+    skips bad lines.
 
     Raises ClusterError; UsageError if the corpus cannot be cut into so many shards, or was begun with other settings,
-    or `parts` is no URL; StorageError if nothing can be written there; WorkerError if memory is too small for a shard;
-    and what reading the corpus and `build_index` raise.
+    or `parts` is no URL; StorageError if it cannot be written to; WorkerError if memory is too small for a shard; and
+    the errors of reading the corpus and of `build_index`.
     """
     options, build = options or BM25Options(), replace(build or BuildOptions(), workers=1)
     plan = plan.settled()
@@ -191,121 +187,52 @@ def build_index_on(
     out = output_path(Path(out))
     check_output(out, kind=INDEX_KIND, force=force)
     files = list_files(plan.sources, skipped, source_in_ids=plan.named)
-    span_bytes = min(SPAN_BYTES, max(1, sum(one.bytes for one in files) // (_LEAST_SPANS * shards)))
-    store = _store(parts, plan)
+    span_bytes = min(SPAN_BYTES, max(1, sum(one.bytes for one in files) // (_MIN_SPANS * shards)))
+    settings = plan.settings()
+    remote = remote_folder(parts, settings, plan.sources)
     with (
         connected(address),
         storage_errors(out),
-        _working(out, plan, store, force=force) as work,
-        _open_store(work, plan, store) as (kept, here),
+        job_folder(out, settings, remote, force=force) as work,
+        open_store(work, plan.sources, remote) as (store, requirements),
     ):
-        job = _Job(plan, _short(plan.settings()), kept, here, build, span_bytes)
+        job = _Job(plan, short_hash(settings), store, requirements, build, span_bytes)
         cuts = _run(_cut, job, group_files(files, span_bytes), "Reading the corpus", _name)
-        made = _make_parts(job, [span for some in cuts for span in some], skipped)
-        _take_in(job, made, removals, skipped)
-        names = _make_shards(job, made, shards)
-        own = replace(kept, place=work / _SHARDS) if isinstance(kept, ObjectStore) else kept
-        with own.here(names) as folders:
+        parts_made = _make_parts(job, [span for spans in cuts for span in spans], skipped)
+        _add_up(job, parts_made, removals, skipped)
+        names = _make_shards(job, parts_made, shards)
+        local = replace(store, place=work / SHARDS) if isinstance(store, ObjectStore) else store
+        with local.folders(names) as folders:
             placed = [ShardFolder(folder, _shard(job, name)) for folder, name in zip(folders, names, strict=True)]
             _warn_of_repeated_ids(placed)
-            documents = documents_of(part.held for part in made)
+            documents = documents_of(part.held for part in parts_made)
             analysis = analysis_by_name(plan.analyser)
             return write_index(out, placed, documents, options, analysis, describe(), force=force)
 
 
-def _store(parts: str | None, plan: CorpusPlan) -> RemoteFolder | None:
-    """The folder of an object store for a job, if there is one: jobs with other sources or settings have another.
-
-    Raises UsageError if `parts` is no URL.
-    """
-    if parts is None:
-        return None
-    if not is_url(parts):
-        raise UsageError(
-            f"`parts` is {parts}, but it must be the URL of a folder in an object store, such as s3://BUCKET/FOLDER: "
-            "without it, a folder beside the output is used."
-        )
-    return RemoteFolder(f"{parts.rstrip('/')}/{_short([plan.settings(), *plan.sources])}")
-
-
-@contextmanager
-def _open_store(
-    work: Path, plan: CorpusPlan, store: RemoteFolder | None
-) -> Iterator[tuple[DiskStore | ObjectStore, Requirements]]:
-    """Where parts and shards are kept, and what every machine must have: the folder `work` on a disk that all share, or
-    a folder of an object store, which is removed if the block ends without an error.
-
-    Raises StorageError if nothing can be written there.
-    """
-    read = [Path(source).absolute() for source in plan.sources if not is_url(source)]
-    if store is None:
-        with Requirements.of(work, read) as here:
-            yield DiskStore(work), here
-        return
-    write_atomically(work / _STORE, store.url)
-    store.write(_BEGUN, b"")
-    yield ObjectStore(store), Requirements.reading(read)
-    _remove(store)
-
-
-def _remove(store: RemoteFolder) -> None:
-    """Remove a folder of an object store; a RalmWarning says if it stays."""
-    try:
-        store.remove()
-    except StorageError as error:
-        warnings.warn(f"{error} Remove {store.url} yourself.", RalmWarning, stacklevel=2)
-
-
-@contextmanager
-def _working(out: Path, plan: CorpusPlan, store: RemoteFolder | None, *, force: bool) -> Iterator[Path]:
-    """The folder beside the output that keeps parts and shards, or says which `store` does, held against other
-    processes. A store that is no longer used is removed.
-
-    Raises UsageError if it was begun with other settings, unless `force` is set.
-    """
-    with work_folder(UNFINISHED_INDEX, out) as work:
-        begun = was_begun(work, plan.settings(), "an index", force=force)
-        said = work / _STORE
-        before = RemoteFolder(said.read_text(encoding="utf-8")) if said.exists() else None
-        if before is not None and (before != store or not begun):
-            _remove(before)
-            said.unlink()
-        if not begun:
-            UNFINISHED_INDEX.empty(work)
-            write_config(work, plan.settings())
-        for name in (_PARTS, _SHARDS):
-            (work / name).mkdir(exist_ok=True)
-            remove_partial(work / name)
-        try:
-            yield work
-        finally:
-            if not any((work / _PARTS).glob("*")) and not (work / _STORE).exists():
-                UNFINISHED_INDEX.clear(work)
-
-
 def _run(
-    function: Callable[[_Job, _T], _R], job: _Job, tasks: Iterable[_T], shown: str, name: Callable[[_T], str]
+    function: Callable[[_Job, _T], _R], job: _Job, tasks: Iterable[_T], title: str, describe: Callable[[_T], str]
 ) -> list[_R]:
-    """The results for tasks that are never halved."""
+    """The results of tasks that are never halved."""
 
-    def bad(task: _T) -> NoReturn:
+    def fail(task: _T) -> NoReturn:
         raise WorkerError(
-            f"{name(task)}: the process has ended {MAX_CRASHES} times, perhaps because memory ran out; use machines "
-            "with more memory, or more `shards`."
+            f"{describe(task)}: the process has ended {MAX_CRASHES} times, perhaps because memory ran out; use "
+            "machines with more memory, or more `shards`."
         )
 
-    return [result for _, result in run_tasks(function, job, tasks, shown=shown, name=name, bad=bad)]
+    return [result for _, result in run_tasks(function, job, tasks, title=title, describe=describe, on_crash=fail)]
 
 
 def _cut(job: _Job, files: CorpusSpan) -> list[CorpusSpan]:
-    job.here.check()
+    job.requirements.check()
     return cut_span(files, job.span_bytes)
 
 
 def _make_parts(job: _Job, spans: Sequence[CorpusSpan], skipped: Skipped) -> list[_Part]:
-    """Have a part made of every span; those that end their process are left out, or an error."""
+    """Make a part of every span; spans that end their process are skipped, or an error."""
 
-    def bad(span: CorpusSpan) -> None:
+    def on_crash(span: CorpusSpan) -> None:
         if not job.plan.skip_bad:
             raise CorpusError(f"{span.name} ends the process that reads it, each of {MAX_CRASHES} times.{SKIP_ADVICE}")
         skipped.add(CRASHES, span.name)
@@ -313,33 +240,33 @@ def _make_parts(job: _Job, spans: Sequence[CorpusSpan], skipped: Skipped) -> lis
     def halves(span: CorpusSpan) -> tuple[CorpusSpan, CorpusSpan] | None:
         both = span.halves()
         if both:
-            job.kept.note(_halved(job, span))
+            job.store.mark(_halved_mark(job, span))
         return both
 
-    known = (part for span in spans for part in _as_halved(job, span))
-    made = run_tasks(_make_part, job, known, shown="Indexing", name=_name, bad=bad, halves=halves)
+    known = (part for span in spans for part in _halved_before(job, span))
+    made = run_tasks(_make_part, job, known, title="Indexing", describe=_name, on_crash=on_crash, halves=halves)
     return [_Part(span.source, *part) for span, part in made]
 
 
-def _halved(job: _Job, span: CorpusSpan) -> str:
-    """The note that a span was halved, so that it need not crash again."""
-    return f"{_PARTS}/{_key(job, span)}.halved"
+def _halved_mark(job: _Job, span: CorpusSpan) -> str:
+    """The name of the mark that a span was halved, so that it need not crash again."""
+    return f"{PARTS}/{_key(job, span)}.halved"
 
 
-def _as_halved(job: _Job, span: CorpusSpan) -> Iterator[CorpusSpan]:
+def _halved_before(job: _Job, span: CorpusSpan) -> Iterator[CorpusSpan]:
     """The parts that a span was cut into before."""
-    halves = span.halves() if job.kept.noted(_halved(job, span)) else None
+    halves = span.halves() if job.store.is_marked(_halved_mark(job, span)) else None
     for half in halves or ():
-        yield from _as_halved(job, half)
+        yield from _halved_before(job, half)
     if halves is None:
         yield span
 
 
 def _make_part(job: _Job, span: CorpusSpan) -> tuple[str, PartCounts]:
-    """Make the part of a span, unless it is there; returns its name and what it holds."""
-    job.here.check()
+    """Make the part of a span unless it exists; returns its name and its counts."""
+    job.requirements.check()
     key = _key(job, span)
-    job.kept.make(f"{_PARTS}/{key}", lambda new: _write_part(new, job, span))
+    job.store.make(f"{PARTS}/{key}", lambda new: _write_part(new, job, span))
     record = _record(job, key)
     skips = job.plan.skip_bad or span.in_folder
     if BROKEN_LINES in record.skipped and not skips:  # the part was made when they were to be skipped
@@ -353,7 +280,7 @@ def _write_part(folder: Path, job: _Job, span: CorpusSpan) -> None:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", RalmWarning)
         passages = make_passages(
-            _counted(read_span(span, maker), read),
+            _count_read(read_span(span, maker), read),
             plan.splitting,
             tokenizer=_tokenizer(plan.lm, plan.tokenizer) if plan.lm else None,
             decontamination=plan.decontamination,
@@ -374,8 +301,8 @@ def _write_part(folder: Path, job: _Job, span: CorpusSpan) -> None:
     (folder / _RECORD).write_text(_Record.model_validate(record).model_dump_json(), encoding="utf-8")
 
 
-def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, skipped: Skipped) -> None:
-    """Add up what is left out of the parts, and say what `read_documents` says of a corpus.
+def _add_up(job: _Job, parts: Sequence[_Part], removals: Removals, skipped: Skipped) -> None:
+    """Add up what was skipped and removed, and give the errors and warnings of `read_documents`.
 
     Raises CorpusError if a source has no documents, or no document has a field that is named for metadata.
     """
@@ -394,8 +321,8 @@ def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, skipped: Ski
         removals.merge(record.removed, record.removed_list)
         not_json = record.not_json | not_json
         never_seen &= {*record.never_seen}
-        for said in record.warnings:
-            warnings.warn(said, RalmWarning, stacklevel=2)
+        for message in record.warnings:
+            warnings.warn(message, RalmWarning, stacklevel=2)
     for name, kind in not_json.items():
         skipped.add(NOT_JSON, f"{name} ({kind})")
     for number, source in enumerate(job.plan.sources):
@@ -405,11 +332,11 @@ def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, skipped: Ski
 
 
 def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[str]:
-    """Have consecutive parts joined into shards of about the same number of passages; returns the names of these.
+    """Join consecutive parts into shards of about the same number of passages; returns their names.
 
     Raises CorpusError if there are more passages than an index can have.
     """
-    full = [_Folder(f"{_PARTS}/{part.key}", part.held.passages) for part in parts if part.held.passages]
+    full = [_Folder(f"{PARTS}/{part.key}", part.held.passages) for part in parts if part.held.passages]
     total, before = sum(part.passages for part in full), 0
     shares: dict[int, list[_Folder]] = {}
     for part in full:
@@ -425,35 +352,35 @@ def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[str]:
 
 
 def _joined(job: _Job, shares: list[list[_Folder]]) -> list[_Folder]:
-    """Have each share joined; many folders by and by, since every one takes file handles."""
+    """Join each share, at most `_MAX_JOINED` folders at a time, since each takes file handles."""
     while True:
-        groups = [[share[at : at + _JOINED] for at in range(0, len(share), _JOINED)] for share in shares]
-        made = iter(_run(_join, job, [one for some in groups for one in some], "Joining parts", _name_of_share))
+        groups = [[share[at : at + _MAX_JOINED] for at in range(0, len(share), _MAX_JOINED)] for share in shares]
+        made = iter(_run(_join, job, [one for some in groups for one in some], "Joining parts", _describe_share))
         shares = [[next(made) for _ in some] for some in groups]
         if all(len(share) == 1 for share in shares):
             return [folder for (folder,) in shares]
 
 
 def _join(job: _Job, share: Sequence[_Folder]) -> _Folder:
-    """Join consecutive parts or shards, unless it was done."""
-    job.here.check()
-    name = f"{_SHARDS}/{_short([folder.name for folder in share])}"
+    """Join consecutive parts or shards, unless the result exists."""
+    job.requirements.check()
+    name = f"{SHARDS}/{short_hash([folder.name for folder in share])}"
 
     def join(new: Path) -> None:
-        with job.kept.here([folder.name for folder in share]) as places:
+        with job.store.folders([folder.name for folder in share]) as places:
             parts = [(place, folder.passages) for place, folder in zip(places, share, strict=True)]
             shard = join_parts(parts, new, job.build)
         (new / _RECORD).write_text(shard.model_dump_json(), encoding="utf-8")
 
-    job.kept.make(name, join)
+    job.store.make(name, join)
     return _Folder(name, _shard(job, name).passages)
 
 
 def _shard(job: _Job, name: str) -> Shard:
-    return Shard.model_validate_json(job.kept.read(name, _RECORD))
+    return Shard.model_validate_json(job.store.read(name, _RECORD))
 
 
-def _name_of_share(share: Sequence[_Folder]) -> str:
+def _describe_share(share: Sequence[_Folder]) -> str:
     return f"a shard of {sum(folder.passages for folder in share):,} passages"
 
 
@@ -466,7 +393,7 @@ def _warn_of_repeated_ids(shards: Sequence[ShardFolder]) -> None:
     warn_of_repeated_ids(repeated)
 
 
-def _counted(documents: Iterator[Document], read: Counter[str]) -> Iterator[Document]:
+def _count_read(documents: Iterator[Document], read: Counter[str]) -> Iterator[Document]:
     for document in documents:
         read["documents"] += 1
         yield document
@@ -495,14 +422,10 @@ def _name(span: CorpusSpan) -> str:
 
 
 def _record(job: _Job, part: str) -> _Record:
-    return _Record.model_validate_json(job.kept.read(f"{_PARTS}/{part}", _RECORD))
+    return _Record.model_validate_json(job.store.read(f"{PARTS}/{part}", _RECORD))
 
 
 def _key(job: _Job, span: CorpusSpan) -> str:
     """The name of the part of a span: a hash of its content, of the names in it, and of what is made of it."""
     files: list[JsonValue] = [[file.id, file.prefix, file.lines.first if file.lines else 0] for file in span.files]
-    return _short([job.settings, span.in_folder, span.sha256, files])
-
-
-def _short(content: JsonValue) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_LETTERS]
+    return short_hash([job.settings, span.in_folder, span.sha256, files])

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
 from ralm.answering.answers import AnswerMethod, AnswerStores, groups_of
 from ralm.answering.sources import QuestionInput
-from ralm.distributed.cluster import MAX_CRASHES, Requirements
-from ralm.distributed.workers import Loader, WorkerPool
+from ralm.distributed.cluster import Requirements
+from ralm.distributed.workers import WorkerPool
 from ralm.errors import ClusterError, RalmError, UsageError
 from ralm.lm import TINY
 from ralm.lm.local.model import LocalLanguageModel
@@ -26,114 +26,16 @@ from ralm.protocols import Continuations, WritingModel
 from ralm.records import FloatArray, ScoringSequence
 from ralm.storage.store import Store
 
+_T = TypeVar("_T")
 _Answered = TypeVar("_Answered", bound=tuple[Any, ...])
 _Entries: TypeAlias = Sequence[tuple[bytes, bytes]]
-
-
-class _NotKeptError(RalmError):
-    """Something is not kept: the model would have to read."""
-
-
-class _OnlyKept:
-    """A model of which all is known already: it is not read, but raises _NotKeptError."""
-
-    def __init__(self, model: WritingModel) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def score(self, _: Sequence[ScoringSequence]) -> NoReturn:
-        raise _NotKeptError
-
-    def continuations(self) -> Continuations:
-        raise _NotKeptError
-
-
-class _Work(NamedTuple):
-    """A method of answering, and questions with their numbers, for a machine."""
-
-    method: AnswerMethod[Any]
-    inputs: Sequence[tuple[int, QuestionInput]]
-
-
-def answer_on(
-    machines: WorkerPool,
-    loader: Loader[WritingModel],
-    model: WritingModel,
-    method: AnswerMethod[_Answered],
-    inputs: Sequence[QuestionInput],
-    stores: AnswerStores,
-) -> Iterator[_Answered]:
-    """The results of `method(inputs, model, stores)`, with the model that the loader loads on each machine; `model`
-    describes it here.
-
-    Raises ClusterError if a question ends the process that answers it again and again, or the cluster fails.
-    """
-    scores, answers = (Store() if one is None else one for one in (stores.scores, stores.answers))
-    only: Any = _OnlyKept(model)
-
-    def known(group: Sequence[int]) -> list[_Answered]:
-        return [*method([inputs[number] for number in group], only, AnswerStores(scores, answers))]
-
-    groups = [*groups_of(inputs)]
-    new = [[number for number in group if not _is_known(known, [number])] for group in groups]
-    work = [_Work(method, [(number, inputs[number]) for number in group]) for group in new if group]
-    left = {number for one in work for number, _ in one.inputs}
-    with closing(
-        machines.run(
-            loader, _answer_questions, work, name=_describe_questions, bad=_reject_questions, halves=_halve_questions
-        )
-    ) as done:
-        for group in groups:
-            while not left.isdisjoint(group):
-                task, found = next(done)
-                scores.put(found[0])
-                answers.put(found[1])
-                left -= {number for number, _ in task.inputs}
-            for number, one in zip(group, known(group), strict=True):
-                yield cast("_Answered", (number, *one[1:]))
-
-
-def _answer_questions(model: WritingModel, work: _Work) -> tuple[_Entries, _Entries]:
-    """Answer questions; returns the scores and the answers that a later process can go on with."""
-    scores, answers = Store(), Store()
-    for _ in work.method([one for _, one in work.inputs], model, AnswerStores(scores, answers)):
-        pass
-    return scores.items(), answers.items()
-
-
-def _is_known(known: Callable[[Sequence[int]], object], group: Sequence[int]) -> bool:
-    try:
-        known(group)
-    except _NotKeptError:
-        return False
-    return True
-
-
-def _describe_questions(work: _Work) -> str:
-    return f"answering {len(work.inputs)} questions from {work.inputs[0][1].question.id} on"
-
-
-def _reject_questions(work: _Work) -> NoReturn:
-    raise ClusterError(
-        f"question {work.inputs[0][1].question.id} ends the process that answers it, each of {MAX_CRASHES} times; the "
-        "machines may have too little memory."
-    )
-
-
-def _halve_questions(work: _Work) -> tuple[_Work, _Work] | None:
-    middle = len(work.inputs) // 2
-    return (_Work(work.method, work.inputs[:middle]), _Work(work.method, work.inputs[middle:])) if middle else None
-
-
-PACKAGES: Final = ("torch", "transformers")
-"""Packages whose versions decide what a model computes."""
-_TOKENS: Final = {"cpu": 4096, "cuda": 1 << 18}
-"""Tokens of the passes that a machine is handed at once: few enough that little is lost with it."""
-
 _Chunk: TypeAlias = Sequence[tuple[int, ScoringSequence]]
-"""Passes with their numbers."""
+"""Sequences with their numbers."""
+
+_PACKAGES: Final = ("torch", "transformers")
+"""Packages whose versions decide the results of a model."""
+_TOKENS: Final = {"cpu": 4096, "cuda": 1 << 18}
+"""Tokens that a machine is handed at once: few enough that little is lost with it."""
 
 
 @dataclass(frozen=True)
@@ -146,13 +48,13 @@ class ModelLoader:
 
     @classmethod
     def of(cls, name: str, options: ModelOptions) -> "ModelLoader":
-        """What loads the model on other machines as it is loaded here."""
+        """The loader of the model that `load_local_model` loads here."""
         folder = [Path(name).absolute()] if name != TINY and Path(name).is_dir() else []
-        return cls(name, options, Requirements.reading(folder, PACKAGES))
+        return cls(name, options, Requirements.reading(folder, _PACKAGES))
 
     @property
     def label(self) -> str:
-        """What it loads, in messages."""
+        """The model's name in messages."""
         return f"the model {self.name}"
 
     def __call__(self) -> LocalLanguageModel:
@@ -163,7 +65,7 @@ class ModelLoader:
         return model
 
     def facts(self, model: LocalLanguageModel) -> dict[str, Any]:
-        """What the process that has no copy of the model needs to know of it."""
+        """Facts that a process without a copy of the model needs."""
         return {
             **model.config,
             "max_length": model.max_length,
@@ -176,9 +78,9 @@ class ModelLoader:
 class ClusterModel:
     """A local model whose copies are on the machines of a cluster, a `LanguageModel` with the same `config`.
 
-    Log-probabilities are those of one machine, bit for bit, if processors are of one kind and actors have as many
-    threads as it; on GPUs up to rounding, since which passes are read together differs.
-    Raises ClusterError if machines have other versions or another model.
+    Log-probabilities are those of one machine, bit for bit, if processors are of one kind and workers have as many
+    threads; on GPUs they differ by rounding, since other texts are read together. Raises ClusterError if machines have
+    other versions or another model.
     """
 
     tier: Final = "all"
@@ -195,12 +97,12 @@ class ClusterModel:
 
     @property
     def config(self) -> dict[str, Any]:
-        """That of the same model on one machine."""
+        """The `config` of the same model on one machine."""
         return dict(self._facts)
 
     @cached_property
     def tokenizer(self) -> ModelTokenizer:
-        """The tokenizer of the model, which works here."""
+        """The tokenizer of the model, loaded here."""
         tokenizer = load_tokenizer(self.name)
         if tokenizer.fingerprint != self._facts["tokenizer"]:
             raise ClusterError(
@@ -209,15 +111,15 @@ class ClusterModel:
         return tokenizer
 
     def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """For each pass, in order, the natural log-probability (float32) of each of its targets.
+        """For each sequence, in order, the natural log-probability (float32) of each of its targets.
 
-        Raises ClusterError if a pass ends the process that reads it again and again, or the cluster fails.
+        Raises ClusterError if a sequence ends its process again and again, or the cluster fails.
         """
         tokens = _TOKENS["cuda" if self._facts["device"].startswith("cuda") else "cpu"]
         chunks = list(_chunks(passes, tokens))
         early: dict[int, FloatArray] = {}
         due = 0
-        done = self.machines.run(self.loader, _score, chunks, name=self._said, bad=self._bad, halves=_halve_chunk)
+        done = self.machines.run(self.loader, _score, chunks, describe=self._describe, halves=_halve)
         with closing(done):
             for chunk, found in done:
                 early |= {number: log_probs for (number, _), log_probs in zip(chunk, found, strict=True)}
@@ -228,34 +130,104 @@ class ClusterModel:
     def answer_remotely(
         self, method: AnswerMethod[_Answered], inputs: Sequence[QuestionInput], stores: AnswerStores
     ) -> Iterator[_Answered]:
-        """The results of `method` with this model; raises what `answer_on` raises."""
-        return answer_on(self.machines, self.loader, self, method, inputs, stores)
+        """The results of `method(inputs, model, stores)`, with the copies of the model on the machines.
+
+        The machines fill the stores of scores and answers; then `method` runs here and finds everything there. Raises
+        ClusterError if a question ends its process again and again, or the cluster fails.
+        """
+        scores, answers = (Store() if one is None else one for one in (stores.scores, stores.answers))
+        stored: Any = _StoredModel(self)
+
+        def answer(group: Sequence[int]) -> list[_Answered]:
+            return [*method([inputs[number] for number in group], stored, AnswerStores(scores, answers))]
+
+        groups = [*groups_of(inputs)]
+        new = [[number for number in group if not _is_stored(answer, [number])] for group in groups]
+        tasks = [_Questions(method, [(number, inputs[number]) for number in group]) for group in new if group]
+        missing = {number for task in tasks for number, _ in task.inputs}
+        run = self.machines.run(
+            self.loader, _answer_questions, tasks, describe=_describe_questions, halves=_halve_questions
+        )
+        with closing(run) as done:
+            for group in groups:
+                while not missing.isdisjoint(group):
+                    task, (new_scores, new_answers) = next(done)
+                    scores.put(new_scores)
+                    answers.put(new_answers)
+                    missing -= {number for number, _ in task.inputs}
+                for number, one in zip(group, answer(group), strict=True):
+                    yield cast("_Answered", (number, *one[1:]))
 
     def continuations(self) -> Continuations:
-        """Raises UsageError: texts are not continued token by token between machines."""
+        """Raises UsageError: a cluster does not continue texts."""
         raise UsageError(f"{self.name} only scores texts on a cluster; it continues none.")
 
-    def _said(self, chunk: _Chunk) -> str:
-        return f"scoring {len(chunk)} texts of up to {len(chunk[0][1].tokens_N):,} tokens with {self.name}"
-
-    def _bad(self, chunk: _Chunk) -> NoReturn:
-        length = len(chunk[0][1].tokens_N)
-        raise ClusterError(
-            f"a text of {length:,} tokens ends the process in which {self.name} reads it, each of {MAX_CRASHES} times; "
-            "the machines may have too little memory."
-        )
+    def _describe(self, chunk: _Chunk) -> str:
+        return f"scoring texts of up to {len(chunk[0][1].tokens_N):,} tokens with {self.name}"
 
 
 def _score(model: LocalLanguageModel, chunk: _Chunk) -> list[FloatArray]:
     return list(model.score([one for _, one in chunk]))
 
 
-def _halve_chunk(chunk: _Chunk) -> tuple[_Chunk, _Chunk] | None:
-    middle = len(chunk) // 2
-    return (chunk[:middle], chunk[middle:]) if middle else None
+def _halve(items: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T]] | None:
+    middle = len(items) // 2
+    return (items[:middle], items[middle:]) if middle else None
 
 
-def _chunks(passes: Sequence[ScoringSequence], tokens: int) -> Iterator[_Chunk]:
-    """Passes in order with their numbers, about so many tokens at a time."""
-    numbered = enumerate(passes)
-    return ([*islice(numbered, len(some))] for some in split_by_tokens(passes, tokens))
+def _chunks(sequences: Sequence[ScoringSequence], tokens: int) -> Iterator[_Chunk]:
+    """Sequences in order with their numbers, about so many tokens at a time."""
+    numbered = enumerate(sequences)
+    return ([*islice(numbered, len(some))] for some in split_by_tokens(sequences, tokens))
+
+
+class _Questions(NamedTuple):
+    """A task of answering: a method of answering, and questions with their numbers."""
+
+    method: AnswerMethod[Any]
+    inputs: Sequence[tuple[int, QuestionInput]]
+
+
+class _NotStoredError(RalmError):
+    """An answer is not stored, so the model would have to read."""
+
+
+class _StoredModel:
+    """Stands for a model whose scores and answers are stored; raises _NotStoredError where it would have to read."""
+
+    def __init__(self, model: WritingModel) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def score(self, _: Sequence[ScoringSequence]) -> NoReturn:
+        raise _NotStoredError
+
+    def continuations(self) -> Continuations:
+        raise _NotStoredError
+
+
+def _is_stored(answer: Callable[[Sequence[int]], object], group: Sequence[int]) -> bool:
+    try:
+        answer(group)
+    except _NotStoredError:
+        return False
+    return True
+
+
+def _answer_questions(model: WritingModel, task: _Questions) -> tuple[_Entries, _Entries]:
+    """Answer questions; returns the entries of the stores of scores and of answers."""
+    scores, answers = Store(), Store()
+    for _ in task.method([one for _, one in task.inputs], model, AnswerStores(scores, answers)):
+        pass
+    return scores.items(), answers.items()
+
+
+def _describe_questions(task: _Questions) -> str:
+    return f"answering questions from {task.inputs[0][1].question.id} on"
+
+
+def _halve_questions(task: _Questions) -> tuple[_Questions, _Questions] | None:
+    halves = _halve(task.inputs)
+    return halves and (_Questions(task.method, halves[0]), _Questions(task.method, halves[1]))

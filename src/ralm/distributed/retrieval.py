@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 import ray
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 from ray.exceptions import RayError, RayTaskError
 
-from ralm.distributed.cluster import MAX_CRASHES, Requirements, connected, processors, raise_cause
+from ralm.distributed.cluster import Requirements, connected, processors, raise_cause
 from ralm.distributed.workers import check_cluster_device, open_workers
 from ralm.errors import ClusterError, DamagedFolderError, UsageError
 from ralm.protocols import Encoder
@@ -182,7 +182,7 @@ class EncodeOn:
             work.mkdir(exist_ok=True)
         with (
             open_workers(self.address, self.device) as found,
-            Requirements.of(work, [index.path.absolute(), *folders], _PACKAGES) as here,
+            Requirements.writing(work, [index.path.absolute(), *folders], _PACKAGES) as here,
             progress_bar("Encoding passages", len(index.passages)) as advance,
         ):
             device = "auto" if self.device == "all" else self.device
@@ -193,7 +193,7 @@ class EncodeOn:
                     f"the machines of the cluster have another index or encoder than {loader.label} here."
                 )
             done = NOTHING_ENCODED
-            for span, one in found.run(loader, _encode, pairwise(begins), name=_describe_span, bad=_reject_span):
+            for span, one in found.run(loader, _encode, pairwise(begins), describe=_describe_span):
                 advance(span[1] - span[0])
                 done = done.plus(one)
         return done
@@ -213,10 +213,3 @@ def _encode(loaded: _Loaded, span: tuple[int, int]) -> EncodingStats:
 
 def _describe_span(span: tuple[int, int]) -> str:
     return f"encoding the passages from {span[0]:,} to {span[1]:,}"
-
-
-def _reject_span(span: tuple[int, int]) -> NoReturn:
-    raise ClusterError(
-        f"{_describe_span(span)} ends the process that does it, each of {MAX_CRASHES} times; the machines may have too "
-        "little memory."
-    )

@@ -1,6 +1,6 @@
-"""Actors on the machines of a cluster, one for each machine or GPU, which hold what takes long to load.
+"""Workers: actors on the machines of a cluster, one for each machine or GPU, which hold what takes long to load.
 
-Each takes the whole of its machine or GPU, so they never compete. A task goes to an actor that has loaded what the task
+Each takes the whole of its machine or GPU, so they never compete. A task goes to a worker that has loaded what the task
 needs. If a machine is lost, its tasks go to others; if one joins, it gets work at once.
 """
 
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import ray
 from ray.exceptions import (
@@ -30,9 +30,10 @@ from ralm.distributed.cluster import (
     PAUSE,
     ClusterJob,
     TaskQueue,
+    cluster_failure,
     connected,
-    name_late,
     raise_cause,
+    warn_of_stragglers,
     without_progress,
 )
 from ralm.errors import ClusterError, RalmError, RalmWarning, UsageError
@@ -45,42 +46,49 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 _AHEAD: Final = 2
-"""Tasks that an actor is handed: one that runs, and one that waits for it."""
-_SECONDS_BETWEEN_LOOKS: Final = 2.0
-_LONG: Final = 60.0
+"""Tasks that a worker is handed: one that runs, and one that waits for it."""
+_UPDATE_SECONDS: Final = 2.0
+_WARNING_SECONDS: Final = 60.0
 _ENDED: Final = (RayActorError, ActorUnschedulableError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
-"""What is raised for tasks of an actor that has ended."""
+"""Errors of tasks whose worker has ended."""
 _DEVICES: Final = ("auto", "all", "cpu", "cuda", "map")
-"""What `device` can be on a cluster: a GPU's number means nothing there."""
+"""Devices on a cluster, where the number of a GPU has no meaning."""
 
 
 class Loader(Protocol[_M_co]):
-    """What machines load, by value: equal loaders load equal things. It is sent to them, so it is small."""
+    """Loads an object on a machine. It is sent there, so it is small; equal loaders load equal objects."""
 
     @property
     def label(self) -> str:
-        """What it loads, in messages."""
+        """The object's name in messages."""
 
     def __call__(self) -> _M_co:
-        """Load it."""
+        """Load the object."""
 
-    def facts(self, made: Any) -> Any:
-        """What must be the same wherever it is loaded."""
+    def facts(self, loaded: Any) -> Any:
+        """Facts of the object that must be the same on all machines."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
-    """Tasks that are under way; several runs may be, each by a generator of its own."""
+    """Tasks in progress; there may be several runs, each by a generator of its own."""
 
     loader: Loader[Any]
     function: Callable[[Any, Any], Any]
-    work: TaskQueue[Any, Any]
-    bad: Callable[[Any], None]
+    queue: TaskQueue[Any, Any]
+    describe: Callable[[Any], str]
+
+    def crash(self, job: ClusterJob[Any]) -> ClusterError:
+        """The error for a task that ends its process each time."""
+        return ClusterError(
+            f"{self.describe(job.task)} ends its process, each of {MAX_CRASHES} times; the machines may have too "
+            "little memory."
+        )
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """An actor: the machine it is on, what it has loaded, and what it does now for each run, the oldest first."""
+    """An actor: its machine, the loaders that it has called, and its tasks in progress, the oldest first."""
 
     actor: Any
     node: str
@@ -89,18 +97,18 @@ class _Worker:
     loading: dict[Any, Any] = field(default_factory=dict)
     running: dict[Any, tuple[_Run, ClusterJob[Any]]] = field(default_factory=dict)
 
-    def own(self, run: _Run) -> list[Any]:
-        """What is under way for a run: the loading of what it needs, and its tasks."""
+    def pending(self, run: _Run) -> list[Any]:
+        """The loading and the tasks in progress for a run."""
         loading = [ref for ref, loader in self.loading.items() if loader == run.loader]
         return [*loading, *self.tasks(run)]
 
     def tasks(self, run: _Run) -> list[Any]:
-        """The tasks of a run."""
+        """The tasks in progress for a run."""
         return [ref for ref, (other, _) in self.running.items() if other is run]
 
 
 class WorkerPool:
-    """The machines of the cluster that this process is connected to, and the actors on them; see `machines`."""
+    """The workers of the cluster that this process is connected to; see `open_workers`."""
 
     def __init__(self, device: str = "auto") -> None:
         check_cluster_device(device)
@@ -109,13 +117,13 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._ended = Counter[tuple[str, int, Any]]()
         self._facts: dict[Any, tuple[str, Any]] = {}
-        self._looked = -_SECONDS_BETWEEN_LOOKS
-        self._worked = time.monotonic()
+        self._updated = -_UPDATE_SECONDS
+        self._last_ready = time.monotonic()
 
     def facts(self, loader: Loader[_M]) -> Any:
-        """The facts of what a loader makes; waits until a machine has loaded it. Raises what `run` raises."""
+        """The facts of a loader's object, once a machine has loaded it; raises the errors of `run`."""
         if loader not in self._facts:
-            list(self.run(loader, _nothing, [None], name=lambda _: loader.label, bad=_never))
+            list(self.run(loader, _nothing, [None], describe=lambda _: loader.label))
         return self._facts[loader][1]
 
     def run(
@@ -124,67 +132,69 @@ class WorkerPool:
         function: Callable[[_M, _T], _R],
         tasks: Iterable[_T],
         *,
-        name: Callable[[_T], str],
-        bad: Callable[[_T], None],
+        describe: Callable[[_T], str],
         halves: Callable[[_T], Sequence[_T] | None] = lambda _: None,
     ) -> Generator[tuple[_T, _R], None, None]:
-        """The results of `function(made, task)`, each with its task, as they are done; of halves where one was halved.
+        """The results of `function(loaded, task)` in any order, each with its task or half of a task.
 
-        `made` is what the loader loads. `name` is what a task is called in messages. `bad` is called for a task that
-        ends its process each time and cannot be halved; unless it raises an error, the task is left out. Raises
-        ClusterError if machines load different things, or if all end while they load; and what the function raises.
+        `loaded` is the object that the loader loads; `describe` names a task in messages. Raises ClusterError if a task
+        ends its process each time and cannot be halved, if machines load different objects, or if all end while they
+        load; and the errors of the function.
         """
-        work: TaskQueue[_T, _R] = TaskQueue(tasks, halves)
-        run = _Run(loader, function, work, bad)
-        self._worked = time.monotonic()
+        queue: TaskQueue[_T, _R] = TaskQueue(tasks, halves)
+        run = _Run(loader, function, queue, describe)
+        self._last_ready = time.monotonic()
         try:
-            while not work.is_done:
-                self._look_around(loader)
-                self._hand_out(run)
-                yield from self._done(run)
-                name_late(work, name)
+            while not queue.is_done:
+                self._update(loader)
+                self._assign(run)
+                yield from self._finished(run)
+                warn_of_stragglers(queue, describe)
         finally:
             for worker in self._workers:
                 for ref in worker.tasks(run):
                     del worker.running[ref]
 
     def close(self) -> None:
-        """End the actors."""
+        """End the workers."""
         while self._workers:
             ray.kill(self._workers.pop().actor)
 
-    def _look_around(self, loader: Loader[Any]) -> None:
-        """Start actors on machines that have none, and forget those of machines that are gone."""
+    def _update(self, loader: Loader[Any]) -> None:
+        """Start workers on machines that have none; raise or warn if no machine can load the object."""
         now = time.monotonic()
-        if now - self._looked < _SECONDS_BETWEEN_LOOKS:
+        if now - self._updated < _UPDATE_SECONDS:
             return
-        self._looked = now
+        self._updated = now
         alive = [node for node in _nodes() if node["Alive"]]
-        if self._uses_gpus is None and alive:  # for good: a figure of a GPU is not that of a processor
+        if self._uses_gpus is None and alive:
+            # Decided once: figures of GPUs and of processors must not be mixed.
             self._uses_gpus = any(node["Resources"].get("GPU") for node in alive)
-        places = 0
+        usable_places = 0
         for node in alive:
             shares = worker_resources(node["Resources"], use_gpus=bool(self._uses_gpus), together=self._device == "map")
             for number, resources in enumerate(shares):
                 place = node["NodeID"], number
-                held = any((worker.node, worker.number) == place for worker in self._workers)
-                usable = self._ended[*place, loader] < MAX_CRASHES
-                if usable and not held:
+                has_worker = any((worker.node, worker.number) == place for worker in self._workers)
+                is_usable = self._ended[*place, loader] < MAX_CRASHES
+                if is_usable and not has_worker:
                     self._workers.append(_start(*place, resources))
-                places += usable
-        if not places and any(other == loader and count >= MAX_CRASHES for (*_, other), count in self._ended.items()):
+                usable_places += is_usable
+        ended = any(other == loader and count >= MAX_CRASHES for (*_, other), count in self._ended.items())
+        if ended and not usable_places:
             raise ClusterError(
                 f"every machine of the cluster ends while it loads {loader.label}: they may have too little memory."
             )
         if any(loader in worker.ready for worker in self._workers):
-            self._worked = now
-        if now - self._worked > _LONG:
-            self._worked = now
+            self._last_ready = now
+        if now - self._last_ready > _WARNING_SECONDS:
+            self._last_ready = now
             kind = "GPUs" if self._uses_gpus else "processors"
-            why = "it is large, or other jobs hold all machines" if places else f"no machine that is left has {kind}"
+            reasons = f"no machine that is left has {kind}", "it is large, or other jobs hold all machines"
+            why = reasons[usable_places > 0]
             warnings.warn(f"no machine of the cluster has {loader.label} loaded: {why}.", RalmWarning, stacklevel=3)
 
-    def _hand_out(self, run: _Run) -> None:
+    def _assign(self, run: _Run) -> None:
         loader = run.loader
         for worker in self._workers:
             is_new = loader not in worker.ready and loader not in worker.loading.values()
@@ -193,12 +203,12 @@ class WorkerPool:
         for ahead in range(_AHEAD):
             for worker in self._workers:
                 has_room = loader in worker.ready and len(worker.tasks(run)) == ahead
-                if has_room and (job := run.work.begin(time.monotonic())):
+                if has_room and (job := run.queue.begin(time.monotonic())):
                     worker.running[worker.actor.do.remote(loader, run.function, job.task)] = run, job
 
-    def _done(self, run: _Run) -> Iterator[tuple[Any, Any]]:
-        """Wait a moment; take what was loaded, and what was done of a run."""
-        waiting = {ref: worker for worker in self._workers for ref in worker.own(run)}
+    def _finished(self, run: _Run) -> Iterator[tuple[Any, Any]]:
+        """Wait a moment, and take the tasks of a run, and the loading, that have finished."""
+        waiting = {ref: worker for worker in self._workers for ref in worker.pending(run)}
         if not waiting:
             time.sleep(PAUSE)
             return
@@ -213,15 +223,13 @@ class WorkerPool:
             except _ENDED:
                 self._lost(worker)
             except RayError as error:
-                raise ClusterError(
-                    f"the cluster has failed: {error}. Run this again to go on where it stopped."
-                ) from error
+                raise cluster_failure(error) from error
             else:
                 if ref in worker.loading:
                     self._loaded(worker, worker.loading.pop(ref), *answer)
                 elif ref in worker.running:
                     _, job = worker.running.pop(ref)
-                    run.work.given(job, time.monotonic())
+                    run.queue.finish(job, time.monotonic())
                     yield job.task, answer
 
     def _loaded(self, worker: _Worker, loader: Loader[Any], machine: str, facts: Any) -> None:
@@ -234,61 +242,61 @@ class WorkerPool:
         worker.ready.add(loader)
 
     def _lost(self, worker: _Worker) -> None:
-        """An actor has ended: with its machine, of the oldest task that it had, or as it loaded something."""
+        """Drop a worker that has ended: with its machine, because of its oldest task, or while it loaded something."""
         if worker not in self._workers:
             return
         self._workers.remove(worker)
         ray.kill(worker.actor)
-        self._looked = -_SECONDS_BETWEEN_LOOKS
+        self._updated = -_UPDATE_SECONDS
         is_alive = any(node["NodeID"] == worker.node and node["Alive"] for node in _nodes())
         tasks = [*worker.running.values()]
         if is_alive and tasks:
             run, job = tasks.pop(0)
-            if not run.work.crashed(job):
-                run.bad(job.task)
+            if not run.queue.crashed(job):
+                raise run.crash(job)
         elif is_alive:
             self._ended.update((worker.node, worker.number, loader) for loader in worker.loading.values())
         for run, job in tasks:
-            if not run.work.lost(job):
-                run.bad(job.task)
+            if not run.queue.lost(job):
+                raise run.crash(job)
 
 
 class _Actor:
-    """Loads things and does tasks with them."""
+    """Loads objects and does tasks with them."""
 
     def __init__(self) -> None:
         collect_rarely()
-        self._made: dict[Any, Any] = {}
+        self._loaded: dict[Any, Any] = {}
 
     def load(self, loader: Loader[Any]) -> tuple[str, Any]:
-        """Load something, unless it is loaded; returns the name of the machine, and the facts of it."""
+        """Load an object unless it is loaded; returns the name of the machine, and the object's facts."""
         try:
-            if loader not in self._made:
+            if loader not in self._loaded:
                 with no_progress():
-                    self._made[loader] = loader()
-            return platform.node(), loader.facts(self._made[loader])
+                    self._loaded[loader] = loader()
+            return platform.node(), loader.facts(self._loaded[loader])
         except ClusterError:
             raise
         except RalmError as error:
             raise ClusterError(f"on the machine {platform.node()} of the cluster: {error}") from None
 
     def do(self, loader: Loader[_M], function: Callable[[_M, _T], _R], task: _T) -> _R:
-        """Do a task with something that was loaded."""
-        return without_progress(function, self._made[loader], task)
+        """Do a task with an object that was loaded."""
+        return without_progress(function, self._loaded[loader], task)
 
 
 def check_cluster_device(device: str) -> None:
-    """Raise UsageError if actors cannot use a device of this name."""
+    """Raise UsageError if workers cannot use this device."""
     if device not in _DEVICES:
         raise UsageError(f"on a cluster `device` is one of {', '.join(_DEVICES)}, not {device!r}.")
 
 
 @contextmanager
 def open_workers(address: str, device: str = "auto") -> Iterator[WorkerPool]:
-    """The machines of the cluster at an address. `device`: auto is the GPUs of the cluster if it has any, else its
-    processors; map spreads what is loaded over all GPUs of a machine. The actors end with the block.
+    """Workers on the cluster at an address, which end with the block.
 
-    Raises ClusterError if there is no cluster, UsageError if `device` names a GPU.
+    `device`: auto is the GPUs of the cluster if it has any, else its processors; map spreads an object over all GPUs of
+    a machine. Raises ClusterError if there is no cluster, UsageError if `device` names a GPU.
     """
     with connected(address):
         found = WorkerPool(device)
@@ -299,8 +307,8 @@ def open_workers(address: str, device: str = "auto") -> Iterator[WorkerPool]:
 
 
 def worker_resources(has: Mapping[str, float], *, use_gpus: bool, together: bool = False) -> list[dict[str, float]]:
-    """What each actor of a machine with these resources takes: a GPU and its share of the processors, or all GPUs
-    `together`; or all processors, if GPUs are not used."""
+    """The resources of each worker of a machine that has these: a GPU and its share of the processors, or all GPUs
+    `together`, or all processors if GPUs are not used."""
     processors, gpus = has.get("CPU", 0.0), int(has.get("GPU", 0))
     if not use_gpus:
         return [{"num_cpus": processors, "num_gpus": 0}] if processors >= 1 else []
@@ -320,15 +328,11 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _nothing(_made: object, _task: None) -> None:
-    """A task that is done at once."""
-
-
-def _never(_: object) -> NoReturn:
-    raise ClusterError("a machine of the cluster ends as soon as it does anything.")
+    """Do nothing."""
 
 
 def _difference(known: object, facts: object) -> str:
-    """What differs between two facts, in words."""
+    """The differences between two facts, in words."""
     if isinstance(known, Mapping) and isinstance(facts, Mapping):
         names = [str(name) for name in known if known[name] != facts.get(name)]
         return ", ".join(f"{name} {known[name]} and {facts.get(name)}" for name in names)

@@ -253,7 +253,7 @@ def _collect(
 ) -> int:
     """Offer the passages of a partition that may be among the best; returns how many the heap then holds."""
     sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
-    base = rows.base
+    base, always, listed = rows.base, rows.always, rows.listed
     # A passage must score at least 1 to share a term with the query.
     threshold = max(_floor(postings, terms, here, common, rows, heap, found, floors_K), np.int64(1))
     for begin in range(0, len(bound_B), MARKS):
@@ -281,7 +281,7 @@ def _collect(
                 score = sums_N[first + lane] + _common_score(postings, terms, common, passage)
                 lanes[lane] = _steps(score)
                 row = rows.first + passage
-                if score >= threshold and not _is_forbidden(rows, row):
+                if score >= threshold and not (is_in(always, row) or is_in(listed, row)):
                     found = offer(heap, found, score, row)
                     threshold = max(threshold, worst_score(heap, found))
             bound_B[block] = highest(lanes, 0)
@@ -306,15 +306,10 @@ def _floor(
     for i in range(here.kept_P[0]):
         passage = here.kept_PK[i]
         row = rows.first + passage
-        if not _is_forbidden(rows, row):
+        if not (is_in(rows.always, row) or is_in(rows.listed, row)):
             score = here.sums_N[passage - rows.base] + _common_score(postings, terms, common, passage)
             found = offer(floors_K, found, score, row)
     return worst_score(floors_K, found)
-
-
-@kernel
-def _is_forbidden(rows: Rows, row: int) -> bool:
-    return is_in(rows.always, row) or is_in(rows.listed, row)
 
 
 @kernel
