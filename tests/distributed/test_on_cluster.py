@@ -84,7 +84,7 @@ def same_hits(found: Any, folder: Path) -> None:
 def test_an_index_is_that_of_one_machine(
     nodes: Any, folder: Path, shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing, "_JOINED", 3)
+    monkeypatch.setattr(indexing, "_MAX_JOINED", 3)
     out = folder / f"shards-{shards}"
     parts = [] if shards == 2 else in_store(folder)
     answer = ralm(*building(folder, out, nodes.address), "--shards", shards, *parts)
