@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -25,12 +25,12 @@ from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.harness import lm_eval_installed
 from ralm.harness.options import HarnessOptions, parse_arguments
-from ralm.harness.requests import Contexts, GeneratedText, generation_options
+from ralm.harness.requests import Contexts, GenerationAnswer, parse_generation_kwargs
 from ralm.lm.named import load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.generate import TokenWriter
-from ralm.reading.in_context import InContext
+from ralm.reading.in_context import CheckedReader
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import Ending, are_greedy, ending_log_probs
@@ -65,10 +65,10 @@ _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     """A language model of the harness that reads passages of `source`; without one, the plain model.
 
-    The retriever is asked with the question of a task's document, in `question_field` or one of the usual names, else
-    with the end of the context, and for a whole text as `evaluate_text` asks. `plan` says what is read; its
-    `semantics` and `windows` are those of whole texts. By default it is the papers' plan with the model's own length.
-    `batch_size` contexts are continued together; None is as many as make 32 texts, and at most `max_batch_size`.
+    The query is the question of a task's document, in `question_field` or one of the usual names, else the end of the
+    context; for a whole text the queries are those of `evaluate_text`. `plan` is by default the papers' with the
+    model's own length; its `semantics` and `windows` apply to whole texts. `batch_size` contexts are continued
+    together; None is as many as make 32 texts, and at most `max_batch_size`.
 
     Raises UsageError if lengths do not fit into the model.
     """
@@ -88,9 +88,9 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         self._model = model
         self._scorer = Scorer(model)
         self._source = source
-        self._reader = reader or InContext()
+        self._reader = CheckedReader.of(reader)
         self._plan = _plan_of(model, plan, None if plan is None else plan.max_length, passages=source is not None)
-        self._plan.check_documents(getattr(self._reader, "joined", 1))
+        self._plan.check_documents(self._reader.joined)
         self._question_field = question_field
         self._together = batch_size or max(1, min(_TEXTS_AT_ONCE // self._reader.hits, max_batch_size or MAX_COUNT))
         self._contexts = Contexts(model.tokenizer, self._plan, source, self._reader, question_field)
@@ -115,7 +115,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> Self:
-        """The model that `model_args` describe; the harness's own arguments (`device`, `batch_size`) come second.
+        """The model of `model_args` and of the harness's own arguments (`device`, `batch_size`).
 
         Raises UsageError if an argument is unknown, of the wrong type, without effect, or given twice.
         """
@@ -128,7 +128,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> Self:
-        """The same for arguments as one text, `name=value,name=value`."""
+        """The model of `model_args` as one text, `name=value,name=value`."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     @cached_property
@@ -138,17 +138,17 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             "ralm": __version__,
             "model": config_of(self._model, "language model"),
             "passages": None if self._source is None else self._source.config,
-            "reader": None if self._source is None else config_of(self._reader, "reader"),
+            "reader": None if self._source is None else config_of(self._reader.reader, "reader"),
             "plan": asdict(self._plan),
             "question_field": self._question_field,
         }
 
     def get_model_info(self) -> dict[str, JsonValue]:
-        """What the harness records with its results."""
+        """The settings, which the harness records with its results."""
         return {"ralm": self.settings}
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Use a cache of the harness (`use_cache`); its answers are kept apart from those of other settings."""
+        """Use a cache of the harness (`use_cache`) for answers of these settings alone."""
         if cache_hook.dbdict is not None:
             _keep_apart(cache_hook.dbdict, self.settings)
         super().set_cache_hook(cache_hook)
@@ -164,7 +164,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     ) -> list[tuple[float, bool]]:
         """The natural log-probability of each ending after its context, and whether greedy decoding writes it.
 
-        Of too long a context the oldest tokens are dropped. Raises UsageError if an ending and its passages do not fit.
+        Long contexts lose their oldest tokens. Raises UsageError if an ending and its passages do not fit.
         """
         self._check_plan()
         endings = self._contexts.endings(requests, cached=self._cached)
@@ -200,7 +200,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return answers
 
     def _evaluated(self, text: str) -> float:
-        evaluation = evaluate_text(text, self._scorer, self._plan, source=self._source, reader=self._reader)
+        evaluation = evaluate_text(text, self._scorer, self._plan, source=self._source, reader=self._reader.reader)
         return -evaluation.reading.scored.nll
 
     def _rolling(self, text: str) -> float:
@@ -221,10 +221,9 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         requests: Sequence[Instance],
         disable_tqdm: bool = False,  # noqa: ARG002
     ) -> list[str]:
-        """What the model writes after each context, up to the first stop string.
+        """The text that the model writes after each context, up to the first stop string.
 
-        A context keeps the last tokens that leave room for what is written. Raises UsageError if `generation_kwargs`
-        hold something that ralm does not have.
+        Long contexts lose their oldest tokens. Raises UsageError if ralm lacks an argument of `generation_kwargs`.
         """
         self._check_plan()
         answers: dict[int, str] = {}
@@ -237,14 +236,13 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return [answers[number] for number in range(len(requests))]
 
     def _by_options(self, requests: Sequence[Instance]) -> dict[GenerationOptions, list[int]]:
-        """The numbers of requests by how they are generated. Repeats of a request draw with seeds of their own, which
-        follow that of the harness (`--seed`)."""
+        """The numbers of requests by their options; repeats of a request get the seeds that follow the harness's."""
         repeats: Counter[int] = Counter()
         grouped: dict[GenerationOptions, list[int]] = {}
         for number, request in enumerate(requests):
             seed = (torch.initial_seed() + repeats[id(request)]) % MAX_SEED
             repeats[id(request)] += 1
-            options = generation_options(request.args[1], self._plan, seed, bos=self._source is not None)
+            options = parse_generation_kwargs(request.args[1], self._plan, seed, bos=self._source is not None)
             if self._cached and options.temperature > 0 and not request.args[1].get("do_sample"):
                 raise UsageError(
                     "`use_cache` would give every draw of a request the same answer: set `do_sample` to True in "
@@ -256,15 +254,15 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     def _written(
         self, requests: Sequence[Instance], numbers: Sequence[int], options: GenerationOptions
     ) -> Iterator[tuple[int, str]]:
-        """The texts of some requests, each with its number."""
-        writer = TokenWriter(self._model, options, self._source, reader=self._reader)
+        """The numbers of some requests, each with its text."""
+        writer = TokenWriter(self._model, options, self._source, reader=self._reader.reader)
         for begin in range(0, len(numbers), self._together):
             some = numbers[begin : begin + self._together]
-            texts: dict[int, GeneratedText] = {}
+            texts: dict[int, GenerationAnswer] = {}
             for number in some:
                 prompt = self._contexts.prompt(requests[number], options.new_tokens)
                 question = self._contexts.question(requests[number], cached=self._cached)
-                texts[writer.add(prompt, question)] = GeneratedText(prompt, self._model.tokenizer, options.stop)
+                texts[writer.add(prompt, question)] = GenerationAnswer(prompt, self._model.tokenizer, options.stop)
             while written := writer.step():
                 for added, token in written:
                     if texts[added].ends(token):
@@ -272,7 +270,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             yield from zip(some, (text.text for text in texts.values()), strict=True)
 
     def _check_plan(self) -> None:
-        """Raise UsageError if the plan says how a whole text is read, and there is only a context."""
+        """Raise UsageError if the plan has options of whole texts."""
         if (self._plan.semantics, self._plan.windows) != ("paper", "sliding"):
             raise UsageError(
                 "`semantics` and `windows` say how whole texts are read (loglikelihood_rolling): leave them out for "
@@ -281,12 +279,12 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells tokenizers and chat templates apart in the harness's cache of requests."""
+        """The name of the tokenizer and its chat templates in the harness's cache of requests."""
         fingerprint = getattr(self._model.tokenizer, "fingerprint", "")
         return f"{self._model.name}-{fingerprint}".replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The chat template, or the one of this name, which is then used; None if none is wanted.
+        """The chat template, or the one of this name, which is then used; None if it is false.
 
         Raises ModelError if the tokenizer does not have it.
         """
@@ -296,20 +294,22 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return str(self._chatting.chat_template(self._template))
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """Messages as one text, in the tokenizer's chat template; as `hf` does, without system messages if the template
-        refuses them. Raises ModelError if the tokenizer has no chat template, or if it refuses the other messages."""
-        chat = self._chatting.chat
+        """Messages as one text in the tokenizer's chat template, as in `hf` without system messages that it rejects.
+
+        Raises ModelError if the tokenizer has no chat template, or if it rejects the other messages.
+        """
+        chat = partial(self._chatting.chat, template=self._template, continue_final=not add_generation_prompt)
         try:
-            return str(chat(chat_history, template=self._template, continue_final=not add_generation_prompt))
+            return str(chat(chat_history))
         except ModelError:
             others = [message for message in chat_history if message["role"] != "system"]
             if len(others) == len(chat_history):
                 raise
-            return str(chat(others, template=self._template, continue_final=not add_generation_prompt))
+            return str(chat(others))
 
     @property
     def _chatting(self) -> Any:
-        """The tokenizer, which has a chat template."""
+        """The tokenizer; raises ModelError if it has no chat template."""
         if not hasattr(self._model.tokenizer, "chat"):
             raise ModelError(f"the tokenizer of {self._model.name} has no chat template.")
         return self._model.tokenizer

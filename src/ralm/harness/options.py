@@ -21,7 +21,7 @@ _INDEX: Final = Needs("`index`", lambda options: options.index is not None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessOptions:
-    """Which language model the harness evaluates, and with which passages.
+    """The language model that the harness evaluates, and its passages.
 
     `max_length` None is the model's own. `question_field` None is the first of the usual names that a document has (see
     `ralm.harness.requests`). `batch_size` None is as many as fit into 32 texts, documents counted.
@@ -70,7 +70,7 @@ class HarnessOptions:
 
 
 _ARGUMENTS: Final = Arguments({PlanOptions: ("max_length",), ReadingOptions: ("reranking", "rerank_lm")})
-"""Without the options that the harness does not have, or has elsewhere."""
+"""Options that the harness lacks, or has elsewhere, are left out."""
 
 
 def argument_types() -> dict[str, Any]:
@@ -79,17 +79,16 @@ def argument_types() -> dict[str, Any]:
 
 
 def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
-    """The options that the harness's arguments stand for; None stands for the default.
+    """The options of the harness's arguments; None is the default.
 
-    Raises UsageError if an argument is unknown, has a value of another type, or has no effect, and what the records
-    raise.
+    Raises UsageError if an argument is unknown, has a value of another type or no effect, and the errors of options.
     """
     given = {name: value for name, value in given.items() if value is not None}
     known = argument_types()
     for name in given:
         if name not in known:
             raise UsageError(f"ralm has no argument `{name}`: {_instead(name, [*known])}.")
-    values = {name: coerce(name, known[name], value) for name, value in _with_batch_size(given).items()}
+    values = {name: coerce(name, known[name], value) for name, value in _without_auto_batch(given).items()}
     if "lm" not in values:
         raise UsageError("ralm needs the argument `lm`: the language model to evaluate, a hub name or a folder.")
     options = _ARGUMENTS.changed(HarnessOptions(lm=values["lm"]), values)
@@ -99,8 +98,8 @@ def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
     return options
 
 
-def _with_batch_size(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, where a batch size of `auto`, or of `auto:N` for several trials, is none."""
+def _without_auto_batch(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without a batch size of `auto` or `auto:N`."""
     automatic = str(given.get("batch_size")).partition(":")[0] == "auto"
     return {name: value for name, value in given.items() if not (automatic and name == "batch_size")}
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import Reader, Tokenizer
+from ralm.protocols import Tokenizer
 from ralm.reading.in_context import CheckedReader
 from ralm.reading.pieces import GeneratedToken, StoppedText
 from ralm.reading.plan import PlanOptions
@@ -36,7 +36,13 @@ QUESTION_FIELDS: Final = (
     "input_question",
     "input",
 )
-"""What the tasks of the harness call a question, the commonest first."""
+"""Names of the question in tasks of the harness, the commonest first."""
+_DEFAULT_TOKENS: Final = 256
+"""Tokens that the harness generates if a task gives no number."""
+_LENGTHS: Final = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_WITHOUT_EFFECT: Final[Mapping[str, Any]] = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0}
+"""Values of arguments that change nothing."""
+_NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 
 def question_of(document: object, field: str | None = None) -> str | None:
@@ -54,7 +60,7 @@ def question_of(document: object, field: str | None = None) -> str | None:
 
 
 def holds(prompt: str, question: str) -> bool:
-    """Whether a question stands in a prompt, white space aside."""
+    """Whether a prompt contains a question, white space aside."""
     return " ".join(question.split()) in " ".join(prompt.split())
 
 
@@ -62,11 +68,8 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-_NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
-
-
 class HarnessRequest(Protocol):
-    """What is read of a request (`lm_eval.api.instance.Instance`): its texts, and the task's document."""
+    """A request (`lm_eval.api.instance.Instance`): its texts, and the task's document."""
 
     doc: Any
 
@@ -76,9 +79,9 @@ class HarnessRequest(Protocol):
 
 
 class Contexts:
-    """Puts requests into token ids, and passages in front of them; without a `source`, nothing.
+    """Turns requests into token ids, with passages of `source` before them.
 
-    `question_field` is the field of a document that holds the question; None is the usual names.
+    `question_field` is the field of a document that has the question; None is the usual names.
     """
 
     def __init__(
@@ -86,13 +89,13 @@ class Contexts:
         tokenizer: Tokenizer,
         plan: PlanOptions,
         source: FromRetriever | None,
-        reader: Reader,
+        reader: CheckedReader,
         question_field: str | None = None,
     ) -> None:
         self._tokenizer = full_tokenizer(tokenizer)
         self._plan = plan
         self._source = source
-        self._reader = CheckedReader.of(reader)
+        self._reader = reader
         self._question_field = question_field
         special = self._tokenizer.special_tokens
         self._around = (special.before, special.after)
@@ -107,7 +110,7 @@ class Contexts:
         return tokens if begins else np.concatenate([self._around[0], tokens, self._around[1]])
 
     def prompt(self, request: HarnessRequest, room: int) -> IntArray:
-        """The token ids (int64) of the context of a request, whose oldest are dropped to leave room for `room` more.
+        """The token ids (int64) of the context of a request, without the oldest, to leave room for `room` more.
 
         An empty context is the BOS, else the end-of-text token.
         """
@@ -115,10 +118,10 @@ class Contexts:
         return tokens if len(tokens) or self.prefix is None else np.array([self.prefix], dtype=np.int64)
 
     def question(self, request: HarnessRequest, *, cached: bool) -> str | None:
-        """The question that the retriever is asked with; None if the document has none, or nothing is retrieved.
+        """The question of a request, which is its query; None if the document has none, or nothing is retrieved.
 
-        Raises UsageError if answers are `cached` by the text of the prompt and the question is not in it: the cache
-        could not tell two questions apart.
+        Raises UsageError if answers are `cached` by the text of the prompt and the question is not in it, since the
+        cache could not tell two questions apart.
         """
         if self._source is None:
             return None
@@ -131,7 +134,7 @@ class Contexts:
         return question
 
     def endings(self, requests: Sequence[HarnessRequest], *, cached: bool) -> list[Ending]:
-        """The contexts and endings of requests, with passages in front.
+        """The contexts and endings of requests, after their passages.
 
         Warns (RalmWarning) if contexts are too long and lose their oldest tokens. Raises UsageError if an ending and
         the passages do not fit into the model, TextError if an ending has no tokens.
@@ -143,7 +146,7 @@ class Contexts:
             self._tokenizer.decode(context[-self._plan.query_tokens :]) if question is None else question
             for context, question in zip(contexts, questions, strict=True)
         ]
-        prompt_prefixes = self._fronts(queries)
+        prompt_prefixes = self._prefixes(queries)
         endings = [
             Ending.after(prompt_prefixes[query], context, targets, self._plan.max_length, self.prefix)
             for query, context, (_, targets) in zip(queries, contexts, texts, strict=True)
@@ -157,27 +160,21 @@ class Contexts:
             )
         return endings
 
-    def _fronts(self, queries: Sequence[str]) -> Mapping[str, Sequence[PromptPrefix]]:
-        """What stands in front for each query; for none, the prompt prefix without a passage."""
+    def _prefixes(self, queries: Sequence[str]) -> Mapping[str, Sequence[PromptPrefix]]:
+        """The prompt prefixes of each query; for an empty query, the prompt prefix without a passage."""
         without = self._reader.prompt_prefixes([], self._documents)
-        if self._source is None:
-            return dict.fromkeys(queries, without)
-        asked = [query for query in dict.fromkeys(queries) if query.strip()]
-        hits = (
-            retrieve_checked(self._source.retriever, asked, self._reader.hits, len(self._source.passages))
-            if asked
-            else None
-        )
         prompt_prefixes = dict.fromkeys(queries, without)
-        for row, query in enumerate(asked):
-            assert hits is not None
-            prompt_prefixes[query] = self._reader.prompt_prefixes(hits.of(row), self._documents)
+        searched = [query for query in prompt_prefixes if query.strip()]
+        if self._source is not None and searched:
+            hits = retrieve_checked(self._source.retriever, searched, self._reader.hits, len(self._source.passages))
+            for row, query in enumerate(searched):
+                prompt_prefixes[query] = self._reader.prompt_prefixes(hits.of(row), self._documents)
         return prompt_prefixes
 
     def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray]:
-        """The tokens of a context and of its ending, encoded as one text: spaces between them belong to the ending.
+        """The tokens of a context and of its ending, encoded as one text; spaces between them belong to the ending.
 
-        A text without a context begins with nothing, unless its first token is the one that would stand before it.
+        Without a context, the ending's first token is the context if it is the BOS or end-of-text token.
         """
         if context:
             before = self.encode(context.rstrip())
@@ -191,18 +188,11 @@ class Contexts:
         return before, targets
 
 
-MOST_TOKENS: Final = 256
-"""How many tokens the harness asks for if a task does not say."""
-_LENGTHS: Final = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-_WITHOUT_EFFECT: Final[Mapping[str, Any]] = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0}
-"""Arguments that tasks give with values that change nothing."""
+def parse_generation_kwargs(given: Mapping[str, Any], plan: PlanOptions, seed: int, *, bos: bool) -> GenerationOptions:
+    """The options of a task's `generation_kwargs`, read as the harness's `hf` does.
 
-
-def generation_options(given: Mapping[str, Any], plan: PlanOptions, seed: int, *, bos: bool) -> GenerationOptions:
-    """The options that `generation_kwargs` of a task stand for, read as the harness's `hf` does.
-
-    With `bos` a reading begins with the special tokens that the plan says, else with none. `seed` is that of draws.
-    Raises UsageError if an argument is not supported, or leaves no room for a context.
+    With `bos`, a prompt begins with the special tokens of the plan, else with none. Raises UsageError if an argument is
+    not supported, or leaves no room for a context.
     """
     left = dict(given)
     lengths = [value for name in _LENGTHS if (value := left.pop(name, None)) is not None]
@@ -215,7 +205,7 @@ def generation_options(given: Mapping[str, Any], plan: PlanOptions, seed: int, *
     drawn: dict[str, Any] = {}
     if temperature > 0:
         drawn = {"top_k": top_k if top_k and top_k > 0 else None, "top_p": top_p or 1.0, "seed": seed}
-    new_tokens = int(lengths[0]) if lengths else MOST_TOKENS
+    new_tokens = int(lengths[0]) if lengths else _DEFAULT_TOKENS
     if new_tokens >= plan.max_length:
         raise UsageError(
             f"`max_gen_toks` {new_tokens} leaves no room for a context in the {plan.max_length} tokens that the model "
@@ -235,14 +225,14 @@ def generation_options(given: Mapping[str, Any], plan: PlanOptions, seed: int, *
 
 
 def _temperature(do_sample: bool | None, temperature: float | None) -> float:
-    """0 for greedy decoding, which `do_sample=False` always means."""
+    """The temperature; 0 is greedy decoding, as is `do_sample=False`."""
     if do_sample and not temperature:
         raise UsageError("`do_sample=True` needs a `temperature` above 0 in `generation_kwargs`.")
     return 0.0 if do_sample is False else float(temperature or 0.0)
 
 
-class GeneratedText:
-    """The text that is written behind a prompt (int64), up to the first stop string."""
+class GenerationAnswer:
+    """The text that is generated after a prompt (int64), up to the first stop string."""
 
     def __init__(self, prompt: IntArray, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
         self._tokens: list[int] = []
@@ -251,15 +241,14 @@ class GeneratedText:
         self._until = StoppedText(prompt, tokenizer, stop)
 
     def ends(self, token: GeneratedToken) -> bool:
-        """Add a token; returns whether a stop string has come."""
+        """Add a token; returns whether the text now has a stop string."""
         self._tokens.append(token.token)
         self._until.add(token)
         return self._until.found
 
     @property
     def text(self) -> str:
-        """The text of all tokens, decoded by themselves and without special tokens as `hf` does, before the first stop
-        string."""
+        """The text before the first stop string; tokens are decoded alone and without special tokens, as in `hf`."""
         decode = getattr(self._tokenizer, "decode_words", self._tokenizer.decode)
         text = str(decode(np.array(self._tokens, dtype=np.int64)))
         return text[: min((at for one in self._stop if (at := text.find(one)) >= 0), default=len(text))]

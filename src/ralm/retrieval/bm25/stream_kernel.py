@@ -91,7 +91,7 @@ class CommonQueryTerms(NamedTuple):
     times: NDArray[np.int32]
 
 
-class Rows(NamedTuple):
+class PartitionRows(NamedTuple):
     """The rows of a partition in the index: its first passage in the segment, the row of the segment's first passage,
     and the rows that must not be hits."""
 
@@ -141,7 +141,7 @@ def advance_partitions(
             _change_common(postings, terms, queries, here, w, base, size)
             _change_rare(postings, terms, queries, here, w, number, base)
             count = _common_terms(terms, queries, w, common)
-            rows = Rows(base, first_row, forbidden.always, listed_for(forbidden, w))
+            rows = PartitionRows(base, first_row, forbidden.always, listed_for(forbidden, w))
             found_W[w] = _collect(postings, terms, here, common, count, rows, heaps_WK[w], found_W[w], floors_K, lanes)
 
 
@@ -249,7 +249,7 @@ def _collect(
     here: State,
     common: CommonQueryTerms,
     count: int,
-    rows: Rows,
+    rows: PartitionRows,
     heap: NDArray[np.int64],
     found: int,
     floors_K: NDArray[np.int64],
@@ -300,7 +300,7 @@ def _floor(
     here: State,
     common: CommonQueryTerms,
     count: int,
-    rows: Rows,
+    rows: PartitionRows,
     floors_K: NDArray[np.int64],
     heap: NDArray[np.int64],
     found: int,
@@ -318,7 +318,7 @@ def _floor(
 
 
 @kernel
-def _keep(here: State, heap: NDArray[np.int64], found: int, rows: Rows) -> None:
+def _keep(here: State, heap: NDArray[np.int64], found: int, rows: PartitionRows) -> None:
     """Keep this partition's passages among the best so far for the next query."""
     count = 0
     for i in range(found):
