@@ -168,7 +168,7 @@ class Arguments:
     skipped: Mapping[type, tuple[str, ...]]
 
     def of(self, record: type) -> dict[str, Declared]:
-        """The declarations of all arguments of a record, by name; the last of equal names wins."""
+        """The declarations of all arguments of a record, by name; the last duplicate wins."""
         return dict(self._all(record))
 
     def kinds(self, record: type) -> dict[str, Any]:

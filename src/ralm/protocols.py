@@ -121,7 +121,7 @@ class LanguageModel(Protocol):
         """
 
 
-Tier: TypeAlias = Literal["all", "chosen", "likeliest", "text"]
+Tier: TypeAlias = Literal["all", "chosen", "top_k", "text"]
 """Which next tokens a model returns log-probabilities for; see `WritingModel.tier`."""
 
 
@@ -190,9 +190,9 @@ class WritingModel(LanguageModel, Protocol):
     def tier(self) -> Tier:
         """Which next tokens `Continuations.next_tokens` returns.
 
-        `all`: the whole vocabulary without `wanted`, exactly the wanted ids with it. `chosen`: the k likeliest tokens
-        without `wanted`, exactly the wanted ids with it. `likeliest`: the k likeliest tokens; `wanted` is not
-        supported. `text`: the greedy token alone, with NaN as its log-probability.
+        `all`: the whole vocabulary without `wanted`, exactly the wanted ids with it. `chosen`: the k most likely tokens
+        without `wanted`, exactly the wanted ids with it. `top_k`: the k most likely tokens; `wanted` is not supported.
+        `text`: the greedy token alone, with NaN as its log-probability.
         """
 
     def continuations(self) -> Continuations:
@@ -304,7 +304,7 @@ class Reranker(Protocol):
 
 
 class Documents(Protocol):
-    """Passages as token ids of the reading model, ready to put in front of a context."""
+    """Passages as token ids of the reading model, ready to be read before a context."""
 
     def __getitem__(self, number: int) -> IntArray:
         """The token ids (int64) of a passage: leading special tokens, title, newline, text, cut to the plan's

@@ -64,7 +64,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of a document: the unit that is indexed, retrieved and put in front of the model's input."""
+    """A piece of a document: the unit that is indexed, retrieved and read before the model's input."""
 
     number: int
     """Its position in the corpus, from 0."""
@@ -272,7 +272,7 @@ class TextsAhead:
 
     @property
     def heaviest(self) -> IntArray:
-        """The text with the largest weight, the first of equal ones."""
+        """The text with the largest weight, the first of ties."""
         return self.texts[int(self.log_weights_B.argmax())]
 
 

@@ -84,7 +84,7 @@ def test_tgi_scores_like_the_model_behind_it(backing: Any) -> None:
     backing, local = (backing, backing) if isinstance(backing, OfTable) else (behind(), tiny())
     text = backing.tokenizer.encode("The list type has a method.\n\nIt's 3.14 km from here.")
     with served(backing, TGI()) as (server, model):
-        assert (model.backend.name, model.tier, model.bounds) == ("tgi", "likeliest", None)
+        assert (model.backend.name, model.tier, model.bounds) == ("tgi", "top_k", None)
         assert model.capabilities.tier.startswith("1")
         np.testing.assert_allclose(scored(model, text), scored(local, text), atol=1e-4)
         asked = server.posts[-1].body
@@ -183,7 +183,7 @@ LISTING: dict[str, Dialect] = {"tgi top tokens": TGI(prefill=False), "ollama": O
 def test_bounds_hold_and_are_tight_where_a_token_is_listed(kind: str) -> None:
     text = tiny().tokenizer.encode("The list type has a method that sorts its items.")
     with served(behind(), LISTING[kind]) as (_, model):
-        assert (model.backend.name, model.tier, model.max_length) == (kind, "likeliest", 1023)
+        assert (model.backend.name, model.tier, model.max_length) == (kind, "top_k", 1023)
         lower, upper = bounded(model, text)
         listed = model.backend.top_logprobs
     exact = scored(tiny(), text)

@@ -76,7 +76,7 @@ class ApiModel:
         if self.backend.top_logprobs == 0:
             return "text"
         chosen = self.backend.max_chosen > 0 or (self.backend.scores_prompts and self.backend.takes_token_ids)
-        return "chosen" if chosen else "likeliest"
+        return "chosen" if chosen else "top_k"
 
     @cached_property
     def bounds(self) -> tuple[LanguageModel, LanguageModel] | None:
