@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.cli import models as cli_models
-from ralm.distributed import retrieval
+from ralm.distributed import encode
 from ralm.distributed.models import ClusterModel, ModelLoader
 from ralm.distributed.workers import WorkerPool, open_workers
 from ralm.errors import ClusterError, UsageError
@@ -41,7 +41,7 @@ def found(nodes: Any) -> Iterator[WorkerPool]:
 def shared(found: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have commands use these machines."""
     monkeypatch.setattr(cli_models, "open_machines", lambda *_: found)
-    monkeypatch.setattr(retrieval, "open_workers", lambda *_: nullcontext(found))
+    monkeypatch.setattr(encode, "open_workers", lambda *_: nullcontext(found))
 
 
 @pytest.fixture(scope="module")

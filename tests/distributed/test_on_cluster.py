@@ -14,7 +14,7 @@ import pytest
 
 from ralm.distributed import indexing
 from ralm.distributed.indexing import CorpusPlan, build_index_on
-from ralm.distributed.retrieval import open_shards
+from ralm.distributed.search import open_shards
 from ralm.errors import CorpusError
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.index import check_index, open_index

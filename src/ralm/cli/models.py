@@ -100,7 +100,7 @@ def encoding_on(address: str | None, device: str) -> "RemoteEncoding | None":
 
     with ray_extra():
         from ralm.distributed.cluster import connected
-        from ralm.distributed.retrieval import EncodeOn
+        from ralm.distributed.encode import EncodeOn
     with connected(address):
         return EncodeOn(address, device)
 

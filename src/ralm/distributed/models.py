@@ -40,11 +40,11 @@ _TOKENS: Final = {"cpu": 4096, "cuda": 1 << 18}
 
 @dataclass(frozen=True)
 class ModelLoader:
-    """Loads a model by name on any machine that has what is `here`. A folder is read under its absolute path."""
+    """Loads a model by name on a machine. A folder is read under its absolute path."""
 
     name: str
     options: ModelOptions
-    here: Requirements
+    requirements: Requirements
 
     @classmethod
     def of(cls, name: str, options: ModelOptions) -> "ModelLoader":
@@ -58,9 +58,9 @@ class ModelLoader:
         return f"the model {self.name}"
 
     def __call__(self) -> LocalLanguageModel:
-        """Load the model; raises ClusterError if this machine lacks something, and what `load_local_model` raises."""
-        self.here.check()
-        model = load_local_model(str(self.here.read[0]) if self.here.read else self.name, self.options)
+        """Load the model; raises ClusterError if the machine lacks a requirement, and the errors of loading."""
+        self.requirements.check()
+        model = load_local_model(str(self.requirements.read[0]) if self.requirements.read else self.name, self.options)
         model.name = self.name
         return model
 

@@ -1,0 +1,117 @@
+"""Encodes the passages of an index on the machines of a cluster.
+
+They leave their vectors where `ralm.retrieval.dense.build` looks for them.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from ralm.distributed.cluster import Requirements
+from ralm.distributed.workers import check_cluster_device, open_workers
+from ralm.errors import ClusterError, UsageError
+from ralm.protocols import Encoder
+from ralm.retrieval.dense.build import CHUNK, ChunkEncoder, check_passage_text
+from ralm.retrieval.dense.options import NOTHING_ENCODED, EncoderOptions, EncodingStats, load_encoder
+from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.layout import options_of_config
+from ralm.storage.atomic import storage_errors
+from ralm.terminal import progress_bar
+
+_PACKAGES: Final = ("torch", "transformers", "sentence-transformers")
+"""Packages whose versions decide the vectors of an encoder."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """An index, and the encoder of its passages."""
+
+    index: Index
+    chunks: ChunkEncoder
+    encoder: Encoder
+
+
+@dataclass(frozen=True)
+class _EncoderLoader:
+    """Loads an encoder and an index on a machine; vectors go to the folder `work`."""
+
+    index: Path
+    options: EncoderOptions
+    device: str
+    work: Path
+    requirements: Requirements
+
+    @property
+    def label(self) -> str:
+        """The encoder's name in messages."""
+        return f"the encoder {self.options.encoder}"
+
+    def __call__(self) -> _Loaded:
+        """Load both; raises ClusterError if the machine lacks a requirement, and the errors of loading."""
+        self.requirements.check()
+        encoder = load_encoder(self.options, device=self.device)
+        return _Loaded(open_index(self.index), ChunkEncoder(self.work, encoder), encoder)
+
+    def facts(self, loaded: _Loaded) -> dict[str, Any]:
+        """The fingerprints of both."""
+        return {"index": loaded.index.fingerprint, **loaded.chunks.config}
+
+
+@dataclass(frozen=True)
+class EncodeOn:
+    """Encodes the passages of an index on the cluster at an address (a `RemoteEncoding`).
+
+    `device` is that of `open_workers`. The index, its encoder if that is a folder, and the folder for the vectors must
+    be on a disk that all machines share. Raises ClusterError if one cannot read or write them, or has another encoder.
+    """
+
+    address: str
+    device: str
+
+    def __post_init__(self) -> None:
+        check_cluster_device(self.device)
+        if self.device == "map":
+            raise UsageError("an encoder is not spread over several GPUs: give another `device` than 'map'.")
+
+    def __call__(self, index: Index, encoder: Encoder, work: Path) -> EncodingStats:
+        """Write the vectors of the index's passages into the folder `work`."""
+        options = options_of_config(encoder.config)
+        folders = [Path(name) for name in (options.encoder, options.query_encoder) if name and Path(name).is_dir()]
+        work = work.absolute()
+        begins = [*range(0, len(index.passages), CHUNK), len(index.passages)]
+        with storage_errors(work):
+            work.mkdir(exist_ok=True)
+        with (
+            open_workers(self.address, self.device) as workers,
+            Requirements.writing(work, [index.path.absolute(), *folders], _PACKAGES) as requirements,
+            progress_bar("Encoding passages", len(index.passages)) as advance,
+        ):
+            device = "auto" if self.device == "all" else self.device
+            loader = _EncoderLoader(index.path.absolute(), options, device, work, requirements)
+            own = {"index": index.fingerprint, **encoder.config}
+            if workers.facts(loader) != own:
+                raise ClusterError(
+                    f"the machines of the cluster have another index or encoder than {loader.label} here."
+                )
+            done = NOTHING_ENCODED
+            for span, one in workers.run(loader, _encode, pairwise(begins), describe=_describe_span):
+                advance(span[1] - span[0])
+                done = done.plus(one)
+        return done
+
+
+def _encode(loaded: _Loaded, span: tuple[int, int]) -> EncodingStats:
+    """Save the vectors of consecutive passages, unless they exist."""
+    passages = [loaded.index.passages[number] for number in range(*span)]
+    for one in passages:
+        check_passage_text(loaded.encoder, one)
+    before = loaded.chunks.done
+    with storage_errors(loaded.index.path):
+        loaded.chunks.encode(passages)
+    after = loaded.chunks.done
+    return EncodingStats(after.passages - before.passages, after.seconds - before.seconds)
+
+
+def _describe_span(span: tuple[int, int]) -> str:
+    return f"encoding the passages from {span[0]:,} to {span[1]:,}"
