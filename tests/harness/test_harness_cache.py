@@ -14,7 +14,6 @@ from lm_eval.tasks import TaskManager
 from ralm.errors import UsageError
 from ralm.harness.model import RalmLM
 from tests.cli.program import ralm
-from tests.harness.local_tasks import save_tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -33,11 +32,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert ralm("index", folder / "corpus.jsonl", "--out", folder / "index").status == 0
     return folder / "index"
-
-
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tasks(tmp_path_factory.mktemp("tasks"))
 
 
 def answers(model: Any, tasks: Path, arguments: Any = None, **more: Any) -> dict[str, Any]:

@@ -65,11 +65,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "index"
 
 
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tasks(tmp_path_factory.mktemp("tasks"))
-
-
 def requests(kind: str, *arguments: tuple[Any, ...], document: Mapping[str, Any] | None = None) -> list[Instance]:
     return [Instance(kind, document or {}, one, 0, ("local", number, 1)) for number, one in enumerate(arguments)]
 

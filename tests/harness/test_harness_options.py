@@ -1,12 +1,17 @@
-"""The arguments of ralm in lm-evaluation-harness: types, defaults, and what is refused in one sentence."""
+"""The arguments of ralm in lm-evaluation-harness, and a harness that is missing or too old."""
 
+import runpy
+import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lm_eval.utils import simple_parse_args_string
 
-from ralm.errors import UsageError
+from ralm import harness
+from ralm.errors import MissingExtraError, UsageError
+from ralm.harness import lm_eval_installed
 from ralm.harness.model import RalmLM
 from ralm.harness.options import HarnessOptions, argument_types, parse_arguments
 from ralm.harness.requests import QUESTION_FIELDS, holds, question_of
@@ -131,3 +136,38 @@ def test_a_prompt_holds_a_question_with_other_white_space() -> None:
 def test_arguments_of_servers_go_with_servers(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         parse_arguments(arguments)
+
+
+def test_a_missing_harness_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(harness, "version", missing)
+    said = r"^ralm as a model of lm-evaluation-harness needs the package lm_eval: pip install 'ralm\[harness\]'\.$"
+    with pytest.raises(MissingExtraError, match=said), lm_eval_installed():
+        pass
+
+
+@pytest.mark.parametrize("found", ["0.3.0", "0.4.2", "0.4.9.2"])
+def test_an_old_harness_is_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(harness, "version", lambda _: found)
+    said = rf"^lm_eval {found} is too old for ralm, which needs {harness._OLDEST} or newer: pip install 'ralm\[harness"
+    with pytest.raises(MissingExtraError, match=said), lm_eval_installed():
+        pass
+
+
+@pytest.mark.parametrize("found", [harness._OLDEST, "0.4.13", "0.5.0.dev1"])
+def test_a_newer_harness_is_taken(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(harness, "version", lambda _: found)
+    with lm_eval_installed():
+        pass
+
+
+def test_the_program_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(harness, "version", lambda _: "0.4.2")
+    monkeypatch.setattr(sys, "argv", ["lm-eval", "run"])
+    monkeypatch.delitem(sys.modules, "ralm.harness.__main__", raising=False)  # as another test may have imported it
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module("ralm.harness", run_name="__main__")
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err.startswith("ralm: lm_eval 0.4.2 is too old for ralm")
