@@ -12,7 +12,6 @@ AnswerOptions
 AnswerSource
 Answerer
 ApiOptions
-QuestionRetriever
 BM25
 BM25Options
 BuildOptions
@@ -40,7 +39,6 @@ Fields
 Forbidden
 FromFile
 FromRetriever
-PromptPrefix
 FusionOptions
 GenerationOptions
 GivenPassages
@@ -61,11 +59,13 @@ Passage
 PlanOptions
 Predictive
 Prompt
+PromptPrefix
 QueryEncoderOptions
 Question
 QuestionEvaluation
 QuestionFields
 QuestionPrompt
+QuestionRetriever
 RalmError
 RalmWarning
 RandomChoice

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -453,7 +454,13 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def test_an_index_that_is_a_mount_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = built(tmp_path / "index", some(9))
-    monkeypatch.setattr("ralm.storage.outputs._device", lambda path: path == index)
+    stat = Path.stat
+
+    def on_another_device(path: Path, **options: bool) -> os.stat_result:
+        found = stat(path, **options)
+        return os.stat_result((*found[:2], found.st_dev + 1, *found[3:])) if path == index else found
+
+    monkeypatch.setattr(Path, "stat", on_another_device)
     with pytest.raises(StorageError, match="is a disk of its own"):
         update_index(index, remove=["d1"])
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
