@@ -276,5 +276,5 @@ def test_a_server_that_takes_one_message_refuses_several(model: WritingModel) ->
     alone = tokenizer.encode_chat(SAID[-1:])
     assert alone is not None
     assert tokenizer.decode(alone[0]) == SAID[-1].content
-    with pytest.raises(ChatError, match="asked with one message of the user, and the chat has 4"):
+    with pytest.raises(ChatError, match="takes one message of the user, and the chat has 4"):
         tokenizer.encode_chat(SAID)
