@@ -24,12 +24,6 @@ class Reply:
             return cls(value.encode(), status, {"Content-Type": "text/plain; charset=utf-8", **(headers or {})})
         return cls(json.dumps(value).encode(), status, {"Content-Type": "application/json", **(headers or {})})
 
-    @classmethod
-    def lines(cls, values: list[Json]) -> Self:
-        """A JSON value a line, as Ollama streams them."""
-        body = "".join(json.dumps(value) + "\n" for value in values)
-        return cls(body.encode(), 200, {"Content-Type": "application/x-ndjson"})
-
 
 class RefusedError(Exception):
     """A request that a provider would refuse, with the body that it would send."""

@@ -43,26 +43,22 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt, and how it is to be continued. `temperature` 0 takes the likeliest token; `bias` is added to
-    the logits of some tokens before, and changes no log-probability that is told."""
+    """A prompt that is continued greedily. `bias` is added to the logits of some tokens before; it changes no
+    log-probability in the answer."""
 
     prompt: Sequence[int]
     most_new: int
-    temperature: float = 1.0
-    seed: int | None = None
-    stop: Sequence[str] = ()
     bias: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """The rows of the prompt and of the new tokens, the new text up to a stop string, and why it ended."""
+    """The rows of the prompt and of the new tokens, the new text, and why it ended."""
 
     prompt: list[Row]
     new: list[Row]
     text: str
-    ended_by: Literal["length", "end", "stop"]
-    stop: str | None = None
+    ended_by: Literal["length", "end"]
 
     @property
     def finish(self) -> Literal["length", "stop"]:
@@ -82,21 +78,18 @@ def rows_of(backing: Backing, tokens: Sequence[int]) -> list[Row]:
 
 
 def write(backing: Backing, task: Task) -> Written:
-    """Read the prompt and continue it until the end, a stop string or `most_new` tokens."""
+    """Read the prompt and continue it until the end or `most_new` tokens."""
     tokens, new = list(task.prompt), list[Row]()
     prompt = rows_of(backing, tokens)
     text = ""
     while len(new) < task.most_new:
         row_V = backing.log_probs(tokens)[-1]
-        token = _chosen(row_V, task, len(tokens))
+        token = _chosen(row_V, task)
         tokens.append(token)
         new.append(_row(backing, tokens, len(tokens) - 1, row_V))
         if token in backing.end_tokens:
             return Written(prompt, new, text, "end")
         text = backing.tokenizer.decode(np.array(tokens[len(task.prompt) :]))
-        found = next((stop for stop in task.stop if stop in text), None)
-        if found is not None:
-            return Written(prompt, new, text[: text.index(found)], "stop", found)
     return Written(prompt, new, text, "length")
 
 
@@ -116,13 +109,9 @@ def unfinished(text: bytes) -> bytes:
     return b""
 
 
-def _chosen(log_probs_V: FloatArray, task: Task, position: int) -> int:
-    """The next token: the likeliest, or one drawn with the seed and the position (Gumbel's trick)."""
+def _chosen(log_probs_V: FloatArray, task: Task) -> int:
+    """The most likely token after the bias."""
     biased_V = log_probs_V.copy()
     for token, bias in task.bias.items():
         biased_V[token] += bias
-    if task.temperature <= 0:
-        return int(biased_V.argmax())
-    seed = [task.seed, position] if task.seed is not None else None
-    noise_V = np.random.default_rng(seed).gumbel(size=len(biased_V))
-    return int((biased_V / task.temperature + noise_V).argmax())
+    return int(biased_V.argmax())

@@ -93,8 +93,3 @@ def bias_of(bias: Any) -> dict[int, float]:
     """What is added to the logits of some tokens: a dictionary by ids (as text), or pairs of an id and a number."""
     pairs = bias.items() if isinstance(bias, dict) else bias or []
     return {int(token): float(number) for token, number in pairs}
-
-
-def stops_of(stop: Any) -> list[str]:
-    """Stop strings: a list, one string, or null."""
-    return [stop] if isinstance(stop, str) else list(stop or [])

@@ -19,13 +19,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tests.api.dialects.base import Call, Dialect, Handler, bias_of, chat_text, stops_of
-from tests.api.dialects.openai import told_of, usage
+from tests.api.dialects.base import Call, Dialect, Handler, bias_of, chat_text
+from tests.api.dialects.openai import usage
 from tests.api.replies import Json, RefusedError
 from tests.api.writing import Row, Task, Written, unfinished
 
 LEAST = float(np.finfo(np.float32).min)
-_ENDINGS = {"length": "limit", "end": "eos", "stop": "word"}
+_ENDINGS = {"length": "limit", "end": "eos"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +131,6 @@ class LlamaCpp(Dialect):
             Task(
                 prompt=prompt,
                 most_new=room if most_new is None or most_new < 0 else min(max(most_new, 1), room),
-                temperature=body.get("temperature", 0.8),
-                seed=body.get("seed"),
-                stop=stops_of(body.get("stop")),
                 bias=bias_of(body.get("logit_bias")),
             )
         )
@@ -159,7 +156,6 @@ class LlamaCpp(Dialect):
             "has_new_line": "\n" in written.text,
             "truncated": len(prompt) + len(written.new) == call.backing.max_length,
             "stop_type": _ENDINGS[written.ended_by] if prompt else "none",
-            "stopping_word": written.stop or "",
             "tokens_cached": len(prompt) + len(written.new) - 1,
         }
         listed = self.probabilities(call, written)
@@ -189,7 +185,7 @@ class LlamaCpp(Dialect):
         """
         count = self.listed(call)
         entries, unsent = list[Json](), b""
-        for row in told_of(call, written) if count else []:
+        for row in written.new if count else []:
             unsent += b"" if row.token in call.backing.end_tokens else call.backing.piece(row.token)
             if not unfinished(unsent):
                 entries.append(self.entry(call, row, count) | _spelled(unsent))
@@ -198,10 +194,6 @@ class LlamaCpp(Dialect):
 
     def entry(self, call: Call, row: Row, count: int) -> Json:
         assert row.log_prob is not None
-        if call.body.get("post_sampling_probs"):
-            probs = _sampled_from(row, call.body.get("temperature", 0.8))
-            top = [{**self.token(call, token), "prob": prob} for token, prob in probs[:count] if prob > 0]
-            return {**self.token(call, row.token), "prob": dict(probs)[row.token], "top_probs": top}
         top = [{**self.token(call, token), "logprob": _told(log_prob)} for token, log_prob in row.likeliest(count)]
         return {**self.token(call, row.token), "logprob": _told(row.log_prob), "top_logprobs": top}
 
@@ -221,17 +213,6 @@ class LlamaCpp(Dialect):
 
     def not_found(self, path: str) -> RefusedError:
         return _refused(404, "File Not Found", "not_found_error")
-
-
-def _sampled_from(row: Row, temperature: float) -> list[tuple[int, float]]:
-    """Every token with its probability after the temperature, likeliest first."""
-    assert row.log_probs_V is not None
-    if temperature <= 0:
-        return [(token, float(place == 0)) for place, (token, _) in enumerate(row.likeliest(len(row.log_probs_V)))]
-    scaled_V = row.log_probs_V / temperature
-    probs_V = np.exp(scaled_V - np.logaddexp.reduce(scaled_V))
-    order_V = np.argsort(-probs_V, kind="stable")
-    return [(int(token), float(probs_V[token])) for token in order_V]
 
 
 def _spelled(text: bytes) -> Json:

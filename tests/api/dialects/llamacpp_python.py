@@ -9,11 +9,10 @@ model's name is taken, and given back. `bytes` of a chat's tokens are null. Erro
 OpenAI's; the refusal of a key is {"detail": text}.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.api.dialects.base import Call, Handler
+from tests.api.dialects.base import Call
 from tests.api.dialects.openai import OpenAI, error
 from tests.api.replies import Json, RefusedError
 from tests.api.writing import Row, Task, Written
@@ -24,14 +23,6 @@ class LlamaCppPython(OpenAI):
     """llama-cpp-python's server; without `logits_all` it tells no log-probabilities."""
 
     logits_all: bool = True
-
-    def routes(self) -> Mapping[tuple[str, str], Handler]:
-        return {
-            **super().routes(),
-            ("POST", "/extras/tokenize"): lambda call: {"tokens": self.encoded(call, call.body["input"])},
-            ("POST", "/extras/tokenize/count"): lambda call: {"count": len(self.encoded(call, call.body["input"]))},
-            ("POST", "/extras/detokenize"): lambda call: {"text": call.decode(call.body["tokens"])},
-        }
 
     def model_card(self, call: Call) -> Json:
         return {"id": call.model, "object": "model", "owned_by": "me", "permissions": []}
@@ -68,15 +59,12 @@ class LlamaCppPython(OpenAI):
         if choice["logprobs"] is None or not call.body.get("echo") or call.fault.ignores_echo:
             return choice
         rows = _after_themselves(call, [*written.prompt, *self.told(call, written)])
-        return {**choice, "logprobs": self.logprobs(call, rows, 0)}
+        return {**choice, "logprobs": self.logprobs(call, rows)}
 
-    def logprobs(self, call: Call, rows: list[Row], offset: int) -> Json:
-        told = super().logprobs(call, rows, offset)
+    def logprobs(self, call: Call, rows: list[Row]) -> Json:
+        told = super().logprobs(call, rows)
         count = call.body["logprobs"]
         return {**told, "top_logprobs": [self.listed(call, row, count) for row in rows]}
-
-    def width(self, call: Call, row: Row) -> int:
-        return len(self.name(call, row, row.token))
 
     def name(self, call: Call, row: Row, token: int) -> str:
         return call.backing.piece(token).decode(errors="ignore")

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.api.dialects.base import Call, Handler, chat_text, stops_of
+from tests.api.dialects.base import Call, Handler, chat_text
 from tests.api.dialects.openai import OpenAI
-from tests.api.replies import Json, RefusedError, Reply
+from tests.api.replies import Json, RefusedError
 from tests.api.writing import Row, Task, Written
 
 
@@ -27,9 +27,7 @@ class Ollama(OpenAI):
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         return {
             ("GET", "/api/version"): lambda call: {"version": "0.12.11" if self.knows_logprobs else "0.12.10"},
-            ("GET", "/api/tags"): lambda call: {"models": [{"name": call.model, "model": call.model}]},
             ("GET", "/api/ps"): lambda call: {"models": [self.running(call)]},
-            ("POST", "/api/show"): self.show,
             ("POST", "/api/generate"): self.generate,
             ("GET", "/v1/models"): self.models,
             ("POST", "/v1/chat/completions"): self.chat,
@@ -38,25 +36,12 @@ class Ollama(OpenAI):
     def model_card(self, call: Call) -> Json:
         return {**super().model_card(call), "owned_by": "library"}
 
-    def show(self, call: Call) -> Json:
-        self.check_model(call)
-        return {
-            "template": "{{ .Prompt }}",
-            "details": {"format": "gguf", "family": "scripted"},
-            "model_info": {
-                "general.architecture": "scripted",
-                "scripted.context_length": call.backing.max_length,
-                "tokenizer.ggml.tokens": None,
-            },
-            "capabilities": ["completion"],
-        }
-
     def running(self, call: Call) -> Json:
         """What is told of the model once it is loaded."""
         name = call.model if ":" in call.model else f"{call.model}:latest"
         return {"name": name, "model": name, "context_length": call.backing.max_length}
 
-    def generate(self, call: Call) -> Json | Reply:
+    def generate(self, call: Call) -> Json:
         self.check_model(call)
         self.check_listed(call)
         prompt = call.body.get("prompt", "")
@@ -64,8 +49,8 @@ class Ollama(OpenAI):
             return {"model": call.model, "response": "", "done": True, "done_reason": "load"}
         text = prompt if call.body.get("raw") else chat_text([{"role": "user", "content": prompt}])
         written = call.write(self.native_task(call, call.begun(call.encode(text, special=True))))
-        whole = {**self.native(call, written), "response": written.text, **self.logprobs_list(call, written)}
-        return whole if call.body.get("stream") is False else Reply.lines(self.streamed(call, written))
+        assert call.body.get("stream") is False
+        return {**self.native(call, written), "response": written.text, **self.logprobs_list(call, written)}
 
     def native_task(self, call: Call, prompt: list[int]) -> Task:
         options = call.body.get("options") or {}
@@ -78,9 +63,6 @@ class Ollama(OpenAI):
         return Task(
             prompt=prompt,
             most_new=min(most_new, room) if most_new > 0 else room,
-            temperature=options.get("temperature", 0.8),
-            seed=options.get("seed"),
-            stop=stops_of(options.get("stop")),
         )
 
     def native(self, call: Call, written: Written) -> Json:
@@ -92,17 +74,6 @@ class Ollama(OpenAI):
             "prompt_eval_count": len(written.prompt),
             "eval_count": len(written.new),
         }
-
-    def streamed(self, call: Call, written: Written) -> list[Json]:
-        """A line a token, and a last one with the counts."""
-        head = {"model": call.model, "created_at": "2026-01-01T00:00:00.000000Z", "done": False}
-        told = self.told(call, written)
-        listed = self.logprobs_list(call, written).get("logprobs", [])
-        lines = [
-            {**head, "response": call.text(row.token), **({"logprobs": [listed[place]]} if listed else {})}
-            for place, row in enumerate(told)
-        ]
-        return [*lines, {**self.native(call, written), "response": ""}]
 
     def logprobs_list(self, call: Call, written: Written) -> Json:
         if not call.body.get("logprobs") or not self.knows_logprobs:

@@ -9,12 +9,9 @@ errors are `{"error": {message, type, param, code}}`, and the one of a wrong key
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
-from tests.api.dialects.base import Call, Dialect, Handler, bias_of, chat_text, stops_of
+from tests.api.dialects.base import Call, Dialect, Handler, bias_of, chat_text
 from tests.api.replies import Json, RefusedError
 from tests.api.writing import Row, Task, Written
 
@@ -102,15 +99,7 @@ class OpenAI(Dialect):
         most_new = body.get("max_completion_tokens", body.get("max_tokens"))
         most_new = self.default_new(call, prompt) if most_new is None else most_new
         self.check_length(call, len(prompt), most_new)
-        temperature = body.get("temperature")
-        return Task(
-            prompt=prompt,
-            most_new=most_new,
-            temperature=1.0 if temperature is None else temperature,
-            seed=body.get("seed"),
-            stop=stops_of(body.get("stop")),
-            bias=bias_of(body.get("logit_bias")),
-        )
+        return Task(prompt=prompt, most_new=most_new, bias=bias_of(body.get("logit_bias")))
 
     def default_new(self, call: Call, prompt: list[int]) -> int:
         """How many tokens are written if the request does not say."""
@@ -124,28 +113,22 @@ class OpenAI(Dialect):
         return {
             "text": (before if echo else "") + written.text,
             "index": index,
-            "logprobs": None if logprobs is None else self.logprobs(call, rows, 0 if echo else len(before)),
+            "logprobs": None if logprobs is None else self.logprobs(call, rows),
             "finish_reason": written.finish,
         }
 
     def told(self, call: Call, written: Written) -> list[Row]:
-        """The new tokens that are told: neither the end of the text nor what was cut off with a stop string."""
-        return [row for row in told_of(call, written) if row.token not in call.backing.end_tokens]
+        """The new tokens without the end of the text."""
+        return [row for row in written.new if row.token not in call.backing.end_tokens]
 
-    def logprobs(self, call: Call, rows: list[Row], offset: int) -> Json:
-        """The four lists of a completion; `top_logprobs` is null if 0 tokens were asked for."""
+    def logprobs(self, call: Call, rows: list[Row]) -> Json:
+        """The lists of a completion; `top_logprobs` is null if 0 tokens were asked for."""
         listed = call.body["logprobs"]
-        ends = list(accumulate((self.width(call, row) for row in rows), initial=offset))
         return {
             "tokens": [self.name(call, row, row.token) for row in rows],
             "token_logprobs": [sent(row.log_prob) for row in rows],
             "top_logprobs": [self.listed(call, row, listed) for row in rows] if listed else None,
-            "text_offset": ends[:-1],
         }
-
-    def width(self, call: Call, row: Row) -> int:
-        """How many characters a token counts in the text offsets."""
-        return len(call.text(row.token))
 
     def listed(self, call: Call, row: Row, count: int) -> dict[str, float | None] | None:
         """The likeliest tokens in the place of a token, and the token itself; one of two with the same name."""
@@ -242,14 +225,6 @@ QUOTA_USED_UP: Json = {
 def error(message: str, kind: str, param: str | None = None, code: str | int | None = None) -> Json:
     """An error as OpenAI writes it."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def told_of(call: Call, written: Written) -> list[Row]:
-    """The new tokens up to where a stop string begins."""
-    if written.ended_by != "stop":
-        return written.new
-    begins = np.cumsum([0, *(len(call.text(row.token)) for row in written.new)])
-    return [row for row, begin in zip(written.new, begins[:-1], strict=True) if begin < len(written.text)]
 
 
 def usage(prompt: int, new: int) -> Json:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from tests.api.dialects.base import Call, Handler, stops_of
+from tests.api.dialects.base import Call, Handler
 from tests.api.dialects.openai import OpenAI
 from tests.api.replies import Json, RefusedError
 from tests.api.writing import Row, Task, Written
@@ -29,9 +29,7 @@ class SGLang(OpenAI):
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         return {
             **super().routes(),
-            ("GET", "/health"): lambda call: {},
             ("GET", "/get_model_info"): self.info,
-            ("GET", "/model_info"): self.info,
             ("POST", "/generate"): self.generate,
         }
 
@@ -66,9 +64,6 @@ class SGLang(OpenAI):
             Task(
                 prompt=prompt,
                 most_new=most_new,
-                temperature=options.get("temperature", 1.0),
-                seed=options.get("sampling_seed"),
-                stop=stops_of(options.get("stop")),
             )
         )
         meta = {
@@ -108,7 +103,7 @@ class SGLang(OpenAI):
         return {f"input_{kind}_logprobs": list(map(listed, prompt)), f"output_{kind}_logprobs": list(map(listed, new))}
 
     def told_as(self, call: Call, token: int, log_prob: float | None) -> Told:
-        return [log_prob, token, call.text(token) if call.body.get("return_text_in_logprobs") else None]
+        return [log_prob, token, None]
 
     def encoded(self, call: Call, text: str) -> list[int]:
         return call.encode(text, special=True)
@@ -117,11 +112,11 @@ class SGLang(OpenAI):
         choice = super().choice(call, index, prompt, written)
         if call.body.get("logprobs") != 0:
             return choice
-        return {**choice, "logprobs": self.logprobs(call, self.told(call, written), 0)}
+        return {**choice, "logprobs": self.logprobs(call, self.told(call, written))}
 
-    def logprobs(self, call: Call, rows: list[Row], offset: int) -> Json:
-        told = super().logprobs(call, rows, offset)
-        return {**told, "top_logprobs": told["top_logprobs"] or [], "text_offset": [-1] * len(rows)}
+    def logprobs(self, call: Call, rows: list[Row]) -> Json:
+        told = super().logprobs(call, rows)
+        return {**told, "top_logprobs": told["top_logprobs"] or []}
 
     def listed(self, call: Call, row: Row, count: int) -> dict[str, float | None] | None:
         """The likeliest alone, without the token itself; the likelier of two with the same text."""
@@ -168,7 +163,7 @@ def _from(prompt: list[Row], start: int) -> list[Row]:
 def _finish(written: Written) -> Json:
     if written.ended_by == "length":
         return {"type": "length", "length": len(written.new)}
-    return {"type": "stop", "matched": written.stop if written.stop is not None else written.new[-1].token}
+    return {"type": "stop", "matched": written.new[-1].token}
 
 
 def _too_long(length: int, prompt: int, new: int) -> str:

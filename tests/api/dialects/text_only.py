@@ -11,7 +11,7 @@ from typing import Any
 from tests.api.dialects.base import Call
 from tests.api.dialects.openai import OpenAI, error
 from tests.api.replies import Json, RefusedError
-from tests.api.writing import Task, Written
+from tests.api.writing import Written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +63,6 @@ class TransformersServe(TextOnly):
     def head(self, call: Call, short: str, kind: str) -> Json:
         head = super().head(call, short, kind)
         return {key: value for key, value in head.items() if key != "system_fingerprint"}
-
-    def choice(self, call: Call, index: int, prompt: list[int], written: Written) -> Json:
-        return super().choice(call, index, prompt, replace(written, text=written.text + (written.stop or "")))
-
-    def task(self, call: Call, prompt: list[int]) -> Task:
-        return replace(super().task(call, prompt), temperature=0.0)
 
     def check_length(self, call: Call, prompt: int, new: int) -> None:
         """No text is too long."""

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.api.dialects.base import Call, Dialect, Handler, stops_of
+from tests.api.dialects.base import Call, Dialect, Handler
 from tests.api.replies import Json, RefusedError
 from tests.api.writing import Task, Written
 
-_ENDINGS = {"length": "length", "end": "eos_token", "stop": "stop_sequence"}
+_ENDINGS = {"length": "length", "end": "eos_token"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,6 @@ class TGI(Dialect):
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         return {
-            ("GET", "/health"): lambda call: {},
             ("GET", "/info"): self.info,
             ("POST", "/tokenize"): self.tokenize,
             ("POST", "/generate"): self.generate,
@@ -54,7 +53,7 @@ class TGI(Dialect):
         self.check(asked)
         prompt = call.begun(call.encode(call.body["inputs"], special=call.body.get("add_special_tokens", True)))
         written = call.write(self.task(call, asked, prompt))
-        answer = {"generated_text": (call.body["inputs"] if asked.get("return_full_text") else "") + written.text}
+        answer = {"generated_text": written.text}
         return {**answer, "details": self.details(call, asked, written)} if _detailed(asked) else answer
 
     def task(self, call: Call, asked: Json, prompt: list[int]) -> Task:
@@ -62,18 +61,9 @@ class TGI(Dialect):
         if len(prompt) + new > length:
             given = f"Given: {len(prompt)} `inputs` tokens and {new} `max_new_tokens`"
             raise _invalid(f"`inputs` tokens + `max_new_tokens` must be <= {length}. {given}")
-        sampled = asked.get("do_sample") or asked.get("temperature") is not None
-        return Task(
-            prompt=prompt,
-            most_new=new,
-            temperature=(asked.get("temperature") or 1.0) if sampled else 0.0,
-            seed=asked.get("seed"),
-            stop=stops_of(asked.get("stop")),
-        )
+        return Task(prompt=prompt, most_new=new)
 
     def check(self, asked: Json) -> None:
-        if asked.get("temperature") is not None and asked["temperature"] <= 0:
-            raise _invalid("`temperature` must be strictly positive")
         if asked.get("max_new_tokens") == 0:
             raise _invalid("`max_new_tokens` must be strictly positive")
         if asked.get("top_n_tokens", 0) > self.max_top_n_tokens:
@@ -87,7 +77,6 @@ class TGI(Dialect):
         return {
             "finish_reason": _ENDINGS[written.ended_by],
             "generated_tokens": len(written.new),
-            "seed": asked.get("seed"),
             "prefill": [{"id": row.token, "text": call.text(row.token), "logprob": row.log_prob} for row in prefill],
             "tokens": [self.token(call, row.token, row.log_prob) for row in written.new],
             **({"top_tokens": tops} if tops else {}),

@@ -35,15 +35,10 @@ class VLLM(OpenAI):
     max_logprobs: int = 20
     knows_token_ids: bool = True
     template: bool = True
-    version: str = "0.32.0"
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         return {
             **super().routes(),
-            ("GET", "/version"): lambda call: {"version": self.version},
-            ("GET", "/health"): lambda call: {},
-            ("POST", "/tokenize"): self.tokenize,
-            ("POST", "/detokenize"): lambda call: {"prompt": call.decode(call.body["tokens"])},
         }
 
     def model_card(self, call: Call) -> Json:
@@ -68,12 +63,6 @@ class VLLM(OpenAI):
                 raise _refused("The decoder prompt cannot be empty")
         return prompts
 
-    def tokenize(self, call: Call) -> Json:
-        tokens = call.encode(call.body["prompt"], special=call.body.get("add_special_tokens", True))
-        names = [call.text(token) for token in tokens] if call.body.get("return_token_strs") else None
-        length = call.backing.max_length
-        return {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": names}
-
     def head(self, call: Call, short: str, kind: str) -> Json:
         return {**super().head(call, short, kind), "service_tier": None, "kv_transfer_params": None}
 
@@ -81,22 +70,13 @@ class VLLM(OpenAI):
         return call.encode(text, special=call.body.get("add_special_tokens", True))
 
     def told(self, call: Call, written: Written) -> list[Row]:
-        """Every new token, the end of the text and what a stop string cut off included."""
+        """Every new token, the end of the text included."""
         return written.new
 
     def choice(self, call: Call, index: int, prompt: list[int], written: Written) -> Json:
         return {
             **super().choice(call, index, prompt, written),
-            "stop_reason": written.stop,
             "prompt_logprobs": self.prompt_logprobs(call, written),
-            **self.token_ids(call, prompt, written),
-        }
-
-    def token_ids(self, call: Call, prompt: list[int], written: Written) -> Json:
-        wanted = call.body.get("return_token_ids")
-        return {
-            "prompt_token_ids": prompt if wanted else None,
-            "token_ids": [row.token for row in written.new] if wanted else None,
         }
 
     def prompt_logprobs(self, call: Call, written: Written) -> list[Json | None] | None:
@@ -117,14 +97,11 @@ class VLLM(OpenAI):
             for token, log_prob in told.items()
         }
 
-    def logprobs(self, call: Call, rows: list[Row], offset: int) -> Json:
-        """The four lists; offsets begin at 0, and one token is listed even if 0 were asked for."""
-        told = super().logprobs(call, rows, 0)
+    def logprobs(self, call: Call, rows: list[Row]) -> Json:
+        """The lists; one token is listed even if 0 were asked for."""
+        told = super().logprobs(call, rows)
         count = self.expanded(call, call.body["logprobs"])
         return {**told, "top_logprobs": [self.listed(call, row, count) for row in rows]}
-
-    def width(self, call: Call, row: Row) -> int:
-        return len(self.name(call, row, row.token))
 
     def listed(self, call: Call, row: Row, count: int) -> dict[str, float | None] | None:
         if row.log_probs_V is None:
@@ -140,8 +117,7 @@ class VLLM(OpenAI):
     def chat_token(self, call: Call, row: Row) -> Json:
         """As OpenAI's, but the list begins with the sampled token and is cut to what was asked for."""
         count = self.expanded(call, call.body.get("top_logprobs") or 0)
-        in_place = self.in_place(call, row, count)
-        kept = in_place if self.knows_token_ids and call.body.get("logprob_token_ids") else in_place[:count]
+        kept = self.in_place(call, row, count)[:count]
         return {
             **self.chat_name(call, row, row.token),
             "logprob": sent(row.log_prob),
