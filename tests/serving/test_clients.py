@@ -138,7 +138,7 @@ def test_our_own_api_model_is_of_the_first_tier(
     options = ApiOptions(answers=tmp_path / "answers.sqlite", tokenizer=MODEL)
     model: Any = load_language_model(f"{request.getfixturevalue(of)}/v1#{name}", ModelOptions(api=options))
     try:
-        assert model.way.name == "echo"
+        assert model.backend.name == "echo"
         assert model.capabilities.tier.startswith("1:")
         source = FromRetriever.of_index(service.indexes.index("few"))
         plan = PlanOptions(max_length=512, document_tokens=64)
