@@ -444,7 +444,7 @@ def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingMo
     plain = asked(client, SAID, logprobs=True)
     found = asked(client, SAID, logprobs=True, top_logprobs=3)
     assert found.choices[0].message == plain.choices[0].message
-    expected = answered(model, index, SAID, likeliest=3)
+    expected = answered(model, index, SAID, top_logprobs=3)
     listed = found.choices[0].logprobs.content
     assert len(listed) == len(expected.answer.tokens)
     for one, token in zip(listed, expected.answer.tokens, strict=True):
