@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.cli.options import read_asked
+from ralm.cli.options import read_input
 from ralm.errors import RalmError
 from tests.cli.program import Answer, ralm
 
@@ -22,21 +22,21 @@ def refused(answer: Answer, message: str) -> None:
 def test_json_lines_may_hold_several_lines(tmp_path: Path) -> None:
     file = tmp_path / "asked.jsonl"
     file.write_text("\n".join(map(json.dumps, ["one\ntwo", {"prompt": "a\u2028b", "id": 3, "query": "q"}])) + "\n\n")
-    assert read_asked(None, file, "prompt") == ["one\ntwo", "a\u2028b"]
+    assert read_input(None, file, "prompt") == ["one\ntwo", "a\u2028b"]
     file.write_text('{"query": "who?"}\n')
-    assert read_asked(None, file, "query") == ["who?"]
+    assert read_input(None, file, "query") == ["who?"]
 
 
 def test_a_line_of_a_file_is_one_whatever_is_in_it(tmp_path: Path) -> None:
     file = tmp_path / "asked.txt"
     file.write_bytes("one\x0c\x1c\x85\u2028still one\r\ntwo\n".encode())
-    assert read_asked(None, file, "query") == ["one\x0c\x1c\x85\u2028still one", "two"]
+    assert read_input(None, file, "query") == ["one\x0c\x1c\x85\u2028still one", "two"]
 
 
 def test_a_line_of_standard_input_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     for end in (b"", b"\n", b"\r\n"):
         monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"who?" + end)))
-        assert read_asked("-", None, "question") == ["who?"]
+        assert read_input("-", None, "question") == ["who?"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_lines_that_are_no_prompt(tmp_path: Path, line: str, message: str) -> No
     file = tmp_path / "asked.jsonl"
     file.write_text(f'"one"\n{line}\n')
     with pytest.raises(RalmError, match=message):
-        read_asked(None, file, "prompt")
+        read_input(None, file, "prompt")
 
 
 def test_what_is_not_utf8(tmp_path: Path) -> None:

@@ -603,7 +603,7 @@ def test_a_sweep_over_retrievers_has_a_table(work: Path, model: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({}, "--documents makes no difference here"),
+        ({}, "--documents makes no difference"),
         ({"--values": "2,2"}, "--values has a value twice: 2,2."),
         ({"--values": "2,"}, "--values of --documents must be whole numbers"),
         (

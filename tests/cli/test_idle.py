@@ -43,7 +43,7 @@ HYBRID = ["--retriever", "hybrid"]
         ("generate", ["--stride", 2], "--stride", "--index"),
         ("generate", [*INDEXED, "--documents", 2], "--documents", "--reader ensemble"),
         ("generate", ["--top-k", 5], "--top-k", "a --temperature above 0"),
-        ("generate", [*INDEXED, "--seed", 5], "--seed", "a --temperature above 0 or --retriever random"),
+        ("generate", [*INDEXED, "--seed", 5], "--seed", "--retriever random or --rerank random or a --temp"),
         ("generate", ["--force"], "--force", "--report"),
     ],
 )

@@ -111,7 +111,7 @@ def test_what_an_update_refuses(corpus: Path, tmp_path: Path) -> None:
         (["--remove-id", "sea.txt", "--workers", "2"], "--workers has no effect without a SOURCE"),
         (
             [tmp_path / "more.jsonl", "--device", "cpu"],
-            "--device has no effect without an index with vec",
+            "--device has no effect without a SOURCE and an index with vectors",
         ),
         ([tmp_path / "none.jsonl", "--forbidden-titles", titles], "none.jsonl does not exist"),
     ):

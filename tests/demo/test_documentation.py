@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from ralm.demo.documentation import (
-    MINIMUM_WORDS,
+    MIN_WORDS,
     docstrings_of_package,
     split_held_out,
     standard_library_documentation,
@@ -9,7 +9,7 @@ from ralm.demo.documentation import (
 from ralm.records import Document
 from tests.demo.conftest import Gathered
 
-FILLER = " ".join(["word"] * MINIMUM_WORDS)
+FILLER = " ".join(["word"] * MIN_WORDS)
 
 
 def write(path: Path, source: str) -> None:
@@ -26,7 +26,7 @@ def test_the_reference_and_the_docstrings_are_there(documents: list[Document]) -
         "def join(self, timeout=None):\n    Wait until the thread terminates." in by_id["class:threading.Thread"].text
     )
     assert "def loads(" in by_id["module:json"].text
-    assert all(len(document.text.split()) >= MINIMUM_WORDS for document in documents)
+    assert all(len(document.text.split()) >= MIN_WORDS for document in documents)
 
 
 def test_the_same_every_time_and_in_order(documents: list[Document]) -> None:

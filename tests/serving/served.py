@@ -13,7 +13,7 @@ from ralm.corpus.splitting import make_passages
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import load_local_model
 from ralm.records import Document
-from ralm.serving.server import Server, address_of, bound_socket
+from ralm.serving.server import RalmServer, address_of, bound_socket
 from ralm.serving.service import Service
 
 MODEL = "ralm-tiny"
@@ -56,7 +56,7 @@ def serving(service: Service) -> Iterator[str]:
         started.set()
 
     with bound_socket("127.0.0.1", 0) as listening:
-        server = Server(service, listening, ready)
+        server = RalmServer(service, listening, ready)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

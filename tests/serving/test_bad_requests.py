@@ -42,7 +42,7 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"max_tokens": 1.5}, "max_tokens", "`max_tokens` must be a whole number."),
         ({"max_tokens": "2"}, "max_tokens", "`max_tokens` must be a whole number."),
         ({"n": 0}, "n", "`n` must be from 1 to 128."),
-        ({"n": 100, "prompt": ["a", "b"]}, "n", "2 prompts `n` 100 times are more than the 128 texts"),
+        ({"n": 100, "prompt": ["a", "b"]}, "n", "2 prompts times `n` 100 exceed 128 texts"),
         ({"best_of": 3}, "best_of", "`best_of` is not supported"),
         ({"suffix": "x"}, "suffix", "`suffix` is not supported"),
         ({"logit_bias": {"1": 2}}, "logit_bias", "`logit_bias` is not supported"),
@@ -54,11 +54,15 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"top_p": 1.1}, "top_p", "`top_p` must be"),
         ({"top_k": 0}, "top_k", "`top_k` must be at least 1"),
         ({"logprobs": 21}, "logprobs", "`logprobs` must be from 0 to 20."),
-        ({"stop": ["a", ""]}, "stop", "`stop` must not hold an empty text."),
+        ({"stop": ["a", ""]}, "stop", "`stop` must not contain an empty text."),
         ({"stop": ["a"] * 65}, "stop", "`stop` has 65 texts"),
         ({"stop": 1}, "stop", "`stop`"),
         ({"stream": "yes"}, "stream", "`stream` must be true or false."),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "`stream_options` goes with `stream`: true."),
+        (
+            {"stream_options": {"include_usage": True}},
+            "stream_options",
+            "no effect without `stream`: true.",
+        ),
         ({"tempreature": 1}, "tempreature", "not a field of this request; the nearest is `temperature`."),
         ({"ralm": {"documnets": 2}}, "ralm.documnets", "the nearest is `documents`."),
         ({"ralm": {"index": "other"}}, "ralm.index", "`index` 'other' is not served; there is: few."),
@@ -71,7 +75,7 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"ralm": {"retriever": "dense"}}, "ralm.retriever", "the index 'few' has no vectors"),
         ({"ralm": {"retriever": "google"}}, "ralm.retriever", "is wrong"),
         ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
-        ({"ralm": {"rerank": "predictive"}}, "ralm.rerank", "needs a cross-encoder, and the operator named none."),
+        ({"ralm": {"rerank": "predictive"}}, "ralm.rerank", "needs a cross-encoder, and this server has none."),
         ({"ralm": {"index": None, "stride": 2}}, "ralm.stride", "`stride` has no effect without an `index`."),
         ({"ralm": {"index": None, "gain": True}}, "ralm.gain", "has no effect without an `index`"),
         ({"ralm": {"query": "a"}, "echo": True}, "ralm.query", "`ralm.query` has no effect with `echo`"),
@@ -139,7 +143,7 @@ def test_what_is_not_there(client: httpx.Client, method: str, path: str) -> None
 
 
 def test_a_method_that_is_not_there(client: httpx.Client) -> None:
-    assert "does not take GET requests" in refused(client.get("/v1/completions"), 405)["message"]
+    assert "does not accept GET requests" in refused(client.get("/v1/completions"), 405)["message"]
 
 
 @pytest.mark.parametrize(

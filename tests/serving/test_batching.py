@@ -27,7 +27,7 @@ from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
-from ralm.serving.batcher import Line, shares, that_fit
+from ralm.serving.batcher import Line, chunk_shares, lines_that_fit
 from ralm.serving.errors import StoppedError
 from ralm.serving.model import RequestScope, SharedModel, in_scope
 from ralm.serving.options import BatchOptions
@@ -369,7 +369,7 @@ def test_an_error_that_ends_the_thread_reaches_whoever_waits_and_comes_later(cap
         time.sleep(0.2)
         assert shared.failed is None
         lately = shared.continuations()
-        with pytest.raises(ModelError, match="what reads for all requests has failed: SystemError.*device is gone"):
+        with pytest.raises(ModelError, match="the batcher of the model has failed: SystemError.*device is gone"):
             lately.next_tokens([text_of(7)])
         for one in waiting:
             with pytest.raises(ModelError, match="device is gone") as told:
@@ -407,7 +407,7 @@ def test_texts_of_a_thread_that_does_not_come_back_are_held_for_a_while() -> Non
 
 @given(wanted=st.lists(st.integers(1, 50), min_size=1, max_size=8), most=st.integers(1, 100))
 def test_half_a_chunk_goes_to_the_oldest_and_half_to_the_smallest(wanted: list[int], most: int) -> None:
-    given_ = shares(wanted, most)
+    given_ = chunk_shares(wanted, most)
     assert all(0 <= share <= want for share, want in zip(given_, wanted, strict=True))
     assert sum(given_) == min(most, sum(wanted))
     assert given_[0] >= min(wanted[0], most - most // 2)
@@ -418,7 +418,7 @@ def test_half_a_chunk_goes_to_the_oldest_and_half_to_the_smallest(wanted: list[i
 def test_a_long_text_is_read_while_short_ones_keep_coming() -> None:
     long, chunks = 1000, 0
     while long > 0:
-        read, *_ = shares([long, 20, 20, 20], 32)
+        read, *_ = chunk_shares([long, 20, 20, 20], 32)
         long, chunks = long - read, chunks + 1
     assert chunks <= 63
 
@@ -457,7 +457,7 @@ def test_lines_fit_into_the_cache_the_first_always(lines: list[list[int]], token
         line = Line()
         line.wait_for([np.zeros(length, dtype=np.int64) for length in lengths])
         made.append(line)
-    fit = that_fit(made, tokens)
+    fit = lines_that_fit(made, tokens)
     assert fit[0] is made[0]
     assert fit == [line for line in made if line in fit]
     rows, columns = sum(len(line.texts) for line in fit), max(line.columns for line in fit)

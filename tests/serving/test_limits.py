@@ -128,11 +128,11 @@ def test_a_body_that_is_too_large() -> None:
         for content in (b"a" * 20_000, chunks()):
             refused = http.post("/v1/completions", content=content, headers=kind)
             assert refused.status_code == 413
-            assert "more than the 10,000 bytes" in refused.json()["error"]["message"]
+            assert "exceeds the limit of 10,000 bytes" in refused.json()["error"]["message"]
 
 
 def test_own_limits_of_tokens() -> None:
-    with serving(limited(prompt_tokens=20, new_tokens=5, texts=2, likeliest=2)) as url:
+    with serving(limited(prompt_tokens=20, new_tokens=5, texts=2, top_logprobs=2)) as url:
         for change, said in (
             ({"max_tokens": 6}, "`max_tokens` must be from 0 to 5."),
             ({"max_tokens": 5, "prompt": "a" * 16}, "the limit is 20: send a prompt of at most 15 tokens"),
@@ -151,7 +151,7 @@ def test_the_operator_says_what_requests_may_choose(index: Path) -> None:
         body = {"model": MODEL, "prompt": "The sea", "max_tokens": 1}
         assert httpx.post(f"{url}/v1/completions", json={**body, "ralm": {"index": None}}).status_code == 200
         refused = httpx.post(f"{url}/v1/completions", json={**body, "ralm": {"stride": 2}}).json()["error"]
-        assert refused["message"] == "`stride` may not be chosen here; a request may choose: index."
+        assert refused["message"] == "`stride` cannot be chosen here; the choices are: index."
         assert refused["param"] == "ralm.stride"
     with serving(Service(tiny(), ServeOptions(allow=("stride",)), folders={"few": index})) as url:
         assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == [MODEL]
@@ -233,13 +233,13 @@ def test_a_model_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPatch, ca
 
     with serving(limited()) as url, httpx.Client(base_url=url, timeout=20) as http:
         assert http.get("/health").json()["status"] == "ok"
-        monkeypatch.setattr("ralm.serving.batcher.Batcher._next_passes", fails)
+        monkeypatch.setattr("ralm.serving.batcher.Batcher._next_sequences", fails)
         for _ in range(2):
             answer = http.post("/v1/completions", json=ASK)
             assert answer.status_code == 500
             assert answer.json()["error"]["message"] == "the language model failed: see the log of the server."
         assert http.get("/health").status_code == 503
-        assert "start the server anew" in http.get("/health").json()["error"]["message"]
+        assert "restart the server" in http.get("/health").json()["error"]["message"]
         assert "SystemError: the device is gone" in caplog.text
         assert http.get("/v1/models").status_code == 200
 

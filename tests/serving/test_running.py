@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from ralm.errors import UsageError
-from ralm.serving.server import Server, address_of, bound_socket
+from ralm.serving.server import RalmServer, address_of, bound_socket
 from ralm.serving.service import Service
 from tests.cli.program import ralm
 from tests.serving.process import running
@@ -70,7 +70,7 @@ def test_uvicorn_calls_what_the_server_overrides(monkeypatch: pytest.MonkeyPatch
     before = signal.signal(signal.SIGHUP, lambda *_: events.append("not caught"))
     try:
         with bound_socket("127.0.0.1", 0) as listening:
-            server = Server(service, listening, ready)
+            server = RalmServer(service, listening, ready)
             timer = threading.Timer(30, lambda: setattr(server, "should_exit", True))
             timer.start()
             server.run()
@@ -87,7 +87,7 @@ def test_uvicorn_calls_what_the_server_overrides(monkeypatch: pytest.MonkeyPatch
 def test_a_second_signal_ends_at_once_and_a_port_is_taken_once(index: Path, tmp_path: Path) -> None:
     settings = tmp_path / "settings.toml"
     settings.write_text(
-        f'lm = "{MODEL}"\nindex = ["{index}"]\nstride = 2\nreader = "ensemble"\ndocuments = 2\nmost-logprobs = 3\n'
+        f'lm = "{MODEL}"\nindex = ["{index}"]\nstride = 2\nreader = "ensemble"\ndocuments = 2\nmax-logprobs = 3\n'
         "allow = ['query', 'index']\n"
     )
     with running("--settings", settings, "--stride", "8", RALM_SERVE_KEY="a-key") as served:
@@ -100,7 +100,7 @@ def test_a_second_signal_ends_at_once_and_a_port_is_taken_once(index: Path, tmp_
         taken = ralm("serve", "--lm", MODEL, "--port", port)
         assert taken.status == 2
         assert taken.err.count("\n") == 1
-        assert f"127.0.0.1:{port} cannot be listened on (address already in use)" in taken.err
+        assert f"cannot listen on 127.0.0.1:{port} (address already in use)" in taken.err
         with httpx.stream(
             "POST",
             f"{served.url}/v1/completions",
@@ -147,7 +147,7 @@ def test_the_requests_that_the_demonstration_prints(tmp_path: Path) -> None:
         (("--demo", "--index", "x"), "--demo serves its own index: leave out --index."),
         (
             ("--lm", MODEL, "--host", "0.0.0.0"),
-            "--host 0.0.0.0 lets other computers ask: put a key into the environment",
+            "other computers can reach --host 0.0.0.0: put a key for clients into the environment",
         ),
         (("--lm", MODEL, "--allow", "paths"), "--allow must be one of index, retriever, query"),
         (("--lm", MODEL, "--port", "70000"), "--port must be at most 65,535"),
@@ -189,7 +189,7 @@ def test_options_of_passages_in_a_file_of_settings_do_nothing_without_an_index(t
 
 
 def test_an_address_of_another_computer() -> None:
-    with pytest.raises(UsageError, match=r"192\.0\.2\.1:80 cannot be listened on"):
+    with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1:80"):
         bound_socket("192.0.2.1", 80)
     if socket.has_ipv6:
         with bound_socket("::1", 0) as listening:

@@ -11,30 +11,30 @@ from typing import Any
 
 import typer
 
-from ralm.cli.ask import ask
-from ralm.cli.check import check, probe
-from ralm.cli.demo import demo
-from ralm.cli.eval import evaluate
+from ralm.cli.ask import ask_command
+from ralm.cli.check import check_command, probe_command
+from ralm.cli.demo import demo_command
+from ralm.cli.eval import evaluate_command
 from ralm.cli.flags import command
-from ralm.cli.generate import generate
-from ralm.cli.index import encode, index, merge, update
+from ralm.cli.generate import generate_command
+from ralm.cli.index import encode_command, index_command, merge_command, update_command
 from ralm.cli.models import close_models
 from ralm.cli.process import (
-    complain,
-    complain_of_untested_versions,
+    escape_unprintable,
     library_messages,
+    print_error,
     print_usage_error,
-    print_whatever_comes,
     quietly,
     signals_unwind,
+    warn_of_untested_versions,
 )
-from ralm.cli.qa import choice, curve, qa
-from ralm.cli.recipe import list_recipes, run, show
-from ralm.cli.report import compare, report
-from ralm.cli.search import retrieve, search
-from ralm.cli.serve import serve
-from ralm.cli.sweep import sweep
-from ralm.cli.train import bm25, reranker, retriever, signals
+from ralm.cli.qa import choice_command, curve_command, qa_command
+from ralm.cli.recipe import list_recipes_command, run_command, show_command
+from ralm.cli.report import compare_command, report_command
+from ralm.cli.search import retrieve_command, search_command
+from ralm.cli.serve import serve_command
+from ralm.cli.sweep import sweep_command
+from ralm.cli.train import bm25_command, reranker_command, retriever_command, signals_command
 from ralm.errors import RalmError, UsageError
 from ralm.version import __version__
 
@@ -70,26 +70,26 @@ def _ralm(
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {
-    "index": index,
-    "update": update,
-    "merge": merge,
-    "encode": encode,
-    "search": search,
-    "eval": evaluate,
-    "sweep": sweep,
-    "ask": ask,
-    "qa": qa,
-    "curve": curve,
-    "choice": choice,
-    "report": report,
-    "compare": compare,
-    "retrieve": retrieve,
-    "generate": generate,
-    "serve": serve,
-    "signals": signals,
-    "probe": probe,
-    "check": check,
-    "demo": demo,
+    "index": index_command,
+    "update": update_command,
+    "merge": merge_command,
+    "encode": encode_command,
+    "search": search_command,
+    "eval": evaluate_command,
+    "sweep": sweep_command,
+    "ask": ask_command,
+    "qa": qa_command,
+    "curve": curve_command,
+    "choice": choice_command,
+    "report": report_command,
+    "compare": compare_command,
+    "retrieve": retrieve_command,
+    "generate": generate_command,
+    "serve": serve_command,
+    "signals": signals_command,
+    "probe": probe_command,
+    "check": check_command,
+    "demo": demo_command,
 }
 
 
@@ -104,27 +104,27 @@ for _name, _function in _COMMANDS.items():
     _add(app, _name, _function)
 
 
-train = typer.Typer(
+_train = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings=_HELP,
     help="Train small models on what a language model makes of passages (`ralm signals`).",
 )
-_add(train, "reranker", reranker)
-_add(train, "retriever", retriever)
-_add(train, "bm25", bm25)
-app.add_typer(train, name="train", short_help=str(train.info.help).removesuffix("."))
+_add(_train, "reranker", reranker_command)
+_add(_train, "retriever", retriever_command)
+_add(_train, "bm25", bm25_command)
+app.add_typer(_train, name="train", short_help=str(_train.info.help).removesuffix("."))
 
-recipe = typer.Typer(
+_recipe = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings=_HELP,
     help="Run the tables and figures of both papers, with the paper's figures beside ours.",
 )
-_add(recipe, "list", list_recipes)
-_add(recipe, "show", show)
-_add(recipe, "run", run, rehearses=False)
-app.add_typer(recipe, name="recipe", short_help=str(recipe.info.help).removesuffix("."))
+_add(_recipe, "list", list_recipes_command)
+_add(_recipe, "show", show_command)
+_add(_recipe, "run", run_command, has_dry_run=False)
+app.add_typer(_recipe, name="recipe", short_help=str(_recipe.info.help).removesuffix("."))
 
 
 @cache
@@ -136,7 +136,7 @@ def program() -> Any:
 
 def main() -> None:
     """Run the program. An error that ralm raises on purpose is printed on standard error without a traceback."""
-    print_whatever_comes()
+    escape_unprintable()
     try:
         if any("\0" in argument for argument in sys.argv):
             raise UsageError("an argument holds a NUL character; remove it.")
@@ -146,17 +146,17 @@ def main() -> None:
             finally:
                 close_models()
     except RalmError as error:
-        complain(str(error))
-        complain_of_untested_versions(error)
+        print_error(str(error))
+        warn_of_untested_versions(error)
         sys.exit(error.exit_status)
     except UnicodeEncodeError as error:
-        complain(f"{error.object} is not UTF-8, which is required here; rename or convert it.")
+        print_error(f"{error.object} is not UTF-8, which is required here; rename or convert it.")
         sys.exit(1)
     except OSError as error:
-        complain(f"{error.filename or 'a file'}: {error.strerror or error}")
+        print_error(f"{error.filename or 'a file'}: {error.strerror or error}")
         sys.exit(1)
     except Exception as error:
-        complain_of_untested_versions(error)
+        warn_of_untested_versions(error)
         raise
 
 

@@ -1,4 +1,4 @@
-"""What commands print of answers to questions, for a person."""
+"""Prints answers to questions with their sources, and the tables and reports of their evaluation."""
 
 import math
 import sys
@@ -18,16 +18,16 @@ from ralm.answering.evaluation import METRICS, ChoiceEvaluation, QuestionEvaluat
 from ralm.answering.multiple_choice import CATEGORIES
 from ralm.answering.report import AnswersReport
 from ralm.cli.output import number, passage_name, print_line
-from ralm.cli.process import note
+from ralm.cli.process import print_note
 from ralm.reading.pieces import GeneratedText
 from ralm.runs.report import render_page
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
 
 _WIDTH: Final = 200
-"""How many characters of a source are printed."""
+"""Number of printed characters of a source."""
 _BEFORE: Final = 60
-"""How many of them stand before the first answer in it."""
+"""Number of these characters before the first answer."""
 _ANSWER_METRICS = {
     "exact_match": ("exact match", 100, ".1f"),
     "f1": ("F1", 100, ".1f"),
@@ -66,7 +66,7 @@ def print_answers(evaluation: QuestionEvaluation, out: Path | None) -> None:
 
 
 def _unscored(summary: Mapping[str, JsonValue]) -> list[str]:
-    """How many gold answers did not fit behind a prompt, if others did: figures of them are of the same questions."""
+    """The number of gold answers that did not fit after a prompt, if others did."""
     missing = number(summary["questions"]) - number(summary["without_answers"]) - number(summary["gold_scored"])
     return [f"{missing:,.0f} gold answers could not be scored"] if missing and summary["gold_scored"] else []
 
@@ -89,10 +89,10 @@ def print_choices(evaluation: ChoiceEvaluation, out: Path | None) -> None:
 
 
 def _print_notes(notes: Sequence[str], summary: Mapping[str, JsonValue]) -> None:
-    """Print what is to know of a table, and how many prompts were cut."""
+    """Print the notes on a table, and the number of prompts that were cut."""
     cut = number(summary["cut"])
-    said = [f"{cut:,.0f} prompts did not fit and were cut at the beginning"] if cut else []
-    print_line("  " + "; ".join([*notes, *said]))
+    cuts = [f"{cut:,.0f} prompts did not fit and were cut at the beginning"] if cut else []
+    print_line("  " + "; ".join([*notes, *cuts]))
 
 
 def print_curve(curve: AnswerCurve, out: Path | None) -> None:
@@ -168,12 +168,12 @@ def print_pieces(pieces: Iterable[GeneratedText]) -> None:
 
 
 def print_sources(answer: SourcedAnswer) -> None:
-    """Print the passages that an answer was read with, what each gave to it, and how likely the answer is."""
+    """Print the passages of an answer, the contribution of each, and the log-probability of the answer."""
     tokens = len(answer.answer.tokens)
     for rank, source in enumerate(answer.sources, 1):
-        gave = "in the same prompt" if source.gain is None else f"{source.share:.0%}{_nats(source.gain)}"
+        share = "in the same prompt" if source.gain is None else f"{source.share:.0%}{_nats(source.gain)}"
         text = " ".join(source.passage.text.split())
-        print_line(f"\n{rank:>3}. {gave if tokens else '-'}  {passage_name(source.passage)}")
+        print_line(f"\n{rank:>3}. {share if tokens else '-'}  {passage_name(source.passage)}")
         print_line(f"     {text[:_WIDTH]}{'...' if len(text) > _WIDTH else ''}")
     if answer.cut:
         print_line(f"\nThe prompt did not fit: {answer.cut.documents:,} tokens of passages were cut at the beginning.")
@@ -214,16 +214,16 @@ def write_answers_page(file: Path, report: AnswersReport) -> None:
     """Write the report as an HTML page, and print its path on standard error."""
     with replaced_file(file) as written:
         written.write(render_page("ralm.answering", "answers.html", report.title, report.as_json()))
-    note(f"{file} shows every question with its answers and passages; open it in a browser")
+    print_note(f"{file} shows every question with its answers and passages; open it in a browser")
 
 
 def _verdict(judged: Mapping[str, Any]) -> str:
-    """An answer, whether it is right, and how likely the gold answer was."""
-    said = one_line(judged["answer"]).strip() or "(nothing)"
+    """An answer, whether it is right, and the log-probability of the gold answer."""
+    answer = one_line(judged["answer"]).strip() or "(nothing)"
     gold, tokens = judged["gold_log_prob"], judged["gold_tokens"]
     likely = f"; gold answer {gold / tokens:.2f} nats a token" if gold is not None and tokens else ""
     verdict = {None: "no gold answer", True: "right", False: "wrong"}[judged["exact_match"]]
-    return f"{said} ({verdict}{likely})"
+    return f"{answer} ({verdict}{likely})"
 
 
 def _marked(text: str, spans: Sequence[Sequence[int]]) -> Text:

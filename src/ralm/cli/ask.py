@@ -1,6 +1,5 @@
 """`ralm ask`: answers questions with a frozen language model, each with its sources."""
 
-from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -9,7 +8,7 @@ import typer
 
 from ralm.answering.options import AnswerOptions
 from ralm.cli import options
-from ralm.cli.flags import Flags, Use, given_options, refuse_idle
+from ralm.cli.flags import Flags, Given
 from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.lm.named import ModelOptions
@@ -26,9 +25,9 @@ _CHAT: Final = AnswerOptions(new_tokens=256, stop=())
 """How an answer is drawn behind a chat template, which models end by themselves."""
 
 
-def ask(
-    context: typer.Context,
-    lm: options.Model,
+def ask_command(
+    given: Given,
+    lm: options.ModelName,
     question: Annotated[
         str | None, typer.Argument(help="Question to answer; - reads standard input.", show_default=False)
     ] = None,
@@ -38,8 +37,8 @@ def ask(
             "Answer every line of this file instead; .jsonl: one JSON string, or one object with a question, per line."
         ),
     ] = None,
-    index: Annotated[Path | None, Option("Read with passages from this index.")] = None,
-    retrieval: RetrieverOptions = _RETRIEVAL,
+    index: options.ReadIndex = None,
+    retrieval: options.Retrieval = _RETRIEVAL,
     reading: Annotated[ReadingOptions, Flags(without=options.RERANKING)] = _READING,
     prompt: Annotated[
         str | None,
@@ -58,7 +57,7 @@ def ask(
             },
         ),
     ] = _ANSWERING,
-    model_options: Annotated[ModelOptions, Flags(without=("compile",))] = _MODEL,
+    model_options: Annotated[ModelOptions, Flags(without=("compile",), needs=options.MODEL_NEEDS)] = _MODEL,
     json: Annotated[bool, Option("Print only one JSON object per question, with every token.")] = False,
 ) -> None:
     """Answer a question with passages in the prompt. Print the answer, then the passages with what each gave to it, and
@@ -68,26 +67,18 @@ def ask(
     """
     if (question is None) == (questions is None):
         raise UsageError("give either a `question` or `questions` FILE.")
-    options.check_sources(index, None, reading)
-    refuse_idle(
-        context,
-        Use(retrieval, index is not None, "`index`"),
-        Use(reading),
-        Use(answering),
-        Use(model_options),
-        *options.model_uses(lm),
-    )
+    options.check_passage_sources(index, None, reading)
 
     from ralm.answering.citations import Answerer
     from ralm.answering.prompts import open_prompt
     from ralm.answering.sources import QuestionRetriever
     from ralm.cli.answers import print_pieces, print_sources
-    from ralm.cli.options import read_asked
+    from ralm.cli.options import read_input
     from ralm.cli.output import print_cache, print_json, print_line
     from ralm.lm.tokenizer import has_chat_template
     from ralm.reading.sources import FromRetriever
 
-    texts = read_asked(question, questions, "question")
+    texts = read_input(question, questions, "question")
     found = None if index is None else FromRetriever.of_index(index, retrieval)
     model = open_model(lm, model_options)
     chosen = open_prompt(prompt or ("chat" if has_chat_template(model.tokenizer) else options.paper_prompt(reading)))
@@ -96,7 +87,7 @@ def ask(
         chosen,
         None if found is None else QuestionRetriever(found),
         reader=reading.chosen_reader,
-        options=_drawn(answering, chosen, given_options(context)),
+        options=_drawn(answering, chosen, given),
     )
     if json:
         for answer in answerer.answers(texts):
@@ -114,7 +105,7 @@ def ask(
     print_cache(found)
 
 
-def _drawn(answering: AnswerOptions, prompt: "QuestionPrompt", given: Container[str]) -> AnswerOptions:
+def _drawn(answering: AnswerOptions, prompt: "QuestionPrompt", given: Given) -> AnswerOptions:
     """The options with the defaults for chat models, if the prompt is a chat and none were given."""
     if not prompt.chat:
         return answering

@@ -7,12 +7,12 @@ import typer
 
 from ralm.cli import options
 from ralm.cli.flags import Flags
-from ralm.cli.process import complain, untested_warning
+from ralm.cli.process import print_error, untested_warning
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import ApiOptions, is_api
 
 
-def check(
+def check_command(
     folder: Annotated[
         Path | None,
         typer.Argument(
@@ -22,7 +22,7 @@ def check(
     environment: Annotated[
         bool, typer.Option("--environment", help="Check the versions of Python and of the installed packages instead.")
     ] = False,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Read every byte of a folder that ralm wrote, and report damage. The exit status is 1 if anything is damaged.
 
@@ -50,7 +50,7 @@ def _check_environment(*, json: bool) -> None:
     elif not found:
         print_line("all versions are between the lowest and the newest that ralm was tested with")
     else:
-        complain(untested_warning(found))
+        print_error(untested_warning(found))
         print_line(f"to install the tested versions: pip install --constraint {lock_file()} 'ralm[all]'")
     if found:
         raise typer.Exit(1)
@@ -78,17 +78,17 @@ if TYPE_CHECKING:
 _API = ApiOptions()
 
 
-def probe(
+def probe_command(
     lm: Annotated[
         str, typer.Argument(metavar="URL#MODEL", help="Model behind an API; or PROVIDER:MODEL.", show_default=False)
     ],
     api: Annotated[ApiOptions, Flags(without=("dry_run", "requests_at_once"))] = _API,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
-    """Find out what a server tells of a language model: what ralm can do with it exactly, by bounds, or not at all.
+    """Probe a server of a language model: which scores it returns exactly, by bounds, or not at all.
 
-    The server reads and continues a known text in several ways, and its figures must agree with each other. Other
-    commands do the same on first contact; this one prints what was found, and does it anew.
+    The server scores and continues a known text in several ways, and its figures must agree with each other. Other
+    commands probe on first contact; this one always does, and prints the result.
     """
     if not is_api(lm):
         raise UsageError(f"{lm} is not a model behind an API; write URL#MODEL.")

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Final, Self
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from ralm.cli.flags import Use
 from ralm.cli.options import SkipBad
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.documents import Fields
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
-from ralm.options import Option
+from ralm.options import Needs, Option
 from ralm.records import Passage
 from ralm.storage.manifest import Manifest
 from ralm.terminal import path_text
@@ -28,7 +27,7 @@ _FIELDS: Final = TypeAdapter(Fields)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusOptions:
-    """Which fields of a record are kept, and which documents and passages are left out."""
+    """The fields of a record that are kept, and the documents and passages that are skipped."""
 
     fields: Annotated[Fields, Option("Which fields make a document.")] = field(default_factory=Fields)
     no_metadata: Annotated[bool, Option("Keep no field besides id, title and text.")] = False
@@ -37,19 +36,17 @@ class CorpusOptions:
         Path | None, Option("Leave out documents with these titles (a file with one per line).")
     ] = None
     decontaminate: Annotated[tuple[Path, ...], Option("Leave out passages that overlap this text; repeatable.")] = ()
-    overlap: Annotated[Decontamination, Option("What counts as overlap.")] = field(default_factory=Decontamination)
+    overlap: Annotated[
+        Decontamination,
+        Option("What counts as overlap.", needs=Needs("`decontaminate`", lambda corpus: bool(corpus.decontaminate))),
+    ] = field(default_factory=Decontamination)
 
     def __post_init__(self) -> None:
         if self.no_metadata and self.fields.metadata is not None:
             raise UsageError("`no_metadata` and `Fields.metadata` exclude each other: give one of them.")
 
-    @property
-    def uses(self) -> tuple[Use, ...]:
-        """What its options need to have an effect."""
-        return (Use("ngram max_overlap", bool(self.decontaminate), "`decontaminate`"),)
-
     def read_decontamination(self) -> Decontamination:
-        """Read the files that say what to leave out.
+        """The decontamination, with its files read.
 
         Raises CorpusError or TextError if one cannot be read.
         """
@@ -73,7 +70,7 @@ class CorpusOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadCorpus:
-    """The passages of a corpus, to be read once; afterwards, what was left out of it."""
+    """The passages of a corpus, to be read once; afterwards, the skipped documents and removed passages."""
 
     passages: Iterator[Passage]
     removals: "Removals"
@@ -83,12 +80,12 @@ class ReadCorpus:
     decontamination: Decontamination
 
     def describe(self) -> dict[str, JsonValue]:
-        """What the manifest of a new index records of the corpus, once it was read."""
+        """The corpus in the manifest of a new index, after it was read."""
         removals = self.removals
         return self._described({"list": removals.listed(), "unlisted": removals.not_listed})
 
     def describe_briefly(self) -> dict[str, JsonValue]:
-        """The same for an update, of which a manifest records many: without the list of what was removed."""
+        """The same for an update, without the list of removed passages: a manifest has many updates."""
         return self._described({})
 
     def _described(self, removed: dict[str, JsonValue]) -> dict[str, JsonValue]:

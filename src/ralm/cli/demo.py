@@ -34,14 +34,14 @@ Next, with your own text and any model of the hub:
 """
 
 
-def demo(
+def demo_command(
     folder: Annotated[
         Path, Option("Folder for the corpus, the text, the index and a report of every token.")
     ] = _FOLDER,
     lm: Annotated[str, Option("Causal language model to read with.")] = "ralm-tiny",
     limit_tokens: Annotated[int, Option("Number of tokens of the held-out text to score.", minimum=2)] = 4000,
     model_options: Annotated[ModelOptions, Flags(without=("compile", "api"))] = _MODEL,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Index nine tenths of this Python's documentation, and score the last tenth with and without its passages."""
     from ralm.cli.output import print_json
@@ -73,7 +73,7 @@ def _print(folder: Path, shown: "Demonstration", model: "WritingModel", bm25: "F
 
     print_line(f"\n{model.name} on documentation it never saw, with passages from the rest of it:")
     print_measures({_ROWS[name]: reading.as_dict() for name, reading in shown.readings.items()})
-    print_line("\nTokens that gained most from the passage in front of them:\n")
+    print_line("\nTokens that gained most from their passage:\n")
     for gained in most_gained(shown, model):
         before = " ".join(gained.before.split())
         source = source_name(gained.passage, shown.passages)

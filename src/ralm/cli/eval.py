@@ -1,14 +1,13 @@
 """`ralm eval`: scores a text with a language model, with and without passages in front."""
 
-from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 import typer
 
 from ralm.cli import options
-from ralm.cli.flags import Flags, Use, given_options, refuse_idle
+from ralm.cli.flags import Flags, Given
 from ralm.cli.models import open_scorer
 from ralm.errors import UsageError
 from ralm.lm.named import ModelOptions
@@ -17,34 +16,37 @@ from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
 
+_RETRIEVES: Final = Needs("`index`", lambda job: job.index is not None or job.plan.windows == "rolling")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class EvaluationJob:
     """What an evaluation reads, and how; a sweep runs several.
 
     Raises UsageError if options do not go together.
     """
 
     text: Annotated[Path, typer.Argument(metavar="TEXTFILE", help="Text to evaluate, UTF-8.", show_default=False)]
-    lm: options.Model
-    index: Annotated[Path | None, Option("Read with passages from this index.")] = None
+    lm: options.ModelName
+    index: options.ReadIndex = None
     retrieved: Annotated[Path | None, Option("Read with the passages that `ralm retrieve` wrote.")] = None
-    retrieval: Annotated[
-        RetrieverOptions,
-        Option("How passages are retrieved.", needs=Needs("`index`", lambda job: job.index is not None)),
-    ] = field(default_factory=RetrieverOptions)
+    retrieval: options.Retrieval = field(default_factory=RetrieverOptions)
     reading: Annotated[ReadingOptions, Option("How passages are read.")] = field(default_factory=ReadingOptions)
     plan: Annotated[
-        PlanOptions, Option("What is read for a stride."), Flags(default_text=options.QUERY_TOKENS_SAID)
+        PlanOptions,
+        Option("What is read for a stride."),
+        Flags(default_text=options.QUERY_TOKENS_TEXT, needs={"query_tokens": _RETRIEVES}),
     ] = field(default_factory=PlanOptions)
-    model: Annotated[ModelOptions, Option("How the models run.")] = field(default_factory=ModelOptions)
-    ray: options.Ray = None
+    model: Annotated[ModelOptions, Option("How the models run."), Flags(needs=options.MODEL_NEEDS)] = field(
+        default_factory=ModelOptions
+    )
+    ray: options.ModelRay = None
     limit_tokens: options.LimitTokens = None
 
     def __post_init__(self) -> None:
         check_options(self)
         self.plan.check_documents(1)
-        options.check_sources(self.index, self.retrieved, self.reading)
+        options.check_passage_sources(self.index, self.retrieved, self.reading)
         if self.reading.reranks and not self.has_passages:
             raise UsageError("`rerank` chooses among retrieved passages: give `index` or `retrieved` too.")
 
@@ -53,39 +55,28 @@ class Job:
         """Whether the evaluation reads passages."""
         return bool(self.index or self.retrieved)
 
-    @property
-    def uses(self) -> tuple[Use, ...]:
-        """What its options need to have an effect."""
-        asks = self.index is not None or self.plan.windows == "rolling"
-        models = options.model_uses(self.lm, self.reading.rerank_lm)
-        return Use(self), Use("query_tokens", asks, "`index`"), *models
-
-    def settled(self, given: Container[str]) -> Self:
+    def settled(self, given: Given) -> Self:
         """The same job with the defaults that depend on several options, without options that have no effect."""
         reading = replace(self.reading, rerank_lm=self.reading.ranks_with)
         return replace(self, plan=options.with_query_tokens(self.plan, self.retrieval, given), reading=reading)
 
 
-def evaluate(
-    context: typer.Context,
-    job: Job,
-    baseline: Annotated[bool, Option("Also score the same targets without passages.")] = False,
+def evaluate_command(
+    given: Given,
+    job: EvaluationJob,
+    baseline: Annotated[
+        bool, Option("Also score the same targets without passages.", needs=options.NEEDS_PASSAGES)
+    ] = False,
     out: Annotated[Path | None, Option("Folder for the run: one row per token, and the summary.")] = None,
     force: options.Force = False,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Score a text with a frozen language model, with or without retrieved passages in front.
 
     Without --index and --retrieved, this scores the plain language model. With --out, rerun the command to resume a
     killed run.
     """
-    refuse_idle(
-        context,
-        *job.uses,
-        Use("baseline", job.has_passages, "`index` or `retrieved`"),
-        Use("force", out is not None, "`out`"),
-    )
-    job = job.settled(given_options(context))
+    job = job.settled(given)
 
     from ralm.cli.options import open_text
     from ralm.cli.output import print_cache, print_json

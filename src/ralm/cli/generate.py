@@ -7,7 +7,7 @@ import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
-from ralm.cli.flags import Flags, Use, given_options, refuse_idle
+from ralm.cli.flags import Flags, Given
 from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.lm.named import ModelOptions
@@ -20,9 +20,9 @@ _RETRIEVAL, _READING = RetrieverOptions(), ReadingOptions()
 _GENERATION, _MODEL = GenerationOptions(), ModelOptions()
 
 
-def generate(
-    context: typer.Context,
-    lm: options.Model,
+def generate_command(
+    given: Given,
+    lm: options.ModelName,
     prompt: Annotated[
         str | None, typer.Argument(help="Text to continue; - reads standard input.", show_default=False)
     ] = None,
@@ -33,18 +33,24 @@ def generate(
             "prompt, per line."
         ),
     ] = None,
-    index: Annotated[Path | None, Option("Read with passages from this index.")] = None,
-    retrieval: RetrieverOptions = _RETRIEVAL,
+    index: options.ReadIndex = None,
+    retrieval: options.Retrieval = _RETRIEVAL,
     reading: ReadingOptions = _READING,
-    generation: Annotated[GenerationOptions, Flags(default_text=options.QUERY_TOKENS_SAID)] = _GENERATION,
+    generation: Annotated[
+        GenerationOptions,
+        Flags(
+            default_text=options.QUERY_TOKENS_TEXT,
+            needs={"query_tokens": options.NEEDS_INDEX, "stride": options.NEEDS_INDEX},
+        ),
+    ] = _GENERATION,
     baseline: Annotated[
         bool, Option("Also score the generated text without passages, and show what the passages contributed.")
     ] = False,
     report: Annotated[
         Path | None, Option("Write an HTML page that shows the source of every token (one prompt only).")
     ] = None,
-    force: options.Force = False,
-    model_options: Annotated[ModelOptions, Flags(without=("compile",))] = _MODEL,
+    force: Annotated[bool, options.force_option("report")] = False,
+    model_options: Annotated[ModelOptions, Flags(without=("compile",), needs=options.MODEL_NEEDS)] = _MODEL,
     json: Annotated[bool, Option("Print only one JSON object per prompt, with every token.")] = False,
 ) -> None:
     """Generate text with passages that are retrieved as the text grows. Print the text, then the passage behind each
@@ -53,19 +59,9 @@ def generate(
     The continuation of a prompt does not depend on other prompts.
     """
     _check(prompt, prompts, index, reading, baseline=baseline, report=report)
-    refuse_idle(
-        context,
-        Use("query_tokens stride", index is not None, "`index`"),
-        Use(generation),
-        Use(model_options),
-        *options.model_uses(lm, reading.rerank_lm),
-        Use(retrieval, index is not None, "`index`"),
-        Use(reading),
-        Use("force", report is not None, "`report`"),
-    )
-    settings = options.with_query_tokens(generation, retrieval, given_options(context))
+    settings = options.with_query_tokens(generation, retrieval, given)
 
-    from ralm.cli.options import read_asked
+    from ralm.cli.options import read_input
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
     from ralm.cli.results import print_report, write_page
     from ralm.reading.generate import generate_many
@@ -77,7 +73,7 @@ def generate(
 
     if report is not None:
         check_output_file(report, force)
-    texts = read_asked(prompt, prompts, "prompt")
+    texts = read_input(prompt, prompts, "prompt")
     source = None if index is None else FromRetriever.of_index(index, retrieval)
     model = open_model(lm, model_options)
     if (baseline or report) and not scores_given_texts(model):

@@ -9,24 +9,32 @@ from pydantic import JsonValue
 
 from ralm.cli import options
 from ralm.cli.corpus import KINDS, CorpusOptions, read_corpus
-from ralm.cli.flags import Flags, Use, given_options, kinds_of, refuse_idle
+from ralm.cli.flags import Flags, Given, option_types
 from ralm.cli.models import encoding_on
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.documents import Fields
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
-from ralm.options import Option
+from ralm.options import Needs, Option
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions, cores
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 
 _SPLITTING, _CORPUS = Splitting(), CorpusOptions()
 _FORMULA, _BUILD, _VECTORS = BM25Options(), BuildOptions(), VectorOptions()
-MOST_SHARDS: Final = 1000
-_BM25, _DENSE = '`retriever="bm25"` or `"both"`', '`retriever="dense"` or `"both"`'
+_MAX_SHARDS: Final = 1000
+_DEVICE: Final = "Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one)."
+_BM25: Final = Needs('`retriever="bm25"` or `"both"`', lambda own: own.retriever != "dense")
+_DENSE: Final = Needs('`retriever="dense"` or `"both"`', lambda own: own.retriever != "bm25")
+_RAY: Final = Needs("`ray`", lambda own: own.ray is not None)
+_ONE_MACHINE: Final = Needs("a build on one machine, not on a cluster", lambda own: own.ray is None)
+_NOT_DENSE: Final = Needs(
+    '`retriever="bm25"`: `ralm encode` adds vectors on the cluster afterwards', lambda own: own.retriever == "bm25"
+)
+_SOURCES: Final = Needs("a SOURCE", lambda own: bool(own.sources))
 
 
-def index(
-    context: typer.Context,
+def index_command(
+    given: Given,
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -40,28 +48,40 @@ def index(
     lm: Annotated[str | None, Option("Language model whose tokens `tokens` counts.")] = None,
     corpus: CorpusOptions = _CORPUS,
     analyser: Annotated[
-        str, Option("BM25: the language of the text, such as german; cjk for Chinese, Japanese, Korean; or standard.")
+        str,
+        Option(
+            "BM25: the language of the text, such as german; cjk for Chinese, Japanese, Korean; or standard.",
+            needs=_BM25,
+        ),
     ] = "english",
-    formula: BM25Options = _FORMULA,
-    build: Annotated[BuildOptions, Flags(default_text={"workers": "one per core"})] = _BUILD,
+    formula: Annotated[BM25Options, Option("The formula of BM25.", needs=_BM25)] = _FORMULA,
+    build: Annotated[
+        BuildOptions,
+        Option("How BM25 is built.", needs=_BM25),
+        Flags(default_text={"workers": "one per core"}, needs={"workers": _ONE_MACHINE}),
+    ] = _BUILD,
     retriever: Annotated[
         Literal["bm25", "dense", "both"], Option("Retrieval to index for; both is also needed for hybrid retrieval.")
     ] = "bm25",
-    encoding: EncoderOptions | None = None,
-    vectors: VectorOptions = _VECTORS,
-    device: Annotated[
-        str, Option("Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
-    ] = "auto",
+    encoding: Annotated[EncoderOptions | None, Option("The encoder.", needs=_DENSE)] = None,
+    vectors: Annotated[VectorOptions, Option("How vectors are stored.", needs=_DENSE)] = _VECTORS,
+    device: Annotated[str, Option(_DEVICE, needs=_DENSE)] = "auto",
     ray: Annotated[
         str | None,
-        Option("BM25: build on the Ray cluster at this address, HOST:PORT or auto; `ralm encode` adds vectors on it."),
+        Option(
+            "BM25: build on the Ray cluster at this address, HOST:PORT or auto; `ralm encode` adds vectors on it.",
+            needs=_NOT_DENSE,
+        ),
     ] = None,
-    shards: Annotated[int, Option("Ray: parts of the index that machines can search apart.", maximum=MOST_SHARDS)] = 1,
+    shards: Annotated[
+        int, Option("Ray: parts of the index that machines can search apart.", maximum=_MAX_SHARDS, needs=_RAY)
+    ] = 1,
     parts: Annotated[
         str | None,
         Option(
             "Ray: URL of a folder in an object store, such as s3://BUCKET/FOLDER, for what machines make.",
             default_text="a folder beside the output, on a disk that all share",
+            needs=_RAY,
         ),
     ] = None,
     force: options.Force = False,
@@ -83,24 +103,8 @@ def index(
         raise UsageError('`retriever="dense"` or `"both"` and `encoder` go together: neither works without the other.')
     if (splitting.tokens is None) != (lm is None):
         raise UsageError("`tokens` and `lm` go together: give both or neither.")
-    dense = retriever != "bm25"
-    refuse_idle(
-        context,
-        Use(splitting),
-        *corpus.uses,
-        Use("analyser", retriever != "dense", _BM25),
-        Use(formula, retriever != "dense", _BM25),
-        Use(build, retriever != "dense", _BM25),
-        Use(EncoderOptions, dense, _DENSE),
-        Use(vectors, dense, _DENSE),
-        Use("device", dense, _DENSE),
-        Use("shards", ray is not None, "`ray`"),
-        Use("parts", ray is not None, "`ray`"),
-        Use("workers", ray is None, "one machine; a cluster has its own"),
-        Use("ray", not dense, '`retriever="bm25"`: `ralm encode` adds vectors on the cluster afterwards'),
-    )
     analysis_by_name(analyser)
-    if "workers" not in given_options(context):
+    if "workers" not in given:
         build = replace(build, workers=cores())
     check_output(out, kind=INDEX_KIND, force=force)
     read = read_corpus(sources, corpus, splitting, lm, corpus.read_decontamination(), named=len(sources) > 1)
@@ -153,8 +157,8 @@ def index(
     print_index(out, manifest, read)
 
 
-def update(
-    context: typer.Context,
+def update_command(
+    given: Given,
     index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
     sources: Annotated[
         list[str] | None,
@@ -163,12 +167,27 @@ def update(
     remove: Annotated[Path | None, Option("Remove the documents with these ids (a file with one per line).")] = None,
     remove_id: Annotated[tuple[str, ...], Option("Remove the document with this id; repeatable.")] = (),
     replace_: Annotated[
-        bool, Option("Remove documents whose ids are added again; without it, such ids are an error.", flag="replace")
+        bool,
+        Option(
+            "Remove documents whose ids are added again; without it, such ids are an error.",
+            flag="replace",
+            needs=_SOURCES,
+        ),
     ] = False,
-    corpus: CorpusOptions = _CORPUS,
-    build: Annotated[BuildOptions, Flags(default_text={"workers": "one per core"})] = _BUILD,
+    corpus: Annotated[CorpusOptions, Option("What is added.", needs=_SOURCES)] = _CORPUS,
+    build: Annotated[
+        BuildOptions,
+        Option("How BM25 is built.", needs=Needs("an index for BM25", lambda own: _has_bm25(own.index))),
+        Flags(default_text={"workers": "one per core"}, needs={"workers": _SOURCES}),
+    ] = _BUILD,
     device: Annotated[
-        str, Option("Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
+        str,
+        Option(
+            _DEVICE,
+            needs=Needs(
+                "a SOURCE and an index with vectors", lambda own: bool(own.sources) and _has_vectors(own.index)
+            ),
+        ),
     ] = "auto",
 ) -> None:
     """Add documents to an index, and remove documents from it, in one step.
@@ -186,19 +205,12 @@ def update(
     sources = sources or []
     opened = open_index(index)
     settings = opened.manifest.settings
-    refuse_idle(
-        context,
-        *(Use(name, bool(sources), "a SOURCE") for name in ("replace", "device", "workers", *kinds_of(CorpusOptions))),
-        *corpus.uses,
-        Use("device", bool(opened.vectors), "an index with vectors"),
-        Use(build, opened.bm25_options is not None, "an index for BM25"),
-    )
-    if "workers" not in given_options(context):
+    if "workers" not in given:
         build = replace(build, workers=cores())
     gone = [*remove_id, *(read_lines(remove, "document ids") if remove else [])]
     read = None
     if sources:
-        if not given_options(context).keys() & {*kinds_of(Fields), "no_metadata"}:
+        if not given.keys() & {*option_types(Fields), "no_metadata"}:
             corpus = corpus.with_fields_of(opened.manifest)
         decontamination = corpus.read_decontamination()
         _check_decontamination(index, settings.get("decontamination"), decontamination)
@@ -218,7 +230,19 @@ def update(
     print_update(index, manifest, read)
 
 
-def merge(
+def _has_bm25(folder: Path) -> bool:
+    from ralm.retrieval.index import open_index
+
+    return open_index(folder).bm25_options is not None
+
+
+def _has_vectors(folder: Path) -> bool:
+    from ralm.retrieval.index import open_index
+
+    return bool(open_index(folder).vectors)
+
+
+def merge_command(
     index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
     build: Annotated[BuildOptions, Flags(without=("workers",))] = _BUILD,
 ) -> None:
@@ -260,8 +284,7 @@ def _check_decontamination(index: Path, recorded: JsonValue, given: Decontaminat
         )
 
 
-def encode(
-    context: typer.Context,
+def encode_command(
     index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
     encoding: EncoderOptions,
     vectors: Annotated[str, Option("Name of the vectors; an index can have several sets.")] = "main",
@@ -269,7 +292,7 @@ def encode(
     stored: VectorOptions = _VECTORS,
     device: Annotated[str, Option("Where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto",
     ray: options.Ray = None,
-    force: options.Force = False,
+    force: Annotated[bool, options.force_option(None)] = False,
 ) -> None:
     """Encode the passages of an index and add the vectors to it; its other vectors stay.
 
@@ -280,7 +303,6 @@ def encode(
     from ralm.retrieval.dense.options import load_encoder
     from ralm.retrieval.encode import add_vectors
 
-    refuse_idle(context, Use(stored))
     encoder = load_encoder(encoding, device="auto" if ray else device)
     ahead = encoding_on(ray, device)
     manifest = add_vectors(index, encoder, stored, name=vectors, default=default, force=force, ahead=ahead)

@@ -1,11 +1,11 @@
-"""Opens the language models of a command, here or on a cluster, and says at its end what was asked of servers."""
+"""Opens the language models of a command, here or on a cluster, and prints the usage of servers at its end."""
 
 import gc
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from ralm.cli.process import note
+from ralm.cli.process import print_note
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.named import ModelOptions
 
@@ -22,11 +22,9 @@ _sharing: "list[dict[tuple[str, ModelOptions, str | None], Scorer]]" = []
 
 
 def open_model(name: str, options: ModelOptions, ray: str | None = None) -> "WritingModel":
-    """The language model of a name; with `ray`, on the machines of the cluster at this address, unless it is behind an
-    API. Raises what `load_language_model`, `machines` and `ClusterModel` raise.
+    """The language model of a name; with `ray`, on the cluster at this address, unless it is behind an API.
 
-    What is loaded now stays to the end, so the garbage collector need not look through it: that takes longer than to
-    read what a server answers.
+    Raises the errors of loading it, or of the cluster.
     """
     from ralm.lm.named import load_language_model
 
@@ -39,13 +37,13 @@ def open_model(name: str, options: ModelOptions, ray: str | None = None) -> "Wri
 
         model = ClusterModel(found, ModelLoader.of(name, options))
     _opened.append(model)
-    gc.freeze()
+    gc.freeze()  # it stays to the end: collecting would take longer than to parse the response of a server
     return model
 
 
 @contextmanager
 def sharing_models() -> Iterator[None]:
-    """Inside the block, `ralm eval` and what follows it share models, and what they scored (`release_models`)."""
+    """Inside the block, commands share models and their scores, until `release_models`."""
     _sharing.append({})
     try:
         yield
@@ -54,23 +52,23 @@ def sharing_models() -> Iterator[None]:
 
 
 def open_scorer(name: str, options: ModelOptions, ray: str | None = None) -> "Scorer":
-    """The language model of a name, with a cache of what it scores; raises what `open_model` raises."""
+    """The language model of a name with a cache of scores; raises what `open_model` raises."""
     from ralm.lm.scoring import Scorer
 
     if not _sharing:
         return Scorer(open_model(name, options, ray))
-    shared, asked = _sharing[-1], (name, options, ray)
-    if asked not in shared:
-        shared[asked] = Scorer(open_model(name, options, ray))
-    return shared[asked]
+    shared, key = _sharing[-1], (name, options, ray)
+    if key not in shared:
+        shared[key] = Scorer(open_model(name, options, ray))
+    return shared[key]
 
 
 def release_models(needed: Container[str] = ()) -> None:
-    """Let go of the models that were opened, but for shared ones with a name in `needed`: large ones do not fit into
-    memory together."""
+    """Release the opened models, except shared ones with a name in `needed`: large ones do not fit into memory
+    together."""
     for shared in _sharing:
-        for asked in [asked for asked in shared if asked[0] not in needed]:
-            del shared[asked]
+        for key in [key for key in shared if key[0] not in needed]:
+            del shared[key]
     kept = [scorer.model for shared in _sharing for scorer in shared.values()]
     if not kept:
         close_models()
@@ -78,7 +76,7 @@ def release_models(needed: Container[str] = ()) -> None:
         _close([model for model in _opened if model not in kept])
         _opened[:] = kept  # type: ignore[assignment]
         gc.unfreeze()
-    gc.collect()  # of what a step leaves, such as an encoder; looks through what is loaded only if a model goes
+    gc.collect()  # objects of a step, such as an encoder; frozen models are skipped
 
 
 def open_machines(address: str, device: str) -> "WorkerPool":
@@ -93,7 +91,7 @@ def open_machines(address: str, device: str) -> "WorkerPool":
 
 
 def encoding_on(address: str | None, device: str) -> "RemoteEncoding | None":
-    """What encodes passages on the cluster at an address, if one is given; raises ClusterError if there is none."""
+    """The encoding of passages on the cluster at an address, if given; raises ClusterError if there is no cluster."""
     if address is None:
         return None
     from ralm.distributed import ray_extra
@@ -106,7 +104,7 @@ def encoding_on(address: str | None, device: str) -> "RemoteEncoding | None":
 
 
 def close_models() -> None:
-    """Close the models that were opened and leave the cluster, and print what was asked of servers."""
+    """Close the opened models, leave the cluster, and print the usage of servers."""
     gc.unfreeze()
     _clusters.clear()
     with _connections:
@@ -115,10 +113,10 @@ def close_models() -> None:
 
 
 def _close(models: "Sequence[WritingModel]") -> None:
-    """Close the connections to servers, and print what was asked of them."""
+    """Close the connections to servers, and print their usage."""
     for model in models:
         client: Any = getattr(model, "client", None)
         if client is not None:
             client.close()
             spent, dry = client.usage, client.options.dry_run
-            note(f"{client.endpoint.model}: {spent.describe_dry_run() if dry else spent.describe()}")
+            print_note(f"{client.endpoint.model}: {spent.describe_dry_run() if dry else spent.describe()}")

@@ -6,16 +6,16 @@ object that contains it, so that each may have several lines.
 
 import json
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from ralm.cli.flags import Use
+from ralm.cli.flags import Given
 from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text, read_text_in_chunks
 from ralm.errors import InputError, UsageError
-from ralm.lm.api.endpoint import ApiOptions, is_api
-from ralm.options import Option
+from ralm.lm.api.endpoint import is_api
+from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
@@ -23,29 +23,51 @@ from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import ExampleOptions
 
-Index = Annotated[Path, Option("Folder that `ralm index` made.")]
-Model = Annotated[
+
+def force_option(output: str | None) -> Option:
+    """The declaration of `force` for the output that a parameter names; None: the command always has an output."""
+    needs = None if output is None else Needs(f"`{output}`", lambda own: getattr(own, output) is not None)
+    return Option("Replace an existing output of ralm.", needs=needs)
+
+
+Force = Annotated[bool, force_option("out")]
+IndexFolder = Annotated[Path, Option("Folder that `ralm index` made.")]
+ModelName = Annotated[
     str, Option("Causal language model: a hub name, a local folder, ralm-tiny, or URL#MODEL of a server's API.")
 ]
 LimitTokens = Annotated[
     int | None,
     Option("Use only this many tokens from the beginning of the text.", minimum=2, default_text="the whole text"),
 ]
-SkipBad = Annotated[bool, Option("Skip broken lines of files, and count them; in folders they always are.")]
-Force = Annotated[bool, Option("Replace an existing output of ralm.")]
-Ray = Annotated[
-    str | None,
-    Option("Work on the Ray cluster at this address, HOST:PORT; auto is the one that this machine belongs to."),
-]
-Json = Annotated[bool, Option("Print only one JSON object.")]
+SKIP_BAD: Final = "Skip broken lines of files, and count them; in folders they always are."
+SkipBad = Annotated[bool, Option(SKIP_BAD)]
+PrintJson = Annotated[bool, Option("Print only one JSON object.")]
 
+
+def _model_names(command: Any) -> list[str]:
+    """The language models of a command: the one that reads, and the one that reranks if it has options of reading."""
+    reading: ReadingOptions | None = getattr(command, "reading", None)
+    return [name for name in (command.lm, reading and reading.rerank_lm) if name]
+
+
+NEEDS_LOCAL: Final = Needs("a model that runs here", lambda own: not all(map(is_api, _model_names(own) or ["local"])))
+NEEDS_API: Final = Needs("a model behind an API", lambda own: any(map(is_api, _model_names(own))))
+NEEDS_INDEX: Final = Needs("`index`", lambda own: own.index is not None)
+NEEDS_PASSAGES: Final = Needs("`index` or `retrieved`", lambda own: own.job.has_passages)
+ReadIndex = Annotated[Path | None, Option("Read with passages from this index.")]
+Retrieval = Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=NEEDS_INDEX)]
+MODEL_NEEDS: Final = {"dtype": NEEDS_LOCAL, "device": NEEDS_LOCAL, "compile": NEEDS_LOCAL, "api": NEEDS_API}
+"""Conditions for `ModelOptions` of a command with a parameter or field `lm`."""
+_RAY: Final = "Work on the Ray cluster at this address, HOST:PORT; auto is the one that this machine belongs to."
+Ray = Annotated[str | None, Option(_RAY)]
+ModelRay = Annotated[str | None, Option(_RAY, needs=NEEDS_LOCAL)]
 RERANKING: Final = ("reranking", "rerank_lm", "cut_together")
 """Options of reading that questions do not have."""
-QUERY_TOKENS_SAID: Final = {"query_tokens": f"{PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
-_Asking = TypeVar("_Asking", PlanOptions, GenerationOptions, ExampleOptions)
+QUERY_TOKENS_TEXT: Final = {"query_tokens": f"{PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
+_HasQueryTokens = TypeVar("_HasQueryTokens", PlanOptions, GenerationOptions, ExampleOptions)
 
 
-def check_sources(index: Path | None, retrieved: Path | None, reading: ReadingOptions) -> None:
+def check_passage_sources(index: Path | None, retrieved: Path | None, reading: ReadingOptions) -> None:
     """Raise UsageError if there are two sources of passages, or none for a reader that reads several."""
     if index and retrieved:
         raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
@@ -53,21 +75,12 @@ def check_sources(index: Path | None, retrieved: Path | None, reading: ReadingOp
         raise UsageError(f'`reader="{reading.reader}"` reads passages: give `index` or `retrieved` too.')
 
 
-def model_uses(*models: str | None, runs: str = "dtype device compile ray") -> tuple[Use, ...]:
-    """What options of models need: those in `runs` a model that runs here, those of servers one behind an API."""
-    behind_api = [is_api(name) for name in models if name]
-    return (
-        Use(runs, not all(behind_api), "a model that runs here"),
-        Use(ApiOptions, any(behind_api), "a model behind an API"),
-    )
-
-
 def paper_prompt(reading: ReadingOptions) -> str:
     """The prompt of the paper that has this reader."""
     return "replug" if reading.reader == "ensemble" else "in-context-ralm"
 
 
-def with_query_tokens(options: _Asking, retrieval: RetrieverOptions, given: Container[str]) -> _Asking:
+def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, given: Given) -> _HasQueryTokens:
     """The options with the papers' query length for this retriever, if no length is given."""
     if retrieval.is_dense and "query_tokens" not in given:
         return replace(options, query_tokens=QUERY_TOKENS)
@@ -78,13 +91,12 @@ _JSON_LINES = ".jsonl"
 
 
 def open_text(file: Path, limit_tokens: int | None) -> Iterable[str]:
-    """The text of a file in chunks: all of it now, or with a limit of tokens, when they are asked for."""
+    """The text of a file in chunks: the whole at once, or lazily with a limit of tokens."""
     return [read_text(file)] if limit_tokens is None else read_text_in_chunks(file)
 
 
-def read_asked(text: str | None, file: Path | None, what: str) -> list[str]:
-    """The text, or standard input if it is `-`; if `file` is given, the texts of the file. `what` they are: a prompt, a
-    query or a question."""
+def read_input(text: str | None, file: Path | None, what: str) -> list[str]:
+    """The text, or standard input if it is `-`; if `file` is given, its texts. `what` names them in messages."""
     if file is not None:
         return _from_file(file, what)
     return [_from_standard_input(what).rstrip("\r\n")] if text == "-" else [_from_argument(text or "", f"the {what}")]

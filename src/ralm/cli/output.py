@@ -22,9 +22,9 @@ from ralm.storage.outputs import MANIFEST
 from ralm.terminal import one_line, visible
 
 _LONGEST_METADATA = 300
-"""How many characters of a passage's metadata are printed."""
+"""Maximum number of printed characters of metadata."""
 _SOURCES = 3
-"""How many passages of an ensemble are named for a part of a text."""
+"""Maximum number of printed passages for a part of a text."""
 
 
 def print_json(value: JsonValue) -> None:
@@ -38,7 +38,7 @@ def print_line(text: str = "") -> None:
 
 
 def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:
-    """Print what an index holds, and what was left out of it."""
+    """Print the contents of an index, and what was skipped."""
     counts = manifest.counts
     parts = [f"{counts[what]:,} {what}" for what in ("passages", "terms", "postings") if what in counts]
     print_line(f"{out}: {', '.join(parts)}")
@@ -56,7 +56,7 @@ def _print_skipped(out: Path, read: ReadCorpus) -> None:
 
 
 def print_update(index: Path, manifest: Manifest, read: ReadCorpus | None) -> None:
-    """Print what an index holds after an update or a merge, and what was left out of what was added."""
+    """Print the contents of an index after an update or a merge, and what was skipped."""
     counts = manifest.counts
     segments = len(segment_entries(index, manifest).entries)
     print_line(

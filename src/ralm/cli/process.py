@@ -34,14 +34,14 @@ class ShownError(Protocol):
         """Write the usage of the command and what was wrong."""
 
 
-def note(text: str) -> None:
-    """Print one line about what is going on, unless `ralm --quiet` is given."""
+def print_note(text: str) -> None:
+    """Print one line, unless `ralm --quiet` is given."""
     if not _quiet.get():
-        complain(text)
+        print_error(text)
 
 
-def complain(text: str) -> None:
-    """Print one line that must be seen: a warning or an error."""
+def print_error(text: str) -> None:
+    """Print one line: a warning or an error."""
     sys.stderr.write(f"ralm: {one_line(text)}\n")
 
 
@@ -77,8 +77,8 @@ class _Lines(logging.Handler):
     """Log records as lines on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say = note if record.levelno < logging.WARNING else complain
-        say(record.getMessage())
+        show = print_note if record.levelno < logging.WARNING else print_error
+        show(record.getMessage())
 
 
 def _show_warning(
@@ -90,7 +90,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     if issubclass(category, RalmWarning):
-        complain(f"warning: {message}")
+        print_error(f"warning: {message}")
     else:
         _PYTHONS_OWN(message, category, filename, lineno, file, line)
 
@@ -100,8 +100,8 @@ def untested_warning(versions: Sequence[str]) -> str:
     return f"warning: ralm was not tested with {', '.join(versions)}"
 
 
-def complain_of_untested_versions(error: BaseException) -> None:
-    """After an error that began in a library, name the versions that ralm was not tested with, if there are any."""
+def warn_of_untested_versions(error: BaseException) -> None:
+    """After an error in a library, print the versions that ralm was not tested with, if any."""
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, (RalmError, OSError)):
@@ -109,7 +109,7 @@ def complain_of_untested_versions(error: BaseException) -> None:
     from ralm.environment import untested_versions
 
     if versions := untested_versions():
-        complain(untested_warning(versions))
+        print_error(untested_warning(versions))
 
 
 def print_usage_error(error: ShownError) -> None:
@@ -119,7 +119,7 @@ def print_usage_error(error: ShownError) -> None:
     sys.stderr.write(visible(shown.getvalue()))
 
 
-def print_whatever_comes() -> None:
+def escape_unprintable() -> None:
     """Print characters that the encoding of a terminal or pipe lacks as escapes, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -181,12 +181,12 @@ def signals_unwind() -> Iterator[None]:
 
 
 _OUTPUTS: Final = ("out", "report")
-"""The parameters of commands that name what they write."""
+"""The parameters of commands that name an output."""
 
 
 @contextmanager
-def rehearsal(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The values of a command's flags; for a dry run, with outputs in a folder that is removed at the end."""
+def dry_run_outputs(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The values of flags; in a dry run, with outputs in a folder that is removed at the end."""
     if not values.get("dry_run"):
         yield values
         return

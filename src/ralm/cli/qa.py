@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceFields, ChoiceOptions, QuestionFields
 from ralm.cli import options
-from ralm.cli.flags import Flags, Use, refuse_idle
+from ralm.cli.flags import Flags
 from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.lm.named import ModelOptions
@@ -18,32 +18,39 @@ from ralm.reading import ReadingOptions
 from ralm.retrieval.retriever import RetrieverOptions
 
 if TYPE_CHECKING:
+    from ralm.answering.prompts import QuestionPrompt
+    from ralm.answering.questions import Question
     from ralm.answering.sources import QuestionSource
+    from ralm.protocols import Reader, WritingModel
     from ralm.reading.sources import FromRetriever
+
+_DEMONSTRATIONS: Final = Needs("`demonstrations`", lambda job: job.demonstrations is not None)
+_ENSEMBLE: Final = Needs('`reader="ensemble"`', lambda job: job.reading.reader == "ensemble")
+_NAMED_FIELDS: Final = Needs("records with named fields, such as JSON Lines", lambda job: job.has_fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskingJob:
-    """Which model is asked, and with which passages.
+class _PassagesJob:
+    """The model and the source of passages.
 
     Raises UsageError if options do not go together.
     """
 
-    lm: options.Model
-    index: Annotated[Path | None, Option("Read with passages from this index.")] = None
+    lm: options.ModelName
+    index: options.ReadIndex = None
     retrieved: Annotated[Path | None, Option("Read with the passages in this file: questions with `ctxs`.")] = None
-    retrieval: Annotated[
-        RetrieverOptions,
-        Option("How passages are retrieved.", needs=Needs("`index`", lambda job: job.index is not None)),
-    ] = field(default_factory=RetrieverOptions)
+    retrieval: options.Retrieval = field(default_factory=RetrieverOptions)
     reading: Annotated[ReadingOptions, Option("How passages are read."), Flags(without=options.RERANKING)] = field(
         default_factory=ReadingOptions
     )
-    ray: options.Ray = None
+    model: Annotated[ModelOptions, Option("How the model runs."), Flags(needs=options.MODEL_NEEDS)] = field(
+        default_factory=ModelOptions
+    )
+    ray: options.ModelRay = None
 
     def __post_init__(self) -> None:
         check_options(self)
-        options.check_sources(self.index, self.retrieved, self.reading)
+        options.check_passage_sources(self.index, self.retrieved, self.reading)
 
     @property
     def has_passages(self) -> bool:
@@ -51,7 +58,7 @@ class AskingJob:
         return bool(self.index or self.retrieved)
 
     def retriever(self) -> "FromRetriever | None":
-        """What searches the index, if there is one."""
+        """The retriever of the index, if there is one."""
         from ralm.reading.sources import FromRetriever
 
         return None if self.index is None else FromRetriever.of_index(self.index, self.retrieval)
@@ -59,7 +66,7 @@ class AskingJob:
     def source(
         self, found: "FromRetriever | None", given: "Callable[[Path], QuestionSource]"
     ) -> "QuestionSource | None":
-        """Where passages come from: what searches the index, or the file of passages, read by `given`."""
+        """The source of passages: the index, or the file of passages, which `given` reads."""
         from ralm.answering.sources import QuestionRetriever
 
         if self.retrieved is not None:
@@ -67,17 +74,9 @@ class AskingJob:
         return None if found is None else QuestionRetriever(found)
 
 
-if TYPE_CHECKING:
-    from ralm.answering.prompts import QuestionPrompt
-    from ralm.answering.questions import Question
-    from ralm.answering.sources import QuestionSource
-    from ralm.protocols import WritingModel
-    from ralm.reading.sources import FromRetriever
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionJob(AskingJob):
-    """Which questions are answered, by what, and how.
+class QuestionJob(_PassagesJob):
+    """Questions, the prompt, and how they are answered.
 
     Raises UsageError if options do not go together.
     """
@@ -104,10 +103,12 @@ class QuestionJob(AskingJob):
         int,
         Option(
             "How many demonstrations are shown, from the beginning of the file.",
-            needs=Needs("`demonstrations`", lambda job: job.demonstrations is not None),
+            needs=_DEMONSTRATIONS,
         ),
     ] = 16
-    answering: Annotated[AnswerOptions, Option("How an answer is drawn.")] = field(default_factory=AnswerOptions)
+    answering: Annotated[AnswerOptions, Option("How an answer is drawn."), Flags(needs={"join": _ENSEMBLE})] = field(
+        default_factory=AnswerOptions
+    )
     semantics: Annotated[
         AnswerSemantics,
         Option("paper or official: follow the paper's text, or its published code, where they differ."),
@@ -116,14 +117,13 @@ class QuestionJob(AskingJob):
         default_factory=QuestionFields
     )
     limit: Annotated[int | None, Option("Use only this many questions.", default_text="all")] = None
-    model: Annotated[ModelOptions, Option("How the model runs.")] = field(default_factory=ModelOptions)
 
     @property
     def prompt_name(self) -> str:
-        """The prompt that is used: that of the paper which has this reader, if none is given."""
+        """The given prompt, else that of the paper that has this reader."""
         return self.prompt or options.paper_prompt(self.reading)
 
-    def opened(self) -> "OpenedQuestions":
+    def opened(self) -> "_OpenedQuestions":
         """The questions, the model and the source of passages, read and loaded."""
         from ralm.answering.prompts import open_prompt
         from ralm.answering.questions import read_questions
@@ -135,7 +135,7 @@ class QuestionJob(AskingJob):
         if self.demonstrations is not None:
             shown = read_questions(self.demonstrations, self.fields, limit=self.shots)
         found = self.retriever()
-        return OpenedQuestions(
+        return _OpenedQuestions(
             questions=questions,
             model=open_model(self.lm, self.model, self.ray),
             prompt=prompt,
@@ -146,9 +146,8 @@ class QuestionJob(AskingJob):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedQuestions:
-    """What a job reads and loads: questions, model, prompt, where passages come from (`found` searches the index, if
-    there is one), and how questions are answered besides."""
+class _OpenedQuestions:
+    """The opened parts of a job; `found` is the retriever of the index, if there is one."""
 
     questions: "Sequence[Question]"
     model: "WritingModel"
@@ -158,13 +157,14 @@ class OpenedQuestions:
     how: dict[str, Any]
 
 
-def qa(
-    context: typer.Context,
+def qa_command(
     job: QuestionJob,
-    baseline: Annotated[bool, Option("Also answer every question without passages (closed book).")] = False,
+    baseline: Annotated[
+        bool, Option("Also answer every question without passages (closed book).", needs=options.NEEDS_PASSAGES)
+    ] = False,
     out: Annotated[Path | None, Option("Folder for the run: one row per question, and the summary.")] = None,
     force: options.Force = False,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Answer questions with a frozen language model, and judge the answers.
 
@@ -172,14 +172,6 @@ def qa(
     the passages hold an answer, and the log-probability of the first gold answer. With --out, rerun the command to
     resume a killed run.
     """
-    refuse_idle(
-        context,
-        Use(job),
-        *options.model_uses(job.lm),
-        Use("baseline", job.has_passages, "`index` or `retrieved`"),
-        Use("join", job.reading.reader == "ensemble", '`reader="ensemble"`'),
-        Use("force", out is not None, "`out`"),
-    )
 
     from ralm.answering.evaluation import evaluate_questions
     from ralm.answering.run import ANSWERS_KIND, questions_config, run_questions
@@ -203,13 +195,8 @@ def qa(
     print_cache(asked.found)
 
 
-if TYPE_CHECKING:
-    from ralm.protocols import Reader
-
-
-def curve(
-    context: typer.Context,
-    job: QuestionJob,
+def curve_command(
+    job: Annotated[QuestionJob, Flags(without=("documents",))],
     numbers: Annotated[
         str, Option("Numbers of passages in the prompt, separated by commas; 0 is the closed book.")
     ] = "0,1,2,5",
@@ -217,21 +204,13 @@ def curve(
         Path | None, Option("Folder for the table, the plot and the summary; this needs the extra `plots`.")
     ] = None,
     force: options.Force = False,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Answer questions with several numbers of passages, as in Figure 8 of In-Context RALM, and plot the measures.
 
     Takes the options of `ralm qa`. Several passages stand in one prompt; with --reader ensemble, each in its own. With
     --out, rerun the command to resume a killed run.
     """
-    refuse_idle(
-        context,
-        Use("documents", False, "`ralm qa`; here give `numbers`"),
-        Use(job),
-        *options.model_uses(job.lm),
-        Use("join", job.reading.reader == "ensemble", '`reader="ensemble"`'),
-        Use("force", out is not None, "`out`"),
-    )
     if not job.has_passages:
         raise UsageError("a curve reads passages: give `index` or `retrieved`.")
 
@@ -278,8 +257,8 @@ def _numbers(said: str) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceJob(AskingJob):
-    """Which questions a model chooses the answers of, and how.
+class ChoiceJob(_PassagesJob):
+    """Questions with choices, the prompt, and how a choice is made.
 
     Raises UsageError if options do not go together.
     """
@@ -306,7 +285,7 @@ class ChoiceJob(AskingJob):
         int,
         Option(
             "Most demonstrations that are shown, from the beginning of those of the question's subject.",
-            needs=Needs("`demonstrations`", lambda job: job.demonstrations is not None),
+            needs=_DEMONSTRATIONS,
         ),
     ] = 5
     choosing: Annotated[ChoiceOptions, Option("How an answer is chosen.")] = field(default_factory=ChoiceOptions)
@@ -314,11 +293,10 @@ class ChoiceJob(AskingJob):
         ChoiceFields,
         Option(
             "Where a record has the question.",
-            needs=Needs("records with named fields, such as JSON Lines", lambda job: job.has_fields),
+            needs=_NAMED_FIELDS,
         ),
     ] = field(default_factory=ChoiceFields)
     limit: Annotated[int | None, Option("Use only this many questions of each subject.", default_text="all")] = None
-    model: Annotated[ModelOptions, Option("How the model runs.")] = field(default_factory=ModelOptions)
 
     @property
     def has_fields(self) -> bool:
@@ -330,17 +308,18 @@ class ChoiceJob(AskingJob):
 
     @property
     def prompt_name(self) -> str:
-        """The prompt that is used if none is given: texts are judged as answers to the bare question."""
+        """The given prompt; else one without the choices if texts are judged, as answers to the bare question."""
         return self.prompt or ("replug" if self.choosing.score == "text" else "replug-choice")
 
 
-def choice(
-    context: typer.Context,
+def choice_command(
     job: ChoiceJob,
-    baseline: Annotated[bool, Option("Also ask every question without passages (closed book).")] = False,
+    baseline: Annotated[
+        bool, Option("Also ask every question without passages (closed book).", needs=options.NEEDS_PASSAGES)
+    ] = False,
     out: Annotated[Path | None, Option("Folder for the run: one row per question, and the summary.")] = None,
     force: options.Force = False,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Let a frozen language model choose among the choices of questions, and judge what it chooses.
 
@@ -348,13 +327,6 @@ def choice(
     for the subjects of MMLU, and how well the model's confidence is calibrated. With --out, rerun the command to resume
     a killed run.
     """
-    refuse_idle(
-        context,
-        Use(job),
-        *options.model_uses(job.lm),
-        Use("baseline", job.has_passages, "`index` or `retrieved`"),
-        Use("force", out is not None, "`out`"),
-    )
 
     from ralm.answering.evaluation import evaluate_choices
     from ralm.answering.prompts import open_prompt

@@ -9,7 +9,7 @@ import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
-from ralm.cli.flags import Flags, refuse_idle
+from ralm.cli.flags import Flags
 from ralm.errors import UsageError
 from ralm.lm.named import ModelOptions
 from ralm.options import Option
@@ -25,8 +25,8 @@ _MODEL = ModelOptions()
 _OUT, _STAND_IN_OUT = Path("ralm-recipes"), Path("ralm-recipes-stand-in")
 
 
-def list_recipes(json: options.Json = False) -> None:
-    """List the recipes: a table or figure of a paper each, and analyses of ours."""
+def list_recipes_command(json: options.PrintJson = False) -> None:
+    """List the recipes: tables and figures of the papers, and further analyses."""
     from ralm.cli.output import print_json, print_line
     from ralm.recipes.catalogue import recipes
 
@@ -41,8 +41,8 @@ def list_recipes(json: options.Json = False) -> None:
         print_line(f"{one.name:<{width}}  {one.about}")
 
 
-def show(name: Name, json: options.Json = False) -> None:
-    """Show a recipe: what it reads, its models, what differs from the paper, and its commands."""
+def show_command(name: Name, json: options.PrintJson = False) -> None:
+    """Show a recipe: its inputs, its models, differences from the paper, and its commands."""
     from ralm.cli.output import print_json, print_line
     from ralm.recipes.catalogue import recipe_named, resources_of
     from ralm.recipes.folder import CommandOptions, RecipeFolder
@@ -84,8 +84,7 @@ def show(name: Name, json: options.Json = False) -> None:
         print_line(f"  {line}")
 
 
-def run(
-    context: typer.Context,
+def run_command(
     name: Name,
     only: Annotated[str | None, Option("Run one model of the recipe alone.", default_text="all models")] = None,
     given: Annotated[
@@ -112,13 +111,12 @@ def run(
     steps: Annotated[
         bool, Option("Show the steps, what is done, and what the rest will take, and run nothing.", flag="dry-run")
     ] = False,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Run a recipe: every step that is not done yet, then the paper's table with our figures beside.
 
     Rerun the command to go on after an interruption. Recipes in one folder share their steps.
     """
-    refuse_idle(context)
 
     from dataclasses import replace
 
@@ -209,16 +207,16 @@ def _print_steps(recipe: "Recipe", folder: "RecipeFolder", *, json: bool) -> Non
         print_json({"steps": rows, "hours": rest.hours, "disk_bytes": rest.disk, "memory_bytes": rest.memory})
         return
     for step, done, needed in found:
-        state = "done" if done else _said(needed.passages, needed.tokens, needed.disk, needed.hours)
+        state = "done" if done else _describe(needed.passages, needed.tokens, needed.disk, needed.hours)
         print_line(f"{folder.path_of(step).name}: {state}\n  {command_text(folder.command_line(step))}")
     print_line(
         f"\n{sum(not done for _, done, _ in found)} of {len(found)} steps are left: about "
-        f"{_said(rest.passages, rest.tokens, rest.disk, rest.hours)}, and {rest.memory / 1e9:,.1f} GB of memory. These "
-        "are rough estimates from sizes and the speed of this machine."
+        f"{_describe(rest.passages, rest.tokens, rest.disk, rest.hours)}, and {rest.memory / 1e9:,.1f} GB of memory. "
+        "These are rough estimates from sizes and the speed of this machine."
     )
 
 
-def _said(passages: int, tokens: int, disk: int, hours: float) -> str:
+def _describe(passages: int, tokens: int, disk: int, hours: float) -> str:
     parts = [f"{passages:,} passages"] if passages else []
     parts += [f"{tokens:,} tokens"] if tokens else []
     return ", ".join([*parts, f"{disk / 1e9:,.2f} GB", f"{hours:,.2f} hours"])

@@ -6,15 +6,13 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
-from ralm.cli.flags import Use, refuse_idle
-from ralm.options import Option
+from ralm.options import Needs, Option
 
 _TOKENS, _TOKENS_OF_A_PAGE = 400, 4000
 _QUESTIONS, _QUESTIONS_OF_A_PAGE = 10, 1000
 
 
-def report(
-    context: typer.Context,
+def report_command(
     run: Annotated[
         Path,
         typer.Argument(
@@ -26,40 +24,48 @@ def report(
     html: Annotated[Path | None, Option("Write a self-contained HTML page to this file instead.")] = None,
     tokens: Annotated[
         int | None,
-        Option("Number of tokens to show.", default_text=f"{_TOKENS}; a page: {_TOKENS_OF_A_PAGE}; --json: all"),
+        Option(
+            "Number of tokens to show.",
+            needs=Needs("a run of `ralm eval`", lambda own: not _has_answers(own.run)),
+            default_text=f"{_TOKENS}; a page: {_TOKENS_OF_A_PAGE}; --json: all",
+        ),
     ] = None,
     questions: Annotated[
         int | None,
         Option(
-            "Number of questions to show.", default_text=f"{_QUESTIONS}; a page: {_QUESTIONS_OF_A_PAGE}; --json: all"
+            "Number of questions to show.",
+            needs=Needs("a run of `ralm qa`", lambda own: _has_answers(own.run)),
+            default_text=f"{_QUESTIONS}; a page: {_QUESTIONS_OF_A_PAGE}; --json: all",
         ),
     ] = None,
-    force: options.Force = False,
-    json: options.Json = False,
+    force: Annotated[bool, options.force_option("html")] = False,
+    json: Annotated[
+        bool,
+        Option(
+            "Print only one JSON object.", needs=Needs("output on the terminal, not `html`", lambda own: not own.html)
+        ),
+    ] = False,
 ) -> None:
     """Show the text of a run with tokens shaded by their gain from passages, and the passages that contributed most. Of
     a run of questions, show each with its answers, and its passages with the answer marked.
     """
-    refuse_idle(
-        context, Use("force", html is not None, "`html`"), Use("json", html is None, "standard output, not `html`")
-    )
 
-    from ralm.answering.run import ANSWERS_KIND
-    from ralm.storage.manifest import kind_of
     from ralm.storage.outputs import check_output_file
 
     if html is not None:
         check_output_file(html, force)
-    answered = kind_of(run) == ANSWERS_KIND.name
-    refuse_idle(
-        context,
-        Use("tokens", not answered, "a run of `ralm eval`"),
-        Use("questions", answered, "a run of `ralm qa`"),
-    )
-    if answered:
+    if _has_answers(run):
         _show_answers(run, html, questions, json=json)
     else:
         _show_text(run, html, tokens, json=json)
+
+
+def _has_answers(run: Path) -> bool:
+    """Whether `ralm qa` wrote a run."""
+    from ralm.answering.run import ANSWERS_KIND
+    from ralm.storage.manifest import kind_of
+
+    return kind_of(run) == ANSWERS_KIND.name
 
 
 def _show_text(run: Path, html: Path | None, tokens: int | None, *, json: bool) -> None:
@@ -94,7 +100,7 @@ def _show_answers(run: Path, html: Path | None, questions: int | None, *, json: 
         print_answers_report(made)
 
 
-def compare(
+def compare_command(
     runs: Annotated[
         list[Path],
         typer.Argument(metavar="RUN...", help="Folders that `ralm eval --out` wrote over the same text."),
@@ -106,7 +112,7 @@ def compare(
             default_text="512 tokens count as a document",
         ),
     ] = None,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Compare runs over the same text with the first of them.
 

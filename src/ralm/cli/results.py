@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ralm.cli.output import number, passage_name, print_line
-from ralm.cli.process import note
+from ralm.cli.process import print_note
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.sweep import Sweep
 from ralm.reading.provenance import TracedText
@@ -117,7 +117,7 @@ def print_comparison(compared: Comparison) -> None:
 
 
 def print_worth(folder: Path, statistics: SignalStatistics) -> None:
-    """Print what signals are worth: the gain of choosing well, and how much they prefer some passages."""
+    """Print the gain of choosing well among the passages of signals, and how strongly signals prefer some."""
     print_line(f"{folder}: {statistics.examples:,} examples with passages to choose from")
     left = {
         "fewer than two passages": statistics.single,
@@ -136,7 +136,7 @@ def print_worth(folder: Path, statistics: SignalStatistics) -> None:
 
 
 def print_reranker(trained: TrainedReranker) -> None:
-    """Print where a reranker is, and what its choice is worth on the held-out examples."""
+    """Print the folder of a reranker, and the gain of its choice on the held-out examples."""
     print_line(f"{trained.out}: reranker of step {trained.best_step:,}, after {trained.steps:,} steps")
     known = [f"the rank counts {trained.rank_weight:.2f}"] if trained.rank_weight else []
     if trained.likelihood is not None:
@@ -155,7 +155,7 @@ def print_reranker(trained: TrainedReranker) -> None:
 
 
 def print_query_encoder(trained: TrainedRetriever) -> None:
-    """Print where a query encoder is, how to search with it, and what its choice is worth on the held-out examples."""
+    """Print the folder of a query encoder, the gain of its choice on the held-out examples, and how to search."""
     print_line(f"{trained.out}: query encoder of step {trained.best_step:,}, after {trained.steps:,} steps")
     _print_held_out_loss(trained)
     if trained.held_out is not None:
@@ -170,14 +170,14 @@ def print_query_encoder(trained: TrainedRetriever) -> None:
 
 
 def print_encoders(trained: TrainedRetriever, index: Path, vectors: str) -> None:
-    """Print where trained encoders are, what became of their loss, and how to search."""
+    """Print the folder of trained encoders, their loss, and how to search."""
     print_line(f"{trained.out}: encoders of step {trained.best_step:,}, after {trained.steps:,} steps")
     _print_held_out_loss(trained)
     print_line(f"search {index} with --retriever dense --vectors {vectors}")
 
 
 def _print_held_out_loss(trained: TrainedReranker | TrainedRetriever) -> None:
-    """Print what became of the loss of the held-out examples, if there are any."""
+    """Print the loss of the held-out examples before and after, if there are any."""
     losses = {row["step"]: row["held_out_loss"] for row in trained.losses}
     before, after = losses.get(0), losses.get(trained.best_step)
     if before is not None and after is not None:
@@ -185,7 +185,7 @@ def _print_held_out_loss(trained: TrainedReranker | TrainedRetriever) -> None:
 
 
 def print_weighting(folder: Path, learned: "LearnedWeighting") -> None:
-    """Print which weights of query terms were tried, and what the best gain on held-out examples."""
+    """Print the tried weights of query terms, and the gain of the best ones on held-out examples."""
     print_line(f"gain over no passage on {learned.examples:,} training examples, in nats per token:")
     for one in learned.tried:
         print_line(f"  weights {_weights(one.weights):<10}{one.gain:+.4f}")
@@ -203,7 +203,7 @@ def _weights(weights: Sequence[int]) -> str:
     return ", ".join(map(str, weights))
 
 
-FULL = 3.0
+_FULL_SHADE = 3.0
 """The gain, in nats, at which the shade of a token is strongest."""
 _HELPED, _HURT, _STEPS = (24, 122, 96), (190, 84, 32), 4
 _SHOWN_PASSAGES = 10
@@ -238,14 +238,14 @@ def write_page(file: Path, report: Report) -> None:
     """Write the report as an HTML page, and print its path on standard error."""
     with replaced_file(file) as page:
         page.write(render_report(report))
-    note(f"{file} shows where every token came from; open it in a browser")
+    print_note(f"{file} shows where every token came from; open it in a browser")
 
 
 def _legend() -> Text:
     legend = Text("passages hurt ")
     for step in range(-_STEPS, _STEPS + 1):
-        legend.append("  ", style=_style(step / _STEPS * FULL))
-    return legend.append(f" helped; full at {FULL:g} nats")
+        legend.append("  ", style=_style(step / _STEPS * _FULL_SHADE))
+    return legend.append(f" helped; full at {_FULL_SHADE:g} nats")
 
 
 def _shaded(text: TracedText, tokens: int) -> Text:
@@ -259,7 +259,7 @@ def _shaded(text: TracedText, tokens: int) -> Text:
 
 def _style(gain: float) -> str:
     """The background for a gain in nats, in a few steps; none for a small gain."""
-    step = round(min(1.0, abs(gain) / FULL) * _STEPS)
+    step = round(min(1.0, abs(gain) / _FULL_SHADE) * _STEPS)
     if step == 0:
         return ""
     red, green, blue = (round(channel * step / _STEPS) for channel in (_HELPED if gain > 0 else _HURT))

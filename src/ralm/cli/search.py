@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
-from ralm.cli.flags import Flags, Use, given_options, refuse_idle
-from ralm.cli.process import note
+from ralm.cli.flags import Flags, Given
+from ralm.cli.process import print_note
 from ralm.errors import UsageError
 from ralm.options import Option
 from ralm.reading.plan import PlanOptions
@@ -17,8 +17,7 @@ from ralm.retrieval.retriever import RetrieverOptions
 _RETRIEVAL = RetrieverOptions()
 
 
-def search(
-    context: typer.Context,
+def search_command(
     index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
     query: Annotated[
         str | None, typer.Argument(help="What to search for; - reads standard input.", show_default=False)
@@ -32,10 +31,10 @@ def search(
     ] = None,
     k: Annotated[int, Option("Passages per query.", flag="-k")] = 10,
     retrieval: RetrieverOptions = _RETRIEVAL,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Find the passages of an index that best match a query."""
-    from ralm.cli.options import read_asked
+    from ralm.cli.options import read_input
     from ralm.cli.output import print_cache, print_json, print_passages
     from ralm.reading.provenance import hits_as_json
     from ralm.reading.sources import FromRetriever
@@ -43,8 +42,7 @@ def search(
 
     if (query is None) == (queries is None):
         raise UsageError("give either a `query` or `queries` FILE.")
-    asked = read_asked(query, queries, "query")
-    refuse_idle(context, Use(retrieval))
+    asked = read_input(query, queries, "query")
     source = FromRetriever.of_index(index, retrieval)
     hits = retrieve_checked(source.retriever, asked, k, len(source.passages))
     for row, question in enumerate(asked):
@@ -54,24 +52,24 @@ def search(
         elif found:
             print_passages(found)
         else:
-            note("no passage was found: none contains an indexed word of the query, or all are forbidden")
+            print_note("no passage was found: none contains an indexed word of the query, or all are forbidden")
     print_cache(source)
 
 
 _RERANKING, _PLAN = RerankOptions(), PlanOptions(document_tokens=0)
 
 
-def retrieve(
-    context: typer.Context,
+def retrieve_command(
+    given: Given,
     text: Annotated[Path, typer.Argument(metavar="TEXTFILE", help="Text to retrieve for.", show_default=False)],
-    index: options.Index,
-    lm: options.Model,
+    index: options.IndexFolder,
+    lm: options.ModelName,
     out: Annotated[Path, Option("File to write (JSON).")],
     k: Annotated[int, Option("Passages per stride.", flag="-k")] = 16,
     retrieval: RetrieverOptions = _RETRIEVAL,
     reranking: RerankOptions = _RERANKING,
     plan: Annotated[
-        PlanOptions, Flags(without=("document_tokens", "bos"), default_text=options.QUERY_TOKENS_SAID)
+        PlanOptions, Flags(without=("document_tokens", "bos"), default_text=options.QUERY_TOKENS_TEXT)
     ] = _PLAN,
     limit_tokens: options.LimitTokens = None,
     force: options.Force = False,
@@ -82,9 +80,8 @@ def retrieve(
     the candidates are written, best first. If the official evaluation will read the file, use `--semantics
     official` and the same `--max-length` as there. `ralm eval --retrieved` needs the same windows.
     """
-    refuse_idle(context, Use(retrieval), Use(reranking), Use(plan))
     _check_retrieve(k, reranking)
-    plan = options.with_query_tokens(plan, retrieval, given_options(context))
+    plan = options.with_query_tokens(plan, retrieval, given)
 
     from ralm.cli.options import open_text
     from ralm.cli.output import print_cache, print_line

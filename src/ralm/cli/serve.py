@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from ralm.cli import options
-from ralm.cli.flags import Flags, Use, given_options, refuse_idle
+from ralm.cli.flags import Flags, Given
 from ralm.cli.models import open_model
-from ralm.cli.process import note
+from ralm.cli.process import print_note
 from ralm.errors import UsageError
 from ralm.lm.named import ModelOptions
-from ralm.options import Option
+from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
@@ -22,6 +22,7 @@ from ralm.serving.options import ServeOptions
 
 _RETRIEVAL, _READING, _SERVING = RetrieverOptions(), ReadingOptions(), ServeOptions()
 _PLAN, _MODEL, _DEMO = PlanOptions(), ModelOptions(), Path("ralm-demo")
+_PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "starlette")
 
 
@@ -52,8 +53,8 @@ def _settings(context: typer.Context, file: Path) -> dict[str, Any]:
     return {known[name]: value for name, value in settings.items()}
 
 
-def serve(
-    context: typer.Context,
+def serve_command(
+    given: Given,
     lm: Annotated[
         str | None,
         Option(
@@ -80,18 +81,22 @@ def serve(
             is_eager=True,
         ),
     ] = None,
-    serving: ServeOptions = _SERVING,
-    retrieval: RetrieverOptions = _RETRIEVAL,
-    reading: ReadingOptions = _READING,
+    serving: Annotated[ServeOptions, Flags(needs={"batch": options.NEEDS_LOCAL})] = _SERVING,
+    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_PASSAGES)] = _RETRIEVAL,
+    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_PASSAGES)] = _READING,
     plan: Annotated[
         PlanOptions,
-        Flags(without=("max_length", "semantics", "windows", "block"), default_text=options.QUERY_TOKENS_SAID),
+        Flags(
+            without=("max_length", "semantics", "windows", "block"),
+            default_text=options.QUERY_TOKENS_TEXT,
+            needs={"stride": _PASSAGES, "query_tokens": _PASSAGES, "document_tokens": _PASSAGES},
+        ),
     ] = _PLAN,
     max_length: Annotated[
         int | None,
         Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
     ] = None,
-    model_options: Annotated[ModelOptions, Flags(without=("compile", "dry_run"))] = _MODEL,
+    model_options: Annotated[ModelOptions, Flags(without=("compile", "dry_run"), needs=options.MODEL_NEEDS)] = _MODEL,
 ) -> None:
     """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
 
@@ -101,24 +106,15 @@ def serve(
         raise UsageError("`demo` serves its own index: leave out `index`.")
     if lm is None and not demo:
         raise UsageError("name a language model: give `lm`, or `demo`.")
-    lm, has_passages = lm or "ralm-tiny", demo or bool(index)
-    refuse_idle(
-        context,
-        *options.model_uses(lm, reading.rerank_lm),
-        *options.model_uses(lm, runs="chunk_tokens cached_tokens")[:1],
-        Use(model_options),
-        Use("stride query_tokens document_tokens", has_passages, "`index`"),
-        Use(retrieval, has_passages, "`index`"),
-        Use(reading, has_passages, "`index`"),
-    )
-    plan = options.with_query_tokens(plan, retrieval, given_options(context))
+    lm = lm or "ralm-tiny"
+    plan = options.with_query_tokens(plan, retrieval, given)
 
     from ralm.errors import extra
 
     with extra("serve", "serving needs", _PACKAGES):
         from ralm.serving.middleware import key_of
-        from ralm.serving.options import settings_of
-        from ralm.serving.server import bound_socket, serve as serve_until_ended
+        from ralm.serving.options import Settings
+        from ralm.serving.server import bound_socket, run_server
         from ralm.serving.service import Service
 
     key = key_of(serving.host)
@@ -128,7 +124,7 @@ def serve(
         service = Service(
             model,
             serving,
-            settings_of(retrieval, reading, plan),
+            Settings(retrieval=retrieval, reading=reading, plan=plan),
             folders,
             ranker=open_model(reading.ranks_with, model_options) if reading.ranks_with else None,
             key=key,
@@ -136,11 +132,11 @@ def serve(
         )
 
         def ready(url: str) -> None:
-            note(f"serving {service.name} at {url}/v1")
+            print_note(f"serving {service.name} at {url}/v1")
             if demo:
                 _print_requests(url, service.name)
 
-        serve_until_ended(service, listening, ready)
+        run_server(service, listening, ready)
 
 
 def _folders(given: tuple[str, ...]) -> dict[str, Path]:
@@ -160,7 +156,7 @@ def _demo_index() -> dict[str, Path]:
     from ralm.demo.demonstration import INDEX, build_demo_folder
 
     if not (_DEMO / INDEX).exists():
-        note(f"making {_DEMO}, the documentation of this Python as an index")
+        print_note(f"making {_DEMO}, the documentation of this Python as an index")
         build_demo_folder(_DEMO)
     return {"python": _DEMO / INDEX}
 

@@ -4,49 +4,51 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
-
 from ralm.cli import options
-from ralm.cli.eval import Job
-from ralm.cli.flags import Asked, Use, given_options, idle_options, kinds_of, refuse, refuse_idle
+from ralm.cli.eval import EvaluationJob
+from ralm.cli.flags import Given, RecordMaker, option_types, reject_unused, unused_options
 from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.lm.named import ModelOptions
-from ralm.options import Option
+from ralm.options import Needs, Option
 from ralm.retrieval.retriever import RetrieverOptions
 
-_FIXED: Final = ("lm", "rerank_lm", "limit_tokens", "ray", *kinds_of(ModelOptions))
+_FIXED: Final = ("lm", "rerank_lm", "limit_tokens", "ray", *option_types(ModelOptions))
 """Options that all points of a sweep share: one text is read with one model, which is loaded once."""
-_KINDS: Final = {name: kind for name, kind in kinds_of(Job).items() if name not in _FIXED}
+_KINDS: Final = {name: kind for name, kind in option_types(EvaluationJob).items() if name not in _FIXED}
 SWEPT: Final = [name.replace("_", "-") for name in _KINDS]
 """The options that a sweep can change."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """What `ralm eval` would do for a value, and which options would have no effect."""
+    """The job of a value, and the given options without an effect on it."""
 
-    job: Job
-    idle: dict[str, str]
+    job: EvaluationJob
+    unused: dict[str, str]
 
 
-def sweep(
-    context: typer.Context,
-    asked: Asked[Job],
+def sweep_command(
+    given: Given,
+    maker: RecordMaker[EvaluationJob],
     over: Annotated[str, Option("Option of `ralm eval` to vary: any except those of the text and the models.")],
     values: Annotated[str, Option("Its values, separated by commas.")],
     out: Annotated[Path | None, Option("Folder for the table, the plot and the summary.")] = None,
-    plot: Annotated[bool, Option("Draw the plot in `out`; this needs the extra `plots`.")] = True,
+    plot: Annotated[
+        bool,
+        Option(
+            "Draw the plot in `out`; this needs the extra `plots`.", needs=Needs("`out`", lambda own: bool(own.out))
+        ),
+    ] = True,
     force: options.Force = False,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Evaluate a text for several values of one option, each with and without passages.
 
     Takes the options of `ralm eval`. Each row is the result of `ralm eval` for one value; shared retrievals and scores
     are computed once. With --out, rerun the command to resume a killed sweep.
     """
-    refuse_idle(context, Use("plot force", out is not None, "`out`"))
-    jobs = _jobs(context, asked, over, values)
+    jobs = _jobs(given, maker, over, values)
 
     from ralm.cli.options import open_text
     from ralm.cli.output import print_cache, print_json
@@ -101,24 +103,24 @@ def sweep(
         print_cache(source)
 
 
-def _jobs(context: typer.Context, asked: Asked[Job], over: str, values: str) -> dict[str, Job]:
+def _jobs(given: Given, maker: RecordMaker[EvaluationJob], over: str, values: str) -> dict[str, EvaluationJob]:
     """The job of each value."""
     if over not in SWEPT:
         raise UsageError(f"`over` must be one of {', '.join(SWEPT)}, not {over!r}.")
     name = over.replace("-", "_")
-    given, points = {*given_options(context), name}, {}
+    given, points = {**given, name: f"--{over}"}, {}
     for value, parsed in _parsed(over, _KINDS[name], values).items():
-        job = asked.make(**{name: parsed})
-        points[value] = _Point(job.settled(given), idle_options(given, job.uses))
+        job = maker.make(**{name: parsed})
+        points[value] = _Point(job.settled(given), unused_options(job, given))
     first, *others = points.values()
     if not all(point.job.has_passages for point in points.values()):
         raise UsageError("a sweep reads with passages: give `index` or `retrieved`.")
-    idle = {option: needs for option, needs in first.idle.items() if all(option in one.idle for one in others)}
-    if name in idle:
-        raise UsageError(f"--{over} makes no difference here: it goes with {idle[name]}.")
+    unused = {option: needs for option, needs in first.unused.items() if all(option in one.unused for one in others)}
+    if name in unused:
+        raise UsageError(f"--{over} makes no difference: it has no effect without {unused[name]}.")
     if others and all(point.job == first.job for point in others):
-        raise UsageError(f"--{over} makes no difference here: the other options do not use it.")
-    refuse(idle, context)
+        raise UsageError(f"--{over} makes no difference: the other options do not use it.")
+    reject_unused(unused, given)
     return {value: point.job for value, point in points.items()}
 
 
@@ -136,11 +138,11 @@ def _parsed(over: str, kind: Any, values: str) -> dict[str, Any]:
     return parsed
 
 
-def _source_of(job: Job) -> tuple[Path | None, Path | None, RetrieverOptions]:
+def _source_of(job: EvaluationJob) -> tuple[Path | None, Path | None, RetrieverOptions]:
     return job.index, job.retrieved, job.retrieval
 
 
-def _choosing(job: Job) -> tuple[str, int | None] | None:
+def _choosing(job: EvaluationJob) -> tuple[str, int | None] | None:
     """The cross-encoder that chooses, and how much it reads: jobs with the same share one; None if none chooses."""
     reranking = job.reading.reranking
     return (str(reranking.cross_encoder), reranking.tokens) if reranking.method == "predictive" else None

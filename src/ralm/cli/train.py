@@ -3,18 +3,18 @@
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from ralm.cli import options
 from ralm.cli.corpus import KINDS
-from ralm.cli.flags import Flags, Use, given_options, kinds_of, refuse_idle
+from ralm.cli.flags import Flags, Given
 from ralm.cli.models import encoding_on, open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.lm.named import ModelOptions
-from ralm.options import Option
+from ralm.options import Needs, Option
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import (
     REPLUG,
@@ -31,15 +31,14 @@ from ralm.training.options import (
 _TRAINING, _READING = TrainingOptions(), RerankerOptions()
 _TUNED, _BOTH = QueryEncoderOptions(), RetrieverTrainingOptions()
 _CANDIDATES, _MODEL, _FIELDS = CandidateOptions(), ModelOptions(), Fields()
-_WEIGHTING = WeightingOptions()
-Signals = Annotated[
+_WEIGHTING, _RETRIEVAL, _EXAMPLES = WeightingOptions(), RetrieverOptions(), ExampleOptions()
+_SignalFolders = Annotated[
     list[Path], typer.Argument(metavar="SIGNALS", help="Folders that `ralm signals` made.", show_default=False)
 ]
 
 
-def reranker(
-    context: typer.Context,
-    signals: Signals,
+def reranker_command(
+    signals: _SignalFolders,
     init: Annotated[str, Option("Language model, encoder or cross-encoder to begin from: hub name or folder.")],
     out: Annotated[Path, Option("Folder for the reranker.")],
     index: Annotated[
@@ -48,15 +47,13 @@ def reranker(
     reading: RerankerOptions = _READING,
     training: TrainingOptions = _TRAINING,
     force: options.Force = False,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
-    """Train a predictive reranker: a cross-encoder that learns which passage makes the language model's next words
-    likeliest.
+    """Train a predictive reranker: a cross-encoder that learns which passage helps the language model most.
 
     Use it with `ralm eval --rerank predictive --reranker DIR`, or with sentence-transformers. Rerun the command after
     an interruption to resume at the last checkpoint.
     """
-    refuse_idle(context, Use(training))
 
     from ralm.cli.output import print_json
     from ralm.cli.results import print_reranker
@@ -80,8 +77,17 @@ def reranker(
         print_reranker(trained)
 
 
-def retriever(
-    context: typer.Context,
+def _is_from_signals(command: Any) -> bool:
+    from ralm.training.signals import is_signals
+
+    return any(is_signals(Path(source)) for source in command.sources)
+
+
+_FROM_SIGNALS: Final = Needs("SIGNALS", _is_from_signals)
+_FROM_TEXT: Final = Needs("training text", lambda own: not _is_from_signals(own))
+
+
+def retriever_command(
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -96,24 +102,34 @@ def retriever(
         Option("Index whose passages are found; training text needs it.", default_text="the one that the signals name"),
     ] = None,
     lm: Annotated[
-        str | None, Option("Training text: the language model that scores it, as for `ralm signals`.")
+        str | None,
+        Option("Training text: the language model that scores it, as for `ralm signals`.", needs=_FROM_TEXT),
     ] = None,
-    tuned: QueryEncoderOptions = _TUNED,
-    both: RetrieverTrainingOptions = _BOTH,
+    tuned: Annotated[QueryEncoderOptions, Option("The query encoder.", needs=_FROM_SIGNALS)] = _TUNED,
+    both: Annotated[RetrieverTrainingOptions, Option("Both encoders.", needs=_FROM_TEXT)] = _BOTH,
     training: TrainingOptions = REPLUG,
-    sampled: ExampleOptions = REPLUG_EXAMPLES,
-    reading: Annotated[CandidateOptions, Flags(without=("candidates",))] = _CANDIDATES,
-    model: Annotated[ModelOptions, Flags(without=("device", "dry_run"))] = _MODEL,
-    fields: Annotated[Fields, Flags(without=("metadata",))] = _FIELDS,
-    skip_bad: options.SkipBad = False,
+    sampled: Annotated[ExampleOptions, Option("The examples.", needs=_FROM_TEXT)] = REPLUG_EXAMPLES,
+    candidates: Annotated[
+        CandidateOptions, Option("The candidates.", needs=_FROM_TEXT), Flags(without=("candidates",))
+    ] = _CANDIDATES,
+    model: Annotated[
+        ModelOptions,
+        Option("How the model runs.", needs=_FROM_TEXT),
+        Flags(without=("device", "dry_run"), needs=options.MODEL_NEEDS),
+    ] = _MODEL,
+    fields: Annotated[
+        Fields, Option("Which fields make a document.", needs=_FROM_TEXT), Flags(without=("metadata",))
+    ] = _FIELDS,
+    skip_bad: Annotated[bool, Option(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
     ray: Annotated[
         str | None,
         Option(
-            "Encode passages on the Ray cluster at this address, HOST:PORT or auto; training stays on this machine."
+            "Encode passages on the Ray cluster at this address, HOST:PORT or auto; training stays on this machine.",
+            needs=_FROM_TEXT,
         ),
     ] = None,
     force: options.Force = False,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Train a retriever to find the passages that help the language model (REPLUG LSR).
 
@@ -133,17 +149,6 @@ def retriever(
             f"{kinds[True]} is a folder of signals, and {kinds[False]} is none: give only such folders, or only "
             "training text."
         )
-    text = "training text"
-    refuse_idle(
-        context,
-        Use(training),
-        *options.model_uses(lm, runs="dtype compile"),
-        Use("init reads", from_signals, "SIGNALS"),
-        Use("lm candidates refresh_every refresh_device save_as skip_bad ray", not from_signals, text),
-        *(Use(kind, not from_signals, text) for kind in (CandidateOptions, Fields)),
-        Use(_without("device", ModelOptions), not from_signals, text),
-        Use(_without("seed", ExampleOptions), not from_signals, text),
-    )
     if from_signals:
         from ralm.training.retriever import train_query_encoder
 
@@ -159,7 +164,7 @@ def retriever(
         ahead = encoding_on(ray, both.refresh_device)
         opened = open_index(index)
         scoring = open_model(lm, replace(model, device=training.device))
-        examples = OnlineExamples(sources, opened, scoring, sampled, reading, fields=fields, skip_bad=skip_bad)
+        examples = OnlineExamples(sources, opened, scoring, sampled, candidates, fields=fields, skip_bad=skip_bad)
         trained = train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
         print_result = partial(print_encoders, trained, index, both.save_as or out.resolve().name)
     if json:
@@ -177,25 +182,23 @@ def retriever(
         print_result()
 
 
-def bm25(
-    context: typer.Context,
-    signals: Signals,
-    lm: options.Model,
+def bm25_command(
+    signals: _SignalFolders,
+    lm: options.ModelName,
     out: Annotated[Path, Option("Folder for the weights.")],
     index: Annotated[
         Path | None, Option("Index that the signals were measured with.", default_text="the one that they name")
     ] = None,
     learning: WeightingOptions = _WEIGHTING,
-    model: ModelOptions = _MODEL,
+    model: Annotated[ModelOptions, Flags(needs=options.MODEL_NEEDS)] = _MODEL,
     force: options.Force = False,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Learn how much more the last words of a query count, so that BM25's first passage helps the language model most.
 
     Searching with the weights (`--weighting OUT`) stays exact. If they gain nothing on held-out examples, the result is
     plain BM25. Rerun the command after an interruption to resume.
     """
-    refuse_idle(context, Use(learning), Use(model), *options.model_uses(lm))
 
     from ralm.cli.output import print_json
     from ralm.cli.results import print_weighting
@@ -209,17 +212,8 @@ def bm25(
         print_weighting(out, learned)
 
 
-def _without(name: str, kind: type) -> str:
-    """The options of a kind but for one, which is an option of training too."""
-    return " ".join(one for one in kinds_of(kind) if one != name)
-
-
-_RETRIEVAL = RetrieverOptions()
-_EXAMPLES = ExampleOptions()
-
-
-def signals(
-    context: typer.Context,
+def signals_command(
+    given: Given,
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -228,26 +222,25 @@ def signals(
             show_default=False,
         ),
     ],
-    index: options.Index,
-    lm: options.Model,
+    index: options.IndexFolder,
+    lm: options.ModelName,
     out: Annotated[Path, Option("Folder to write.")],
-    sampled: Annotated[ExampleOptions, Flags(default_text=options.QUERY_TOKENS_SAID)] = _EXAMPLES,
+    sampled: Annotated[ExampleOptions, Flags(default_text=options.QUERY_TOKENS_TEXT)] = _EXAMPLES,
     candidates: CandidateOptions = _CANDIDATES,
     retrieval: RetrieverOptions = _RETRIEVAL,
-    model: ModelOptions = _MODEL,
+    model: Annotated[ModelOptions, Flags(needs=options.MODEL_NEEDS)] = _MODEL,
     fields: Annotated[Fields, Flags(without=("metadata",))] = _FIELDS,
-    ray: options.Ray = None,
+    ray: options.ModelRay = None,
     skip_bad: options.SkipBad = False,
     force: options.Force = False,
-    json: options.Json = False,
+    json: options.PrintJson = False,
 ) -> None:
     """Measure how likely each retrieved passage makes the next tokens of training text, for `ralm train`.
 
     Rerun the command to resume after it was stopped. Start it several times to share the work among processes. At the
     end it prints what choosing among the passages can gain.
     """
-    refuse_idle(context, Use(retrieval), Use(sampled), Use(model), *options.model_uses(lm))
-    sampled = options.with_query_tokens(sampled, retrieval, given_options(context))
+    sampled = options.with_query_tokens(sampled, retrieval, given)
 
     from ralm.cli.output import print_json
     from ralm.cli.results import print_worth

@@ -1,6 +1,6 @@
-"""The corpus that comes with every Python: its language reference and the docstrings of its standard library.
+"""The corpus of the demo: Python's language reference and the docstrings of its standard library.
 
-Parses source files with `ast`, without importing or running them. Knows nothing of passages, tokens or models.
+Source files are parsed with `ast`; nothing is imported or run.
 """
 
 import ast
@@ -14,11 +14,11 @@ from typing import TypeAlias
 
 from ralm.records import Document
 
-MINIMUM_WORDS = 30
-"""Documents with fewer words are left out: they hold almost nothing to retrieve."""
+MIN_WORDS = 30
+"""Shorter documents are skipped: they contain almost nothing to retrieve."""
 
-HELD_OUT_SHARE = 0.1
-HELD_OUT_SEED = 0
+_HELD_OUT_SHARE = 0.1
+_HELD_OUT_SEED = 0
 
 _NOT_DOCUMENTATION = frozenset(
     {"test", "tests", "testing", "idle_test", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data"}
@@ -60,7 +60,7 @@ def docstrings_of_package(path: Path) -> list[Document]:
 
 
 def split_held_out(
-    documents: list[Document], share: float = HELD_OUT_SHARE, seed: int = HELD_OUT_SEED
+    documents: list[Document], share: float = _HELD_OUT_SHARE, seed: int = _HELD_OUT_SEED
 ) -> tuple[list[Document], list[Document]]:
     """The documents to retrieve from, and the held-out ones, about `share` of all; both keep their order.
 
@@ -173,4 +173,4 @@ def _document(kind: str, name: str, sections: list[str]) -> Iterator[Document]:
 
 
 def _is_long_enough(text: str) -> bool:
-    return len(text.split()) >= MINIMUM_WORDS
+    return len(text.split()) >= MIN_WORDS

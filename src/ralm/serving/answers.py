@@ -19,19 +19,19 @@ from ralm.reading.provenance import TracedText, contributions, passage_as_json, 
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Passages, Provenance
 from ralm.serving.completion import Began, Completion, CompletionEvent, Echoed, Ended, Gained, Wrote
 from ralm.serving.indexes import ReadConfig
-from ralm.serving.prompts import TokenNames
+from ralm.serving.prompts import TokenLabels
 from ralm.serving.scoring import ScoredToken
 
 _MIN_LOG_PROB: Final = -9999.0
 """The log-probability of an impossible token in OpenAI's API; JSON has no infinity."""
-Json: TypeAlias = dict[str, JsonValue]
+ResponseJson: TypeAlias = dict[str, JsonValue]
 Token: TypeAlias = ScoredToken | GeneratedToken
 
 
 class PassageJson:
     """Makes the JSON of tokens with their passages; `known` holds these passages in the order of the text."""
 
-    def __init__(self, passages: Passages, names: TokenNames, *, as_ids: bool = False) -> None:
+    def __init__(self, passages: Passages, names: TokenLabels, *, as_ids: bool = False) -> None:
         self.known: dict[int, Passage] = {}
         self._passages = passages
         self._names = names
@@ -41,7 +41,7 @@ class PassageJson:
         """Tokens, each with its passages."""
         return [self._token(one) for one in tokens]
 
-    def _token(self, token: Token) -> Json:
+    def _token(self, token: Token) -> ResponseJson:
         self.note(token.passages_K.tolist())
         name, log_prob = self._names.of(token.token, as_id=self._as_ids), log_prob_json(token.log_prob)
         found = token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K)
@@ -57,7 +57,7 @@ class PassageJson:
             if number != NO_PASSAGE and number not in self.known:
                 self.known[number] = self._passages[number]
 
-    def piece(self, choice: int, tokens: Sequence[Token]) -> Json:
+    def piece(self, choice: int, tokens: Sequence[Token]) -> ResponseJson:
         """Some tokens of a choice, and the passages that no earlier piece has."""
         before = len(self.known)
         with_passages = self.tokens(tokens)
@@ -65,12 +65,12 @@ class PassageJson:
         return {"choices": [{"index": choice, "tokens": with_passages}], "passages": [*new]}
 
 
-def passage_json(passage: Passage) -> Json:
+def passage_json(passage: Passage) -> ResponseJson:
     """A passage with its text and metadata."""
     return {**passage_as_json(passage), "text": passage.text}
 
 
-def search_result_json(passage: Passage, url: JsonValue) -> Json:
+def search_result_json(passage: Passage, url: JsonValue) -> ResponseJson:
     """A passage as a search result."""
     return {
         "title": passage.title or passage.document_id,
@@ -82,7 +82,7 @@ def search_result_json(passage: Passage, url: JsonValue) -> Json:
     }
 
 
-def gain_json(provenance: Provenance, gain_T: DoubleArray) -> Json:
+def gain_json(provenance: Provenance, gain_T: DoubleArray) -> ResponseJson:
     """The gain of each token, the total, and the contribution of each passage, in nats; null for unknown or infinite
     gains."""
     bounded_T = np.nan_to_num(gain_T, nan=0.0, posinf=-_MIN_LOG_PROB, neginf=_MIN_LOG_PROB)
@@ -94,7 +94,7 @@ def gain_json(provenance: Provenance, gain_T: DoubleArray) -> Json:
     }
 
 
-def traced_gain_json(text: TracedText) -> Json:
+def traced_gain_json(text: TracedText) -> ResponseJson:
     """The gain of a text with its passages; empty if it is unknown."""
     return {} if np.isnan(text.gain_T).all() else gain_json(text.provenance, text.gain_T)
 
@@ -112,7 +112,7 @@ def finite(value: float | None) -> float | None:
 
 
 @dataclass
-class Usage:
+class TokenUsage:
     """The number of prompt tokens and of generated tokens."""
 
     prompt: int = 0
@@ -140,7 +140,9 @@ class Head:
         """Its fields."""
         return {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
 
-    def stream(self, pieces: Iterator[dict[str, JsonValue]], usage: Usage | None) -> Iterator[dict[str, JsonValue]]:
+    def stream(
+        self, pieces: Iterator[dict[str, JsonValue]], usage: TokenUsage | None
+    ) -> Iterator[dict[str, JsonValue]]:
         """The pieces, each after these fields, and the usage at the end if it is given."""
         more: dict[str, JsonValue] = {} if usage is None else {"usage": None}
         for piece in pieces:
@@ -159,7 +161,7 @@ DONE: Final = b"data: [DONE]\n\n"
 
 @dataclass
 class _Part:
-    """What an event adds to a choice: text, and tokens with the text that each adds."""
+    """The text and tokens that an event adds to a choice, and the text of each token."""
 
     choice: int
     text: str
@@ -169,32 +171,32 @@ class _Part:
 
 @dataclass
 class _Choice:
-    """What is known of a choice so far; `at` is how many characters of its text are told."""
+    """A choice so far; `at` is the number of characters before its next token."""
 
     at: int
     reason: str | None = None
     parts: list[_Part] = field(default_factory=list)
-    gain: Json | None = None
+    gain: ResponseJson | None = None
 
 
 class CompletionAnswer:
-    """Turns the events of one request into its answer."""
+    """Makes the answer of a request from its events."""
 
     def __init__(
-        self, head: Head, asked: Completion, reads: ReadConfig, names: TokenNames, *, logprobs: bool, as_ids: bool
+        self, head: Head, completion: Completion, reads: ReadConfig, names: TokenLabels, *, logprobs: bool, as_ids: bool
     ) -> None:
-        self.usage = Usage()
+        self.usage = TokenUsage()
         self._head = head
-        self._asked = asked
+        self._completion = completion
         self._reads = reads
         self._names = names
-        self._logprobs = logprobs
+        self._with_logprobs = logprobs
         self._as_ids = as_ids
         self._texts: tuple[str, ...] = ()
         self._choices: list[_Choice] = []
-        self._told = PassageJson(reads.passages, names, as_ids=as_ids)
+        self._passages_json = PassageJson(reads.passages, names, as_ids=as_ids)
 
-    def whole(self, events: Iterator[CompletionEvent]) -> Json:
+    def whole(self, events: Iterator[CompletionEvent]) -> ResponseJson:
         """The answer."""
         for event in events:
             part = self._take(event)
@@ -203,11 +205,11 @@ class CompletionAnswer:
         choices: list[JsonValue] = [self._whole(number, one) for number, one in enumerate(self._choices)]
         return {**self._head.as_json(), "choices": choices, "usage": self.usage.as_json(), **self._sources()}
 
-    def pieces(self, events: Iterator[CompletionEvent], *, usage: bool) -> Iterator[Json]:
-        """The pieces of the answer as they come, at the end the usage if it is wanted."""
+    def pieces(self, events: Iterator[CompletionEvent], *, usage: bool) -> Iterator[ResponseJson]:
+        """The pieces of the answer as they come, and the usage at the end if requested."""
         return self._head.stream(self._pieces(events), self.usage if usage else None)
 
-    def _pieces(self, events: Iterator[CompletionEvent]) -> Iterator[Json]:
+    def _pieces(self, events: Iterator[CompletionEvent]) -> Iterator[ResponseJson]:
         for event in events:
             part = self._take(event)
             if part is not None and (part.text or part.tokens):
@@ -217,14 +219,14 @@ class CompletionAnswer:
             yield {"choices": [self._choice(number, "", None, choice.reason)], **(self._sources() if last else {})}
 
     def _take(self, event: CompletionEvent) -> _Part | None:
-        """Note an event; what it adds to a choice, if anything."""
+        """Process an event; returns its addition to a choice, if any."""
         match event:
             case Began():
                 self.usage.prompt, self._texts = event.tokens, event.texts
-                echo, times = self._asked.echo, self._asked.times
+                echo, times = self._completion.echo, self._completion.times
                 self._choices = [_Choice(0 if echo else len(text)) for text in event.texts for _ in range(times)]
             case Echoed():
-                text = self._texts[event.choice // self._asked.times]
+                text = self._texts[event.choice // self._completion.times]
                 return _Part(event.choice, text, event.tokens, [token.text for token in event.tokens])
             case Wrote():
                 return _Part(event.choice, event.piece.text, event.piece.tokens, _texts(event.piece))
@@ -235,7 +237,7 @@ class CompletionAnswer:
                 self._choices[event.choice].gain = _gain(event)
         return None
 
-    def _whole(self, number: int, choice: _Choice) -> Json:
+    def _whole(self, number: int, choice: _Choice) -> ResponseJson:
         text = "".join(part.text for part in choice.parts)
         joined = _Part(
             number,
@@ -245,17 +247,19 @@ class CompletionAnswer:
         )
         return self._choice(number, text, joined, choice.reason)
 
-    def _piece(self, part: _Part) -> Json:
-        piece: Json = {"choices": [self._choice(part.choice, part.text, part, None)]}
+    def _piece(self, part: _Part) -> ResponseJson:
+        piece: ResponseJson = {"choices": [self._choice(part.choice, part.text, part, None)]}
         if self._reads.source is not None:
-            piece["ralm"] = self._told.piece(part.choice, part.tokens)
+            piece["ralm"] = self._passages_json.piece(part.choice, part.tokens)
         return piece
 
-    def _choice(self, number: int, text: str, part: _Part | None, reason: str | None) -> Json:
-        logprobs = self._listed(self._choices[number], part) if part is not None and self._logprobs else None
+    def _choice(self, number: int, text: str, part: _Part | None, reason: str | None) -> ResponseJson:
+        logprobs = (
+            self._logprobs_json(self._choices[number], part) if part is not None and self._with_logprobs else None
+        )
         return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
-    def _listed(self, choice: _Choice, part: _Part) -> Json:
+    def _logprobs_json(self, choice: _Choice, part: _Part) -> ResponseJson:
         """The `logprobs` of some tokens."""
         offsets: list[JsonValue] = []
         for text in part.texts:
@@ -272,25 +276,25 @@ class CompletionAnswer:
         return self._names.of(token, as_id=self._as_ids)
 
     def _top(self, token: Token) -> JsonValue:
-        """The likeliest tokens and the token itself; null where nothing stands before it."""
+        """The top log-probabilities and that of the token itself; null without a token before it."""
         if token.log_prob is None:
             return None
         named: dict[str, JsonValue] = {}
-        for number, log_prob in token.top_logprobs[: self._asked.likeliest]:
+        for number, log_prob in token.top_logprobs[: self._completion.top_logprobs]:
             named.setdefault(self._name(number), log_prob_json(log_prob))
         named.setdefault(self._name(token.token), log_prob_json(token.log_prob))
         return named
 
-    def _sources(self) -> Json:
-        """Where the text came from, if anything was put in front of it."""
+    def _sources(self) -> ResponseJson:
+        """The sources of the text; empty without an index."""
         if self._reads.source is None:
             return {}
         choices: list[JsonValue] = []
         for number, choice in enumerate(self._choices):
-            told: Json = {"index": number, **({"tokens": self._tokens(choice)} if choice.parts else {})}
-            choices.append({**told, **(choice.gain or {})})
-        passages = self._told.known.values()
-        ralm: Json = {
+            tokens: ResponseJson = {"tokens": self._tokens(choice)} if choice.parts else {}
+            choices.append({"index": number, **tokens, **(choice.gain or {})})
+        passages = self._passages_json.known.values()
+        ralm: ResponseJson = {
             **self._reads.settings.config,
             "passages": [passage_json(one) for one in passages],
             "choices": choices,
@@ -298,10 +302,10 @@ class CompletionAnswer:
         return {"ralm": ralm, "search_results": [search_result_json(one, web_address(one)) for one in passages]}
 
     def _tokens(self, choice: _Choice) -> list[JsonValue]:
-        return [token for part in choice.parts for token in self._told.tokens(part.tokens)]
+        return [token for part in choice.parts for token in self._passages_json.tokens(part.tokens)]
 
 
-def _gain(event: Gained) -> Json:
+def _gain(event: Gained) -> ResponseJson:
     return gain_json(Provenance.of_rows([(one.passages_K, one.posteriors_K) for one in event.tokens]), event.gain_T)
 
 

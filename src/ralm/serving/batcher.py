@@ -1,9 +1,9 @@
-"""The thread that reads: what many threads wait for, together, step after step.
+"""Continuous batching: one thread reads the texts of all requests together, step after step.
 
-A step reads the last tokens of all texts that grew, a chunk of the texts that are new or changed, and then as many
-tokens of the passes that are to be scored. A thread that draws a token asks again soon, so a step waits for it a
-little; a thread that retrieves for longer misses a step, and its texts are held for it. If reading fails, each line is
-read alone, so that only those fail that cannot be read. If the thread itself fails, all fail, now and later.
+A step reads the last token of each text that grew by one, a chunk of the texts that are new or changed, and then as
+many tokens of sequences to score. A thread that samples a token asks again soon, so a step waits a little for it; a
+thread that retrieves for longer misses a step, and its texts stay in the cache. If a batch fails, each line is read
+alone, so that only the failing ones raise. If the thread itself fails, all calls fail from then on.
 """
 
 import logging
@@ -26,29 +26,26 @@ from ralm.serving.errors import StoppedError
 
 _LOG: Final = logging.getLogger(__name__)
 _PATIENCE: Final = 0.2
-"""How long a step waits for threads that took part in the one before, as a part of the seconds that a step takes."""
+"""How long a step waits for threads of the step before, as a fraction of the duration of a step."""
 _STEPS_HELD: Final = 64
-"""Steps after which texts that nobody asked for are no longer held."""
+"""Number of steps for which unused texts stay in the cache."""
 
 _TORCH_OUT_OF_MEMORY: Final = "OutOfMemoryError"
 
-_ReadPasses: TypeAlias = Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]]
-"""A method of a model that reads passes: `score` or `distributions`."""
+_Read: TypeAlias = Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]]
+"""`score` or `distributions` of a model."""
 
 
-class ReadModel(Protocol):
-    """What is read of a model."""
-
+class _Model(Protocol):
     def continuations(self) -> Continuations:
         """A new state for continuing texts."""
 
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """The texts (int64) that one thread waits for, how many tokens of each are read, and what is held of them.
+    """The texts (int64) that one thread continues, and how many tokens of each are read.
 
-    `held` are the texts whose keys and values the model has. Without `texts` nothing is waited for, and the line is
-    idle.
+    `held` are the texts in the cache of the model. Without `texts` the thread waits for nothing.
     """
 
     texts: Sequence[IntArray] = ()
@@ -56,31 +53,31 @@ class Line:
     read: list[int] = field(default_factory=list)
 
     def wait_for(self, texts: Sequence[IntArray]) -> None:
-        """Wait for the next tokens of these texts; what they share with the texts held is read."""
+        """Wait for the next tokens of these texts; prefixes that they share with held texts are read already."""
         self.texts = texts
         self.read = [self._shared(place, text) for place, text in enumerate(texts)]
 
     def drop(self) -> None:
-        """Forget what is held."""
+        """Forget the held texts."""
         self.held, self.read = (), [0] * len(self.texts)
 
     @property
     def left(self) -> int:
-        """Tokens to read before the next tokens of all its texts are known."""
+        """The number of unread tokens."""
         return sum(len(text) - read for text, read in zip(self.texts, self.read, strict=True))
 
     @property
     def grew(self) -> bool:
-        """Whether no text has more than one token to read."""
+        """Whether no text has more than one unread token."""
         return all(len(text) - read <= 1 for text, read in zip(self.texts, self.read, strict=True))
 
     @property
     def columns(self) -> int:
-        """Tokens of its longest text."""
+        """The length of the longest text."""
         return max(map(len, self.texts or self.held), default=0)
 
     def advance(self, tokens: int) -> None:
-        """Read this many tokens more, of the first texts first."""
+        """Read this many tokens more, those of the first texts first."""
         for place, text in enumerate(self.texts):
             new = min(tokens, len(text) - self.read[place])
             self.read[place] += new
@@ -89,11 +86,11 @@ class Line:
 
     @property
     def complete(self) -> bool:
-        """Whether all of its texts are held whole."""
+        """Whether all texts are read to their ends."""
         return all(read == len(text) for text, read in zip(self.texts, self.read, strict=True))
 
     def _shared(self, place: int, text: IntArray) -> int:
-        """How many tokens a text shares with one that is held, but for its last."""
+        """The length of the longest prefix that a text shares with a held one; its last token is always read again."""
         grown = place < len(self.held) and np.array_equal(self.held[place], text[:-1])
         if grown:
             return len(text) - 1
@@ -102,7 +99,7 @@ class Line:
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """A thread's line, what it waits for, and whether its request goes on."""
+    """A thread's line, the answer that it waits for, and the event that ends its request."""
 
     gone: threading.Event
     line: Line = field(default_factory=Line)
@@ -112,22 +109,22 @@ class Caller:
 
 @dataclass(slots=True, eq=False)
 class _Scoring:
-    """Passes that a thread waits for, and what is known of them."""
+    """Sequences that a thread waits for, and the results so far."""
 
-    reads: _ReadPasses
-    passes: Sequence[ScoringSequence]
+    read: _Read
+    sequences: Sequence[ScoringSequence]
     gone: threading.Event
     answer: "Future[list[FloatArray]]" = field(default_factory=Future)
     found: list[FloatArray] = field(default_factory=list)
 
     @property
     def next(self) -> ScoringSequence:
-        return self.passes[len(self.found)]
+        return self.sequences[len(self.found)]
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was read so far: steps, texts in them and their seconds, and passes that were scored."""
+    """The work so far: steps, their texts and seconds, and scored sequences."""
 
     steps: int = 0
     texts: int = 0
@@ -136,15 +133,14 @@ class Counts:
 
 
 class Batcher:
-    """_ReadPasses what threads ask for until it is closed; a thread of its own uses the model.
+    """Reads for other threads, in a thread of its own, until it is closed.
 
-    `failed` is the error that ended the thread before its time, if one did.
-
-    `chunk` is how many tokens of new texts a step reads at most, and of passes (at least one pass); `cache` how many
-    tokens are held at most, padding included. Lines that do not fit wait, the oldest first.
+    A step reads at most `chunk` tokens of new texts, and of sequences to score (at least one sequence). The cache of
+    the model holds at most `cache` tokens, padding included; lines that do not fit wait, the oldest go first. `failed`
+    is the error that ended the thread, if any.
     """
 
-    def __init__(self, model: ReadModel, chunk: int, cache: int) -> None:
+    def __init__(self, model: _Model, chunk: int, cache: int) -> None:
         self.counts = Counts()
         self.failed: BaseException | None = None
         self._model = model
@@ -172,8 +168,8 @@ class Batcher:
         return caller
 
     def leave(self, caller: Caller) -> None:
-        """Drop a line; the garbage collector may call this anywhere, so it takes no lock."""
-        self._left.append(caller)
+        """Drop a line."""
+        self._left.append(caller)  # without the lock: the garbage collector may call this while this thread holds it
 
     def next_tokens(self, caller: Caller, texts: Sequence[IntArray]) -> NextTokens:
         """The predictions for the texts of a line.
@@ -188,11 +184,11 @@ class Batcher:
             self._changed.notify_all()
         return answer.result()
 
-    def read(self, reads: _ReadPasses, passes: Sequence[ScoringSequence], gone: threading.Event) -> list[FloatArray]:
-        """The results of a method of the model for some passes; raises its error, and what `next_tokens` raises."""
-        if not passes:
+    def read(self, read: _Read, sequences: Sequence[ScoringSequence], gone: threading.Event) -> list[FloatArray]:
+        """The results of a method of the model for some sequences; raises its error, and what `next_tokens` raises."""
+        if not sequences:
             return []
-        scoring = _Scoring(reads, passes, gone)
+        scoring = _Scoring(read, sequences, gone)
         with self._changed:
             self._check_open()
             self._scoring.append(scoring)
@@ -200,34 +196,34 @@ class Batcher:
         return scoring.answer.result()
 
     def close(self) -> None:
-        """End the thread after the step that it is reading; whoever waits gets StoppedError."""
+        """End the thread after its current step; threads that wait get StoppedError."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
 
     @property
-    def _over(self) -> bool:
-        """Whether nothing is read any more."""
+    def _is_over(self) -> bool:
+        """Whether the thread has ended or will end."""
         return self._closed or self.failed is not None
 
     def _end(self) -> Exception:
-        """What whoever waits gets when nothing is read for it any more."""
+        """The error for threads that wait when the batcher ends."""
         if self.failed is None:
             return StoppedError()
-        error = ModelError(f"what reads for all requests has failed: {self.failed!r}; start the server anew.")
+        error = ModelError(f"the batcher of the model has failed: {self.failed!r}; restart the server.")
         error.__cause__ = self.failed
         return error
 
     def _check_open(self) -> None:
-        if self._over:
+        if self._is_over:
             raise self._end()
 
     def _live(self) -> None:
         try:
             self._read_until_closed()
         except BaseException as error:  # noqa: BLE001  # raised in all threads that wait
-            _LOG.critical("what reads for all requests has failed; start the server anew", exc_info=error)
+            _LOG.critical("the batcher of the model has failed; restart the server", exc_info=error)
             with self._changed:
                 self.failed = error
                 self._drop_gone()
@@ -242,7 +238,7 @@ class Batcher:
                 if self._closed:
                     return
                 callers = self._next_step()
-                scored = self._next_passes()
+                scored = self._next_sequences()
             if callers:
                 self._step(callers)
             if scored:
@@ -252,7 +248,7 @@ class Batcher:
         return [caller for caller in self._callers if caller.answer is not None]
 
     def _all_are_back(self) -> bool:
-        """Whether everyone who was answered in the last step asks again, or left."""
+        """Whether every thread that was answered in the last step asks again, or left."""
         self._drop_left()
         return self._closed or all(caller.answer is not None or caller.steps_idle != 0 for caller in self._callers)
 
@@ -264,17 +260,17 @@ class Batcher:
                     self._callers.remove(caller)
 
     def _drop_gone(self) -> None:
-        """End what nobody waits for any more; all, once nothing is read."""
+        """End the calls of requests that are gone; all calls once the batcher is over."""
         self._drop_left()
         for caller in self._waiting():
-            if self._over or caller.gone.is_set():
+            if self._is_over or caller.gone.is_set():
                 _fail(caller, self._end())
-        for scoring in [one for one in self._scoring if self._over or one.gone.is_set()]:
+        for scoring in [one for one in self._scoring if self._is_over or one.gone.is_set()]:
             self._scoring.remove(scoring)
             scoring.answer.set_exception(self._end())
 
     def _next_step(self) -> list[Caller]:
-        """The callers whose texts are read or held in the next step, with their lines advanced."""
+        """The callers whose texts are read or stay in the cache in the next step, with their lines advanced."""
         waiting = self._waiting()
         if not waiting:
             return []
@@ -283,7 +279,7 @@ class Batcher:
             caller.steps_idle += 1
         held = [caller for caller in idle if self._keeps and caller.steps_idle <= _STEPS_HELD]
         by_line = {id(caller.line): caller for caller in self._callers}
-        fit = that_fit([caller.line for caller in (*waiting, *held)], self._cache)
+        fit = lines_that_fit([caller.line for caller in (*waiting, *held)], self._cache)
         taken = [by_line[id(line)] for line in fit]
         for caller in self._callers:
             if caller not in taken:
@@ -292,10 +288,10 @@ class Batcher:
         return taken
 
     def _advance(self, lines: Sequence[Line]) -> None:
-        """Read more of lines: the last tokens of those that grew, and a share of the chunk of the others."""
+        """Advance lines: to the end those that grew by a token, and the others by their share of the chunk."""
         new = [line for line in lines if not line.grew]
         chunk = self._chunk if self._keeps else sum(line.left for line in new)
-        for line, share in zip(new, shares([line.left for line in new], chunk), strict=True):
+        for line, share in zip(new, chunk_shares([line.left for line in new], chunk), strict=True):
             line.advance(share)
         for line in lines:
             if line not in new:
@@ -313,7 +309,7 @@ class Batcher:
         self.counts.steps += 1
 
     def _log_failure(self, count: int, error: Exception) -> None:
-        """Warn once of an error that no text or lack of memory explains; what is read alone may succeed unseen."""
+        """Warn once of an error that neither a text nor a lack of memory explains; reading alone may hide it."""
         first, _, _ = str(error).partition("\n")
         what = f"{type(error).__name__}: {first}"
         # torch has an OutOfMemoryError of its own, and serving does not import torch
@@ -324,7 +320,7 @@ class Batcher:
         _LOG.debug("the failure was:", exc_info=error)
 
     def _answer(self, callers: Sequence[Caller]) -> None:
-        """Read what is held of lines, and answer those that are complete."""
+        """Read the held texts of lines, and answer the complete ones."""
         texts = {text.tobytes(): text for caller in callers for text in caller.line.held}
         rows = {text: row for row, text in enumerate(texts)}
         found = self._continuations.next_tokens([*texts.values()])
@@ -334,7 +330,7 @@ class Batcher:
                 _answer(caller, found.of([rows[text.tobytes()] for text in caller.line.held]))
 
     def _read_alone(self, callers: Sequence[Caller]) -> None:
-        """Read the lines that wait one by one and whole; those that cannot be read get the error."""
+        """Read the waiting lines one by one and whole; failing ones get the error."""
         for caller in callers:
             self._continuations = self._model.continuations()
             caller.line.drop()
@@ -345,8 +341,8 @@ class Batcher:
             except Exception as error:  # noqa: BLE001  # raised in the thread that waits for it
                 _fail(caller, error)
 
-    def _next_passes(self) -> list[_Scoring]:
-        """Those of whose next passes are read now: one of each in turn, as many as a chunk holds, one at least."""
+    def _next_sequences(self) -> list[_Scoring]:
+        """The threads whose next sequence is read now: one of each in turn, as many as a chunk holds, at least one."""
         taken: list[_Scoring] = []
         tokens = 0
         for scoring in self._scoring:
@@ -357,20 +353,20 @@ class Batcher:
         return taken
 
     def _score(self, taken: Sequence[_Scoring]) -> None:
-        """Read the next pass of each of these."""
-        for reads in {scoring.reads for scoring in taken}:
-            same = sorted((one for one in taken if one.reads == reads), key=lambda one: -len(one.next))
+        """Read the next sequence of each."""
+        for read in {scoring.read for scoring in taken}:
+            same = sorted((one for one in taken if one.read == read), key=lambda one: -len(one.next))
             found: list[FloatArray | Exception]
             try:
-                found = [*reads([scoring.next for scoring in same])]
+                found = [*read([scoring.next for scoring in same])]
             except Exception as error:  # noqa: BLE001  # raised in the threads that it belongs to
                 self._log_failure(len(same), error)
-                found = [_read_pass(scoring) for scoring in same]
+                found = [_read_alone_sequence(scoring) for scoring in same]
             for scoring, one in zip(same, found, strict=True):
                 self._scored(scoring, one)
 
     def _scored(self, scoring: _Scoring, found: FloatArray | Exception) -> None:
-        """Note what is known of a pass; who waits for more passes goes to the end of the queue."""
+        """Keep a result; a thread that waits for more goes to the end of the queue."""
         self.counts.passes += 1
         with self._changed:
             self._scoring.remove(scoring)
@@ -378,7 +374,7 @@ class Batcher:
                 scoring.answer.set_exception(found)
                 return
             scoring.found.append(found)
-            if len(scoring.found) < len(scoring.passes):
+            if len(scoring.found) < len(scoring.sequences):
                 self._scoring.append(scoring)
             else:
                 scoring.answer.set_result(scoring.found)
@@ -399,19 +395,19 @@ def _fail(caller: Caller, error: Exception) -> None:
     answer.set_exception(error)
 
 
-def _read_pass(scoring: _Scoring) -> FloatArray | Exception:
-    """The next pass, read alone, or the error that it raises."""
+def _read_alone_sequence(scoring: _Scoring) -> FloatArray | Exception:
+    """The result of the next sequence, read alone, or its error."""
     try:
-        [found] = scoring.reads([scoring.next])
+        [found] = scoring.read([scoring.next])
     except Exception as error:  # noqa: BLE001  # raised in the thread that waits for it
         return error
     return found
 
 
-def shares(wanted: Sequence[int], most: int) -> list[int]:
-    """`most` divided among wishes, the oldest first in the list: half goes to the oldest, the rest to the smallest.
+def chunk_shares(wanted: Sequence[int], most: int) -> list[int]:
+    """`most` tokens divided among `wanted` numbers, the oldest first: half to the oldest, the rest to the smallest.
 
-    So a small wish is soon fulfilled, a large one is not put off for good, and few are fulfilled in small parts.
+    So short texts are soon read, and long ones do not wait for ever.
     """
     places = range(len(wanted))
     oldest = _poured(wanted, places, most - most // 2)
@@ -421,7 +417,7 @@ def shares(wanted: Sequence[int], most: int) -> list[int]:
 
 
 def _poured(wanted: Sequence[int], order: Iterable[int], most: int) -> list[int]:
-    """`most` divided among wishes: each gets, in this order, what it wants of what is left."""
+    """`most` tokens divided among `wanted` numbers: each in this order gets as much of the rest as it wants."""
     given = [0] * len(wanted)
     for place in order:
         given[place] = min(wanted[place], most)
@@ -429,9 +425,8 @@ def _poured(wanted: Sequence[int], order: Iterable[int], most: int) -> list[int]
     return given
 
 
-def that_fit(lines: Iterable[Line], tokens: int) -> list[Line]:
-    """The lines, in order, whose texts fit into a cache of this many tokens when padded to the longest; the first one
-    always."""
+def lines_that_fit(lines: Iterable[Line], tokens: int) -> list[Line]:
+    """The lines, in order, whose padded texts fit into a cache of this many tokens; always the first."""
     fit: list[Line] = []
     rows = longest = 0
     for line in lines:

@@ -15,7 +15,7 @@ from ralm.serving.completion import Began, Ended, Wrote
 from ralm.serving.errors import RequestError
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.model import SharedModel
-from ralm.serving.options import Limits, generation_options
+from ralm.serving.options import Limits, continuation_options
 from ralm.serving.prompts import TOO_LONG, check_size
 from ralm.serving.scoring import check_scores
 from ralm.validation import MAX_SEED
@@ -32,7 +32,7 @@ class ChatCompletion:
     that the model reads).
 
     With `measured`, the answers are also scored without passages, so that they cite the passages that helped.
-    `likeliest` is the number of top log-probabilities of each token. `sampling` holds the options of
+    `top_logprobs` is the number of top log-probabilities of each token. `sampling` holds the options of
     `ralm.reading.Sampling` and `stop`.
     """
 
@@ -40,7 +40,7 @@ class ChatCompletion:
     new_tokens: int | None
     times: int
     measured: bool
-    likeliest: int = 0
+    top_logprobs: int = 0
     sampling: dict[str, Any]
 
 
@@ -98,7 +98,7 @@ def _source(reads: ReadConfig, model: SharedModel) -> QuestionSource | None:
         return None
     if reads.reranker is None:
         return QuestionRetriever(reads.source)
-    return RerankedPassages(reads.source, reads.reranker, model, generation_options(reads.settings))
+    return RerankedPassages(reads.source, reads.reranker, model, continuation_options(reads.settings))
 
 
 def open_chat_prompt(name: str) -> QuestionPrompt:
@@ -137,7 +137,7 @@ def _options(chat: ChatCompletion, prompt: QuestionPrompt, new_tokens: int, leng
     sampling = dict(chat.sampling)
     if not (prompt.chat or sampling["stop"]):
         sampling["stop"] = AnswerOptions().stop
-    return AnswerOptions(new_tokens=new_tokens, max_length=length, top_logprobs=chat.likeliest, **sampling)
+    return AnswerOptions(new_tokens=new_tokens, max_length=length, top_logprobs=chat.top_logprobs, **sampling)
 
 
 def _new_tokens(chat: ChatCompletion, own: int, limits: Limits, length: int) -> int:

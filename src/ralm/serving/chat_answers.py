@@ -1,7 +1,4 @@
-"""Answers of /v1/chat/completions: events in, JSON out, whole or piece by piece.
-
-Knows events of a chat; knows nothing of HTTP. Runs in the thread of the request, since it decodes tokens.
-"""
+"""The JSON of chats: the answer, whole or in pieces, with its sources."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,9 +20,9 @@ from ralm.reading.pieces import GeneratedToken
 from ralm.records import Passage
 from ralm.serving.answers import (
     Head,
-    Json,
     PassageJson,
-    Usage,
+    ResponseJson,
+    TokenUsage,
     finite,
     log_prob_json,
     passage_json,
@@ -35,17 +32,17 @@ from ralm.serving.answers import (
 from ralm.serving.chat import Attributed, ChatCompletion, ChatEvent
 from ralm.serving.completion import Began, Ended, Wrote
 from ralm.serving.indexes import ReadConfig
-from ralm.serving.prompts import TokenNames
+from ralm.serving.prompts import TokenLabels
 
 _WHOLE: Final = "chat.completion"
 _PIECE: Final = "chat.completion.chunk"
 _CONFIG: Final = ("index", "retriever", "reader", "documents", "rerank")
-"""What of how a request reads there is in a chat."""
+"""The options of a request that apply to a chat."""
 
 
 @dataclass
 class _Choice:
-    """What is known of a choice so far."""
+    """A choice so far."""
 
     text: str = ""
     tokens: list[GeneratedToken] = field(default_factory=list)
@@ -55,30 +52,30 @@ class _Choice:
 
 
 class ChatAnswer:
-    """Turns the events of one request into its answer; `address` is where this server shows a passage."""
+    """Makes the answer of a request from its events; `address` returns the URL of a passage on this server."""
 
     def __init__(
         self,
-        asked: ChatCompletion,
+        chat: ChatCompletion,
         reads: ReadConfig,
-        names: TokenNames,
+        names: TokenLabels,
         address: Callable[[Passage], str],
         *,
         model: str,
         logprobs: bool,
         sources_as_text: bool,
     ) -> None:
-        self.usage = Usage()
+        self.usage = TokenUsage()
         self._head = Head(model, _WHOLE, f"chatcmpl-{token_hex(12)}")
         self._reads = reads
         self._names = names
         self._address = address
-        self._logprobs = logprobs
+        self._with_logprobs = logprobs
         self._as_text = sources_as_text
-        self._choices = [_Choice() for _ in range(asked.times)]
-        self._told = PassageJson(reads.passages, names)
+        self._choices = [_Choice() for _ in range(chat.times)]
+        self._passages_json = PassageJson(reads.passages, names)
 
-    def whole(self, events: Iterator[ChatEvent]) -> Json:
+    def whole(self, events: Iterator[ChatEvent]) -> ResponseJson:
         """The answer."""
         for event in events:
             self._take(event)
@@ -91,18 +88,18 @@ class ChatAnswer:
                     "refusal": None,
                     "annotations": self._annotations(choice),
                 },
-                "logprobs": self._listed(choice.tokens),
+                "logprobs": self._logprobs_json(choice.tokens),
                 "finish_reason": choice.reason,
             }
             for number, choice in enumerate(self._choices)
         ]
         return {**self._head.as_json(), "choices": choices, "usage": self.usage.as_json(), **self._sources(whole=True)}
 
-    def pieces(self, events: Iterator[ChatEvent], *, usage: bool) -> Iterator[Json]:
-        """The pieces of the answer as they come, at the end the usage if it is wanted."""
+    def pieces(self, events: Iterator[ChatEvent], *, usage: bool) -> Iterator[ResponseJson]:
+        """The pieces of the answer as they come, and the usage at the end if requested."""
         return replace(self._head, kind=_PIECE).stream(self._pieces(events), self.usage if usage else None)
 
-    def _pieces(self, events: Iterator[ChatEvent]) -> Iterator[Json]:
+    def _pieces(self, events: Iterator[ChatEvent]) -> Iterator[ResponseJson]:
         for event in events:
             yield from self._of_event(event)
         for number, choice in enumerate(self._choices):
@@ -113,8 +110,8 @@ class ChatAnswer:
             ended = self._delta(number, {"annotations": noted} if noted else {}, reason=choice.reason)
             yield {**ended, **(self._sources(whole=False) if last else {})}
 
-    def _of_event(self, event: ChatEvent) -> Iterator[Json]:
-        """The pieces that an event gives."""
+    def _of_event(self, event: ChatEvent) -> Iterator[ResponseJson]:
+        """The pieces of an event."""
         self._take(event)
         match event:
             case Began():
@@ -123,11 +120,11 @@ class ChatAnswer:
             case Wrote() if event.piece.text or event.piece.tokens:
                 piece = self._delta(event.choice, {"content": event.piece.text}, event.piece.tokens)
                 if self._reads.source is not None:
-                    piece["ralm"] = self._told.piece(event.choice, event.piece.tokens)
+                    piece["ralm"] = self._passages_json.piece(event.choice, event.piece.tokens)
                 yield piece
 
     def _take(self, event: ChatEvent) -> None:
-        """Note an event."""
+        """Process an event."""
         match event:
             case Began():
                 self.usage.prompt = event.tokens
@@ -142,29 +139,29 @@ class ChatAnswer:
                 self._choices[event.choice].cited = citations(event.answer.text)
 
     def _delta(
-        self, number: int, delta: Json, tokens: Sequence[GeneratedToken] = (), reason: str | None = None
-    ) -> Json:
-        listed = self._listed(tokens) if tokens else None
+        self, number: int, delta: ResponseJson, tokens: Sequence[GeneratedToken] = (), reason: str | None = None
+    ) -> ResponseJson:
+        listed = self._logprobs_json(tokens) if tokens else None
         return {"choices": [{"index": number, "delta": delta, "logprobs": listed, "finish_reason": reason}]}
 
-    def _listed(self, tokens: Sequence[GeneratedToken]) -> JsonValue:
-        """The `logprobs` of some tokens, if they are wanted."""
-        if not self._logprobs:
+    def _logprobs_json(self, tokens: Sequence[GeneratedToken]) -> JsonValue:
+        """The `logprobs` of some tokens, if requested."""
+        if not self._with_logprobs:
             return None
         return {"content": [self._token(one) for one in tokens], "refusal": None}
 
     def _token(self, token: GeneratedToken) -> JsonValue:
-        likeliest: list[JsonValue] = [self._named(*one) for one in token.top_logprobs]
-        return {**self._named(token.token, token.log_prob), "top_logprobs": likeliest}
+        top: list[JsonValue] = [self._with_name(*one) for one in token.top_logprobs]
+        return {**self._with_name(token.token, token.log_prob), "top_logprobs": top}
 
-    def _named(self, token: int, log_prob: float) -> Json:
+    def _with_name(self, token: int, log_prob: float) -> ResponseJson:
         name = self._names.of(token)
-        told: list[JsonValue] = [*name.encode()]
+        encoded: list[JsonValue] = [*name.encode()]
         is_text = name != self._names.of(token, as_id=True)
-        return {"token": name, "logprob": log_prob_json(log_prob), "bytes": told if is_text else None}
+        return {"token": name, "logprob": log_prob_json(log_prob), "bytes": encoded if is_text else None}
 
     def _annotations(self, choice: _Choice) -> list[JsonValue]:
-        """The parts of a text that come from passages, in the order of the text."""
+        """The parts of a text that come from passages, in their order."""
         found = sorted((span, one.passage) for one in choice.cited for span in one.spans)
         return [
             {
@@ -185,29 +182,30 @@ class ChatAnswer:
     def _url(self, passage: Passage) -> str:
         return web_address(passage) or self._address(passage)
 
-    def _sources(self, *, whole: bool) -> Json:
-        """Where the answers came from, if any passages were read.
+    def _sources(self, *, whole: bool) -> ResponseJson:
+        """The sources of the answers; empty without an index.
 
-        The tokens are told too if the answer is `whole`, or if its passages shared a prompt: then the pieces had only
-        the first one of them.
+        With the tokens if the answer is `whole`, or if passages shared a prompt: pieces have only the first of these.
         """
         if self._reads.source is None:
             return {}
         choices: list[JsonValue] = []
         for number, choice in enumerate(self._choices):
-            self._told.note([one.passage.number for one in _sources_of(choice)])
-            tokens: Json = {"tokens": self._told.tokens(_credited(choice))} if whole or _shares(choice) else {}
-            choices.append({"index": number, **tokens, **self._gave(choice)})
-        passages = self._told.known.values()
-        ralm: Json = {
+            self._passages_json.note([one.passage.number for one in _sources_of(choice)])
+            tokens: ResponseJson = (
+                {"tokens": self._passages_json.tokens(_credited(choice))} if whole or _shares(choice) else {}
+            )
+            choices.append({"index": number, **tokens, **self._contributions(choice)})
+        passages = self._passages_json.known.values()
+        ralm: ResponseJson = {
             **{name: value for name, value in self._reads.settings.config.items() if name in _CONFIG},
             "passages": [passage_json(one) for one in passages],
             "choices": choices,
         }
         return {"ralm": ralm, "search_results": [search_result_json(one, self._url(one)) for one in passages]}
 
-    def _gave(self, choice: _Choice) -> Json:
-        """What each passage gave to an answer."""
+    def _contributions(self, choice: _Choice) -> ResponseJson:
+        """The contribution of each passage to an answer."""
         if choice.answer is None:
             return {}
         cited: dict[int, JsonValue] = {one.passage.number: [[*span] for span in one.spans] for one in choice.cited}
@@ -224,12 +222,12 @@ class ChatAnswer:
 
 
 def _shares(choice: _Choice) -> bool:
-    """Whether passages of an answer shared a prompt, so that its tokens are credited once it is complete."""
+    """Whether passages of an answer shared a prompt: tokens are then credited once the answer is complete."""
     return bool(choice.tokens) and len(_sources_of(choice)) > len(choice.tokens[0].passages_K)
 
 
 def _credited(choice: _Choice) -> Sequence[GeneratedToken]:
-    """The tokens of an answer with the passages that they are credited to."""
+    """The tokens of an answer, credited to passages."""
     if choice.answer is None:
         return choice.tokens
     given = choice.answer.text.provenance

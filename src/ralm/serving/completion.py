@@ -17,7 +17,7 @@ from ralm.records import DoubleArray, IntArray
 from ralm.serving.errors import RequestError
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.model import SharedModel
-from ralm.serving.options import Limits, Settings, generation_options
+from ralm.serving.options import Limits, Settings, continuation_options
 from ralm.serving.prompts import ServedPrompt, check_prompt, read_prompt
 from ralm.serving.scoring import ScoredToken, check_scores, score_prompt
 from ralm.validation import MAX_SEED
@@ -27,7 +27,7 @@ from ralm.validation import MAX_SEED
 class Completion:
     """A request: each prompt (text or token ids) is continued `times` times by at most `new_tokens` tokens.
 
-    `echo` also returns the tokens of the prompts, with scores if `scored`. `likeliest` is the number of top
+    `echo` also returns the tokens of the prompts, with scores if `scored`. `top_logprobs` is the number of top
     log-probabilities of each token. `query` replaces the text as the query. With `gain`, every token has its gain over
     reading without passages. `sampling` holds the options of `ralm.reading.Sampling` and `stop`.
     """
@@ -37,7 +37,7 @@ class Completion:
     times: int = 1
     echo: bool = False
     scored: bool = False
-    likeliest: int = 0
+    top_logprobs: int = 0
     query: str | None = None
     gain: bool = False
     sampling: dict[str, Any]
@@ -88,7 +88,7 @@ class Gained:
 CompletionEvent: TypeAlias = Began | Echoed | Wrote | Ended | Gained
 
 
-def check_sources(completion: Completion, settings: Settings) -> None:
+def check_completion(completion: Completion, settings: Settings) -> None:
     """Raise RequestError for a query or a gain without a meaning."""
     if completion.echo and completion.query is not None:
         raise RequestError(
@@ -129,7 +129,7 @@ def _echo(
     for number, prompt in enumerate(prompts):
         plan = prompt.settings(reads.settings).plan
         tokens = (
-            score_prompt(prompt, model, plan, reads, top_logprobs=completion.likeliest, gain=completion.gain)
+            score_prompt(prompt, model, plan, reads, top_logprobs=completion.top_logprobs, gain=completion.gain)
             if completion.scored
             else []
         )
@@ -144,8 +144,8 @@ def _continue(
     than the prompt has."""
     if completion.gain:
         check_scores(model)
-    options = generation_options(
-        settings, new_tokens=completion.new_tokens, top_logprobs=completion.likeliest, **completion.sampling
+    options = continuation_options(
+        settings, new_tokens=completion.new_tokens, top_logprobs=completion.top_logprobs, **completion.sampling
     )
     texts = [prompt.tokens[prompt.beginning(settings) :] for prompt in prompts]
     tokens: dict[int, list[GeneratedToken]] = {}

@@ -1,7 +1,7 @@
-"""The indexes that are served, by name, with their retrievers, which are opened when they are first used.
+"""The indexes of a server, and the retrievers and rerankers of requests.
 
-An open index stays as it is when its folder changes; `reload` takes what is there then. Requests that run keep what
-they began with. Knows folders and records of options; knows nothing of requests.
+An open index stays as it is when its folder changes, until `reload`; running requests keep the index that they began
+with. Retrievers are opened when a request first needs them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,19 +25,19 @@ from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.options import Settings
 
 _SAFE: Final = ("bm25", "random")
-"""Retrievers that many threads may ask at once."""
+"""Retrievers that many threads may use at once."""
 
 
 class Searches:
-    """How many queries were searched, and the seconds that requests waited for them."""
+    """The number of searched queries, and the seconds that requests waited for them."""
 
     def __init__(self) -> None:
         self.queries = 0
         self.seconds = 0.0
         self._lock = Lock()
 
-    def count(self, queries: int, seconds: float) -> None:
-        """Count queries that were searched in so many seconds."""
+    def add(self, queries: int, seconds: float) -> None:
+        """Count queries and the seconds of their search."""
         with self._lock:
             self.queries += queries
             self.seconds += seconds
@@ -73,14 +73,13 @@ class Indexes:
             return tuple(name for name, index in self._open.items() if index.vectors)
 
     def source(self, name: str, options: RetrieverOptions) -> FromRetriever:
-        """What searches an index so; raises what opening a retriever raises, UsageError if the index cannot be searched
-        so."""
+        """A retriever of an index with its passages; raises what opening a retriever raises."""
         with self._lock:
             if (name, options) not in self._sources:
                 source = FromRetriever.of_index(self._open[name], options)
                 lock = nullcontext() if options.retriever in _SAFE else RLock()
                 self._sources[name, options] = source.with_retriever(
-                    SharedRetriever(source.retriever, self.searches, lock)
+                    _LockedRetriever(source.retriever, self.searches, lock)
                 )
             return self._sources[name, options]
 
@@ -95,25 +94,25 @@ class Indexes:
             return found
 
     def reload(self) -> dict[str, str]:
-        """Open every index anew; those that cannot be opened stay as they are. Returns what became of each."""
-        said, opened = {}, {}
+        """Open every index again, and return the outcome for each; indexes that cannot be opened stay as they are."""
+        outcome, opened = {}, {}
         for name, folder in self._folders.items():
             try:
                 opened[name] = open_index(folder)
             except RalmError as error:
-                said[name] = f"kept as it was: {error}"
+                outcome[name] = f"kept as it was: {error}"
         with self._lock:
             for name, index in opened.items():
                 same = index.fingerprint == self._open[name].fingerprint and index.vectors == self._open[name].vectors
-                said[name] = "unchanged" if same else "changed"
+                outcome[name] = "unchanged" if same else "changed"
             self._open |= opened
             self._sources.clear()
             self._encoders.clear()
-        return said
+        return outcome
 
 
-class SharedRetriever:
-    """A retriever that many threads ask, each call within `lock`; counts its calls."""
+class _LockedRetriever:
+    """A retriever for many threads, which use it within `lock`; counts its queries."""
 
     def __init__(self, retriever: Retriever, searches: Searches, lock: AbstractContextManager[object]) -> None:
         self._retriever = retriever
@@ -124,19 +123,15 @@ class SharedRetriever:
             self.stable: int = retriever.stable
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The other retriever's own."""
         begin = perf_counter()
         with self._lock:
             hits = self._retriever.retrieve(queries, k)
-        self._searches.count(len(queries), perf_counter() - begin)
+        self._searches.add(len(queries), perf_counter() - begin)
         return hits
 
 
 class Rerankers:
-    """The rerankers of requests; models and cross-encoders are loaded once, when the operator's settings are read.
-
-    `ranker` is the model of `rerank_lm`.
-    """
+    """The rerankers of requests, which share the models that are loaded at startup; `ranker` is that of `rerank_lm`."""
 
     def __init__(self, reading: ReadingOptions, ranker: LanguageModel | None = None) -> None:
         self._ranker = ranker
@@ -146,18 +141,18 @@ class Rerankers:
         self._lock = RLock()
 
     def of(self, options: RerankOptions) -> Reranker | None:
-        """The reranker that options describe; None for none. UsageError if it needs what the operator did not load."""
+        """The reranker of these options, or None; UsageError if it needs a model that was not loaded."""
         if options.method == "predictive":
             if self._cross_encoder is None:
-                raise UsageError('`rerank="predictive"` needs a cross-encoder, and the operator named none.')
-            chooses = options.reranker(None, self._cross_encoder)
-            assert chooses is not None
-            return _OneChoiceAtATime(chooses, self._lock)
+                raise UsageError('`rerank="predictive"` needs a cross-encoder, and this server has none.')
+            reranker = options.reranker(None, self._cross_encoder)
+            assert reranker is not None
+            return _LockedReranker(reranker, self._lock)
         ranker = None if self._ranker is None else Scorer(self._ranker, progress=False)
         return options.reranker(ranker)
 
 
-class _OneChoiceAtATime:
+class _LockedReranker:
     def __init__(self, reranker: Reranker, lock: Any) -> None:
         self._reranker = reranker
         self._lock = lock
@@ -171,7 +166,7 @@ class _OneChoiceAtATime:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadConfig:
-    """How a request reads: its settings, and what they stand for."""
+    """The settings of a request, with the source of passages, the reader and the reranker that they stand for."""
 
     settings: Settings
     source: FromRetriever | None = None
@@ -180,10 +175,5 @@ class ReadConfig:
 
     @property
     def passages(self) -> Passages:
-        """The passages that may be read, by number."""
+        """The passages of the index, by number."""
         return () if self.source is None else self.source.passages
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        """The parts by the names that the library has for them."""
-        return {"source": self.source, "reader": self.reader, "reranker": self.reranker}

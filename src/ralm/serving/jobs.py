@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ralm.serving.answers import DONE, Json, Usage, server_sent
+from ralm.serving.answers import DONE, ResponseJson, TokenUsage, server_sent
 from ralm.serving.errors import BusyError, error_response, status_and_body
 from ralm.serving.model import RequestScope, in_scope
 from ralm.serving.requests import ChatRequest, CompletionRequest
@@ -129,11 +129,11 @@ Served = Annotated[Service, Depends(_service)]
 class _Answer(Protocol[_E]):
     """Turns the events of a job into JSON."""
 
-    usage: Usage
+    usage: TokenUsage
 
-    def whole(self, events: Iterator[_E]) -> Json: ...
+    def whole(self, events: Iterator[_E]) -> ResponseJson: ...
 
-    def pieces(self, events: Iterator[_E], *, usage: bool) -> Iterator[Json]: ...
+    def pieces(self, events: Iterator[_E], *, usage: bool) -> Iterator[ResponseJson]: ...
 
 
 async def respond(

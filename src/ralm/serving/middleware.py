@@ -1,8 +1,7 @@
-"""Who may ask, and how much at once: checked before a request reaches any route.
+"""The key and the size of requests, checked before any route; metrics and the access log.
 
-The key never appears in a log or an answer. Without a key a server listens on this computer's own addresses, and only
-answers requests that name one of them as their host, so that a page in a browser cannot reach it under a name of its
-own.
+The key never appears in a log or an answer. Without a key, a server listens on loopback addresses only, and requests
+must name one of them as their host, so that a page in a browser cannot reach the server under another name.
 """
 
 import hmac
@@ -26,30 +25,32 @@ from ralm.serving.errors import error_body
 
 KEY: Final = "RALM_SERVE_KEY"
 """The environment variable with the key that clients must send."""
-OPEN: Final = ("/health", "/")
-"""Paths that need no key: they tell nothing of the model or its passages."""
+_OPEN: Final = ("/health", "/")
+"""Paths that need no key: they reveal nothing of the model or its passages."""
 _KEY_CHARACTERS: Final = re.compile("[!-~]+")
 _PORT: Final = re.compile(r":\d*$")
+_LOG: Final = logging.getLogger("ralm.serving")
+_NO_ROUTE: Final = "none"
 
 
 def key_of(host: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """The key that clients must send, if any.
 
-    Raises UsageError if there is none and the host is not this computer's own, or if no header could hold it.
+    Raises UsageError if there is none and other computers can reach the host, or if a header cannot hold the key.
     """
     key = environment.get(KEY) or None
-    if key is None and not is_own(host):
+    if key is None and not is_loopback(host):
         raise UsageError(
-            f"`host` {host} lets other computers ask: put a key into the environment variable {KEY}, which clients "
-            "then send, or listen on 127.0.0.1."
+            f"other computers can reach `host` {host}: put a key for clients into the environment variable {KEY}, or "
+            "listen on 127.0.0.1."
         )
     if key is not None and not _KEY_CHARACTERS.fullmatch(key):
         raise UsageError(f"the key in {KEY} has a space, a line break or a letter that is not ASCII; set it again.")
     return key
 
 
-def is_own(host: str) -> bool:
-    """Whether an address is one of this computer that no other can reach."""
+def is_loopback(host: str) -> bool:
+    """Whether an address is a loopback address, which no other computer can reach."""
     if host.lower() == "localhost":
         return True
     try:
@@ -59,8 +60,7 @@ def is_own(host: str) -> bool:
 
 
 class Guard:
-    """Lets a request through to `app` if it has the key (or, without one, an own host) and a body of `body_bytes` at
-    most."""
+    """Passes on requests with the key (or, without one, a loopback host) and a body of at most `body_bytes`."""
 
     def __init__(self, app: ASGIApp, key: str | None, body_bytes: int) -> None:
         self._app = app
@@ -68,7 +68,7 @@ class Guard:
         self._most = body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or pass on."""
+        """Pass the request on, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -80,17 +80,17 @@ class Guard:
         await self._app(scope, _Counted(receive, self._most), send)
 
     def _fault(self, path: str, headers: Headers) -> JSONResponse | None:
-        if self._key is None and not is_own(_PORT.sub("", headers.get("host", "localhost"))):
-            said = "this server answers requests to localhost and 127.0.0.1 alone."
-            return _refusal(403, said, "forbidden_host")
-        if self._key is not None and path not in OPEN and not self._has_key(headers):
-            said = "the key is missing or wrong: send the header Authorization: Bearer KEY."
-            return _refusal(401, said, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+        if self._key is None and not is_loopback(_PORT.sub("", headers.get("host", "localhost"))):
+            message = "this server answers only requests to localhost and 127.0.0.1."
+            return _rejection(403, message, "forbidden_host")
+        if self._key is not None and path not in _OPEN and not self._has_key(headers):
+            message = "the key is missing or wrong: send the header Authorization: Bearer KEY."
+            return _rejection(401, message, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > self._most:
-            return _refusal(413, too_large(self._most), "request_too_large")
+            return _rejection(413, _too_large(self._most), "request_too_large")
         if (length != "0" or "transfer-encoding" in headers) and not _is_json(headers.get("content-type", "")):
-            return _refusal(400, "the body must be JSON: send it with the header Content-Type: application/json.")
+            return _rejection(400, "the body must be JSON: send it with the header Content-Type: application/json.")
         return None
 
     def _has_key(self, headers: Headers) -> bool:
@@ -101,17 +101,16 @@ class Guard:
 
 
 def _is_json(kind: str) -> bool:
-    """Whether a body is JSON; what browsers send to other sites without asking is not."""
+    """Whether a body is JSON; bodies that browsers send to other sites without a preflight are not."""
     return kind.partition(";")[0].strip().lower() == "application/json"
 
 
-def too_large(most: int) -> str:
-    """What is said of a body that is too large."""
-    return f"the request has more than the {most:,} bytes that one may have: send less at once."
+def _too_large(most: int) -> str:
+    return f"the request exceeds the limit of {most:,} bytes: send less at once."
 
 
 class _Counted:
-    """The messages of a request, until its body is too large."""
+    """The messages of a request; raises HTTPException once its body is too large."""
 
     def __init__(self, receive: Receive, most: int) -> None:
         self._receive = receive
@@ -122,15 +121,13 @@ class _Counted:
         message = await self._receive()
         self._read += len(message.get("body", b""))
         if self._read > self._most:
-            raise HTTPException(413, too_large(self._most))
+            raise HTTPException(413, _too_large(self._most))
         return message
 
 
-def _refusal(status: int, said: str, code: str | None = None, headers: Any = None) -> JSONResponse:
-    return JSONResponse(error_body(said, status, code=code), status, headers)
+def _rejection(status: int, message: str, code: str | None = None, headers: Any = None) -> JSONResponse:
+    return JSONResponse(error_body(message, status, code=code), status, headers)
 
-
-_LOG: Final = logging.getLogger("ralm.serving")
 
 _SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -141,16 +138,16 @@ BATCH_FIGURES: Final = {
     "seconds": "Seconds of these steps.",
     "passes": "Prompts, or parts of them, that were scored.",
 }
-"""What is told of `ralm.serving.batcher.Counts`, by name."""
+"""The attributes of `Counts` of the batcher, with descriptions."""
 SEARCH_FIGURES: Final = {
     "queries": "Queries that were searched.",
     "seconds": "Seconds that requests waited for them.",
 }
-"""What is told of `ralm.serving.indexes.Searches`, by name."""
+"""The attributes of `Searches`, with descriptions."""
 
 
 class Metrics:
-    """The figures of one server."""
+    """The metrics of one server for Prometheus."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -167,35 +164,32 @@ class Metrics:
             registry=self.registry,
         )
         self.tokens = Counter(
-            "ralm_tokens", "Tokens of prompts, and tokens that were written.", ["kind"], registry=self.registry
+            "ralm_tokens", "Tokens of prompts, and generated tokens.", ["kind"], registry=self.registry
         )
 
-    def watch(self, name: str, said: str, count: Callable[[], int]) -> None:
-        """A gauge that is read when it is asked for."""
-        Gauge(f"ralm_{name}", said, registry=self.registry).set_function(count)
+    def watch(self, name: str, description: str, count: Callable[[], int]) -> None:
+        """Add a gauge whose value `count` returns."""
+        Gauge(f"ralm_{name}", description, registry=self.registry).set_function(count)
 
     def watch_each(self, kind: str, figures: Mapping[str, str], counts: object) -> None:
-        """A gauge for each of these attributes of `counts`, named after the kind; `figures` says what they are."""
-        for name, said in figures.items():
-            self.watch(f"{kind}_{name}", said, partial(getattr, counts, name))
+        """Add a gauge for each of these attributes of `counts`; `figures` holds their descriptions."""
+        for name, description in figures.items():
+            self.watch(f"{kind}_{name}", description, partial(getattr, counts, name))
 
     def text(self) -> bytes:
-        """All figures in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 
-_NO_ROUTE: Final = "none"
-
-
 class AccessLog:
-    """Counts every request that `app` answers, and logs it without its body or query."""
+    """Counts and logs every request, without its body or query."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and note it."""
+        """Pass the request on, and log its status and duration."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -210,11 +204,11 @@ class AccessLog:
         try:
             await self._app(scope, receive, counting)
         finally:
-            self._note(scope, status, time.monotonic() - begin)
+            self._log(scope, status, time.monotonic() - begin)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
         route: Any = scope.get("route")
-        path = getattr(route, "path", _NO_ROUTE)  # never the client's: there may be any number of these
+        path = getattr(route, "path", _NO_ROUTE)  # not the path of the client: there may be any number of these
         self._metrics.requests.labels(path, str(status)).inc()
         self._metrics.seconds.labels(path).observe(seconds)
         _LOG.info("%s %s %d in %.3f s", scope["method"], path, status, seconds)

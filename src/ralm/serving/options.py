@@ -28,41 +28,41 @@ CHOICES: Final = (
     "document_tokens",
     "gain",
 )
-"""What a request may choose in its field `ralm`. None of these names a file, a model or an address."""
+"""The choices of a request in its field `ralm`. None of these names a file, a model or an address."""
 
 _INDEX: Final = Needs("`index`", lambda settings: settings.index is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much a request may ask for, and how many may be under way.
+    """Limits of a request, and of the number of requests.
 
     `prompt_tokens` and `new_tokens` None: together as many as the model reads at once.
     """
 
-    body_bytes: Annotated[int, Option("Most bytes of a request.")] = 4 << 20
+    body_bytes: Annotated[int, Option("Maximum size of a request in bytes.")] = 4 << 20
     prompt_tokens: Annotated[
         int | None,
         Option(
-            "Most tokens of a prompt and what is written after it.",
+            "Maximum number of tokens of a prompt and its continuation.",
             default_text="as many as the model reads",
-            flag="most-tokens",
+            flag="max-tokens",
         ),
     ] = None
     new_tokens: Annotated[
         int | None,
-        Option("Most tokens that a request may have written.", default_text="as --most-tokens", flag="most-new-tokens"),
+        Option("Maximum number of new tokens.", default_text="as --max-tokens", flag="max-new-tokens"),
     ] = None
-    texts: Annotated[int, Option("Most texts of a request: prompts times n.", flag="most-texts")] = 128
-    likeliest: Annotated[int, Option("Most likely tokens that are listed for a token.", flag="most-logprobs")] = 20
-    documents: Annotated[int, Option("Most passages that a request may have read or found.", flag="most-documents")] = (
-        100
+    texts: Annotated[int, Option("Maximum number of texts of a request: prompts times n.", flag="max-texts")] = 128
+    top_logprobs: Annotated[int, Option("Maximum number of top log-probabilities of a token.", flag="max-logprobs")] = (
+        20
     )
-    requests_at_once: Annotated[int, Option("Requests that are answered at once.", flag="most-requests")] = 16
+    documents: Annotated[int, Option("Maximum number of passages of a request.", flag="max-documents")] = 100
+    requests_at_once: Annotated[int, Option("Requests that are answered at once.", flag="max-concurrency")] = 16
     requests_waiting: Annotated[
-        int, Option("Requests that wait for that; more are refused (429).", minimum=0, flag="most-waiting")
+        int, Option("Requests in the queue; more are rejected (429).", minimum=0, flag="max-queue")
     ] = 64
-    seconds: Annotated[float, Option("Most seconds for a request.", above=True, flag="request-seconds")] = 600.0
+    seconds: Annotated[float, Option("Seconds until a request times out.", above=True, flag="request-seconds")] = 600.0
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -100,12 +100,12 @@ class ServeOptions:
     ] = "127.0.0.1"
     port: Annotated[int, Option("Port to listen on; 0: any that is free.", minimum=0, maximum=65535)] = 8000
     name: Annotated[
-        str | None, Option("What requests call the model.", default_text="the last part of --lm", flag="model-name")
+        str | None, Option("Name of the model in requests.", default_text="the last part of --lm", flag="model-name")
     ] = None
     allow: Annotated[
         tuple[str, ...],
         Option(
-            f"A choice that requests have: {', '.join(CHOICES)}, or none; repeatable.",
+            f"A choice of requests: {', '.join(CHOICES)}, or none; repeatable.",
             default_text="all of these",
         ),
     ] = CHOICES
@@ -131,9 +131,9 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a text is read: with passages of which index, and how. `index` None is the plain model.
+    """How a text is read: the index, its retrieval, and the plan. `index` None is the plain model.
 
-    `plan` has the model's own length once a server has opened its model (`ralm.serving.options`).
+    `plan` has the length of the model once the server has opened it (`with_length`).
     """
 
     index: str | None = None
@@ -149,7 +149,7 @@ class Settings:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What an answer says of it."""
+        """The settings in an answer."""
         if self.index is None:
             return {"index": None}
         return {
@@ -163,26 +163,21 @@ class Settings:
 
 
 _UNKNOWN_LENGTH: Final = 2048
-"""How many tokens a model without a limit reads at once."""
+"""The number of tokens that the server reads at once with a model without a limit."""
 _ARGUMENTS: Final = Arguments({PlanOptions: ("max_length", "windows", "semantics", "block", "bos")})
-_OWN: Final = ("index", "query", "gain")
+_NOT_IN_RECORDS: Final = ("index", "query", "gain")
 """Choices that no record of options has."""
 PLAIN: Final = "plain"
-"""What stands in the place of an index in the name of the model without passages."""
+"""The name of the model without passages, in the place of an index."""
 
 
 def choices() -> dict[str, Declared]:
-    """The declarations of what a request may choose, by name, except those that only a request has."""
+    """The declarations of choices by name, except those that only a request has."""
     known = _ARGUMENTS.of(Settings)
-    return {name: known[name] for name in CHOICES if name not in _OWN}
+    return {name: known[name] for name in CHOICES if name not in _NOT_IN_RECORDS}
 
 
-def settings_of(retrieval: RetrieverOptions, reading: ReadingOptions, plan: PlanOptions) -> Settings:
-    """The settings that these records make up, of an index that is named later."""
-    return Settings(retrieval=retrieval, reading=reading, plan=plan)
-
-
-def fitted(settings: Settings, model: WritingModel, max_length: int | None) -> Settings:
+def with_length(settings: Settings, model: WritingModel, max_length: int | None) -> Settings:
     """The settings with the length that the model reads, by default its own.
 
     Raises UsageError if the model is shorter, or if passages do not fit into it.
@@ -195,11 +190,11 @@ def fitted(settings: Settings, model: WritingModel, max_length: int | None) -> S
         plan = replace(plan, document_tokens=min(plan.document_tokens, half), stride=min(plan.stride, half))
     settings = replace(settings, plan=replace(plan, max_length=length))
     if settings.index is not None:
-        check_room(settings)
+        check_stride_fits(settings)
     return settings
 
 
-def check_room(settings: Settings) -> None:
+def check_stride_fits(settings: Settings) -> None:
     """Raise UsageError if the passages of a context and a stride do not fit into the model."""
     settings.plan.check_documents(getattr(settings.reading.chosen_reader, "joined", 1))
 
@@ -207,16 +202,18 @@ def check_room(settings: Settings) -> None:
 def indexes_by_model(
     name: str, settings: Settings, options: ServeOptions, indexes: Sequence[str]
 ) -> dict[str, str | None]:
-    """The index that each name of the model reads, None for none: NAME the default one; if requests may choose it,
-    also NAME:INDEX and NAME:plain, for clients that choose nothing but a model."""
+    """The index of each name of the model, None for none: NAME reads the default one; if requests may choose the index,
+    NAME:INDEX and NAME:plain are for clients that can choose only a model."""
     found = {name: settings.index}
     if indexes and "index" in options.allow:
         found |= {f"{name}:{index}": index for index in indexes} | {f"{name}:{PLAIN}": None}
     return found
 
 
-def changed(settings: Settings, choice: Mapping[str, Any], options: ServeOptions, indexes: tuple[str, ...]) -> Settings:
-    """The settings with what a request chooses, by name.
+def with_choices(
+    settings: Settings, choice: Mapping[str, Any], options: ServeOptions, indexes: tuple[str, ...]
+) -> Settings:
+    """The settings with the choices of a request.
 
     Raises UsageError if the operator does not allow a choice, there is no such index, a choice has no effect, or the
     values do not go together.
@@ -224,13 +221,13 @@ def changed(settings: Settings, choice: Mapping[str, Any], options: ServeOptions
     for name in choice:
         if name not in options.allow:
             allowed = ", ".join(name for name in options.allow if name != "none") or "none"
-            raise UsageError(f"`{name}` may not be chosen here; a request may choose: {allowed}.")
+            raise UsageError(f"`{name}` cannot be chosen here; the choices are: {allowed}.")
     index = choice.get("index", settings.index)
     if index is not None and index not in indexes:
         raise UsageError(f"`index` {index!r} is not served; there is: {', '.join(indexes) or 'none'}.")
-    values = {name: value for name, value in choice.items() if name not in _OWN}
+    values = {name: value for name, value in choice.items() if name not in _NOT_IN_RECORDS}
     if values.get("rerank") == "predictive" and settings.reading.reranking.cross_encoder is None:
-        raise UsageError('`rerank="predictive"` needs a cross-encoder, and the operator named none.')
+        raise UsageError('`rerank="predictive"` needs a cross-encoder, and this server has none.')
     settings = _ARGUMENTS.changed(replace(settings, index=index), values)
     if index is None:
         unused = [name for name in choice if name != "index"]
@@ -246,14 +243,14 @@ def changed(settings: Settings, choice: Mapping[str, Any], options: ServeOptions
 
 
 def check_documents(reading: ReadingOptions, limits: Limits) -> None:
-    """Raise UsageError if more passages are read or chosen from than a request may have."""
+    """Raise UsageError if a request reads, or chooses among, more passages than the limit."""
     for name, count in (("documents", reading.chosen_reader.hits), ("candidates", reading.reranking.candidates)):
         if count > limits.documents and (name == "documents" or reading.reranks):
             raise UsageError(f"`{name}` must be at most {limits.documents} here, not {count:,}.")
 
 
-def generation_options(settings: Settings, **sampling: Any) -> GenerationOptions:
-    """How a text is continued as `ralm generate` does, with these options of sampling and stopping."""
+def continuation_options(settings: Settings, **sampling: Any) -> GenerationOptions:
+    """The options of generation, with these of sampling and stopping."""
     plan = settings.plan
     return GenerationOptions(
         stride=plan.stride,

@@ -1,7 +1,4 @@
-"""A prompt as a request gives it, text or token ids, and how it begins.
-
-Works on tokenizers; knows nothing of HTTP or of what is done with the prompt.
-"""
+"""The prompt of a request, text or token ids, with its limits, and the names of tokens in responses."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -37,15 +34,15 @@ class ServedPrompt:
         return self.tokenizer.decode(self.tokens) if self.given is None else self.given
 
     def settings(self, settings: Settings) -> Settings:
-        """How it is read: token ids without an index are read as they are, and nothing is put in front."""
+        """The settings for this prompt: token ids without an index are read as they are, without a BOS."""
         if self.given is None and settings.index is None:
             return replace(settings, plan=replace(settings.plan, bos="never"))
         return settings
 
     def beginning(self, settings: Settings) -> int:
-        """How many of its first tokens are special ones that begin a reading, and are not part of the text.
+        """The number of leading special tokens, which are not part of the text.
 
-        Of token ids that passages are put in front of, these are what the tokenizer puts first, or one BOS or
+        With an index, token ids may begin with the special tokens that the tokenizer puts first, or with one BOS or
         end-of-text token.
         """
         if self.given is not None or settings.index is None:
@@ -130,7 +127,7 @@ _BEFORE: Final = "a"
 """Text that is decoded before a token: some tokenizers write the space of a token only after other text."""
 
 
-class TokenNames:
+class TokenLabels:
     """The names of tokens in responses: their text, or `token_id:17` where the text does not identify the token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

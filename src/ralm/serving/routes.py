@@ -14,10 +14,10 @@ from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import FullTokenizer
 from ralm.reading.provenance import hits_as_json
 from ralm.records import Passage
-from ralm.serving.answers import CompletionAnswer, Head, Usage, passage_json
+from ralm.serving.answers import CompletionAnswer, Head, TokenUsage, passage_json
 from ralm.serving.chat import ChatEvent, answer_chat, check_chat
 from ralm.serving.chat_answers import ChatAnswer
-from ralm.serving.completion import CompletionEvent, check_sources, complete
+from ralm.serving.completion import CompletionEvent, check_completion, complete
 from ralm.serving.errors import RequestError, model_not_found
 from ralm.serving.jobs import Served, respond, respond_with
 from ralm.serving.prompts import check_encodable, read_prompt
@@ -37,7 +37,7 @@ async def completions(request: Request, body: CompletionRequest, service: Served
         limits = service.options.limits
         completion = completion_of(body, limits)
         reads = service.reads(choice)
-        check_sources(completion, reads.settings)
+        check_completion(completion, reads.settings)
         service.log_prompts(completion.prompts)
         answer = CompletionAnswer(
             Head(body.model),
@@ -126,7 +126,7 @@ class EmbeddingRequest(Body):
 
 
 @router.get("/search")
-async def search(
+async def search_index(
     request: Request,
     service: Served,
     q: Annotated[str, Query(description="What to search for.")],
@@ -169,7 +169,7 @@ def _embedded(service: Service, body: EmbeddingRequest) -> dict[str, JsonValue]:
         raise RequestError(f"`input` has more than {service.options.limits.texts} texts.", param="input")
     prompts = [read_prompt(one, service.model, "input") for one in given]
     vectors_QD = service.indexes.encoded(body.model, [prompt.text for prompt in prompts])
-    usage = Usage(prompt=sum(len(prompt.tokens) for prompt in prompts))
+    usage = TokenUsage(prompt=sum(len(prompt.tokens) for prompt in prompts))
     data: list[JsonValue] = [
         {"object": "embedding", "index": number, "embedding": _vector(vector_D, body.encoding_format)}
         for number, vector_D in enumerate(vectors_QD)
@@ -216,10 +216,10 @@ async def tokenize(request: Request, body: TokenizeRequest, service: Served) -> 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest, service: Served) -> Response:
     """The text of token ids."""
-    return await respond_with(request, lambda: _text_of(service, body))
+    return await respond_with(request, lambda: _detokenized(service, body))
 
 
-def _text_of(service: Service, body: DetokenizeRequest) -> dict[str, JsonValue]:
+def _detokenized(service: Service, body: DetokenizeRequest) -> dict[str, JsonValue]:
     service.check_model(body.model)
     return {"prompt": read_prompt(body.tokens, service.model, "tokens").text if body.tokens else ""}
 

@@ -272,7 +272,7 @@ def _read_distributions(model: SharedModel, sequences: Sequence[ScoringSequence]
 
 
 def _top(log_probs_V: FloatArray, count: int) -> _TopLogprobs:
-    """The `count` likeliest tokens, equal ones in the order of ids."""
+    """The `count` most likely tokens, equal ones in the order of ids."""
     count = min(count, len(log_probs_V))
     some = np.argpartition(-log_probs_V, count - 1)[:count]
     some = np.flatnonzero(log_probs_V >= log_probs_V[some].min())  # with all that equal the last: the ids decide

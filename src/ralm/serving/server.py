@@ -1,4 +1,7 @@
-"""The server as an ASGI application: routes, what becomes of bad requests, figures and log lines of every request."""
+"""The process of a server: the application with the operator's routes and the page, its socket and its signals.
+
+SIGTERM or SIGINT ends the server after the running requests, a second one at once; SIGHUP reloads the indexes.
+"""
 
 import hashlib
 import logging
@@ -40,9 +43,9 @@ _FIELDS: Final[Mapping[str, Mapping[str, type[Body]]]] = {
     "/v1/completions": {"ralm": Chosen, "": CompletionRequest},
     "/v1/chat/completions": {"ralm": ChatChosen, "messages": MessageBody, "": ChatRequest},
 }
-"""The fields of requests, and of their parts, for a message that names the nearest one."""
-
-
+"""The fields of requests, and of their parts, for messages that suggest the nearest one."""
+_PACKAGE: Final = "ralm.serving"
+_END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _ROUTER: Final = APIRouter()
 
 
@@ -52,20 +55,20 @@ async def _invalid(request: Request, error: Exception) -> Response:
     fields = _FIELDS.get(request.url.path, {})
     part = next((name for name in fields if name in faults[0]["loc"]), "")
     known = fields.get(part)
-    said, param = validation_message(faults, [] if known is None else [*known.model_fields])
-    return JSONResponse(error_body(said, 400, param=param), 400)
+    message, param = validation_message(faults, [] if known is None else [*known.model_fields])
+    return JSONResponse(error_body(message, 400, param=param), 400)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    said = str(error.detail)
+    message = str(error.detail)
     if error.status_code == 404:
-        said = f"there is no {request.url.path} here; /openapi.json lists what there is."
+        message = f"there is no {request.url.path} here; /openapi.json lists the routes."
     elif error.status_code == 405:
-        said = f"{request.url.path} does not take {request.method} requests."
+        message = f"{request.url.path} does not accept {request.method} requests."
     elif error.status_code == 400:
-        said = "the body cannot be read; send one JSON object."
-    return JSONResponse(error_body(said, error.status_code), error.status_code, dict(error.headers or {}))
+        message = "the body cannot be read; send one JSON object."
+    return JSONResponse(error_body(message, error.status_code), error.status_code, dict(error.headers or {}))
 
 
 async def _on_error(_: Request, error: Exception) -> Response:
@@ -74,44 +77,37 @@ async def _on_error(_: Request, error: Exception) -> Response:
 
 @_ROUTER.get("/health")
 async def health(service: Served) -> dict[str, JsonValue]:
-    """Whether the server answers; 503 if its model can read nothing any more."""
+    """The state of the server; 503 if its model has failed."""
     if service.failed:
-        raise RequestError(
-            "the language model has failed for good: see the log, and start the server anew.", status=503
-        )
+        raise RequestError("the language model has failed: see the log, and restart the server.", status=503)
     return {"status": "ok", "version": __version__}
 
 
 @_ROUTER.get("/metrics")
 async def metrics(service: Served) -> Response:
-    """Figures for Prometheus."""
+    """Metrics for Prometheus."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @_ROUTER.post("/admin/reload")
 async def reload(service: Served) -> dict[str, JsonValue]:
-    """Serve the indexes as their folders are now; only where clients need a key."""
+    """Open the indexes again; only if the server has a key."""
     if service.key is None:
-        raise RequestError(
-            "without a key nobody may do this from here: set one, or send the process SIGHUP.", status=403
-        )
-    said = await run_in_threadpool(service.indexes.reload)
-    return {"indexes": {**said}}
+        raise RequestError("this needs a key of the server: set one, or send SIGHUP to the process.", status=403)
+    outcome = await run_in_threadpool(service.indexes.reload)
+    return {"indexes": {**outcome}}
 
 
-_PACKAGE: Final = "ralm.serving"
-
-
-class ServedPage(NamedTuple):
-    """A page, and the headers that go with it."""
+class _ServedPage(NamedTuple):
+    """The page and its headers."""
 
     html: str
     headers: dict[str, str]
 
 
 @cache
-def server_page(*, has_key: bool) -> ServedPage:
-    """The page of a server; `has_key`: requests need one."""
+def _served_page(*, has_key: bool) -> _ServedPage:
+    """The page, with a policy that lets a browser run and load nothing else."""
     html = render_page(_PACKAGE, "page.html", "ralm", {"has_key": has_key})
     policy = (
         f"default-src 'none'; script-src {_digest('script', html)}; style-src {_digest('style', html)}; "
@@ -123,25 +119,25 @@ def server_page(*, has_key: bool) -> ServedPage:
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
-    return ServedPage(html, headers)
+    return _ServedPage(html, headers)
 
 
 def _digest(tag: str, html: str) -> str:
-    """What a policy calls the one element of this name that has no attributes."""
+    """The digest, in a policy, of the one element with this name and no attributes."""
     [inside] = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     return f"'sha256-{b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
 
 
 @_ROUTER.get("/", include_in_schema=False)
 async def root(service: Served) -> HTMLResponse:
-    """The page, which asks for everything else."""
-    page = server_page(has_key=service.key is not None)
+    """The page."""
+    page = _served_page(has_key=service.key is not None)
     return HTMLResponse(page.html, headers=page.headers)
 
 
 @_ROUTER.get("/choices")
-async def chosen(service: Served) -> dict[str, JsonValue]:
-    """The model, how it reads by default, and what a request may choose instead."""
+async def list_choices(service: Served) -> dict[str, JsonValue]:
+    """The model, its default settings, and the choices of requests."""
     allowed = {name: _values(name, service) for name in service.options.allow if name != "none"}
     new_tokens = service.options.limits.new_tokens
     return {
@@ -154,7 +150,7 @@ async def chosen(service: Served) -> dict[str, JsonValue]:
 
 
 def _values(name: str, service: Service) -> JsonValue:
-    """The values of a choice: those that there are, or the least and the most; nothing if any value will do."""
+    """The possible values of a choice, or its bounds; empty if there is no restriction."""
     if name == "index":
         return {"values": [*service.indexes.names]}
     declared = choices().get(name)
@@ -173,24 +169,21 @@ def _values(name: str, service: Service) -> JsonValue:
     return {"least": 1 if declared.option.minimum is None else int(declared.option.minimum), "most": int(most)}
 
 
-_ENDS: Final = (signal.SIGTERM, signal.SIGINT)
-
-
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens there; UsageError if the port is in use, or the address is not this computer's."""
+    """A listening socket; UsageError if the port is in use, or the address belongs to another computer."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host.strip("[]"), port), family=family, backlog=512)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise UsageError(
-            f"{host}:{port} cannot be listened on ({reason.lower()}): choose another `port` or `host`."
+            f"cannot listen on {host}:{port} ({reason.lower()}): choose another `port` or `host`."
         ) from None
 
 
-def serve(service: Service, listening: socket.socket, ready: Callable[[str], None]) -> None:
-    """Answer requests until a signal ends the process; `ready` is called with the address once it listens."""
-    server = Server(service, listening, ready)
+def run_server(service: Service, listening: socket.socket, ready: Callable[[str], None]) -> None:
+    """Answer requests until a signal ends the server; `ready` is called with its address once it listens."""
+    server = RalmServer(service, listening, ready)
     with no_progress():
         service.warm_up()
         server.run()
@@ -198,7 +191,7 @@ def serve(service: Service, listening: socket.socket, ready: Callable[[str], Non
 
 
 def make_app(service: Service) -> FastAPI:
-    """The application that serves a service."""
+    """The ASGI application of a service."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -224,12 +217,12 @@ def _workers(service: Service) -> Workers:
     limits = service.options.limits
     workers = Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds)
     service.metrics.watch("requests_under_way", "Requests that are computed.", lambda: workers.under_way)
-    service.metrics.watch("requests_waiting", "Requests that wait for a place.", lambda: workers.waiting)
+    service.metrics.watch("requests_waiting", "Requests in the queue.", lambda: workers.waiting)
     return workers
 
 
-class Server(uvicorn.Server):
-    """A server that says when it is ready, and ends and reloads as this module's head says."""
+class RalmServer(uvicorn.Server):
+    """A server that calls `ready` once it listens, and handles signals."""
 
     def __init__(self, service: Service, listening: socket.socket, ready: Callable[[str], None]) -> None:
         config = uvicorn.Config(
@@ -245,18 +238,18 @@ class Server(uvicorn.Server):
         super().run([self._listening] if sockets is None else sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and say so."""
+        """Begin to listen, and call `ready`."""
         await super().startup(sockets)
         if not self.should_exit:
             self._ready(address_of(self._listening))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Inside the block, signals end the server or reload its indexes; only in the main thread."""
+        """Handle signals inside the block; only in the main thread."""
         if current_thread() is not main_thread():
             yield
             return
-        handlers: dict[int, Any] = {**dict.fromkeys(_ENDS, self._end), signal.SIGHUP: self._reload}
+        handlers: dict[int, Any] = {**dict.fromkeys(_END_SIGNALS, self._end), signal.SIGHUP: self._reload}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
@@ -273,11 +266,11 @@ class Server(uvicorn.Server):
         Thread(target=self._reload_indexes, daemon=True).start()
 
     def _reload_indexes(self) -> None:
-        for name, said in self._service.indexes.reload().items():
-            _LOG.info("index %s: %s", name, said)
+        for name, outcome in self._service.indexes.reload().items():
+            _LOG.info("index %s: %s", name, outcome)
 
 
 def address_of(listening: socket.socket) -> str:
-    """The base URL of a server that listens there."""
+    """The base URL of a server that listens on this socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,7 +1,4 @@
-"""What a server serves: one model, its indexes, and how requests read with them.
-
-Knows the parts; knows nothing of HTTP. Everything here may be called by many threads.
-"""
+"""The model and the indexes of a server, and how a request reads with them; safe for many threads."""
 
 import logging
 import time
@@ -23,26 +20,26 @@ from ralm.serving.options import (
     PLAIN,
     ServeOptions,
     Settings,
-    changed,
     check_documents,
-    check_room,
-    fitted,
-    generation_options,
+    check_stride_fits,
+    continuation_options,
     indexes_by_model,
+    with_choices,
+    with_length,
 )
-from ralm.serving.prompts import TokenNames
+from ralm.serving.prompts import TokenLabels
 
 _LOG: Final = logging.getLogger("ralm.serving")
 _LOGGED: Final = 200
-"""Characters, or tokens, of a prompt that the log holds at most."""
+"""Maximum number of characters, or tokens, of a prompt in the log."""
 
 
 class Service:
-    """A model that reads passages of `folders` (by name, the first by default) as `settings` say.
+    """A model that reads passages of the indexes in `folders` (by name, the first by default) according to `settings`.
 
-    `ranker` is the model of `rerank_lm`; `key` is what clients must send, if anything. `max_length` is how many tokens
-    the model reads at once, by default as many as it can. Raises what opening the indexes, their retrievers and the
-    prompt of chats raises, and UsageError if lengths do not fit into the model.
+    `ranker` is the model of `rerank_lm`; clients must send `key`, if given. `max_length` is the number of tokens that
+    the model reads at once, by default its own. Raises the errors of opening the indexes, their retrievers and the
+    prompt of chats, and UsageError if lengths do not fit into the model.
     """
 
     def __init__(
@@ -65,38 +62,38 @@ class Service:
         default = next(iter(self.indexes.names), None)
         if PLAIN in self.indexes.names:
             raise UsageError(f"no index can be called {PLAIN}, which is the model without passages: give NAME=DIR.")
-        self.settings = fitted(replace(settings or Settings(), index=default), model, max_length)
+        self.settings = with_length(replace(settings or Settings(), index=default), model, max_length)
         self.models = indexes_by_model(self.name, self.settings, self.options, self.indexes.names)
         check_documents(self.settings.reading, self.options.limits)
         self._rerankers = Rerankers(self.settings.reading, ranker)
         self.prompt = open_chat_prompt(self.options.prompt)
-        self.names = TokenNames(self.model.tokenizer)
+        self.names = TokenLabels(self.model.tokenizer)
         self.metrics = Metrics()
         self._watch_counts()
-        self.reads({})  # what cannot be opened is said now
+        self.reads({})  # fail at startup if a retriever cannot be opened
 
     @property
     def max_length(self) -> int:
-        """How many tokens the model reads at once."""
+        """The number of tokens that the model reads at once."""
         return self.settings.plan.max_length
 
     def warm_up(self) -> None:
-        """Do once what only a first request would wait for: compiling, probing, opening."""
+        """Generate a token, so that the first request does not wait for compiling."""
         if self.model.tier != "all":
-            return  # it is behind an API, and every request costs
+            return  # every request to an API costs
         reads = self.reads({})
-        options = generation_options(self.settings, new_tokens=1)
+        options = continuation_options(self.settings, new_tokens=1)
         prompt = self.model.tokenizer.encode("The first request must not wait.")
         for _ in write([prompt], self.model, options, reads):
             pass
 
     def close(self) -> None:
-        """End the thread that reads for all requests; whoever waits for it ends too."""
+        """End the batcher of the model, and the requests that wait for it."""
         self.model.close()
 
     @property
     def failed(self) -> bool:
-        """Whether the model can read nothing any more."""
+        """Whether the batcher of the model has failed."""
         return self.model.failed is not None
 
     def _watch_counts(self) -> None:
@@ -110,9 +107,9 @@ class Service:
             raise model_not_found(f"the model {name!r} is not served; there is: {', '.join(self.models)}.")
 
     def chosen(self, model: str, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """What a request chooses by the name of the model and in its field `ralm` together.
+        """The choices of a request by the name of the model and in its field `ralm` together.
 
-        Raises RequestError if the model is not served, or if the two differ.
+        Raises RequestError if the model is not served, or if the two contradict each other.
         """
         self.check_model(model)
         if model == self.name:
@@ -121,30 +118,30 @@ class Service:
         if choice.get("index", index) != index:
             raise RequestError(
                 f"the model {model} reads {'no index' if index is None else f'the index {index!r}'}: leave out "
-                f"`ralm.index`, or ask {self.name}.",
+                f"`ralm.index`, or use {self.name}.",
                 param="ralm.index",
             )
         return {**choice, "index": index}
 
     def log_prompts(self, prompts: Sequence[str | Sequence[int]]) -> None:
-        """Log the beginning of each prompt, if the operator wants that."""
+        """Log the beginning of each prompt, with the option `log_prompts`."""
         for prompt in prompts if self.options.log_prompts else ():
             _LOG.info("prompt: %s", repr(prompt[:_LOGGED]))
 
     def count_tokens(self, read: int, written: int) -> None:
-        """Add tokens of prompts, and tokens that were written, to the figures."""
+        """Add prompt tokens and generated tokens to the metrics."""
         self.metrics.tokens.labels("prompt").inc(read)
         self.metrics.tokens.labels("written").inc(written)
 
     def reads(self, choice: Mapping[str, Any], *, in_strides: bool = True) -> ReadConfig:
-        """How a request reads that chooses this; RequestError if it may not, or if there is no such thing.
+        """The configuration of a request with these choices; RequestError if a choice is not possible.
 
-        A text is read in strides, of which each has to fit beside its passages; a chat is not.
+        With `in_strides`, a stride must fit beside its passages; a chat has no strides.
         """
         try:
-            settings = changed(self.settings, choice, self.options, self.indexes.names)
+            settings = with_choices(self.settings, choice, self.options, self.indexes.names)
             if in_strides and settings.index is not None:
-                check_room(settings)
+                check_stride_fits(settings)
             if settings.index is None:
                 return ReadConfig(settings)
             reranker = self._rerankers.of(settings.reading.reranking)
@@ -152,11 +149,11 @@ class Service:
             raise
         except UsageError as error:
             raise RequestError(str(error), param=_first_named(str(error), choice)) from None
-        source = self.indexes.source(settings.index, self._possible(settings.index, settings.retrieval))
+        source = self.indexes.source(settings.index, self._checked(settings.index, settings.retrieval))
         return ReadConfig(settings, source, settings.reading.chosen_reader, reranker)
 
-    def _possible(self, name: str, options: RetrieverOptions) -> RetrieverOptions:
-        """The options, if the index of a name was built for them; else RequestError."""
+    def _checked(self, name: str, options: RetrieverOptions) -> RetrieverOptions:
+        """The options; RequestError if the index of this name was not built for them."""
         lacking = self._lacking(name, options)
         if lacking is not None:
             raise RequestError(
@@ -167,12 +164,12 @@ class Service:
         return options
 
     def can_search(self, retriever: RetrieverName) -> bool:
-        """Whether every index can be searched so."""
+        """Whether every index was built for a retriever."""
         options = replace(self.settings.retrieval, retriever=retriever)
         return all(self._lacking(name, options) is None for name in self.indexes.names)
 
     def _lacking(self, name: str, options: RetrieverOptions) -> str | None:
-        """What an index would need to be searched so; None if it has everything."""
+        """The part that an index lacks for these options; None if it has all."""
         index = self.indexes.index(name)
         if options.retriever in ("bm25", "hybrid") and index.bm25_options is None:
             return "words"
@@ -180,7 +177,7 @@ class Service:
 
 
 def _first_named(message: str, choice: Mapping[str, Any]) -> str | None:
-    """The choice that a message names first."""
+    """The field of the choice that a message names first."""
     places = {message.find(f"`{name}"): name for name in choice if f"`{name}" in message}
     return f"ralm.{places[min(places)]}" if places else None
 
