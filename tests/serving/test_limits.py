@@ -191,7 +191,7 @@ def test_without_the_key_nothing_is_told(index: Path, caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
 def test_other_computers_need_a_key(host: str) -> None:
-    with pytest.raises(UsageError, match=f"put a key into the environment variable {KEY}"):
+    with pytest.raises(UsageError, match=f"put a key for clients into the environment variable {KEY}"):
         key_of(host, {})
     assert key_of(host, {KEY: SECRET}) == SECRET
 
