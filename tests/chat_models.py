@@ -1,13 +1,12 @@
-"""A tiny random model that was trained to chat, as far as its tokenizer says."""
+"""A tiny random model whose tokenizer has a chat template."""
 
 from pathlib import Path
 from typing import Final
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from ralm.records import Message
-from tests.tiny_models import byte_tokenizer, tiny_config
+from tests.tiny_models import byte_tokenizer, random_model, tiny_config
 
 TEMPLATE: Final = (
     "<s>{% if messages[0]['role'] == 'system' %}({{ messages[0]['content'] | trim }}){% set messages = messages[1:] %}"
@@ -15,7 +14,7 @@ TEMPLATE: Final = (
     "{{ raise_exception('roles must alternate') }}{% endif %}{{ message['role'] }}: {{ message['content'] }}</s>\n"
     "{% endfor %}{% if add_generation_prompt %}model: {% endif %}"
 )
-"""A system message at first, then the user and the assistant in turns."""
+"""First a system message, then the user and the assistant in turns."""
 POSITIONS: Final = 512
 
 
@@ -24,12 +23,7 @@ def save_chat_model(folder: Path, template: str | None = TEMPLATE) -> Path:
     torch.manual_seed(0)
     config = tiny_config("llama")
     config.max_position_embeddings = POSITIONS
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.3)
-    model.save_pretrained(folder)
+    random_model(config).save_pretrained(folder)
     tokenizer = byte_tokenizer(with_bos=True)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
@@ -37,6 +31,6 @@ def save_chat_model(folder: Path, template: str | None = TEMPLATE) -> Path:
 
 
 def chat(*contents: str, system: str | None = None) -> list[Message]:
-    """Messages of the user and the assistant in turns, behind one of the system."""
+    """Messages of the user and the assistant in turns, after one of the system."""
     said = [Message("assistant" if place % 2 else "user", content) for place, content in enumerate(contents)]
     return [*([] if system is None else [Message("system", system)]), *said]

@@ -16,6 +16,7 @@ from transformers import (
     LlamaConfig,
     OPTConfig,
     PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
@@ -58,18 +59,23 @@ def tiny_config(family: str) -> PretrainedConfig:
 def save_tiny_model(family: str, folder: Path, seed: int = 0) -> Path:
     """A model folder as a hub would hold it."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(family))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.3)
-    model.save_pretrained(folder)
+    random_model(tiny_config(family)).save_pretrained(folder)
     byte_tokenizer(with_bos=family in WITH_BOS).save_pretrained(folder)
     return folder
 
 
+def random_model(config: PretrainedConfig) -> PreTrainedModel:
+    """A model with large random weights."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.3)
+    return model
+
+
 def byte_tokenizer(*, with_bos: bool) -> PreTrainedTokenizerFast:
-    """A token a byte; with a BOS that `encode` puts in front by itself, as OPT's and LLaMA's do, or without."""
+    """A token a byte; with a BOS that `encode` adds by itself, as OPT's and LLaMA's do, or without."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: number for number, character in enumerate(alphabet)}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -1,4 +1,4 @@
-"""The faster functions against those they replace."""
+"""The faster functions for CPUs against those they replace: attention, GELU, and packed weights."""
 
 from pathlib import Path
 from typing import Any

@@ -161,26 +161,7 @@ WORDS = st.sampled_from(
     "## ##ing".split(" ")
 )
 SPACES = st.sampled_from(
-    [
-        " ",
-        " ",
-        " ",
-        " ",
-        " ",
-        " ",
-        "  ",
-        "   ",
-        "\n",
-        "\n",
-        "\n\n",
-        " \n",
-        "\r\n",
-        "\t",
-        "\xa0",
-        "",
-        "\uff0c",
-        "\u3002\n",
-    ]
+    [" "] * 6 + ["  ", "   ", "\n", "\n", "\n\n", " \n", "\r\n", "\t", "\xa0", "", "\uff0c", "\u3002\n"]
 )
 RUNS = st.builds(
     lambda word, times: word * times, st.sampled_from(["x", "th", "\u4e2d", " ", "\n", "1"]), st.integers(9, 60)

@@ -1,7 +1,8 @@
-"""What is loaded is a whole causal language model, and a fingerprint says which."""
+"""Loading and using local models: which folders are models, fingerprints, number formats and devices."""
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +26,112 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ralm.errors import ModelError
+from ralm.errors import ModelError, UsageError
+from ralm.evaluation.perplexity import check_plan
 from ralm.lm.local.loading import no_bars, weights_fingerprint
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.named import ModelOptions
 from ralm.lm.scoring import Scorer
+from ralm.protocols import UNLIMITED
+from ralm.reading.plan import PlanOptions
 from ralm.records import Request
-from tests.tiny_models import VOCABULARY, byte_tokenizer, save_tiny_model, tiny_config
+from tests.tiny_models import FAMILIES, POSITIONS, VOCABULARY, byte_tokenizer, save_tiny_model, tiny_config
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_number_formats(dtype: str, tiny_folders: dict[str, Path]) -> None:
+    folder = str(tiny_folders["llama"])
+    model = load_transformers_model(folder, ModelOptions(dtype=dtype))  # type: ignore[arg-type]
+    assert model.config["dtype"] == dtype
+    exact = Scorer(load_transformers_model(folder)).log_probs([REQUEST])[0]
+    np.testing.assert_allclose(Scorer(model).log_probs([REQUEST])[0], exact, atol=0.5)
+
+
+def test_lengths(tiny_folders: dict[str, Path]) -> None:
+    lengths = {family: load_transformers_model(str(folder)).max_length for family, folder in tiny_folders.items()}
+    assert lengths == dict.fromkeys(FAMILIES, POSITIONS) | {"bloom": UNLIMITED}
+
+
+def test_a_plan_longer_than_the_model_is_rejected(tiny_folders: dict[str, Path]) -> None:
+    model = load_transformers_model(str(tiny_folders["gpt2"]))
+    with pytest.raises(UsageError, match="`max_length` 1024 is beyond the 64 tokens that .* give `max_length` 64"):
+        check_plan(model, PlanOptions())
+    with pytest.raises(ModelError, match="reads at most 64 tokens at once, not 65"):
+        model.continuations().next_tokens([np.zeros(65, dtype=np.int64)])
+
+
+def test_end_tokens(tiny_folders: dict[str, Path]) -> None:
+    assert load_transformers_model(str(tiny_folders["gpt2"])).end_tokens == {257}
+
+
+def test_the_fingerprint_is_that_of_what_the_tokenizer_does(tiny_folders: dict[str, Path]) -> None:
+    prints = {family: load_transformers_model(str(f)).tokenizer.fingerprint for family, f in tiny_folders.items()}
+    assert prints["gpt2"] == prints["gptj"] == prints["bloom"]
+    assert prints["opt"] == prints["llama"] != prints["gpt2"]
+
+
+def test_text_survives_encoding(tiny_folders: dict[str, Path]) -> None:
+    tokenizer = load_transformers_model(str(tiny_folders["gpt2"])).tokenizer
+    text = "Tabs\tand  spaces , n't — ünïcode 中 😀\n\n <s> ."
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_folders_that_hold_no_model(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
+    with pytest.raises(ModelError, match="there is no folder"):
+        load_transformers_model(str(tmp_path / "nowhere"))
+    with pytest.raises(ModelError, match=r"is not a model folder: it has no config\.json"):
+        load_transformers_model(str(tmp_path))
+    bare = tmp_path / "bare"
+    shutil.copytree(tiny_folders["gpt2"], bare)
+    (bare / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="bare has no weights"):
+        load_transformers_model(str(bare))
+    with pytest.raises(ModelError, match="is a file; give the folder"):
+        load_transformers_model(str(bare / "config.json"))
+
+    with pytest.raises(ModelError, match="no such folder here, so it was looked for on the model hub"):
+        load_transformers_model("nobody/has-this-model")
+
+
+def test_damaged_folders(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
+    shutil.copytree(tiny_folders["gpt2"], tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot load the model of"):
+        load_transformers_model(str(tmp_path / "model"))
+    for file in (tmp_path / "model").glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        load_transformers_model(str(tmp_path / "model"))
+
+
+def test_devices_that_are_not_there(tiny_folders: dict[str, Path]) -> None:
+    folder = str(tiny_folders["gpt2"])
+    with pytest.raises(ModelError, match="`device` must be auto, all, map, cpu"):
+        load_transformers_model(folder, ModelOptions(device="abacus"))
+    if not torch.cuda.is_available():
+        with pytest.raises(ModelError, match="but none is available; use `device=.cpu.`"):
+            load_transformers_model(folder, ModelOptions(device="cuda"))
+
+
+def test_a_model_spread_over_devices(tiny_folders: dict[str, Path]) -> None:
+    pytest.importorskip("accelerate")
+    folder = str(tiny_folders["llama"])
+    spread = Scorer(load_transformers_model(folder, ModelOptions(device="map"))).log_probs([REQUEST])[0]
+    np.testing.assert_allclose(spread, Scorer(load_transformers_model(folder)).log_probs([REQUEST])[0], rtol=1e-5)
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
+def test_compiled_layers_give_the_same(tiny_folders: dict[str, Path]) -> None:
+    tokens = np.arange(40, dtype=np.int64)
+    requests = [Request(document=tokens[:5], context=tokens[:n], targets=tokens[n : n + 4]) for n in (9, 20, 33)]
+    plain = load_transformers_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu"))
+    compiled = load_transformers_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu", compile=True))
+    assert (plain.config["compiled"], compiled.config["compiled"]) == (False, True)
+    for found, expected in zip(Scorer(compiled).log_probs(requests), Scorer(plain).log_probs(requests), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
 
 TEXT = np.arange(40, 60, dtype=np.int64)
 REQUEST = Request(document=TEXT[:3], context=TEXT[3:12], targets=TEXT[12:])
@@ -44,7 +144,7 @@ def saved(model: PreTrainedModel, folder: Path) -> str:
     return str(folder)
 
 
-def test_a_model_without_output_layer_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_output_layer_is_rejected(tmp_path: Path) -> None:
     config = tiny_config("llama")
     for model in (LlamaModel(config), LlamaForSequenceClassification(config)):
         folder = saved(model, tmp_path / type(model).__name__)
@@ -62,7 +162,7 @@ def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
         load_transformers_model(str(tmp_path))
 
 
-def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_rejected(tmp_path: Path) -> None:
     save_tiny_model("gpt2", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"n_positions": 32}))
@@ -70,14 +170,14 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
         load_transformers_model(str(tmp_path))
 
 
-def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
+def test_an_encoder_decoder_is_rejected(tmp_path: Path) -> None:
     config = BartConfig(vocab_size=VOCABULARY, d_model=32, encoder_layers=1, decoder_layers=1, pad_token_id=258)
     with pytest.raises(ModelError, match=r"is an encoder-decoder \(bart\)"):
         load_transformers_model(saved(BartForConditionalGeneration(config), tmp_path))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_bert_is_refused_unless_it_is_a_decoder(dtype: str, tmp_path: Path) -> None:
+def test_a_bert_is_rejected_unless_it_is_a_decoder(dtype: str, tmp_path: Path) -> None:
     options = ModelOptions(dtype=dtype)  # type: ignore[arg-type]
     for decoder in (False, True):
         config = BertConfig(
