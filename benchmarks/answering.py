@@ -41,7 +41,7 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.lm import model_folder
-from ralm.lm.named import load_language_model
+from ralm.lm.registry import load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble, mixture
 from ralm.records import FloatArray, Hits, IntArray, Passage, Passages

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks import plain_loop
 from benchmarks.scoring import LENGTH, Material, materials, prepared_for, rows_from
-from ralm.lm.named import Dtype
+from ralm.lm.registry import Dtype
 from ralm.lm.scoring import Scorer
 from ralm.reading.ensemble import Ensemble, document_log_weights, mixture
 from ralm.reading.in_context import stride_request

@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicCache
 
 from benchmarks.scoring import gpt2_tokenizer
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
-from ralm.lm.named import Dtype, ModelOptions
+from ralm.lm.registry import Dtype, ModelOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter
 from ralm.reading.sampling import GenerationOptions

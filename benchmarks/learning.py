@@ -30,7 +30,7 @@ from ralm.demo.documentation import split_held_out, standard_library_documentati
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm import TINY, model_folder
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.protocols import Reranker
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever

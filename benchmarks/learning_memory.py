@@ -22,7 +22,7 @@ from benchmarks.held_out_texts import MEDQUAD
 from benchmarks.peak_memory import peak_megabytes
 from ralm.corpus.sources import read_documents
 from ralm.corpus.splitting import make_passages
-from ralm.lm.named import load_local_model, load_tokenizer
+from ralm.lm.registry import load_local_model, load_tokenizer
 from ralm.records import Document
 from ralm.retrieval.build import build_index
 from ralm.training.examples import sample_examples

@@ -18,7 +18,7 @@ from ralm.corpus.sources import read_documents
 from ralm.corpus.splitting import make_passages
 from ralm.demo.demonstration import PLAN, held_out_text
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.lm.named import load_language_model
+from ralm.lm.registry import load_language_model
 from ralm.protocols import LanguageModel, Retriever
 from ralm.reading.sources import FromRetriever
 from ralm.retrieval.build import build_index

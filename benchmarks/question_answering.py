@@ -25,7 +25,7 @@ from ralm.answering.sources import GivenPassages, QuestionRetriever, QuestionSou
 from ralm.corpus.files import lines_of
 from ralm.corpus.sources import read_documents
 from ralm.corpus.splitting import Splitting, make_passages
-from ralm.lm.named import load_language_model
+from ralm.lm.registry import load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document

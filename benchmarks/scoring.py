@@ -30,7 +30,7 @@ from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.lm import model_folder
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.named import Dtype, ModelOptions, load_local_model
+from ralm.lm.registry import Dtype, ModelOptions, load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Windows

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 from benchmarks.peak_memory import peak_megabytes
 from ralm.lm.local.engine import LOGITS_PER_BATCH, LOGITS_PER_CHUNK
 from ralm.lm.local.kernels import packable
-from ralm.lm.named import Dtype, ModelOptions, load_local_model
+from ralm.lm.registry import Dtype, ModelOptions, load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.serving.options import ServeOptions
 from ralm.serving.service import Service
 from tests.api.backings import OfModel

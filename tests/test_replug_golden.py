@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.lm.named import load_language_model
+from ralm.lm.registry import load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader
 from ralm.reading.concatenation import Concatenation

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.splitting import Splitting
 from ralm.errors import RetrieverError, UsageError
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.options import annotation, declared, without_none
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble

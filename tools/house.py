@@ -1,9 +1,9 @@
-"""Prints the figures of the source tree and what breaks its rules; the exit status is 1 if anything does.
+"""Prints the sizes of the source tree and whatever breaks its rules; the exit status is 1 if anything does.
 
     python -m tools.house
 
-The rules: sizes of files, the share of imports, public names and blocks of code that are defined once, and the words of
-tools/house_words.toml. CONTRIBUTING.md says why.
+The rules: sizes within their limits, public names and blocks of code that are defined once, and none of the words of
+tools/house_words.toml. A size whose aim is not reached has a limit, which only ever falls.
 """
 
 import ast
@@ -28,21 +28,21 @@ BLOCK: Final = 8
 
 
 class Figure(NamedTuple):
-    """A figure of the tree, with its limits."""
+    """A size of the tree, its aim, and the limit that a change may not pass."""
 
     name: str
     value: float
-    minimum: float = 0
-    maximum: float = float("inf")
+    aim: float
+    limit: float
+    at_least: bool = False
 
-    @property
-    def holds(self) -> bool:
-        """Whether the figure is within its limits."""
-        return self.minimum <= self.value <= self.maximum
+    def within(self, bound: float) -> bool:
+        """Whether the size is at most this much, or at least, if larger is better."""
+        return self.value >= bound if self.at_least else self.value <= bound
 
     def __str__(self) -> str:
-        limit = f"at least {self.minimum:,g}" if self.minimum else f"at most {self.maximum:,g}"
-        return f"{'ok ' if self.holds else 'NOT'} {self.name:32} {self.value:>10,.5g}   {limit}"
+        mark = "ok" if self.within(self.aim) else "aim" if self.within(self.limit) else "NOT"
+        return f"{mark:3} {self.name:32} {self.value:>10,.5g}   aim {self.aim:,g}, limit {self.limit:,g}"
 
 
 class Module(NamedTuple):
@@ -71,13 +71,13 @@ def figures(modules: list[Module]) -> list[Figure]:
     pages = [path for path in tracked("docs/*.md") if path.name not in GENERATED]
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
     return [
-        Figure("files in src", len(modules), maximum=220),
-        Figure("lines in src", sum(lengths), maximum=40_000),
-        Figure("median lines of a file", statistics.median(lengths), minimum=130),
-        Figure("longest file", max(lengths), maximum=450),
-        Figure("imports, % of lines", 100 * imports / sum(lengths), maximum=6),
-        Figure("lines in tests", tests, maximum=32_000),
-        Figure("words in docs, hand-written", words, maximum=36_000),
+        Figure("files in src", len(modules), aim=220, limit=240),
+        Figure("lines in src", sum(lengths), aim=40_000, limit=48_000),
+        Figure("median lines of a file", statistics.median(lengths), aim=130, limit=130, at_least=True),
+        Figure("lines of the longest file", max(lengths), aim=450, limit=450),
+        Figure("imports, % of lines", 100 * imports / sum(lengths), aim=6, limit=8),
+        Figure("lines in tests", tests, aim=32_000, limit=40_500),
+        Figure("words in docs, hand-written", words, aim=36_000, limit=39_000),
     ]
 
 
@@ -193,7 +193,7 @@ def main() -> int:
     complaints = [*repeated_names(modules), *repeated_blocks(modules), *old_words(modules)]
     for complaint in complaints:
         print(complaint)
-    return int(bool(complaints) or not all(figure.holds for figure in measured))
+    return int(bool(complaints) or not all(figure.within(figure.limit) for figure in measured))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from ralm.lm import TINY
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.model import ApiModel
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.named import ModelOptions, load_language_model, load_local_model
+from ralm.lm.registry import ModelOptions, load_language_model, load_local_model
 from ralm.reading.plan import PlanOptions, Windows
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PreparedText, prepare_text

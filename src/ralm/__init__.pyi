@@ -44,7 +44,7 @@ from .errors import RalmError as RalmError, RalmWarning as RalmWarning
 from .evaluation.perplexity import Evaluation as Evaluation, Measures as Measures, evaluate_text as evaluate_text
 from .evaluation.sweep import SweepPoint as SweepPoint, sweep as sweep
 from .lm.api.endpoint import ApiOptions as ApiOptions
-from .lm.named import ModelOptions as ModelOptions, load_language_model as load_language_model
+from .lm.registry import ModelOptions as ModelOptions, load_language_model as load_language_model
 from .lm.scoring import Scorer as Scorer
 from .protocols import (
     Continuations as Continuations,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ralm.lm.named import ModelOptions, load_language_model
+from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
 
 

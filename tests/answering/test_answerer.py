@@ -14,7 +14,7 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder, QuestionRetriever
 from ralm.errors import UsageError
-from ralm.lm.named import ModelOptions, load_language_model
+from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble

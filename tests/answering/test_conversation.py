@@ -13,7 +13,7 @@ from ralm.answering.prompts import Conversation, open_prompt
 from ralm.answering.sources import QuestionRetriever, RerankedPassages
 from ralm.errors import ChatError, UsageError
 from ralm.lm.api.tokenizers import PlainTokenizer
-from ralm.lm.named import ModelOptions, load_language_model
+from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation

@@ -12,7 +12,7 @@ from benchmarks.api.material import Material, asked_model
 from benchmarks.api.reading_ahead import token_by_token, written
 from benchmarks.api.requests import planned, rate, spread
 from ralm.lm import TINY
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate

@@ -27,7 +27,7 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.sources import PromptBuilder
 from ralm.errors import BudgetError, ServerError
 from ralm.lm.api.model import ApiModel
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading.pieces import GeneratedToken

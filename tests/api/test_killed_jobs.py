@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.records import Passage
 from ralm.retrieval.build import build_index
 from tests.api.backings import OfModel

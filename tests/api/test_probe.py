@@ -15,7 +15,7 @@ import pytest
 from ralm.errors import ModelError, RalmError, ServerError, UsageError
 from ralm.lm.api.model import ApiModel
 from ralm.lm.api.probe import load_api_model, probe_server
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import UNLIMITED
 from ralm.records import Request

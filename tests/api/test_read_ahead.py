@@ -16,7 +16,7 @@ from ralm import Ensemble, FromRetriever, GenerationOptions, InContext, generate
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.continuations import ApiContinuations
 from ralm.lm.api.model import ApiModel
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.protocols import WritingModel
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import mixture

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.records import ScoringSequence
 from tests.api.backings import Backing, OfModel, OfTable
 from tests.api.dialects.base import Dialect, chat_text

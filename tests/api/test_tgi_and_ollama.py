@@ -12,7 +12,7 @@ from ralm.errors import ModelError, ServerError
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.model import ApiModel
 from ralm.lm.api.probe import load_api_model
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import UNLIMITED, LanguageModel, WritingModel
 from ralm.reading.pieces import GeneratedToken

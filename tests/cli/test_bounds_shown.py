@@ -11,7 +11,7 @@ from ralm.answering.evaluation import AnsweredQuestion, JudgedAnswer, QuestionEv
 from ralm.answering.prompts import Cut
 from ralm.answering.questions import Question
 from ralm.cli.results import print_measures
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.reading.pieces import GeneratedText, GeneratedToken
 from ralm.retrieval.build import build_index
 from tests.api.backings import OfModel

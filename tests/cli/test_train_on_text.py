@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ralm.lm.named import load_language_model
+from ralm.lm.registry import load_language_model
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import FolderKind

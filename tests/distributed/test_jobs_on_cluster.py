@@ -16,7 +16,7 @@ from ralm.distributed import encode
 from ralm.distributed.models import ClusterModel, ModelLoader
 from ralm.distributed.workers import WorkerPool, open_workers
 from ralm.errors import ClusterError, UsageError
-from ralm.lm.named import ModelOptions, load_local_model
+from ralm.lm.registry import ModelOptions, load_local_model
 from ralm.recipes import inputs
 from ralm.records import ScoringSequence
 from ralm.retrieval.index import open_index

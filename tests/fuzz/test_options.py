@@ -21,7 +21,7 @@ import typer
 
 from ralm.cli import app
 from ralm.cli.sweep import SWEPT
-from ralm.lm import named
+from ralm.lm import registry
 from tests.cli.program import ralm
 from tests.cli.test_cli import STORIES, TEXT
 from tests.tiny_encoders import save_tiny_bert
@@ -136,9 +136,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_folders: dict[str, Path]
 @pytest.fixture(autouse=True)
 def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are loaded once for all cases."""
-    load = lru_cache(named.load_language_model)
+    load = lru_cache(registry.load_language_model)
 
-    monkeypatch.setattr(named, "load_language_model", load)
+    monkeypatch.setattr(registry, "load_language_model", load)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from ralm.errors import RalmError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm import TINY
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.protocols import Reader, Reranker
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble

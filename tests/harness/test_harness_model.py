@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.harness.model import RalmLM
 from ralm.lm import model_folder
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import Prompt, generate_many

@@ -16,7 +16,7 @@ from ralm.lm.local import kernels
 from ralm.lm.local.kernels import CAUSAL_BLOCKS, causal_blocks, speed_up
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.local.probe import check_causal
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
 from tests.every_family import FAMILIES, tiny_family_model

@@ -30,7 +30,7 @@ from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import check_plan
 from ralm.lm.local.loading import no_bars, weights_fingerprint
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.protocols import UNLIMITED
 from ralm.reading.plan import PlanOptions

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ralm.errors import LibraryWarning
 from ralm.lm.local.kernels import pack_weights, packable, processor_packs
 from ralm.lm.local.model import load_transformers_model
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
 from tests.tiny_models import FAMILIES

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ralm.errors import ModelError, RalmWarning, TextError
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
-from ralm.lm.named import load_tokenizer
+from ralm.lm.registry import load_tokenizer
 from ralm.lm.tokenizer import align
 from ralm.reading.plan import PlanOptions
 from ralm.reading.tokens import prepare_text

@@ -10,7 +10,7 @@ import pytest
 
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.lm.api.endpoint import ApiOptions
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.folder import MARK, CommandOptions, RecipeFolder, check_replacements
 from ralm.recipes.readings import trained_retriever

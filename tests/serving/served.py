@@ -11,7 +11,7 @@ from typing import Any
 from ralm import build_index
 from ralm.corpus.splitting import make_passages
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.records import Document
 from ralm.serving.server import RalmServer, address_of, bound_socket
 from ralm.serving.service import Service

@@ -19,7 +19,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, open_prompt
 from ralm.answering.sources import QuestionRetriever, RerankedPassages
 from ralm.errors import QuestionFileError, UsageError
-from ralm.lm.named import ModelOptions, load_language_model
+from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.concatenation import Concatenation

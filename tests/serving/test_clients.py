@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from ralm import Ensemble, FromRetriever, GenerationOptions, InContext, PlanOptions, evaluate_text, generate
 from ralm.lm.api.endpoint import ApiOptions
-from ralm.lm.named import ModelOptions, load_language_model
+from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.serving.service import Service
 from tests.serving.served import MODEL, PROMPTS, tiny

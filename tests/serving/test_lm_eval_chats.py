@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.lm.named import ModelOptions, load_language_model
+from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.serving.service import Service
 from tests.chat_models import save_chat_model
 from tests.harness.local_tasks import save_tasks

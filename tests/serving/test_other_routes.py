@@ -11,7 +11,7 @@ import pytest
 
 from ralm import EncoderOptions, PlanOptions, build_index, load_encoder, open_index
 from ralm.corpus.splitting import make_passages
-from ralm.lm.named import load_local_model
+from ralm.lm.registry import load_local_model
 from ralm.serving.options import Settings
 from ralm.serving.service import Service
 from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, serving, tiny

@@ -11,7 +11,7 @@ from ralm.cli import options
 from ralm.cli.flags import Flags, Given
 from ralm.cli.models import open_model
 from ralm.errors import UsageError
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.options import Option
 from ralm.reading import ReadingOptions
 from ralm.retrieval.retriever import RetrieverOptions

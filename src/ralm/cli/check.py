@@ -94,7 +94,7 @@ def probe_command(
         raise UsageError(f"{lm} is not a model behind an API; write URL#MODEL.")
 
     from ralm.cli.output import print_json
-    from ralm.lm.named import probe_language_model
+    from ralm.lm.registry import probe_language_model
 
     model = probe_language_model(lm, api)
     if json:

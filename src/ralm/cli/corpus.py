@@ -126,7 +126,7 @@ def read_corpus(
 
     tokenizer = None
     if lm is not None:
-        from ralm.lm.named import load_tokenizer
+        from ralm.lm.registry import load_tokenizer
 
         tokenizer = load_tokenizer(lm)
     removals, skipped = Removals(), Skipped()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from ralm.cli import options
 from ralm.cli.flags import Flags
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.options import Option
 from ralm.retrieval.retriever import RetrieverOptions
 
@@ -48,7 +48,7 @@ def demo_command(
     from ralm.cli.results import write_page
     from ralm.corpus.files import read_text
     from ralm.demo.demonstration import HELD_OUT, INDEX, REPORT, build_demo_folder, demo_report, demonstrate
-    from ralm.lm.named import load_language_model
+    from ralm.lm.registry import load_language_model
     from ralm.reading.sources import FromRetriever
 
     model = load_language_model(lm, model_options)

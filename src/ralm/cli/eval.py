@@ -10,7 +10,7 @@ from ralm.cli import options
 from ralm.cli.flags import Flags, Given
 from ralm.cli.models import open_scorer
 from ralm.errors import UsageError
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option, check_options
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions

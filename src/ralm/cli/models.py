@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ralm.cli.process import print_note
 from ralm.lm.api.endpoint import is_api
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 
 if TYPE_CHECKING:
     from ralm.distributed.workers import WorkerPool
@@ -26,7 +26,7 @@ def open_model(name: str, options: ModelOptions, ray: str | None = None) -> "Wri
 
     Raises the errors of loading it, or of the cluster.
     """
-    from ralm.lm.named import load_language_model
+    from ralm.lm.registry import load_language_model
 
     model: WritingModel
     if ray is None or is_api(name):

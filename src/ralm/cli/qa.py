@@ -12,7 +12,7 @@ from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.cli.models import open_model
 from ralm.errors import UsageError
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option, check_options
 from ralm.reading import ReadingOptions
 from ralm.retrieval.retriever import RetrieverOptions

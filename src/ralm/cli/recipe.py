@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.errors import UsageError
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.options import Option
 
 if TYPE_CHECKING:

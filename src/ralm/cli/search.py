@@ -85,7 +85,7 @@ def retrieve_command(
 
     from ralm.cli.options import open_text
     from ralm.cli.output import print_cache, print_line
-    from ralm.lm.named import load_tokenizer
+    from ralm.lm.registry import load_tokenizer
     from ralm.reading.rows import StrideRows
     from ralm.reading.sources import FromRetriever, retrieved_strides
     from ralm.reading.tokens import prepare_text, read_beginning

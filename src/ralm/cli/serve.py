@@ -13,7 +13,7 @@ from ralm.cli.flags import Flags, Given
 from ralm.cli.models import open_model
 from ralm.cli.process import print_note
 from ralm.errors import UsageError
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions

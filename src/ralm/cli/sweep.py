@@ -9,7 +9,7 @@ from ralm.cli.eval import EvaluationJob
 from ralm.cli.flags import Given, RecordMaker, option_types, reject_unused, unused_options
 from ralm.cli.models import open_model
 from ralm.errors import UsageError
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.retrieval.retriever import RetrieverOptions
 

@@ -13,7 +13,7 @@ from ralm.cli.flags import Flags, Given
 from ralm.cli.models import encoding_on, open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import (

@@ -412,7 +412,7 @@ def _tokenizer(lm: str, fingerprint: str | None) -> Tokenizer:
 
 
 def _loaded_tokenizer(lm: str) -> "ModelTokenizer":
-    from ralm.lm.named import load_tokenizer
+    from ralm.lm.registry import load_tokenizer
 
     return load_tokenizer(lm)
 

@@ -20,7 +20,7 @@ from ralm.errors import ClusterError, RalmError, UsageError
 from ralm.lm import TINY
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
-from ralm.lm.named import ModelOptions, load_local_model, load_tokenizer
+from ralm.lm.registry import ModelOptions, load_local_model, load_tokenizer
 from ralm.lm.scoring import split_by_tokens
 from ralm.protocols import Continuations, WritingModel
 from ralm.records import FloatArray, ScoringSequence

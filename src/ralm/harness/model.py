@@ -26,7 +26,7 @@ from ralm.evaluation.perplexity import evaluate_text
 from ralm.harness import lm_eval_installed
 from ralm.harness.options import HarnessOptions, parse_arguments
 from ralm.harness.requests import Contexts, GenerationAnswer, parse_generation_kwargs
-from ralm.lm.named import load_language_model
+from ralm.lm.registry import load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.generate import TokenWriter

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import ApiOptions, is_api
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.options import Arguments, Needs, Option, check_options, coerce
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions

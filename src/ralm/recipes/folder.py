@@ -24,7 +24,7 @@ from ralm.corpus.files import read_text
 from ralm.corpus.folder import fingerprint_of
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.lm.api.endpoint import ApiOptions, is_api
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.options import flags_of
 from ralm.recipes.inputs import STAND_IN_MODEL, make_stand_ins, stand_in, write_resource, write_titles
 from ralm.recipes.measures import Measure

@@ -142,20 +142,20 @@ def measure_recipe(
     return Result(
         recipe=recipe,
         folder=folder,
-        cells=[_measured(cell, samples.get(cell.measure) if cell.measure else None) for cell in recipe.cells],
-        orders=[_ordered(order, samples) for order in recipe.orders],
+        cells=[_cell_with_figure(cell, samples.get(cell.measure) if cell.measure else None) for cell in recipe.cells],
+        orders=[_order_with_figures(order, samples) for order in recipe.orders],
         changes=changes,
         is_partial=is_partial,
     )
 
 
-def _measured(cell: Cell, sample: Sample | None) -> MeasuredCell:
+def _cell_with_figure(cell: Cell, sample: Sample | None) -> MeasuredCell:
     if sample is None or math.isnan(sample.value):
         return MeasuredCell(cell=cell, value=None, interval=None)
     return MeasuredCell(cell=cell, value=sample.value, interval=sample.interval)
 
 
-def _ordered(order: Order, samples: dict[Measure, Sample]) -> MeasuredOrder:
+def _order_with_figures(order: Order, samples: dict[Measure, Sample]) -> MeasuredOrder:
     better, worse = samples[order.better], samples[order.worse]
     change = ends = None
     judged = better.counts_U.sum() > 0

@@ -310,16 +310,16 @@ class _Training:
         finite = losses_B.detach().isfinite().tolist()
         if not all(finite):
             place = finite.index(False)
-            self._refuse(f"the loss of {self._model.describe(int(examples_B[place]))} is {losses_B[place].item()}")
+            self._reject(f"the loss of {self._model.describe(int(examples_B[place]))} is {losses_B[place].item()}")
         return losses_B
 
     def _check_gradient(self, examples_B: IntArray) -> None:
         norm = torch.nn.utils.clip_grad_norm_(self._weights, _MOST_GRADIENT)
         if not norm.isfinite():
             first = self._model.describe(int(examples_B[0]))
-            self._refuse(f"the gradient of a batch of {len(examples_B)} that begins with {first} is not finite")
+            self._reject(f"the gradient of a batch of {len(examples_B)} that begins with {first} is not finite")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _reject(self, what: str) -> NoReturn:
         kept = self._checkpoints.latest()
         stays = f"the checkpoint of step {kept.step:,} is kept" if kept else "there is no checkpoint yet"
         raise ModelError(

@@ -194,7 +194,7 @@ class ExampleOptions:
     continuation_tokens: Annotated[
         int, Option("Tokens of a continuation: the text that a passage should make likely.")
     ] = 4
-    prefix_tokens: Annotated[int, Option("Least number of tokens before a continuation.")] = 128
+    prefix_tokens: Annotated[int, Option("Minimum number of tokens before a continuation.")] = 128
     sequence_tokens: Annotated[int, Option("Tokens of a sequence: a prefix and its continuations.", minimum=2)] = 256
     per_sequence: Annotated[
         int, Option("Consecutive examples per sequence; they share forward passes of the language model.")

@@ -43,11 +43,11 @@ class Versions:
 
     def snapshot(self, number: int) -> Path:
         """The folder of a snapshot."""
-        return self._named(_SNAPSHOT, number)
+        return self._path(_SNAPSHOT, number)
 
     def vectors(self, number: int) -> Path:
         """The file of the vectors of a version."""
-        return self._named(_VERSION, number) / VECTORS
+        return self._path(_VERSION, number) / VECTORS
 
     def newest(self) -> int:
         """The number of the newest version; 0 if there is none."""
@@ -68,7 +68,7 @@ class Versions:
     ) -> None:
         """Make a version: encode the passages of an index with the encoder of a snapshot, from where an earlier call
         was killed. Raises what `write_vectors` raises, StorageError if the disk is full."""
-        work = self._named(_ENCODING, number)
+        work = self._path(_ENCODING, number)
         with self._whole(_VERSION, number) as folder:
             write_vectors(index, folder, work, encoder, stored, ahead)
         shutil.rmtree(work, ignore_errors=True)
@@ -86,19 +86,19 @@ class Versions:
         for kind in (_SNAPSHOT, _ENCODING, _VERSION):
             for number in [*self._numbers(kind)]:
                 if is_unneeded(kind, number):
-                    shutil.rmtree(self._named(kind, number), ignore_errors=True)
+                    shutil.rmtree(self._path(kind, number), ignore_errors=True)
 
     def _numbers(self, kind: str) -> Iterator[int]:
         names = (re.fullmatch(rf"{kind}-([0-9]+)", entry.name) for entry in self._folder.iterdir())
         return (int(match[1]) for match in names if match)
 
-    def _named(self, kind: str, number: int) -> Path:
+    def _path(self, kind: str, number: int) -> Path:
         return self._folder / f"{kind}-{number:08d}"
 
     @contextmanager
     def _whole(self, kind: str, number: int) -> Iterator[Path]:
         """Yield the name of a folder to make; it gets its own name, on disk, when the block succeeds."""
-        folder = self._named(kind, number)
+        folder = self._path(kind, number)
         partial = folder.with_name(f"{folder.name}.partial")
         with storage_errors(folder):
             shutil.rmtree(partial, ignore_errors=True)

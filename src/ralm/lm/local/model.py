@@ -22,7 +22,7 @@ from ralm.lm.local.loading import (
 )
 from ralm.lm.local.probe import can_cache_rows, check_causal
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
-from ralm.lm.named import ModelOptions
+from ralm.lm.registry import ModelOptions
 from ralm.protocols import UNLIMITED, Continuations
 from ralm.records import FloatArray, ScoringSequence
 
