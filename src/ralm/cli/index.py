@@ -26,7 +26,7 @@ _DEVICE: Final = "Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if t
 _BM25: Final = Needs('`retriever="bm25"` or `"both"`', lambda own: own.retriever != "dense")
 _DENSE: Final = Needs('`retriever="dense"` or `"both"`', lambda own: own.retriever != "bm25")
 _RAY: Final = Needs("`ray`", lambda own: own.ray is not None)
-_ONE_MACHINE: Final = Needs("a build on one machine, not on a cluster", lambda own: own.ray is None)
+_ONE_MACHINE: Final = Needs("a build on one machine", lambda own: own.ray is None)
 _NOT_DENSE: Final = Needs(
     '`retriever="bm25"`: `ralm encode` adds vectors on the cluster afterwards', lambda own: own.retriever == "bm25"
 )
