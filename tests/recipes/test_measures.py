@@ -27,7 +27,7 @@ from ralm.recipes.measures import (
     stretches,
 )
 from ralm.recipes.recipe import Cell, Order, Recipe
-from ralm.recipes.replug_figure_7 import (
+from ralm.recipes.replug_figures_5_6_7_8 import (
     GainBelowOverlap,
     GainByFrequency,
     GainOfClass,

@@ -13,13 +13,25 @@ from ralm.recipes.icr_figures_3_5_6_7_9_10 import (
     icr_figure_9,
     icr_figure_10,
 )
-from ralm.recipes.icr_table_4_figure_8 import icr_figure_8, icr_table_4
-from ralm.recipes.icr_tables_1_2_3_5_figure_4 import icr_figure_4, icr_table_1, icr_table_2, icr_table_3, icr_table_5
+from ralm.recipes.icr_tables_1_2_3_4_5_figures_4_8 import (
+    icr_figure_4,
+    icr_figure_8,
+    icr_table_1,
+    icr_table_2,
+    icr_table_3,
+    icr_table_4,
+    icr_table_5,
+)
 from ralm.recipes.recipe import FULL_SCALE, Builder, Recipe, Scale
-from ralm.recipes.replug_figure_7 import contamination, gain_by_token, replug_figure_7
-from ralm.recipes.replug_figures_5_6_8 import replug_figure_5, replug_figure_6, replug_figure_8
-from ralm.recipes.replug_table_1_figure_4 import replug_figure_4, replug_table_1
-from ralm.recipes.replug_tables_2_3 import replug_table_2, replug_table_3
+from ralm.recipes.replug_figures_5_6_7_8 import (
+    contamination,
+    gain_by_token,
+    replug_figure_5,
+    replug_figure_6,
+    replug_figure_7,
+    replug_figure_8,
+)
+from ralm.recipes.replug_tables_1_2_3_figure_4 import replug_figure_4, replug_table_1, replug_table_2, replug_table_3
 from ralm.recipes.resources import Resource
 from ralm.recipes.steps import Step
 
