@@ -95,7 +95,8 @@ class Program:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it may end in between
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill it."""

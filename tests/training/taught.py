@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -54,9 +55,11 @@ class Taught:
 
 
 def wait_for_versions(work: Path) -> None:
-    """Wait until no snapshot is without its version; the refresher is another process."""
+    """Wait until no snapshot is without its version, or the process that encodes was killed."""
     end = time.monotonic() + 120
-    while any(not list(work.glob(f"version-{one.name[9:]}")) for one in work.glob("snapshot-????????")):
+    while active_children() and any(
+        not list(work.glob(f"version-{one.name[9:]}")) for one in work.glob("snapshot-????????")
+    ):
         assert time.monotonic() < end, "no version was made"
         time.sleep(0.02)
 
