@@ -141,3 +141,24 @@ def test_a_signal_decides_the_status_even_if_its_exception_is_lost() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
     assert ended.value.code == 128 + signal.SIGTERM
+
+
+class _Finalized:
+    """Gets a signal while it is collected."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_program_even_if_it_arrives_in_a_finalizer(number: int) -> None:
+    before = signal.signal(number, signal.SIG_DFL)
+    with pytest.raises(SystemExit) as ended, signals_unwind():
+        _Finalized(number)
+        time.sleep(60)
+        pytest.fail("the signal was lost")
+    signal.signal(number, before)
+    assert ended.value.code == 128 + number

@@ -2,16 +2,17 @@
 
 import io
 import logging
+import os
 import re
 import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import current_thread, main_thread
+from threading import Timer, current_thread, main_thread
 from types import FrameType
 from typing import Any, Final, NoReturn, Protocol, TextIO
 
@@ -19,6 +20,8 @@ from ralm.errors import RalmError, RalmWarning
 from ralm.terminal import no_progress, one_line, visible
 
 _PYTHONS_OWN: Final = warnings.showwarning
+_AFTER_FINALIZER: Final = 0.01
+"""Seconds until a signal is sent again that arrived in a finalizer."""
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
 _QUOTE: Final = '"'
@@ -160,24 +163,30 @@ def signals_unwind() -> Iterator[None]:
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         received.append(number)
         signal.signal(number, signal.SIG_DFL)
-        sys.exit(128 + number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-    for number, handler in before.items():
-        if handler is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else end)
-    try:
-        yield
-    except BaseException:  # Ray makes a KeyboardInterrupt of ours
-        if received:
+    def end_again(lost: "sys.UnraisableHookArgs") -> None:
+        # Python drops an exception that is raised in a finalizer or a callback: send the signal again, after it.
+        if received and isinstance(lost.exc_value, (KeyboardInterrupt, SystemExit)):
+            signal.signal(received[-1], end)
+            Timer(_AFTER_FINALIZER, os.kill, (os.getpid(), received[-1])).start()
+        else:
+            sys.__unraisablehook__(lost)
+
+    with ExitStack() as stack:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, end)
+                stack.callback(signal.signal, number, signal.SIG_DFL)
+        stack.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
+        sys.unraisablehook = end_again
+        try:
+            yield
+        except BaseException:  # Ray makes a KeyboardInterrupt of ours
+            if not received:
+                raise
+        if received:  # also if code that catches everything caught the exception
             sys.exit(128 + received[0])
-        raise
-    else:
-        if received:  # the exception was lost in code that ignores exceptions, such as a finalizer
-            sys.exit(128 + received[0])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 _OUTPUTS: Final = ("out", "report")
