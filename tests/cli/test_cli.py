@@ -3,10 +3,8 @@
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -365,30 +363,6 @@ def test_decontamination_is_counted_and_listed(work: Path, tmp_path: Path) -> No
     removed = {(row["reason"], row["title"] or row["document_id"]) for row in manifest["settings"]["removed"]["list"]}
     assert {name for _, name in removed} == {"The Sea", "town"}
     assert "whales" not in ralm("search", tmp_path / "i", "whales").out
-
-
-def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
-    with (tmp_path / "large.jsonl").open("w") as stream:
-        for number in range(120_000):
-            stream.write(json.dumps({"id": str(number), "title": "t", "text": f"some words {number} " * 40}) + "\n")
-    command = [sys.executable, "-m", "ralm", "index", tmp_path / "large.jsonl", "--out", tmp_path / "out" / "index"]
-    process = subprocess.Popen(
-        list(map(str, command)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored in background jobs
-    )
-    deadline = time.monotonic() + 60
-    while not any((tmp_path / "out").glob(".index.partial/new/passages.arrow")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_reranking_and_its_options(work: Path, model: Path) -> None:

@@ -91,12 +91,12 @@ def test_no_process_is_left(corpus: Path, tmp_path: Path, number: signal.Signals
         assert list(tmp_path.iterdir()) == []
 
 
-def with_signal(number: signal.Signals, module: str) -> str:
-    """Code that runs the program, and has it get a signal when it imports a module."""
+def with_signal(number: signal.Signals, event: str, name: str) -> str:
+    """Code that runs the program, and sends it a signal when it imports a module, or first opens a file, of a name."""
     return f"""
 import os, runpy, signal, sys
 def send(event, arguments):
-    if event == "import" and arguments[0] == {module!r}:
+    if event == {event!r} and str(arguments[0]).endswith({name!r}):
         os.kill(os.getpid(), {int(number)})
 sys.addaudithook(send)
 runpy.run_module("ralm", run_name="__main__", alter_sys=True)
@@ -106,17 +106,28 @@ runpy.run_module("ralm", run_name="__main__", alter_sys=True)
 @pytest.mark.parametrize(("module", "status"), [("typer", -signal.SIGINT), ("ralm.corpus.sources", 130)])
 def test_an_interrupt_while_the_program_is_imported(tmp_path: Path, module: str, status: int) -> None:
     (tmp_path / "text.txt").write_text("some text")
-    code = with_signal(signal.SIGINT, module)
+    code = with_signal(signal.SIGINT, "import", module)
     process = begun("index", tmp_path / "text.txt", "--out", tmp_path / "index", code=code)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (status, "")
+
+
+@pytest.mark.parametrize("name", ["new/bm25/run-0", "new/bm25/vocabulary.npy"])
+def test_an_interrupt_while_an_index_is_written(tmp_path: Path, name: str) -> None:
+    (tmp_path / "text.txt").write_text("some text")
+    code = with_signal(signal.SIGINT, "open", name)
+    process = begun("index", tmp_path / "text.txt", "--out", tmp_path / "out" / "index", code=code)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "text.txt").write_text("some text")
     code = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)" + with_signal(
-        signal.SIGHUP, "ralm.corpus.sources"
+        signal.SIGHUP, "import", "ralm.corpus.sources"
     )
     process = begun("index", tmp_path / "texts", "--out", tmp_path / "index", code=code)
     assert process.communicate(timeout=60)[1] == ""
