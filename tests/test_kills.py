@@ -22,7 +22,7 @@ from ralm.retrieval.index import open_index
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import MANIFEST, FolderKind
 from tests.campaign import sampled
-from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT
+from tests.cli.program import MODEL_LENGTH, STORIES, TEXT
 from tests.killed import Killed
 from tests.tiny_encoders import save_tiny_bert
 from tests.tiny_models import save_tiny_model

@@ -20,8 +20,7 @@ from typing import Any, Final
 
 import httpx
 
-from tests.cli.program import ralm
-from tests.cli.test_cli import STORIES, TEXT
+from tests.cli.program import STORIES, TEXT, ralm
 from tests.serving.process import running
 from tests.tiny_encoders import save_tiny_bert
 

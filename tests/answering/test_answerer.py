@@ -19,8 +19,7 @@ from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.sources import FromRetriever
-from tests.cli.program import ralm
-from tests.cli.test_cli import failed
+from tests.cli.program import failed, ralm
 from tests.tiny_models import save_tiny_model
 
 TEXTS = {

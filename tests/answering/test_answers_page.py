@@ -14,8 +14,7 @@ from ralm.answering.report import report_of_answers
 from ralm.answering.run import ANSWERS_KIND
 from ralm.errors import DamagedFolderError
 from ralm.storage.manifest import read_manifest
-from tests.cli.program import ralm
-from tests.cli.test_cli import failed
+from tests.cli.program import failed, ralm
 
 ROWS = [
     {

@@ -18,8 +18,7 @@ from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble
 from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.storage.manifest import read_manifest
-from tests.cli.program import ralm
-from tests.cli.test_cli import failed
+from tests.cli.program import failed, ralm
 
 PROMPT = open_prompt("in-context-ralm")
 TEXTS = ("The dog keeps the sheep together.", "The whales sing in the sea.", "Bread is sold in the town.")

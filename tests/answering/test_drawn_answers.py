@@ -19,8 +19,7 @@ from ralm.errors import UsageError
 from ralm.reading.ensemble import Ensemble
 from ralm.records import FloatArray, IntArray, NextTokens, Passage, ScoringSequence
 from ralm.storage.store import Store
-from tests.cli.program import ralm
-from tests.cli.test_cli import failed
+from tests.cli.program import failed, ralm
 
 LETTERS: Final = b"abc;"
 PASSAGES = [

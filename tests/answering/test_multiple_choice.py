@@ -25,8 +25,7 @@ from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.records import Hits, Passage, Passages
-from tests.cli.program import ralm
-from tests.cli.test_cli import failed
+from tests.cli.program import failed, ralm
 from tests.fakes import CountingModel, WordTokenizer
 from tests.shared_data import shared
 

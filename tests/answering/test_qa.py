@@ -26,8 +26,7 @@ from ralm.reading.ensemble import Ensemble
 from ralm.records import FloatArray, Hits, IntArray, Passage, Passages
 from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.storage.store import Store
-from tests.cli.program import ralm
-from tests.cli.test_cli import failed
+from tests.cli.program import failed, ralm
 
 PASSAGES = [
     Passage(0, "hill", "The Hill", "The dog keeps the sheep together on the green hill."),

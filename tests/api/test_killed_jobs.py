@@ -16,8 +16,7 @@ from tests.api.faults import Fault, Slow
 from tests.api.scripted_server import Request, ScriptedServer
 from tests.api.served import EXACT
 from tests.campaign import campaign
-from tests.cli.program import ralm
-from tests.cli.test_cli import STORIES, TEXT
+from tests.cli.program import STORIES, TEXT, ralm
 from tests.cli.test_signals import wait_until
 from tests.forked import Program, started
 

@@ -19,8 +19,7 @@ from tests.api.dialects.base import Dialect
 from tests.api.dialects.ollama import Ollama
 from tests.api.dialects.text_only import TextOnly
 from tests.api.scripted_server import ScriptedServer
-from tests.cli.program import ralm
-from tests.cli.test_cli import failed
+from tests.cli.program import failed, ralm
 from tests.fakes import passages_of
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from ralm.storage.outputs import MANIFEST
-from tests.cli.program import ralm
-from tests.cli.test_cli import failed
+from tests.cli.program import failed, printed, ralm
 from tests.fuzz.mutations import mend
 from tests.fuzz.targets import make_index, make_run
 
@@ -23,7 +22,7 @@ def test_what_is_whole(work: Path) -> None:
     for kind in ("index", "run"):
         answer = ralm("check", work / kind)
         assert (answer.status, answer.out, answer.err) == (0, f"{work / kind}: this {kind} is whole\n", "")
-        assert json.loads(ralm("check", work / kind, "--json").out) == {
+        assert printed("check", work / kind) == {
             "folder": str(work / kind), "kind": kind, "damaged": []
         }  # fmt: skip
 

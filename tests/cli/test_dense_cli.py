@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import ralm
-from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT, failed
+from tests.cli.program import MODEL_LENGTH, STORIES, TEXT, done, failed, ralm
 from tests.tiny_encoders import save_tiny_bert
 
 
@@ -21,8 +20,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_bert(folder / "bert")
     save_tiny_bert(folder / "other", seed=1)
     command = ["index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 10, "--retriever", "both"]
-    answer = ralm(*command, "--encoder", folder / "bert", "--passage-length", "40", "--faiss", "HNSW8")
-    assert answer.status == 0, answer.err
+    answer = done(*command, "--encoder", folder / "bert", "--passage-length", "40", "--faiss", "HNSW8")
     assert "vectors of 32 dimensions in a FAISS index HNSW8\nencoded: 6 passages in" in answer.out
     return folder
 
@@ -33,8 +31,7 @@ def model(tiny_folders: dict[str, Path]) -> Path:
 
 
 def found(*arguments: object) -> list[tuple[int, float]]:
-    answer = ralm("search", *arguments, "--json")
-    assert answer.status == 0, answer.err
+    answer = done("search", *arguments, "--json")
     return [(hit["passage"], hit["score"]) for hit in json.loads(answer.out)["hits"]]
 
 
@@ -52,15 +49,15 @@ def test_search_by_each_retriever(work: Path) -> None:
 def test_another_encoder_is_refused_unless_allowed(work: Path) -> None:
     command = ["search", work / "index", "sheep", "--retriever", "dense", "--query-encoder"]
     failed(ralm(*command, work / "other"), 1, "was built with another encoder")
-    assert ralm(*command, work / "other", "--any-encoder").status == 0
-    assert ralm(*command, work / "bert").status == 0
+    done(*command, work / "other", "--any-encoder")
+    done(*command, work / "bert")
 
 
 def test_documents_are_removed_without_the_encoder(work: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
     shutil.copytree(work / "bert", tmp_path / "bert")
     command = ["index", work / "corpus.jsonl", "--out", index, "--retriever", "both", "--encoder", tmp_path / "bert"]
-    assert ralm(*command, "--faiss", "HNSW8").status == 0
+    done(*command, "--faiss", "HNSW8")
     shutil.rmtree(tmp_path / "bert")
     removed = ralm("update", index, "--remove-id", STORIES[0][0])
     assert f"of {len(STORIES) - 1} documents" in removed.out, removed.err
@@ -94,8 +91,7 @@ def test_a_cache_shows_its_hits_and_changes_nothing(work: Path, model: Path, tmp
 
 def test_generate_with_dense_passages(work: Path, model: Path) -> None:
     command = ["generate", "The sheep on the hill", "--lm", model, "--index", work / "index", "--new-tokens", "6"]
-    answer = ralm(*command, "--document-tokens", "24", "--retriever", "dense", "--json")
-    assert answer.status == 0, answer.err
+    answer = done(*command, "--document-tokens", "24", "--retriever", "dense", "--json")
     assert json.loads(answer.out)["spans"]
 
 
@@ -105,8 +101,7 @@ def test_what_an_interrupted_build_encoded_is_taken(work: Path, tmp_path: Path) 
     command += ["--encoder", work / "bert", "--faiss"]
     failed(ralm(*command, "IVF99,Flat"), 2, "cannot be trained on 3 vectors")
     assert [path.name for path in tmp_path.iterdir()] == [".i.vectors"]
-    answer = ralm(*command, "Flat")
-    assert answer.status == 0, answer.err
+    answer = done(*command, "Flat")
     assert answer.out.endswith("reused from an interrupted build: 3\n")
     assert "encoded:" not in answer.out
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
@@ -125,7 +120,7 @@ def test_what_does_not_go_together(work: Path, tmp_path: Path) -> None:
     failed(ralm(*index, *dense, "--faiss", "IVF99,Flat"), 2, "cannot be trained on 3 vectors")
     failed(ralm(*index, *dense, "--faiss", "Nonsense"), 2, "FAISS cannot make an index 'Nonsense'")
     failed(ralm(*index, "--retriever", "dense", "--encoder", tmp_path / "none"), 1, "there is no folder")
-    assert ralm(*index, *dense, "--words", 10).status == 0
+    done(*index, *dense, "--words", 10)
     failed(ralm("search", tmp_path / "i", "sea"), 2, "was not built for BM25; use --retriever dense")
     failed(ralm("search", tmp_path / "i", "sea", "--retriever", "dense", "--nprobe", "4"), 2, "is for an IVF index")
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
@@ -134,16 +129,14 @@ def test_what_does_not_go_together(work: Path, tmp_path: Path) -> None:
 def test_a_second_set_of_vectors(work: Path, model: Path, tmp_path: Path) -> None:
     """Added, chosen by name and by default, replaced where that is said; an index of BM25 becomes one for both."""
     made = ["index", work / "corpus.jsonl", "--out", tmp_path / "i", "--words", 10]
-    assert ralm(*made).status == 0
+    done(*made)
     query = ["search", tmp_path / "i", "sheep on the hill", "-k", 4, "--retriever"]
     failed(ralm(*query, "dense"), 2, "or add vectors with `ralm encode`")
     encode = ["encode", tmp_path / "i", "--encoder"]
-    answer = ralm(*encode, work / "bert", "--passage-length", 40)
-    assert answer.status == 0, answer.err
+    answer = done(*encode, work / "bert", "--passage-length", 40)
     assert f"{tmp_path / 'i'}: vectors main (default)\nvectors of 32 dimensions in a FAISS index Flat" in answer.out
     assert "encoded: 6 passages in" in answer.out
-    answer = ralm(*encode, work / "other", "--vectors", "v2", "--no-default")
-    assert answer.status == 0, answer.err
+    answer = done(*encode, work / "other", "--vectors", "v2", "--no-default")
     assert "vectors main (default), v2\n" in answer.out
     first, second = found(*query[1:], "dense"), found(*query[1:], "dense", "--vectors", "v2")
     assert first == found(*query[1:], "dense", "--vectors", "main") != second
@@ -152,10 +145,9 @@ def test_a_second_set_of_vectors(work: Path, model: Path, tmp_path: Path) -> Non
     failed(ralm(*query, "bm25", "--vectors", "v2"), 2, "--vectors has no effect")
     failed(ralm(*encode, work / "other", "--vectors", "v2"), 1, "already has vectors 'v2'")
     failed(ralm(*encode, work / "other", "--vectors", "../v2"), 2, "vectors cannot be called")
-    assert ralm(*encode, work / "other", "--vectors", "main", "--force").status == 0
+    done(*encode, work / "other", "--vectors", "main", "--force")
     assert found(*query[1:], "dense") == second
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
     sweep = ["sweep", work / "text.txt", "--lm", model, "--index", tmp_path / "i", *MODEL_LENGTH, "--limit-tokens", 60]
-    swept = ralm(*sweep, "--retriever", "dense", "--over", "vectors", "--values", "main,v2", "--json")
-    assert swept.status == 0, swept.err
-    assert ralm("check", tmp_path / "i").status == 0
+    done(*sweep, "--retriever", "dense", "--over", "vectors", "--values", "main,v2", "--json")
+    done("check", tmp_path / "i")

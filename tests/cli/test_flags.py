@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 
-from ralm.cli.flags import Flags, RecordMaker, command
+from ralm.cli.flags import Flags, command
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
 
@@ -102,8 +102,8 @@ def test_a_record_that_may_be_none_is_none_where_what_it_needs_is_not_given() ->
 def test_a_record_that_is_made_later_takes_other_values() -> None:
     made: list[Outer] = []
 
-    def take(maker: RecordMaker[Outer]) -> None:
-        made.extend(maker.make(inner_many=many) for many in (1, 2))
+    def take(make: Callable[..., Outer]) -> None:
+        made.extend(make(inner_many=many) for many in (1, 2))
 
     called(take, "--name", "x", "--inner-many", "0")
     assert [outer.inner.many for outer in made] == [1, 2]

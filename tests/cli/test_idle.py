@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import ralm
-from tests.cli.test_cli import failed
+from tests.cli.program import failed, ralm
 
 INDEXED, DRAWN = ["--index", "i"], ["--retriever", "random"]
 HYBRID = ["--retriever", "hybrid"]

@@ -11,14 +11,14 @@ import pytest
 from ralm.cli.process import library_messages, quietly
 from ralm.errors import RalmWarning
 from ralm.terminal import PROGRESS_SWITCH, progress_bar
-from tests.cli.program import ralm
+from tests.cli.program import done, ralm
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("messages")
     (folder / "corpus.jsonl").write_text(json.dumps({"id": "a", "title": "Sea", "text": "whales sing"}) + "\n")
-    assert ralm("index", folder / "corpus.jsonl", "--out", folder / "index").status == 0
+    done("index", folder / "corpus.jsonl", "--out", folder / "index")
     return folder / "index"
 
 

@@ -14,8 +14,7 @@ from ralm.retrieval.index import open_index
 from ralm.runs.run import open_run
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import FolderKind
-from tests.cli.program import ralm
-from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT, failed
+from tests.cli.program import MODEL_LENGTH, STORIES, TEXT, done, failed, printed, ralm
 
 METADATA: dict[str, dict[str, Any]] = {
     "sea": {"url": "https://example.org/sea?a=1&b=2", "page": 3, "tags": ["deep", {"blue": True}]},
@@ -31,9 +30,8 @@ def work(tmp_path_factory: pytest.TempPathFactory, tiny_folders: dict[str, Path]
     rows = [{"id": name, "title": title, "text": text, **METADATA[name]} for name, title, text in STORIES]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "text.txt").write_text(TEXT)
-    assert ralm("index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 10).status == 0
-    answer = ralm("eval", folder / "text.txt", *reading(folder, tiny_folders), "--baseline", "--out", folder / "run")
-    assert answer.status == 0, answer.err
+    done("index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 10)
+    done("eval", folder / "text.txt", *reading(folder, tiny_folders), "--baseline", "--out", folder / "run")
     return folder
 
 
@@ -57,23 +55,22 @@ def test_metadata_cannot_control_a_terminal(work: Path) -> None:
 
 def test_long_metadata_is_cut_for_people_alone(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(json.dumps({"text": "fox", "html": "h" * 100_000}) + "\n")
-    assert ralm("index", tmp_path / "x.jsonl", "--out", tmp_path / "index").status == 0
+    done("index", tmp_path / "x.jsonl", "--out", tmp_path / "index")
     assert len(ralm("search", tmp_path / "index", "fox").out) < 400
-    [hit] = json.loads(ralm("search", tmp_path / "index", "fox", "--json").out)["hits"]
+    [hit] = printed("search", tmp_path / "index", "fox")["hits"]
     assert len(hit["metadata"]["html"]) == 100_000
 
 
 def test_the_file_of_retrieved_passages(work: Path, tiny_folders: dict[str, Path]) -> None:
     common = ["--lm", tiny_folders["llama"], "--max-length", 64]
     file = work / "retrieved.json"
-    assert ralm("retrieve", work / "text.txt", "--index", work / "index", *common, "--out", file).status == 0
+    done("retrieve", work / "text.txt", "--index", work / "index", *common, "--out", file)
     found = [passage for stride in json.loads(file.read_text()) for passage in stride["retrieved_docs"]]
     assert {passage["id"] for passage in found} == set(METADATA)
     for passage in found:
         assert passage.get("metadata") == (METADATA[passage["id"]] or None)
     read = ["--retrieved", file, "--document-tokens", 24, "--baseline"]
-    answer = ralm("eval", work / "text.txt", *common, *read, "--out", work / "from-file")
-    assert answer.status == 0, answer.err
+    done("eval", work / "text.txt", *common, *read, "--out", work / "from-file")
     passages = open_run(work / "from-file").text.passages.values()
     assert {passage.document_id: passage.metadata for passage in passages}.items() <= METADATA.items()
 
@@ -85,7 +82,7 @@ def test_sources_of_generated_text(work: Path, tiny_folders: dict[str, Path]) ->
     written = json.loads(ralm(*arguments, "--json", "--baseline").out)
     for part in (*written["spans"], *written["gain"]["passages"]):
         assert part["metadata"] == METADATA[part["document_id"]]
-    without = json.loads(ralm(*arguments[:4], *MODEL_LENGTH, "--new-tokens", 4, "--json").out)
+    without = printed(*arguments[:4], *MODEL_LENGTH, "--new-tokens", 4)
     assert without["spans"][0]["metadata"] == {}
 
 
@@ -95,9 +92,9 @@ def test_runs_and_reports(work: Path, tmp_path: Path) -> None:
         assert json.loads(metadata) == METADATA[document]
     shown = ralm("report", work / "run").out
     assert re.search(r"The Sea \(passage \d; url: https://example.org/sea\?a=1&b=2, page: 3", shown)
-    report = json.loads(ralm("report", work / "run", "--json").out)
+    report = printed("report", work / "run")
     assert all(row["metadata"] == METADATA[row["document_id"]] for row in report["passages"])
-    assert ralm("report", work / "run", "--html", tmp_path / "report.html").status == 0
+    done("report", work / "run", "--html", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<b>red" not in page
     assert "\x1b" not in page
@@ -119,7 +116,7 @@ def test_a_run_with_damaged_metadata(work: Path, tmp_path: Path) -> None:
 def test_the_fields_that_are_kept(work: Path, tmp_path: Path) -> None:
     def kept(*options: str) -> list[str]:
         out = tmp_path / "index"
-        assert ralm("index", work / "corpus.jsonl", "--out", out, "--force", *options).status == 0
+        done("index", work / "corpus.jsonl", "--out", out, "--force", *options)
         return [metadata_to_json(passage.metadata) for passage in open_index(out).passages]
 
     assert kept("--metadata-field", "page", "--metadata-field", "note") == [

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from datasets import Dataset
 
 from ralm.records import Passage
 from ralm.retrieval.index import check_index, open_index
-from tests.cli.program import ralm
-from tests.cli.test_cli import failed
+from tests.cli.program import done, failed, printed, ralm
 from tests.corpus.test_pdf import pdf
 
 pytest.importorskip("lxml")
@@ -84,8 +82,7 @@ def first_passages(index: Path) -> dict[str, tuple[str, str, Any]]:
 
 
 def test_every_document_is_there_or_named(folder: Path, tmp_path: Path) -> None:
-    answer = ralm("index", folder, "--out", tmp_path / "index")
-    assert answer.status == 0, answer.err
+    answer = done("index", folder, "--out", tmp_path / "index")
     assert first_passages(tmp_path / "index") == EXPECTED
     assert [passage.document_id for passage in open_index(tmp_path / "index").passages] == [
         *["a.txt", "b.md", "c.rst", "own", "e.json:1", "f.csv:2", "8", "i.html", "j.pdf", "j.pdf", "k.docx", "l:0"],
@@ -114,8 +111,8 @@ def test_every_document_is_there_or_named(folder: Path, tmp_path: Path) -> None:
 
 
 def test_metadata_of_every_kind_reaches_the_hits(folder: Path, tmp_path: Path) -> None:
-    assert ralm("index", folder, "--out", tmp_path / "index").status == 0
-    answer = json.loads(ralm("search", tmp_path / "index", "whale", "-k", 20, "--json").out)
+    done("index", folder, "--out", tmp_path / "index")
+    answer = printed("search", tmp_path / "index", "whale", "-k", 20)
     pages = [hit["metadata"] for hit in answer["hits"] if hit["document_id"] == "j.pdf"]
     assert pages == [{"page": 1}, {"page": 2}]
     found = {hit["document_id"]: hit["metadata"] for hit in reversed(answer["hits"])}
@@ -127,8 +124,7 @@ def test_folders_files_and_datasets_together(folder: Path, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "more.jsonl").write_text('{"text": "more whale", "url": "https://m"}\n')
     Dataset.from_dict({"text": ["hub whale"]}).save_to_disk(tmp_path / "saved")
-    answer = ralm("index", "folder", "more.jsonl", "hf:saved", "--out", "index")
-    assert answer.status == 0, answer.err
+    answer = done("index", "folder", "more.jsonl", "hf:saved", "--out", "index")
     in_folder = {
         (identifier if identifier in ("own", "8") else f"folder/{identifier}"): expected
         for identifier, expected in EXPECTED.items()
@@ -152,7 +148,7 @@ def test_a_broken_file_that_is_named_itself_is_an_error(folder: Path, tmp_path: 
 
 def test_fields_of_some_sources_alone(folder: Path, tmp_path: Path) -> None:
     index = ["index", folder, "--out", tmp_path / "index"]
-    assert ralm(*index, "--metadata-field", "url", "--metadata-field", "page").status == 0
+    done(*index, "--metadata-field", "url", "--metadata-field", "page")
     kept = [metadata for _, _, metadata in first_passages(tmp_path / "index").values() if metadata]
     assert sorted(map(str, kept)) == sorted(
         ["{'url': 'https://d'}", "{'url': 'https://f'}", "{'url': 'https://i'}", "{'page': 1}", "{'page': 7}"]

@@ -103,7 +103,7 @@ runpy.run_module("ralm", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize(("module", "status"), [("typer", -signal.SIGINT), ("ralm.corpus.sources", 130)])
+@pytest.mark.parametrize(("module", "status"), [("typer", -signal.SIGINT), ("ralm.cli.output", 130)])
 def test_an_interrupt_while_the_program_is_imported(tmp_path: Path, module: str, status: int) -> None:
     (tmp_path / "text.txt").write_text("some text")
     code = with_signal(signal.SIGINT, "import", module)
@@ -127,7 +127,7 @@ def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "text.txt").write_text("some text")
     code = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)" + with_signal(
-        signal.SIGHUP, "import", "ralm.corpus.sources"
+        signal.SIGHUP, "import", "ralm.cli.output"
     )
     process = begun("index", tmp_path / "texts", "--out", tmp_path / "index", code=code)
     assert process.communicate(timeout=60)[1] == ""

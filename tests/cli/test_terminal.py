@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ralm.terminal import visible
-from tests.cli.program import Answer, ralm
-from tests.cli.test_cli import MODEL_LENGTH
+from tests.cli.program import MODEL_LENGTH, Answer, ralm
 
 EVIL = "\x1b]0;owned\x07\x9b2J\x7f\u202eexe\u2028\x08"
 TITLE = f"The {EVIL}\nSea"

@@ -12,8 +12,7 @@ from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import FolderKind
 from ralm.training.candidates import OnlineExamples
 from ralm.training.options import CandidateOptions, ExampleOptions
-from tests.cli.program import Answer, ralm
-from tests.cli.test_cli import failed
+from tests.cli.program import Answer, done, failed, ralm
 from tests.tiny_encoders import save_tiny_bert
 
 SMALL = ["--continuation-tokens", 8, "--prefix-tokens", 12, "--sequence-tokens", 24, "--query-tokens", 12]
@@ -31,8 +30,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
             stream.write(json.dumps({"id": f"d{number}", "text": text}) + "\n")
     save_tiny_bert(folder / "bert")
     command = ["index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 10, "--retriever", "dense"]
-    answer = ralm(*command, "--encoder", folder / "bert")
-    assert answer.status == 0, answer.err
+    done(*command, "--encoder", folder / "bert")
     return folder
 
 
@@ -54,8 +52,7 @@ def test_both_encoders_learn_and_the_index_gets_their_vectors(
     assert "--vectors tuned" in answer.out
     assert list(tmp_path.iterdir()) == [out]
     assert read_manifest(out, kind=FolderKind("encoder")).counts["steps"] == 6
-    found = ralm("search", work / "index", "word1", "--retriever", "dense", "--vectors", "tuned", "--json")
-    assert found.status == 0, found.err
+    done("search", work / "index", "word1", "--retriever", "dense", "--vectors", "tuned", "--json")
     assert list(open_index(work / "index").vectors)[1:] == ["tuned"]
     failed(train(work, lm, out), 1, "already has vectors 'tuned', which are kept; choose another name")
 

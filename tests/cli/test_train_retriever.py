@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ralm.retrieval.index import open_index
-from tests.cli.program import ralm
-from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT, failed
+from tests.cli.program import MODEL_LENGTH, STORIES, TEXT, done, failed, printed, ralm
 from tests.test_kills import save_taught_index
 from tests.tiny_encoders import save_tiny_bert
 from tests.training.made_signals import save_signals
@@ -29,16 +28,14 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_result_is_read_with_the_same_index(work: Path, tiny_folders: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "tuned"
     train = ["train", "retriever", work / "signals", "--index", work / "taught", "--out", out, *TRAIN]
-    answer = ralm("--quiet", *train, "--init", work / "bert")
-    assert answer.status == 0, answer.err
+    answer = done("--quiet", *train, "--init", work / "bert")
     assert "gain per token of held-out examples: " in answer.out
     assert re.search(r"loss of the held-out examples: \d+\.\d{4} before, \d+\.\d{4} after", answer.out)
     assert f"search the same index with --retriever dense --query-encoder {out}" in answer.out
     assert "Writing model shards" not in answer.err
-    assert ralm("check", out).status == 0
+    done("check", out)
     before = ralm("search", work / "taught", "sea", "--retriever", "dense", "--json")
-    after = ralm("search", work / "taught", "sea", "--retriever", "dense", "--query-encoder", out, "--json")
-    assert after.status == 0, after.err
+    after = done("search", work / "taught", "sea", "--retriever", "dense", "--query-encoder", out, "--json")
     assert len(json.loads(after.out)["hits"]) == len(STORIES)
     assert json.loads(after.out)["hits"] != json.loads(before.out)["hits"]
     read = [
@@ -52,14 +49,13 @@ def test_the_result_is_read_with_the_same_index(work: Path, tiny_folders: dict[s
         "--json",
     ]
     read += ["--retriever", "dense", "--limit-tokens", "60"]
-    evaluated = ralm(*read, "--query-encoder", out)
-    assert evaluated.status == 0, evaluated.err
+    evaluated = done(*read, "--query-encoder", out)
     fingerprints = [
         json.loads(one.out)["config"]["passages"]["query_encoder"]["fingerprint"] for one in (evaluated, ralm(*read))
     ]
     assert len(set(fingerprints)) == 2
     failed(ralm(*train), 1, f"{out} already exists")
-    again = json.loads(ralm(*train, "--force", "--json").out)
+    again = printed(*train, "--force")
     assert (again["retriever"], again["steps"]) == (str(out), 6)
     assert [row["step"] for row in again["losses"]] == [0, 3, 6]
 
@@ -71,8 +67,7 @@ def test_folders_of_signals_are_learned_from_together(work: Path, tmp_path: Path
     losses = []
     for folders in ([work / "signals"], [work / "signals", work / "more"]):
         train = ["train", "retriever", *folders, "--index", work / "taught", "--out", tmp_path / "out", "--force"]
-        answer = ralm(*train, *TRAIN, "--device", "cpu", "--seed", 1)
-        assert answer.status == 0, answer.err
+        answer = done(*train, *TRAIN, "--device", "cpu", "--seed", 1)
         losses += re.findall(r"loss of the held-out examples: .*", answer.out)
     assert len(set(losses)) == 2
     mixed = ["train", "retriever", work / "signals", work / "text.txt", "--out", tmp_path / "new"]

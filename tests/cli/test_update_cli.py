@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import ralm
+from tests.cli.program import done, printed, ralm
 
 STORIES = {
     "sea.txt": "The sea is deep and blue. Ships cross the sea by night.",
@@ -25,13 +25,13 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def found(index: Path, query: str) -> list[str]:
-    hits = json.loads(ralm("search", index, query, "--json").out)["hits"]
+    hits = printed("search", index, query)["hits"]
     return [hit["document_id"] for hit in hits]
 
 
 def test_a_folder_that_changes(corpus: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
-    assert ralm("index", corpus, "--out", index).status == 0
+    done("index", corpus, "--out", index)
     (corpus / "new.txt").write_text("A dog barks in the market.")
     (corpus / "sea.txt").write_text("The sea is calm today.")
     refused = ralm("update", index, corpus)
@@ -40,18 +40,17 @@ def test_a_folder_that_changes(corpus: Path, tmp_path: Path) -> None:
     assert "Replace such documents with --replace" in refused.err
     assert found(index, "deep") == ["sea.txt"]
 
-    updated = ralm("update", index, corpus, "--replace")
-    assert updated.status == 0, updated.err
+    updated = done("update", index, corpus, "--replace")
     assert "4 passages of 4 documents in 1 segment" in updated.out
     assert found(index, "deep") == []
     assert found(index, "calm") == ["sea.txt"]
     assert sorted(found(index, "market")) == ["new.txt", "town.html"]
 
     (tmp_path / "gone.txt").write_text("new.txt\nhill.md\n")
-    assert ralm("update", index, "--remove", tmp_path / "gone.txt", "--remove-id", "sea.txt").status == 0
+    done("update", index, "--remove", tmp_path / "gone.txt", "--remove-id", "sea.txt")
     assert found(index, "market hill sea") == ["town.html"]
-    assert ralm("check", index).status == 0
-    assert ralm("merge", index).status == 0
+    done("check", index)
+    done("merge", index)
     assert found(index, "market hill sea") == ["town.html"]
 
 
@@ -59,10 +58,10 @@ def test_documents_keep_their_ids_however_many_sources_are_read(corpus: Path, tm
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "fog.txt").write_text("Fog over the sea.")
     one, two = tmp_path / "one", tmp_path / "two"
-    assert ralm("index", corpus, "--out", one).status == 0
+    done("index", corpus, "--out", one)
     assert "4 passages of 4 documents" in ralm("update", one, corpus, tmp_path / "more", "--replace").out
     assert found(one, "fog") == ["fog.txt"]
-    assert ralm("index", corpus, tmp_path / "more", "--out", two).status == 0
+    done("index", corpus, tmp_path / "more", "--out", two)
     (tmp_path / "more" / "fog.txt").write_text("The fog has gone.")
     assert "4 passages of 4 documents" in ralm("update", two, tmp_path / "more", "--replace").out
 
@@ -76,7 +75,7 @@ def test_a_large_index_keeps_its_segment(tmp_path: Path) -> None:
     first = ralm("update", index, tmp_path / "new.jsonl", "--remove-id", "d3")
     assert "88 passages of 44 documents in 2 segments" in first.out, "split into words of one, as it was built"
     assert found(index, "word41") == ["d41"]
-    hit = json.loads(ralm("search", index, "word41", "--json").out)["hits"][0]
+    hit = printed("search", index, "word41")["hits"][0]
     assert hit["metadata"] == {"url": "https://host/41"}
     assert "in 1 segment" in ralm("merge", index).out
 
@@ -87,12 +86,11 @@ def test_records_are_read_with_the_fields_of_the_index(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     index = tmp_path / "index"
     fields = ("--id-field", "key", "--title-field", "name", "--text-field", "body", "--no-metadata")
-    assert ralm("index", tmp_path / "old.jsonl", "--out", index, *fields).status == 0
-    assert ralm("update", index, tmp_path / "new.jsonl").status == 0
-    hit = json.loads(ralm("search", index, "word2", "--json").out)["hits"][0]
+    done("index", tmp_path / "old.jsonl", "--out", index, *fields)
+    done("update", index, tmp_path / "new.jsonl")
+    hit = printed("search", index, "word2")["hits"][0]
     assert (hit["document_id"], hit["title"], hit.get("metadata", {})) == ("k2", "Name 2", {})
-    own = ralm("update", index, tmp_path / "new.jsonl", "--id-field", "url", "--text-field", "body", "--replace")
-    assert own.status == 0
+    done("update", index, tmp_path / "new.jsonl", "--id-field", "url", "--text-field", "body", "--replace")
     assert sorted(found(index, "word1 word2")) == ["k1", "k2", "u"]
 
 

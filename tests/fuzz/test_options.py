@@ -22,8 +22,7 @@ import typer
 from ralm.cli import app
 from ralm.cli.sweep import SWEPT
 from ralm.lm import registry
-from tests.cli.program import ralm
-from tests.cli.test_cli import STORIES, TEXT
+from tests.cli.program import STORIES, TEXT, ralm
 from tests.tiny_encoders import save_tiny_bert
 
 CASES = int(os.environ.get("RALM_FUZZ", "12"))

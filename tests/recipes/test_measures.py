@@ -41,8 +41,7 @@ from ralm.retrieval.analysis import Analyser, analysis_by_name
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import FolderKind, new_folder
-from tests.cli.program import ralm
-from tests.cli.test_cli import STORIES, TEXT
+from tests.cli.program import STORIES, TEXT, ralm
 from tests.tiny_models import save_tiny_model
 
 WITH = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions(stride=8))

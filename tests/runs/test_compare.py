@@ -9,8 +9,7 @@ from ralm.errors import DamagedFolderError, FolderError, UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.runs.compare import TARGETS_PER_DOCUMENT, compare_runs
 from ralm.runs.run import read_tokens
-from tests.cli.program import ralm
-from tests.cli.test_cli import MODEL_LENGTH
+from tests.cli.program import MODEL_LENGTH, done, ralm
 
 DOCUMENTS = [
     f"= Doc {number} =\n" + f"the dog and the cat number {number} keep the sheep on the hill. " * 4
@@ -27,8 +26,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folders: dict[str, Path]
     limits = [[], ["--windows", "blocked", "--block", 4], ["--limit-tokens", 40]]
     for name, options in zip(names, limits, strict=True):
         out = ["--lm", tiny_folders["llama"], *MODEL_LENGTH, *options, "--out", folder / name]
-        answer = ralm("eval", folder / "text.txt", *out)
-        assert answer.status == 0, answer.err
+        done("eval", folder / "text.txt", *out)
     return folder
 
 
@@ -98,8 +96,7 @@ def test_what_is_no_run(runs: Path, tmp_path: Path) -> None:
 
 
 def test_the_command(runs: Path) -> None:
-    answer = ralm("compare", runs / "one", runs / "two", "--documents", "^= .* =$")
-    assert answer.status == 0, answer.err
+    answer = done("compare", runs / "one", runs / "two", "--documents", "^= .* =$")
     assert "against the first" in answer.out
     assert "over 5 documents" in answer.out
     asked = ralm("compare", runs / "one", runs / "two", "--documents", "^= .* =$", "--json")

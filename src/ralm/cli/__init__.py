@@ -4,6 +4,7 @@ Commands import what they need when they run: `ralm --help` must not wait for to
 """
 
 import inspect
+import io
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -14,34 +15,34 @@ import typer
 from ralm.cli.ask import ask_command
 from ralm.cli.check import check_command, probe_command
 from ralm.cli.demo import demo_command
-from ralm.cli.eval import evaluate_command
-from ralm.cli.flags import command
+from ralm.cli.eval import eval_command
+from ralm.cli.flags import Output, command
 from ralm.cli.generate import generate_command
 from ralm.cli.index import encode_command, index_command, merge_command, update_command
-from ralm.cli.models import close_models
+from ralm.cli.models import end_command
 from ralm.cli.process import (
     escape_unprintable,
     library_messages,
     print_error,
-    print_usage_error,
     quietly,
     signals_unwind,
     warn_of_untested_versions,
 )
 from ralm.cli.qa import choice_command, curve_command, qa_command
-from ralm.cli.recipe import list_recipes_command, run_command, show_command
+from ralm.cli.recipe import list_command, run_command, show_command
 from ralm.cli.report import compare_command, report_command
 from ralm.cli.search import retrieve_command, search_command
 from ralm.cli.serve import serve_command
 from ralm.cli.sweep import sweep_command
 from ralm.cli.train import bm25_command, reranker_command, retriever_command, signals_command
 from ralm.errors import RalmError, UsageError
+from ralm.terminal import visible
 from ralm.version import __version__
 
-_HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-app = typer.Typer(
-    name="ralm", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=_HELP
-)
+
+def _group(**how: Any) -> typer.Typer:
+    help_options = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    return typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=help_options, **how)
 
 
 def _print_version(wanted: bool) -> None:
@@ -50,81 +51,45 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _be_quiet(context: typer.Context, wanted: bool) -> None:
-    if wanted:
-        context.with_resource(quietly())
+app = _group(name="ralm", pretty_exceptions_enable=False)
 
 
 @app.callback()
 def _ralm(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
-    quiet: bool = typer.Option(
-        False, "--quiet", callback=_be_quiet, help="Print no progress and no notes, only warnings and errors."
+    context: typer.Context,
+    _version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
+    quiet: bool = typer.Option(False, "--quiet", help="Print no progress and no notes, only warnings and errors."),
 ) -> None:
     """Retrieval-augmented language models that need no change to the model.
 
     Index a corpus, then score and generate text with a frozen language model that reads retrieved passages first.
     `ralm demo` shows all of it without any download.
     """
+    if quiet:
+        context.with_resource(quietly())
+    context.call_on_close(end_command)
 
 
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "index": index_command,
-    "update": update_command,
-    "merge": merge_command,
-    "encode": encode_command,
-    "search": search_command,
-    "eval": evaluate_command,
-    "sweep": sweep_command,
-    "ask": ask_command,
-    "qa": qa_command,
-    "curve": curve_command,
-    "choice": choice_command,
-    "report": report_command,
-    "compare": compare_command,
-    "retrieve": retrieve_command,
-    "generate": generate_command,
-    "serve": serve_command,
-    "signals": signals_command,
-    "probe": probe_command,
-    "check": check_command,
-    "demo": demo_command,
-}
+def _add(group: typer.Typer, *functions: Callable[..., Output | None]) -> None:
+    """Add commands, named after their functions; a list of commands shows the first sentence of their help, whole."""
+    for function in functions:
+        first, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
+        sentence, _, _ = " ".join(first.split()).partition(". ")
+        name = function.__name__.removesuffix("_command")
+        group.command(name, short_help=sentence.removesuffix("."))(command(function))
 
 
-def _add(group: typer.Typer, name: str, function: Callable[..., None], **how: bool) -> None:
-    """Add a command; the list of commands shows the first sentence of its help, whole."""
-    first, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
-    sentence, _, _ = " ".join(first.split()).partition(". ")
-    group.command(name, short_help=sentence.removesuffix("."))(command(function, **how))
-
-
-for _name, _function in _COMMANDS.items():
-    _add(app, _name, _function)
-
-
-_train = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings=_HELP,
-    help="Train small models on what a language model makes of passages (`ralm signals`).",
-)
-_add(_train, "reranker", reranker_command)
-_add(_train, "retriever", retriever_command)
-_add(_train, "bm25", bm25_command)
-app.add_typer(_train, name="train", short_help=str(_train.info.help).removesuffix("."))
-
-_recipe = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings=_HELP,
-    help="Run the tables and figures of both papers, with the paper's figures beside ours.",
-)
-_add(_recipe, "list", list_recipes_command)
-_add(_recipe, "show", show_command)
-_add(_recipe, "run", run_command, has_dry_run=False)
-app.add_typer(_recipe, name="recipe", short_help=str(_recipe.info.help).removesuffix("."))
+_train = _group(help="Train small models on what a language model makes of passages (`ralm signals`).")
+_recipe = _group(help="Run the tables and figures of both papers, with the paper's figures beside ours.")
+_add(app, index_command, update_command, merge_command, encode_command, search_command, eval_command, sweep_command)
+_add(app, ask_command, qa_command, curve_command, choice_command, report_command, compare_command, retrieve_command)
+_add(app, generate_command, serve_command, signals_command, probe_command, check_command, demo_command)
+_add(_train, reranker_command, retriever_command, bm25_command)
+_add(_recipe, list_command, show_command, run_command)
+for _name, _commands in (("train", _train), ("recipe", _recipe)):
+    app.add_typer(_commands, name=_name, short_help=str(_commands.info.help).removesuffix("."))
 
 
 @cache
@@ -141,10 +106,7 @@ def main() -> None:
         if any("\0" in argument for argument in sys.argv):
             raise UsageError("an argument holds a NUL character; remove it.")
         with signals_unwind(), library_messages():
-            try:
-                sys.exit(_run())
-            finally:
-                close_models()
+            sys.exit(_run())
     except RalmError as error:
         print_error(str(error))
         warn_of_untested_versions(error)
@@ -169,6 +131,8 @@ def _run() -> int | None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # not every version of typer exports the class of these errors
             raise
-        shown: Any = error
-        print_usage_error(shown)
-        return shown.exit_code
+        wrong: Any = error
+        usage = io.StringIO()
+        wrong.show(file=usage)
+        sys.stderr.write(visible(usage.getvalue()))
+        return wrong.exit_code

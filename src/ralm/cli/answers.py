@@ -6,10 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import JsonValue
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ralm.answering.citations import SourcedAnswer
@@ -17,10 +14,10 @@ from ralm.answering.curve import CURVE_PLOT, CURVE_TABLE, AnswerCurve
 from ralm.answering.evaluation import METRICS, ChoiceEvaluation, QuestionEvaluation
 from ralm.answering.multiple_choice import CATEGORIES
 from ralm.answering.report import AnswersReport
-from ralm.cli.output import number, passage_name, print_line
+from ralm.cli.output import passage_name, print_beginning, print_line, print_table
 from ralm.cli.process import print_note
 from ralm.reading.pieces import GeneratedText
-from ralm.runs.report import render_page
+from ralm.runs.report import render_page, to_float
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
 
@@ -48,112 +45,103 @@ _CHOICE_METRICS = {
 
 def print_answers(evaluation: QuestionEvaluation, out: Path | None) -> None:
     """Print the measures of answers, with passages and without."""
-    summary = evaluation.summary()
+    summary: dict[str, Any] = evaluation.summary()
     _print_books(summary, evaluation.documents, _ANSWER_METRICS)
     print_line("  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token")
     notes = [f"{len(evaluation.rows):,} questions"]
     held = summary.get("has_answer")
     if summary["without_answers"]:
-        notes.append(f"{number(summary['without_answers']):,.0f} without gold answers, not judged")
+        notes.append(f"{summary['without_answers']:,} without gold answers, not judged")
     notes += _unscored(summary)
-    if isinstance(held, dict):
-        notes.append("an answer is in the first " + ", ".join(f"{k}: {number(share):.1%}" for k, share in held.items()))
+    if held:
+        notes.append("an answer is in the first " + ", ".join(f"{k}: {share:.1%}" for k, share in held.items()))
     if "certified" in summary:
-        notes.append(f"{number(summary['certified']):.1%} of the tokens of answers are certified")
+        notes.append(f"{summary['certified']:.1%} of the tokens of answers are certified")
     _print_notes(notes, summary)
     if out is not None:
         print_line(f"Every question with its answer and passages: {out}/answers.parquet")
 
 
-def _unscored(summary: Mapping[str, JsonValue]) -> list[str]:
+def _unscored(summary: Mapping[str, Any]) -> list[str]:
     """The number of gold answers that did not fit after a prompt, if others did."""
-    missing = number(summary["questions"]) - number(summary["without_answers"]) - number(summary["gold_scored"])
-    return [f"{missing:,.0f} gold answers could not be scored"] if missing and summary["gold_scored"] else []
+    missing = summary["questions"] - summary["without_answers"] - summary["gold_scored"]
+    return [f"{missing:,} gold answers could not be scored"] if missing and summary["gold_scored"] else []
 
 
 def print_choices(evaluation: ChoiceEvaluation, out: Path | None) -> None:
     """Print how often a model chooses right, and how well it is calibrated, with passages and without."""
-    summary = evaluation.summary()
+    summary: dict[str, Any] = evaluation.summary()
     books = {name: _with_categories(summary.get(name)) for name in ("closed_book", "difference")}
     _print_books(_with_categories(summary) | books, evaluation.documents, _CHOICE_METRICS)
     explained = "; right choice: natural logarithm of its probability" if "gold_log_prob" in summary else ""
     print_line(f"  accuracy in percent, with 95% intervals{explained}")
-    notes = [f"{len(evaluation.rows):,} questions", f"chance {number(summary['chance']):.1%}"]
+    notes = [f"{len(evaluation.rows):,} questions", f"chance {summary['chance']:.1%}"]
     if summary["no_choice"]:
-        notes.append(f"{number(summary['no_choice']):,.0f} answers are no letter")
+        notes.append(f"{summary['no_choice']:,} answers are no letter")
     if "certified" in summary:
-        notes.append(f"{number(summary['certified']):.1%} of the choices are certified")
+        notes.append(f"{summary['certified']:.1%} of the choices are certified")
     _print_notes(notes, summary)
     if out is not None:
         print_line(f"By subject: {out}/summary.json; every question with its choices: {out}/choices.parquet")
 
 
-def _print_notes(notes: Sequence[str], summary: Mapping[str, JsonValue]) -> None:
+def _print_notes(notes: Sequence[str], summary: Mapping[str, Any]) -> None:
     """Print the notes on a table, and the number of prompts that were cut."""
-    cut = number(summary["cut"])
-    cuts = [f"{cut:,.0f} prompts did not fit and were cut at the beginning"] if cut else []
+    cut = summary["cut"]
+    cuts = [f"{cut:,} prompts did not fit and were cut at the beginning"] if cut else []
     print_line("  " + "; ".join([*notes, *cuts]))
 
 
 def print_curve(curve: AnswerCurve, out: Path | None) -> None:
     """Print a table with one row per number of passages."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("passages", justify="right")
-    for label, _, _ in _ANSWER_METRICS.values():
-        table.add_column(label, justify="right")
-    table.add_column("has answer", justify="right")
-    rows = curve.rows()
+    rows: list[dict[str, Any]] = curve.rows()
+    cells = []
     for row in rows:
-        ends: dict[str, JsonValue] = {f"{name}_interval": [row[f"{name}_low"], row[f"{name}_high"]] for name in METRICS}
+        ends = {f"{name}_interval": [row[f"{name}_low"], row[f"{name}_high"]] for name in METRICS}
         known = {name: value for name, value in row.items() if value is not None} | ends
-        cells = [_with_interval(known, name, factor, form) for name, (_, factor, form) in _ANSWER_METRICS.items()]
-        held = f"{number(row['has_answer']):.1%}" if "has_answer" in known else ""
-        table.add_row(str(row["documents"]), *cells, held)
-    Console(file=sys.stdout, highlight=False).print(table)
+        figures = [_with_interval(known, name, factor, form) for name, (_, factor, form) in _ANSWER_METRICS.items()]
+        held = f"{row['has_answer']:.1%}" if "has_answer" in known else ""
+        cells.append([f"{row['documents']:>8}", *figures, held])
+    labels = [label for label, _, _ in _ANSWER_METRICS.values()]
+    print_table(["passages", *labels, "has answer"], cells, pad_edge=False)
     explained = "  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token"
     print_line("; ".join([explained, *_unscored(rows[0])]))
     if out is not None:
         print_line(f"The table: {out / CURVE_TABLE}, {out / CURVE_PLOT}")
 
 
-def _with_categories(measures: JsonValue) -> dict[str, Any]:
+def _with_categories(measures: dict[str, Any] | None) -> dict[str, Any]:
     """Measures with the accuracy of each category under the category's name."""
-    found = dict(measures) if isinstance(measures, dict) else {}
-    categories = found.get("categories")
-    for name, own in categories.items() if isinstance(categories, dict) else ():
-        if isinstance(own, dict):
-            found |= {name: own["accuracy"], f"{name}_interval": own["accuracy_interval"]}
-    return found
+    found = measures or {}
+    categories: dict[str, Any] = {}
+    for name, own in found.get("categories", {}).items():
+        categories |= {name: own["accuracy"], f"{name}_interval": own["accuracy_interval"]}
+    return {**found, **categories}
 
 
-def _print_books(summary: dict[str, JsonValue], documents: int, metrics: Mapping[str, tuple[str, int, str]]) -> None:
+def _print_books(summary: dict[str, Any], documents: int, metrics: Mapping[str, tuple[str, int, str]]) -> None:
     """Print a table of metrics, each with its label, factor and format: closed book, with passages, the difference."""
     closed = summary.get("closed_book")
     read = "with passages" if documents else "closed book"
     rows = {"closed book": closed, read: summary, "difference": summary["difference"]} if closed else {read: summary}
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for name in rows:
-        table.add_column(name, justify="right")
+    cells = []
     for metric, (label, factor, form) in metrics.items():
-        forms = ("+" + form if name == "difference" else form for name in rows)
-        cells = [_with_interval(one, metric, factor, form) for one, form in zip(rows.values(), forms, strict=True)]
-        if any(cells):
-            table.add_row(label, *cells)
-    Console(file=sys.stdout, highlight=False).print(table)
+        figures = [
+            _with_interval(measures, metric, factor, "+" + form if name == "difference" else form)
+            for name, measures in rows.items()
+        ]
+        if any(figures):
+            cells.append([label, *figures])
+    print_table(["", *rows], cells, pad_edge=False)
 
 
-def _with_interval(measures: JsonValue, metric: str, factor: int, form: str) -> str:
+def _with_interval(measures: Mapping[str, Any] | None, metric: str, factor: int, form: str) -> str:
     """A measure, and its interval on a line of its own if it has one; empty if there is no such measure."""
-    if not isinstance(measures, dict) or metric not in measures:
+    if not measures or metric not in measures:
         return ""
-    value, *ends = (format(factor * number(one), form) for one in (measures[metric], *_ends(measures, metric)))
+    found = (measures[metric], *measures.get(f"{metric}_interval", ()))
+    value, *ends = (format(factor * to_float(one), form) for one in found)
     return f"{value}\n({', '.join(ends)})" if ends else value
-
-
-def _ends(measures: Mapping[str, JsonValue], metric: str) -> Sequence[JsonValue]:
-    ends = measures.get(f"{metric}_interval")
-    return ends if isinstance(ends, list) else []
 
 
 def print_pieces(pieces: Iterable[GeneratedText]) -> None:
@@ -171,10 +159,11 @@ def print_sources(answer: SourcedAnswer) -> None:
     """Print the passages of an answer, the contribution of each, and the log-probability of the answer."""
     tokens = len(answer.answer.tokens)
     for rank, source in enumerate(answer.sources, 1):
-        share = "in the same prompt" if source.gain is None else f"{source.share:.0%}{_nats(source.gain)}"
-        text = " ".join(source.passage.text.split())
+        share = "in the same prompt"
+        if source.gain is not None:
+            share = f"{source.share:.0%}" + ("" if math.isnan(source.gain) else f" {source.gain:+.2f} nats")
         print_line(f"\n{rank:>3}. {share if tokens else '-'}  {passage_name(source.passage)}")
-        print_line(f"     {text[:_WIDTH]}{'...' if len(text) > _WIDTH else ''}")
+        print_beginning(source.passage, _WIDTH)
     if answer.cut:
         print_line(f"\nThe prompt did not fit: {answer.cut.documents:,} tokens of passages were cut at the beginning.")
     if tokens:
@@ -184,11 +173,6 @@ def print_sources(answer: SourcedAnswer) -> None:
             print_line(f"\nLog-probability of the answer: {own:.2f} nats a token{beside} ({tokens} tokens).")
     if any(token.is_bounded for token in answer.answer.tokens):
         print_line(f"{answer.answer.certified:.0%} of its tokens are certified; the log-probability is at least this.")
-
-
-def _nats(gain: float) -> str:
-    """A gain, unless it is not known."""
-    return "" if math.isnan(gain) else f" {gain:+.2f} nats"
 
 
 def print_answers_report(report: AnswersReport) -> None:

@@ -1,12 +1,12 @@
 """`ralm check` checks folders or installed versions; `ralm probe` reports the capabilities of a model's server."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ralm.cli import options
-from ralm.cli.flags import Flags
+from ralm.cli.flags import Flags, Output
 from ralm.cli.process import print_error, untested_warning
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import ApiOptions, is_api
@@ -14,16 +14,12 @@ from ralm.lm.api.endpoint import ApiOptions, is_api
 
 def check_command(
     folder: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="DIR", help="Folder of an index, a run, a sweep, signals or a trained model.", show_default=False
-        ),
+        Path | None, options.argument("Folder of an index, a run, a sweep, signals or a trained model.", "DIR")
     ] = None,
     environment: Annotated[
         bool, typer.Option("--environment", help="Check the versions of Python and of the installed packages instead.")
     ] = False,
-    json: options.PrintJson = False,
-) -> None:
+) -> Output:
     """Read every byte of a folder that ralm wrote, and report damage. The exit status is 1 if anything is damaged.
 
     Opening a folder checks small files fully, and samples of files above 64 MiB. This command compares the checksums of
@@ -34,57 +30,44 @@ def check_command(
     """
     if environment == (folder is not None):
         raise UsageError("`ralm check` takes a folder or --environment: give one of them.")
-    if folder is None:
-        _check_environment(json=json)
-    else:
-        _check_folder(folder, json=json)
+    return _check_environment() if folder is None else _check_folder(folder)
 
 
-def _check_environment(*, json: bool) -> None:
-    from ralm.cli.output import print_json, print_line
+def _check_environment() -> Output:
+    from ralm.cli.output import print_line
     from ralm.environment import lock_file, untested_versions
 
     found = untested_versions()
-    if json:
-        print_json({"untested": [*found], "locked": str(lock_file())})
-    elif not found:
-        print_line("all versions are between the lowest and the newest that ralm was tested with")
-    else:
-        print_error(untested_warning(found))
-        print_line(f"to install the tested versions: pip install --constraint {lock_file()} 'ralm[all]'")
-    if found:
-        raise typer.Exit(1)
+
+    def print_versions() -> None:
+        if found:
+            print_error(untested_warning(found))
+            print_line(f"to install the tested versions: pip install --constraint {lock_file()} 'ralm[all]'")
+        else:
+            print_line("all versions are between the lowest and the newest that ralm was tested with")
+
+    return Output(lambda: {"untested": [*found], "locked": str(lock_file())}, print_versions, status=int(bool(found)))
 
 
-def _check_folder(folder: Path, *, json: bool) -> None:
-    from ralm.cli.output import print_json, print_line
+def _check_folder(folder: Path) -> Output:
+    from ralm.cli.output import print_line
     from ralm.runs.run import verify_folder
 
-    found = verify_folder(folder)
-    if json:
-        print_json({"folder": str(folder), "kind": found.kind, "damaged": [*found.damaged]})
-    else:
-        for damage in found.damaged:
-            print_line(damage)
-        if not found.damaged:
-            print_line(f"{folder}: this {found.kind} is whole")
-    if found.damaged:
-        raise typer.Exit(1)
+    kind, damaged = verify_folder(folder)
 
+    def print_damage() -> None:
+        for line in damaged or [f"{folder}: this {kind} is whole"]:
+            print_line(line)
 
-if TYPE_CHECKING:
-    from ralm.lm.api.model import ApiModel
-
-_API = ApiOptions()
+    return Output(
+        lambda: {"folder": str(folder), "kind": kind, "damaged": [*damaged]}, print_damage, status=int(bool(damaged))
+    )
 
 
 def probe_command(
-    lm: Annotated[
-        str, typer.Argument(metavar="URL#MODEL", help="Model behind an API; or PROVIDER:MODEL.", show_default=False)
-    ],
-    api: Annotated[ApiOptions, Flags(without=("dry_run", "requests_at_once"))] = _API,
-    json: options.PrintJson = False,
-) -> None:
+    lm: Annotated[str, options.argument("Model behind an API; or PROVIDER:MODEL.", "URL#MODEL")],
+    api: Annotated[ApiOptions, Flags(without=("dry_run", "requests_at_once"))],
+) -> Output:
     """Probe a server of a language model: which scores it returns exactly, by bounds, or not at all.
 
     The server scores and continues a known text in several ways, and its figures must agree with each other. Other
@@ -93,31 +76,28 @@ def probe_command(
     if not is_api(lm):
         raise UsageError(f"{lm} is not a model behind an API; write URL#MODEL.")
 
-    from ralm.cli.output import print_json
+    from ralm.cli.output import print_line
     from ralm.lm.registry import probe_language_model
 
     model = probe_language_model(lm, api)
-    if json:
-        print_json({"name": model.name, **model.capabilities.as_json(), "tier": model.capabilities.tier})
-    else:
-        _print_capabilities(model)
     model.client.close()
-
-
-def _print_capabilities(model: "ApiModel") -> None:
-    from ralm.cli.output import print_line
-
-    found, backend = model.capabilities, model.backend
-    config = found.config
+    found, config, scores_prompts = model.capabilities, model.capabilities.config, model.backend.scores_prompts
     length = f"{found.max_length:,} tokens" if found.max_length else "not reported; set --context-length"
-    print_line(f"{model.name}")
-    print_line(f"  tier {found.tier}")
-    print_line(f"  backend             {config.backend}, with {'token ids' if config.as_ids else 'text'} as prompts")
-    print_line(f"  prompt's log-probs  {'yes' if backend.scores_prompts else 'no'}")
-    print_line(f"  chosen tokens       {'yes' if backend.max_chosen else 'no'}")
-    print_line(f"  most likely tokens  {config.top_logprobs or 'none'}")
-    print_line(f"  BOS                 {'put before text by the server' if config.begin is not None else 'none added'}")
-    print_line(f"  reads at once       {length}")
-    for what, reason in found.ruled_out:
-        print_line(f"  not {what}: {reason}")
-    print_line(f"  {model.client.usage.describe()}")
+    capabilities = {
+        "backend": f"{config.backend}, with {'token ids' if config.as_ids else 'text'} as prompts",
+        "prompt's log-probs": "yes" if scores_prompts else "no",
+        "chosen tokens": "yes" if model.backend.max_chosen else "no",
+        "most likely tokens": config.top_logprobs or "none",
+        "BOS": "put before text by the server" if config.begin is not None else "none added",
+        "reads at once": length,
+    }
+
+    def print_capabilities() -> None:
+        print_line(f"{model.name}\n  tier {found.tier}")
+        for what, value in capabilities.items():
+            print_line(f"  {what:<20}{value}")
+        for what, reason in found.ruled_out:
+            print_line(f"  not {what}: {reason}")
+        print_line(f"  {model.client.usage.describe()}")
+
+    return Output(lambda: {"name": model.name, **found.as_json(), "tier": found.tier}, print_capabilities)

@@ -1,17 +1,19 @@
 """The options of commands that read a corpus, and how sources become passages."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
+import ralm
 from ralm.cli.options import SkipBad
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.documents import Fields
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
+from ralm.lm.registry import load_tokenizer
 from ralm.options import Needs, Option
 from ralm.records import Passage
 from ralm.storage.manifest import Manifest
@@ -29,7 +31,7 @@ _FIELDS: Final = TypeAdapter(Fields)
 class CorpusOptions:
     """The fields of a record that are kept, and the documents and passages that are skipped."""
 
-    fields: Annotated[Fields, Option("Which fields make a document.")] = field(default_factory=Fields)
+    fields: Annotated[Fields, Option("Which fields make a document.")]
     no_metadata: Annotated[bool, Option("Keep no field besides id, title and text.")] = False
     skip_bad: SkipBad = False
     forbidden_titles: Annotated[
@@ -39,7 +41,7 @@ class CorpusOptions:
     overlap: Annotated[
         Decontamination,
         Option("What counts as overlap.", needs=Needs("`decontaminate`", lambda corpus: bool(corpus.decontaminate))),
-    ] = field(default_factory=Decontamination)
+    ]
 
     def __post_init__(self) -> None:
         if self.no_metadata and self.fields.metadata is not None:
@@ -79,34 +81,21 @@ class ReadCorpus:
     fields: Fields
     decontamination: Decontamination
 
-    def describe(self) -> dict[str, JsonValue]:
-        """The corpus in the manifest of a new index, after it was read."""
-        removals = self.removals
-        return self._described({"list": removals.listed(), "unlisted": removals.not_listed})
-
-    def describe_briefly(self) -> dict[str, JsonValue]:
-        """The same for an update, without the list of removed passages: a manifest has many updates."""
-        return self._described({})
-
-    def _described(self, removed: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    def describe(self, *, lists_removed: bool = True) -> dict[str, JsonValue]:
+        """The corpus in the manifest of an index, after it was read; of an update, without the list of removed
+        passages, as a manifest has many updates."""
+        removed: dict[str, JsonValue] = {"counts": self.removals.counts()}
+        if lists_removed:
+            removed |= {"list": self.removals.listed(), "unlisted": self.removals.not_listed}
+        kept = self.fields.metadata
+        fields: dict[str, JsonValue] = {name: path_text(getattr(self.fields, name)) for name in ("id", "title", "text")}
         return {
             "sources": [path_text(source) for source in self.sources],
-            "fields": _as_json(self.fields),
+            "fields": {**fields, "metadata": None if kept is None else [path_text(name) for name in kept]},
             "decontamination": self.decontamination.settings,
-            "removed": {"counts": self.removals.counts(), **removed},
+            "removed": removed,
             "skipped": self.skipped.as_json(),
         }
-
-
-def _as_json(fields: Fields) -> dict[str, JsonValue]:
-    """The fields for a manifest, which holds only UTF-8."""
-    kept = fields.metadata
-    return {
-        "id": path_text(fields.id),
-        "title": path_text(fields.title),
-        "text": path_text(fields.text),
-        "metadata": None if kept is None else [path_text(name) for name in kept],
-    }
 
 
 def read_corpus(
@@ -120,19 +109,11 @@ def read_corpus(
 ) -> ReadCorpus:
     """The passages of sources. `lm` is the language model whose tokens `splitting` counts; `named` makes the ids of
     documents begin with their source."""
-    from ralm.corpus.decontamination import Removals
-    from ralm.corpus.sources import Skipped, read_documents
-    from ralm.corpus.splitting import make_passages
-
-    tokenizer = None
-    if lm is not None:
-        from ralm.lm.registry import load_tokenizer
-
-        tokenizer = load_tokenizer(lm)
-    removals, skipped = Removals(), Skipped()
+    tokenizer = None if lm is None else load_tokenizer(lm)
+    removals, skipped = ralm.Removals(), ralm.Skipped()
     fields = replace(options.fields, metadata=()) if options.no_metadata else options.fields
-    documents = read_documents(sources, fields, skipped=skipped, skip_bad=options.skip_bad, source_in_ids=named)
-    passages = make_passages(
+    documents = ralm.read_documents(sources, fields, skipped=skipped, skip_bad=options.skip_bad, source_in_ids=named)
+    passages = ralm.make_passages(
         documents, splitting, tokenizer=tokenizer, decontamination=decontamination, removals=removals
     )
     return ReadCorpus(passages, removals, skipped, sources, fields, decontamination)

@@ -1,10 +1,11 @@
 """`ralm demo`: shows the effect of retrieval on a small language model, with the documentation of this Python."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-from ralm.cli import options
-from ralm.cli.flags import Flags
+import ralm
+from ralm.cli.flags import Flags, Output
 from ralm.lm.registry import ModelOptions
 from ralm.options import Option
 from ralm.retrieval.retriever import RetrieverOptions
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from ralm.protocols import WritingModel
     from ralm.reading.sources import FromRetriever
 
-_FOLDER, _MODEL = Path("ralm-demo"), ModelOptions()
 _ROWS: Final = {
     "none": "no retrieval",
     "random": "random passages",
@@ -35,32 +35,31 @@ Next, with your own text and any model of the hub:
 
 
 def demo_command(
-    folder: Annotated[
-        Path, Option("Folder for the corpus, the text, the index and a report of every token.")
-    ] = _FOLDER,
+    *,
+    folder: Annotated[Path, Option("Folder for the corpus, the text, the index and a report of every token.")] = Path(
+        "ralm-demo"
+    ),
     lm: Annotated[str, Option("Causal language model to read with.")] = "ralm-tiny",
     limit_tokens: Annotated[int, Option("Number of tokens of the held-out text to score.", minimum=2)] = 4000,
-    model_options: Annotated[ModelOptions, Flags(without=("compile", "api"))] = _MODEL,
-    json: options.PrintJson = False,
-) -> None:
+    model_options: Annotated[ModelOptions, Flags(without=("compile", "api"))],
+) -> Output:
     """Index nine tenths of this Python's documentation, and score the last tenth with and without its passages."""
-    from ralm.cli.output import print_json
     from ralm.cli.results import write_page
     from ralm.corpus.files import read_text
     from ralm.demo.demonstration import HELD_OUT, INDEX, REPORT, build_demo_folder, demo_report, demonstrate
-    from ralm.lm.registry import load_language_model
-    from ralm.reading.sources import FromRetriever
 
-    model = load_language_model(lm, model_options)
+    model = ralm.load_language_model(lm, model_options)
     build_demo_folder(folder)
-    bm25 = FromRetriever.of_index(folder / INDEX, RetrieverOptions(retriever="bm25"))
-    control = FromRetriever.of_index(folder / INDEX, RetrieverOptions(retriever="random"))
+    bm25, control = (
+        ralm.FromRetriever.of_index(folder / INDEX, RetrieverOptions(retriever=retriever))
+        for retriever in ("bm25", "random")
+    )
     shown = demonstrate(read_text(folder / HELD_OUT), model, bm25, control, limit_tokens=limit_tokens)
     write_page(folder / REPORT, demo_report(shown, model))
-    if json:
-        print_json({name: reading.as_dict() for name, reading in shown.readings.items()})
-    else:
-        _print(folder, shown, model, bm25)
+    return Output(
+        lambda: {name: reading.as_dict() for name, reading in shown.readings.items()},
+        partial(_print, folder, shown, model, bm25),
+    )
 
 
 def _print(folder: Path, shown: "Demonstration", model: "WritingModel", bm25: "FromRetriever") -> None:
@@ -68,8 +67,6 @@ def _print(folder: Path, shown: "Demonstration", model: "WritingModel", bm25: "F
     from ralm.cli.output import print_generation, print_line, source_name
     from ralm.cli.results import print_measures
     from ralm.demo.demonstration import most_gained, prompt_where_retrieval_helps
-    from ralm.reading.generate import generate
-    from ralm.reading.sampling import GenerationOptions
 
     print_line(f"\n{model.name} on documentation it never saw, with passages from the rest of it:")
     print_measures({_ROWS[name]: reading.as_dict() for name, reading in shown.readings.items()})
@@ -80,5 +77,5 @@ def _print(folder: Path, shown: "Demonstration", model: "WritingModel", bm25: "F
         print_line(f"  {gained.gain:+5.1f} nats  ...{before} [{gained.token.strip()}]   <- {source}")
     print_line("\nGeneration, where retrieval helps most; every part with its source:\n")
     prompt = prompt_where_retrieval_helps(shown, model)
-    print_generation(prompt, generate(prompt, model, GenerationOptions(), bm25), bm25.passages)
+    print_generation(prompt, ralm.generate(prompt, model, source=bm25), bm25.passages)
     print_line(_NEXT_STEPS.format(folder=folder))

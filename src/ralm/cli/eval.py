@@ -1,20 +1,18 @@
 """`ralm eval`: scores a text with a language model, with and without passages in front."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-import typer
-
+import ralm
 from ralm.cli import options
-from ralm.cli.flags import Flags, Given
-from ralm.cli.models import open_scorer
+from ralm.cli.flags import Flags, Given, Output
+from ralm.cli.models import open_passages, open_scorer
 from ralm.errors import UsageError
-from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option, check_options
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
-from ralm.retrieval.retriever import RetrieverOptions
 
 _RETRIEVES: Final = Needs("`index`", lambda job: job.index is not None or job.plan.windows == "rolling")
 
@@ -26,20 +24,18 @@ class EvaluationJob:
     Raises UsageError if options do not go together.
     """
 
-    text: Annotated[Path, typer.Argument(metavar="TEXTFILE", help="Text to evaluate, UTF-8.", show_default=False)]
+    text: Annotated[Path, options.argument("Text to evaluate, UTF-8.", "TEXTFILE")]
     lm: options.ModelName
     index: options.ReadIndex = None
     retrieved: Annotated[Path | None, Option("Read with the passages that `ralm retrieve` wrote.")] = None
-    retrieval: options.Retrieval = field(default_factory=RetrieverOptions)
-    reading: Annotated[ReadingOptions, Option("How passages are read.")] = field(default_factory=ReadingOptions)
+    retrieval: options.Retrieval
+    reading: Annotated[ReadingOptions, Option("How passages are read.")]
     plan: Annotated[
         PlanOptions,
         Option("What is read for a stride."),
         Flags(default_text=options.QUERY_TOKENS_TEXT, needs={"query_tokens": _RETRIEVES}),
-    ] = field(default_factory=PlanOptions)
-    model: Annotated[ModelOptions, Option("How the models run."), Flags(needs=options.MODEL_NEEDS)] = field(
-        default_factory=ModelOptions
-    )
+    ]
+    model: options.Model
     ray: options.ModelRay = None
     limit_tokens: options.LimitTokens = None
 
@@ -61,7 +57,7 @@ class EvaluationJob:
         return replace(self, plan=options.with_query_tokens(self.plan, self.retrieval, given), reading=reading)
 
 
-def evaluate_command(
+def eval_command(
     given: Given,
     job: EvaluationJob,
     baseline: Annotated[
@@ -69,8 +65,7 @@ def evaluate_command(
     ] = False,
     out: Annotated[Path | None, Option("Folder for the run: one row per token, and the summary.")] = None,
     force: options.Force = False,
-    json: options.PrintJson = False,
-) -> None:
+) -> Output:
     """Score a text with a frozen language model, with or without retrieved passages in front.
 
     Without --index and --retrieved, this scores the plain language model. With --out, rerun the command to resume a
@@ -78,20 +73,15 @@ def evaluate_command(
     """
     job = job.settled(given)
 
-    from ralm.cli.options import open_text
-    from ralm.cli.output import print_cache, print_json
     from ralm.cli.results import print_evaluation
-    from ralm.evaluation.perplexity import evaluate_text
-    from ralm.reading.sources import open_source
     from ralm.reading.tokens import read_beginning
-    from ralm.runs.resume import run_evaluation
     from ralm.runs.run import RUN_KIND, evaluation_config
     from ralm.storage.outputs import check_output
 
     if out is not None:
         check_output(out, kind=RUN_KIND, force=force)
-    chunks, reading = open_text(job.text, job.limit_tokens), job.reading
-    source = open_source(job.index, job.retrieved, job.retrieval) if job.has_passages else None
+    chunks, reading = options.open_text(job.text, job.limit_tokens), job.reading
+    source = open_passages(job.index, job.retrieved, job.retrieval) if job.has_passages else None
     model = open_scorer(job.lm, job.model, job.ray)
     ranker = open_scorer(reading.rerank_lm, job.model, job.ray) if reading.rerank_lm else None
     content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
@@ -101,14 +91,9 @@ def evaluate_command(
         "reader": reading.chosen_reader,
         "limit_tokens": job.limit_tokens,
     }
-    if out is None:
-        evaluation = evaluate_text(content, model, job.plan, baseline=baseline, **parts)
-    else:
-        evaluation = run_evaluation(
-            out, content, model, job.plan, baseline=baseline, name=job.text, force=force, **parts
-        )
-    if json:
-        print_json(evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)))
-    else:
-        print_evaluation(evaluation, out)
-    print_cache(source)
+    run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
+    evaluation = run(content, model, job.plan, baseline=baseline, **parts)
+    return Output(
+        lambda: evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)),
+        partial(print_evaluation, evaluation, out),
+    )

@@ -7,21 +7,19 @@ make flags flat, and takes two to three times as long to answer --help.
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_origin
 
 import typer
+from pydantic import JsonValue
 
 from ralm.cli.process import dry_run_outputs, with_flags
 from ralm.errors import RalmError, UsageError
 from ralm.options import Needs, Option, annotation, flag_of, negative_flag, without_none
 
-_T = TypeVar("_T")
 _REQUIRED = inspect.Parameter.empty
-_GIVEN: Final = ("COMMANDLINE", "DEFAULT_MAP")
-
 
 Given: TypeAlias = Mapping[str, str]
 """The options that the user gave, on the command line or in a file of settings: each name with the flag as written. A
@@ -38,11 +36,24 @@ class Flags:
     needs: Mapping[str, Needs] = field(default_factory=dict)
 
 
-class RecordMaker(Generic[_T]):
-    """Makes a record from flags; keyword arguments of `make` replace values of flags."""
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a command prints: JSON with --json, else text; and its exit status."""
 
-    def __init__(self, make: Callable[..., _T]) -> None:
-        self.make = make
+    as_json: Callable[[], JsonValue]
+    print_text: Callable[[], None]
+    status: int = 0
+
+    def print(self, *, json: bool) -> None:
+        """Print it; raises typer.Exit if the status is not 0."""
+        from ralm.cli.output import print_json
+
+        if json:
+            print_json(self.as_json())
+        else:
+            self.print_text()
+        if self.status:
+            raise typer.Exit(self.status)
 
 
 class _Part(NamedTuple):
@@ -62,18 +73,20 @@ class _Part(NamedTuple):
 
     @property
     def record(self) -> Any:
-        """The type of a record; None for anything else."""
-        kind = without_none(get_args(self.kind)[0] if self.is_maker else self.kind)
+        """The type of a record, or of the one that it makes; None for anything else."""
+        kind = without_none(get_args(self.kind)[1] if self.is_maker else self.kind)
         return kind if is_dataclass(kind) else None
 
     @property
     def is_maker(self) -> bool:
-        """Whether it is a `RecordMaker`."""
-        return get_origin(self.kind) is RecordMaker
+        return get_origin(self.kind) is Callable
+
+    @property
+    def may_be_none(self) -> bool:
+        return without_none(self.kind) != self.kind
 
     @property
     def flags(self) -> Flags:
-        """The changes to the flags of a record."""
         return next((mark for mark in self.marks if isinstance(mark, Flags)), _UNCHANGED)
 
     @property
@@ -88,35 +101,38 @@ class _Part(NamedTuple):
             return next((mark.metavar for mark in self.marks if getattr(mark, "metavar", None)), self.name.upper())
         return flag_of(self.name, self.option)
 
-    @property
-    def negative(self) -> str:
-        """The flag for False."""
-        return negative_flag(self.written)
-
 
 _UNCHANGED: Final = Flags()
+_JSON: Final = _Part("json", bool, (Option("Print only one JSON object."),), default=False)
 
 
-def command(function: Callable[..., None], *, has_dry_run: bool = True) -> Callable[..., None]:
+def command(function: Callable[..., Output | None]) -> Callable[..., None]:
     """The function with a signature for typer.
 
-    A parameter declared with an `Option` becomes a flag, and so does each option of a record that is a parameter.
+    A parameter declared with an `Option` becomes a flag, and so does each option of a record that is a parameter, or
+    that a parameter `Callable[..., Record]` makes: called with values for flags, it takes the others from the user.
     Options without effect are rejected before the function is called. Error messages that name Python arguments name
-    the flags instead. In a dry run, a command that `has_dry_run` prints nothing and keeps no output.
+    the flags instead. In a dry run of requests, the command prints nothing and keeps no output. A command that returns
+    an `Output` has --json.
     """
-    taken = [_Part(one.name, *annotation(one.annotation), one.default) for one in _parameters_of(function)]
+    signature = inspect.signature(function)
+    taken = [_Part(one.name, *annotation(one.annotation), one.default) for one in signature.parameters.values()]
+    printed = [_JSON] if signature.return_annotation is Output and "json" not in signature.parameters else []
     flat: dict[str, list[_Part]] = {}
-    for part in _flat([part for part in taken if part.kind is not Given]):
+    for part in _flat([part for part in (*taken, *printed) if part.kind is not Given]):
         flat.setdefault(part.key, []).append(part)
     names = _names(part for same in flat.values() for part in same)
+    dry_run_of_requests = any(part.owner for part in flat.get("dry_run", ()))
 
     def run(context: typer.Context, **values: Any) -> None:
         given = _given_options(context)
         try:
-            with dry_run_outputs(values) if has_dry_run else nullcontext(values) as used:
+            with dry_run_outputs(values) if dry_run_of_requests else nullcontext(values) as used:
                 made = {part.name: given if part.kind is Given else _value(part, used) for part in taken}
                 reject_unused(_unused(SimpleNamespace(**made), taken, given), given)
-                function(**made)
+                output = function(**made)
+                if output is not None:
+                    output.print(json=used["json"])
         except RalmError as error:
             error.args = (with_flags(str(error), names),)
             raise
@@ -136,7 +152,7 @@ def option_types(record: type) -> dict[str, Any]:
 
 def unused_options(record: Any, given: Given) -> dict[str, str]:
     """The given options of a record without an effect, by name, each with the condition for one."""
-    return _unused(record, [*_parts(type(record), record)], given)
+    return _unused(record, _parts(type(record), record), given)
 
 
 def reject_unused(unused: Mapping[str, str], given: Given) -> None:
@@ -147,12 +163,13 @@ def reject_unused(unused: Mapping[str, str], given: Given) -> None:
 
 def _given_options(context: typer.Context) -> Given:
     command: Any = context.command
-    sources = ((parameter, context.get_parameter_source(parameter.name)) for parameter in command.params)
-    return {
-        parameter.name: _written(parameter, context.params.get(parameter.name))
-        for parameter, source in sources
-        if source and source.name in _GIVEN
-    }
+    given = {}
+    for parameter in command.params:
+        source = context.get_parameter_source(parameter.name)
+        if source and source.name in ("COMMANDLINE", "DEFAULT_MAP"):
+            negative = context.params.get(parameter.name) is False and parameter.secondary_opts
+            given[parameter.name] = str(max(negative or parameter.opts, key=len))
+    return given
 
 
 def _unused(owner: Any, parts: Iterable[_Part], given: Given) -> dict[str, str]:
@@ -189,24 +206,19 @@ def _conditions(
         yield from _conditions(value, _parts(part.record, value), given, own, own_flags)
 
 
-def _parameters_of(function: Callable[..., None]) -> Iterable[inspect.Parameter]:
-    return inspect.signature(function).parameters.values()
-
-
 def _parts(record: type, base: Any = None) -> Iterator[_Part]:
     """The options and arguments of a record; their defaults are the values of `base` if it is such a record."""
     for one in fields(record):
         kind, marks = annotation(one.type)
-        default = getattr(base, one.name) if isinstance(base, record) else _default(one)
+        if isinstance(base, record):
+            default = getattr(base, one.name)
+        elif one.default_factory is not MISSING:
+            default = one.default_factory()
+        else:
+            default = _REQUIRED if one.default is MISSING else one.default
         part = _Part(one.name, kind, marks, default, owner=record)
         if part.option or any(isinstance(mark, typer.models.ParameterInfo) for mark in marks):
             yield part
-
-
-def _default(of: "Field[Any]") -> Any:
-    if of.default_factory is not MISSING:
-        return of.default_factory()
-    return _REQUIRED if of.default is MISSING else of.default
 
 
 def _flat(parts: Iterable[_Part], without: tuple[str, ...] = ()) -> Iterator[_Part]:
@@ -219,7 +231,7 @@ def _flat(parts: Iterable[_Part], without: tuple[str, ...] = ()) -> Iterator[_Pa
         for one in _flat(_parts(part.record, part.default), (*without, *changed.without)):
             said = changed.default_text.get(one.name)
             marks = (replace(one.option, default_text=said),) if one.option and said else one.marks
-            default = None if one.default is _REQUIRED and _may_be_none(part) else one.default
+            default = None if one.default is _REQUIRED and part.may_be_none else one.default
             yield one._replace(marks=marks, default=default, within=one.within or part.name)
 
 
@@ -227,7 +239,7 @@ def _names(parts: Iterable[_Part]) -> dict[str, str]:
     """The flags by their names in messages: a parameter, `Record.field`, or `plot=False`."""
     names: dict[str, str] = {}
     for part in parts:
-        names |= {part.key: part.written, f"{part.key}=False": part.negative}
+        names |= {part.key: part.written, f"{part.key}=False": negative_flag(part.written)}
         names[f"{part.owner.__name__}.{part.name}" if part.owner else part.name] = part.written
     return names
 
@@ -246,7 +258,7 @@ def _parameter(key: str, same: list[_Part], names: Mapping[str, str]) -> inspect
     if default is None:
         kind = kind | None
     info = typer.Option(
-        f"{part.written}/{part.negative}" if default is True else part.written,
+        f"{part.written}/{negative_flag(part.written)}" if default is True else part.written,
         help=with_flags(part.option.help, names),
         show_default=said or default is not _REQUIRED,
     )
@@ -254,13 +266,13 @@ def _parameter(key: str, same: list[_Part], names: Mapping[str, str]) -> inspect
 
 
 def _value(part: _Part, values: Mapping[str, Any], without: tuple[str, ...] = ()) -> Any:
-    """The value that the function gets for one of its parameters."""
+    """The value that the function gets for one of its parameters, or a record for one of its fields."""
     if part.record is None:
         return _own_value(part, values)
     without = (*without, *part.flags.without)
     if part.is_maker:
-        return RecordMaker(lambda **other: _record(part.record, part.default, {**values, **other}, without))
-    if _may_be_none(part) and any(values[key] is None for key in _required(part.record)):
+        return lambda **other: _record(part.record, part.default, {**values, **other}, without)
+    if part.may_be_none and any(values[one.key] is None for one in _parts(part.record) if one.default is _REQUIRED):
         return None
     return _record(part.record, part.default, values, without)
 
@@ -278,29 +290,11 @@ def _own_value(part: _Part, values: Mapping[str, Any]) -> Any:
     return value
 
 
-def _may_be_none(part: _Part) -> bool:
-    return without_none(part.kind) != part.kind
-
-
-def _field_flags(record: type) -> dict[str, str]:
-    return {part.name: part.written for part in _parts(record) if part.option and not part.record}
-
-
-def _required(record: type) -> list[str]:
-    return [part.key for part in _parts(record) if part.default is _REQUIRED]
-
-
 def _record(record: Any, base: Any, values: Mapping[str, Any], without: tuple[str, ...]) -> Any:
     """The record, created from the values of its flags."""
-    parts = [part for part in _parts(record, base) if part.name not in without]
-    made = {part.name: _value(part, values, without) for part in parts}
+    made = {part.name: _value(part, values, without) for part in _parts(record, base) if part.name not in without}
     try:
         return replace(base, **made) if isinstance(base, record) else record(**made)
     except UsageError as error:
-        raise UsageError(with_flags(str(error), _field_flags(record))) from None
-
-
-def _written(parameter: Any, value: object) -> str:
-    """An option as given on the command line; of a pair such as --plot/--no-plot, the one for this value."""
-    names = parameter.secondary_opts if value is False and parameter.secondary_opts else parameter.opts
-    return str(max(names, key=len))
+        names = {part.name: part.written for part in _parts(record) if part.option and not part.record}
+        raise UsageError(with_flags(str(error), names)) from None

@@ -3,29 +3,23 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from pydantic import JsonValue
 
+import ralm
 from ralm.cli import options
 from ralm.cli.flags import Flags, Given
-from ralm.cli.models import open_model
+from ralm.cli.models import open_model, open_retrieval
 from ralm.errors import UsageError
-from ralm.lm.registry import ModelOptions
 from ralm.options import Option
 from ralm.reading import ReadingOptions
 from ralm.reading.sampling import GenerationOptions
-from ralm.retrieval.retriever import RetrieverOptions
-
-_RETRIEVAL, _READING = RetrieverOptions(), ReadingOptions()
-_GENERATION, _MODEL = GenerationOptions(), ModelOptions()
 
 
 def generate_command(
+    *,
     given: Given,
     lm: options.ModelName,
-    prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; - reads standard input.", show_default=False)
-    ] = None,
+    prompt: Annotated[str | None, options.argument("Text to continue; - reads standard input.")] = None,
     prompts: Annotated[
         Path | None,
         Option(
@@ -34,15 +28,15 @@ def generate_command(
         ),
     ] = None,
     index: options.ReadIndex = None,
-    retrieval: options.Retrieval = _RETRIEVAL,
-    reading: ReadingOptions = _READING,
+    retrieval: options.Retrieval,
+    reading: ReadingOptions,
     generation: Annotated[
         GenerationOptions,
         Flags(
             default_text=options.QUERY_TOKENS_TEXT,
             needs={"query_tokens": options.NEEDS_INDEX, "stride": options.NEEDS_INDEX},
         ),
-    ] = _GENERATION,
+    ],
     baseline: Annotated[
         bool, Option("Also score the generated text without passages, and show what the passages contributed.")
     ] = False,
@@ -50,7 +44,7 @@ def generate_command(
         Path | None, Option("Write an HTML page that shows the source of every token (one prompt only).")
     ] = None,
     force: Annotated[bool, options.force_option("report")] = False,
-    model_options: Annotated[ModelOptions, Flags(without=("compile",), needs=options.MODEL_NEEDS)] = _MODEL,
+    model_options: options.GeneratingModel,
     json: Annotated[bool, Option("Print only one JSON object per prompt, with every token.")] = False,
 ) -> None:
     """Generate text with passages that are retrieved as the text grows. Print the text, then the passage behind each
@@ -58,23 +52,23 @@ def generate_command(
 
     The continuation of a prompt does not depend on other prompts.
     """
-    _check(prompt, prompts, index, reading, baseline=baseline, report=report)
+    if index is None:
+        _check_without_index(reading, baseline=baseline, report=report)
+    if report is not None and prompts is not None:
+        raise UsageError("`report` shows one text: give a `prompt`, not `prompts`.")
+    texts = options.read_input(prompt, prompts, "prompt")
     settings = options.with_query_tokens(generation, retrieval, given)
 
-    from ralm.cli.options import read_input
-    from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
+    from ralm.cli.output import by_prompt, generation_as_json, print_generations, print_json
     from ralm.cli.results import print_report, write_page
-    from ralm.reading.generate import generate_many
     from ralm.reading.provenance import traced_generation
-    from ralm.reading.sources import FromRetriever
     from ralm.runs.report import build_generation_report
     from ralm.storage.outputs import check_output_file
     from ralm.validation import config_of, scores_given_texts
 
     if report is not None:
         check_output_file(report, force)
-    texts = read_input(prompt, prompts, "prompt")
-    source = None if index is None else FromRetriever.of_index(index, retrieval)
+    source = None if index is None else open_retrieval(index, retrieval)
     model = open_model(lm, model_options)
     if (baseline or report) and not scores_given_texts(model):
         raise UsageError(
@@ -83,7 +77,7 @@ def generate_command(
         )
     reranker = reading.reranking.reranker(open_model(reading.ranks_with, model_options) if reading.ranks_with else None)
     reader, passages = reading.chosen_reader, source.passages if source else ()
-    pieces = generate_many(texts, model, settings, source, reader=reader, reranker=reranker)
+    pieces = ralm.generate_many(texts, model, settings, source, reader=reader, reranker=reranker)
     written = by_prompt(len(texts), pieces) if json else print_generations(texts, pieces, passages)
     config: dict[str, JsonValue] = {
         "model": config_of(model, "language model"),
@@ -93,37 +87,22 @@ def generate_command(
         "plan": {"stride": settings.stride, "bos": settings.bos},
     }
     for text, own in zip(texts, written, strict=True):
-        traced = (
-            traced_generation(text, own, model, passages, settings.max_length, settings.bos)
-            if baseline or report
-            else None
-        )
+        traced = None
+        if baseline or report:
+            traced = traced_generation(text, own, model, passages, settings.max_length, settings.bos)
         if json:
             print_json(generation_as_json(text, own, passages, model.tokenizer, traced))
         elif traced is not None:
             print_report(build_generation_report(traced, config))
         if traced is not None and report is not None:
             write_page(report, build_generation_report(traced, config))
-    print_cache(source)
 
 
-def _check(
-    prompt: str | None,
-    prompts: Path | None,
-    index: Path | None,
-    reading: ReadingOptions,
-    *,
-    baseline: bool,
-    report: Path | None,
-) -> None:
-    """Raise UsageError if options do not go together."""
-    if (prompt is None) == (prompts is None):
-        raise UsageError("give either a `prompt` or `prompts` FILE.")
-    if reading.reader != "in-context" and index is None:
+def _check_without_index(reading: ReadingOptions, *, baseline: bool, report: Path | None) -> None:
+    """Raise UsageError if an option needs an index."""
+    if reading.reader != "in-context":
         raise UsageError(f'`reader="{reading.reader}"` reads several passages of an index: give `index` too.')
-    if reading.reranks and index is None:
+    if reading.reranks:
         raise UsageError("`rerank` chooses among passages of an index: give `index` too.")
-    if (baseline or report) and index is None:
+    if baseline or report:
         raise UsageError("`baseline` and `report` show what passages contributed: give `index` too.")
-    if report is not None and prompts is not None:
-        raise UsageError("`report` shows one text: give a `prompt`, not `prompts`.")

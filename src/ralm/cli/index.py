@@ -1,12 +1,13 @@
 """`ralm index`, `ralm update`, `ralm merge` and `ralm encode`: write an index or change one."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-import typer
 from pydantic import JsonValue
 
+import ralm
 from ralm.cli import options
 from ralm.cli.corpus import KINDS, CorpusOptions, read_corpus
 from ralm.cli.flags import Flags, Given, option_types
@@ -19,8 +20,6 @@ from ralm.options import Needs, Option
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions, cores
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 
-_SPLITTING, _CORPUS = Splitting(), CorpusOptions()
-_FORMULA, _BUILD, _VECTORS = BM25Options(), BuildOptions(), VectorOptions()
 _MAX_SHARDS: Final = 1000
 _DEVICE: Final = "Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one)."
 _BM25: Final = Needs('`retriever="bm25"` or `"both"`', lambda own: own.retriever != "dense")
@@ -34,19 +33,18 @@ _SOURCES: Final = Needs("a SOURCE", lambda own: bool(own.sources))
 
 
 def index_command(
+    *,
     given: Given,
     sources: Annotated[
         list[str],
-        typer.Argument(
-            metavar="SOURCE...",
-            help=f"Folders, files ({KINDS}), saved datasets, hf:NAME, or URLs such as s3://BUCKET/FOLDER.",
-            show_default=False,
+        options.argument(
+            f"Folders, files ({KINDS}), saved datasets, hf:NAME, or URLs such as s3://BUCKET/FOLDER.", "SOURCE..."
         ),
     ],
     out: Annotated[Path, Option("Folder to write.")],
-    splitting: Splitting = _SPLITTING,
+    splitting: Splitting,
     lm: Annotated[str | None, Option("Language model whose tokens `tokens` counts.")] = None,
-    corpus: CorpusOptions = _CORPUS,
+    corpus: CorpusOptions,
     analyser: Annotated[
         str,
         Option(
@@ -54,17 +52,17 @@ def index_command(
             needs=_BM25,
         ),
     ] = "english",
-    formula: Annotated[BM25Options, Option("The formula of BM25.", needs=_BM25)] = _FORMULA,
+    formula: Annotated[BM25Options, Option("The formula of BM25.", needs=_BM25)],
     build: Annotated[
         BuildOptions,
         Option("How BM25 is built.", needs=_BM25),
         Flags(default_text={"workers": "one per core"}, needs={"workers": _ONE_MACHINE}),
-    ] = _BUILD,
+    ],
     retriever: Annotated[
         Literal["bm25", "dense", "both"], Option("Retrieval to index for; both is also needed for hybrid retrieval.")
     ] = "bm25",
     encoding: Annotated[EncoderOptions | None, Option("The encoder.", needs=_DENSE)] = None,
-    vectors: Annotated[VectorOptions, Option("How vectors are stored.", needs=_DENSE)] = _VECTORS,
+    vectors: Annotated[VectorOptions, Option("How vectors are stored.", needs=_DENSE)],
     device: Annotated[str, Option(_DEVICE, needs=_DENSE)] = "auto",
     ray: Annotated[
         str | None,
@@ -94,8 +92,6 @@ def index_command(
     from ralm.cli.output import print_index
     from ralm.distributed import ray_extra
     from ralm.retrieval.analysis import analysis_by_name
-    from ralm.retrieval.build import build_index
-    from ralm.retrieval.dense.options import load_encoder
     from ralm.retrieval.index import INDEX_KIND
     from ralm.storage.outputs import check_output
 
@@ -110,19 +106,17 @@ def index_command(
     read = read_corpus(sources, corpus, splitting, lm, corpus.read_decontamination(), named=len(sources) > 1)
 
     def describe() -> dict[str, JsonValue]:
-        split: dict[str, JsonValue] = (
-            {"words": splitting.words} if lm is None else {"tokens": splitting.tokens, "lm": lm}
-        )
-        return {**read.describe(), "splitting": split}
+        by_words: dict[str, JsonValue] = {"words": splitting.words}
+        return {**read.describe(), "splitting": by_words if lm is None else {"tokens": splitting.tokens, "lm": lm}}
 
     if ray is None:
-        manifest = build_index(
+        manifest = ralm.build_index(
             read.passages,
             out,
             formula,
             bm25=retriever != "dense",
             analyser=analyser,
-            encoder=None if encoding is None else load_encoder(encoding, device=device),
+            encoder=None if encoding is None else ralm.load_encoder(encoding, device=device),
             vectors=vectors,
             describe=describe,
             build=build,
@@ -158,11 +152,11 @@ def index_command(
 
 
 def update_command(
+    *,
     given: Given,
-    index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
+    index: options.IndexArgument,
     sources: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SOURCE]...", help="Documents to add, as for `ralm index`.", show_default=False),
+        list[str] | None, options.argument("Documents to add, as for `ralm index`.", "[SOURCE]...")
     ] = None,
     remove: Annotated[Path | None, Option("Remove the documents with these ids (a file with one per line).")] = None,
     remove_id: Annotated[tuple[str, ...], Option("Remove the document with this id; repeatable.")] = (),
@@ -174,18 +168,22 @@ def update_command(
             needs=_SOURCES,
         ),
     ] = False,
-    corpus: Annotated[CorpusOptions, Option("What is added.", needs=_SOURCES)] = _CORPUS,
+    corpus: Annotated[CorpusOptions, Option("What is added.", needs=_SOURCES)],
     build: Annotated[
         BuildOptions,
-        Option("How BM25 is built.", needs=Needs("an index for BM25", lambda own: _has_bm25(own.index))),
+        Option(
+            "How BM25 is built.",
+            needs=Needs("an index for BM25", lambda own: ralm.open_index(own.index).bm25_options is not None),
+        ),
         Flags(default_text={"workers": "one per core"}, needs={"workers": _SOURCES}),
-    ] = _BUILD,
+    ],
     device: Annotated[
         str,
         Option(
             _DEVICE,
             needs=Needs(
-                "a SOURCE and an index with vectors", lambda own: bool(own.sources) and _has_vectors(own.index)
+                "a SOURCE and an index with vectors",
+                lambda own: bool(own.sources and ralm.open_index(own.index).vectors),
             ),
         ),
     ] = "auto",
@@ -198,12 +196,9 @@ def update_command(
     """
     from ralm.cli.output import print_update
     from ralm.corpus.decontamination import read_lines
-    from ralm.retrieval.dense.options import load_encoder
-    from ralm.retrieval.index import open_index
-    from ralm.retrieval.update import update_index
 
     sources = sources or []
-    opened = open_index(index)
+    opened = ralm.open_index(index)
     settings = opened.manifest.settings
     if "workers" not in given:
         build = replace(build, workers=cores())
@@ -218,42 +213,28 @@ def update_command(
         built_of = settings.get("sources")
         named = isinstance(built_of, list) and len(built_of) > 1  # a document read again must have the id it had
         read = read_corpus(sources, corpus, splitting, lm, decontamination, named=named)
-    manifest = update_index(
+    manifest = ralm.update_index(
         index,
         read.passages if read else (),
         remove=gone,
         replace=replace_,
-        encoders={name: load_encoder(opened.encoder_options(name), device=device) for name in opened.vectors if read},
-        describe=read.describe_briefly if read else dict,
+        encoders={
+            name: ralm.load_encoder(opened.encoder_options(name), device=device) for name in opened.vectors if read
+        },
+        describe=partial(read.describe, lists_removed=False) if read else dict,
         build=build,
     )
     print_update(index, manifest, read)
 
 
-def _has_bm25(folder: Path) -> bool:
-    from ralm.retrieval.index import open_index
-
-    return open_index(folder).bm25_options is not None
-
-
-def _has_vectors(folder: Path) -> bool:
-    from ralm.retrieval.index import open_index
-
-    return bool(open_index(folder).vectors)
-
-
-def merge_command(
-    index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
-    build: Annotated[BuildOptions, Flags(without=("workers",))] = _BUILD,
-) -> None:
+def merge_command(index: options.IndexArgument, build: Annotated[BuildOptions, Flags(without=("workers",))]) -> None:
     """Merge the segments of an index that was updated into one, without the documents that were removed.
 
     Searching finds the same as before, and caches stay valid. Programs that have the index open keep the old state.
     """
     from ralm.cli.output import print_update
-    from ralm.retrieval.writer import merge_index
 
-    print_update(index, merge_index(index, build), None)
+    print_update(index, ralm.merge_index(index, build), None)
 
 
 def _splitting(index: Path, recorded: JsonValue) -> tuple[Splitting, str | None]:
@@ -285,11 +266,12 @@ def _check_decontamination(index: Path, recorded: JsonValue, given: Decontaminat
 
 
 def encode_command(
-    index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
+    *,
+    index: options.IndexArgument,
     encoding: EncoderOptions,
     vectors: Annotated[str, Option("Name of the vectors; an index can have several sets.")] = "main",
     default: Annotated[bool, Option("Search these vectors if `vectors` is not given.")] = True,
-    stored: VectorOptions = _VECTORS,
+    stored: VectorOptions,
     device: Annotated[str, Option("Where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto",
     ray: options.Ray = None,
     force: Annotated[bool, options.force_option(None)] = False,
@@ -300,10 +282,8 @@ def encode_command(
     interruption to resume: finished vectors are kept in a folder beside the index.
     """
     from ralm.cli.output import print_encoded
-    from ralm.retrieval.dense.options import load_encoder
-    from ralm.retrieval.encode import add_vectors
 
-    encoder = load_encoder(encoding, device="auto" if ray else device)
+    encoder = ralm.load_encoder(encoding, device="auto" if ray else device)
     ahead = encoding_on(ray, device)
-    manifest = add_vectors(index, encoder, stored, name=vectors, default=default, force=force, ahead=ahead)
+    manifest = ralm.add_vectors(index, encoder, stored, name=vectors, default=default, force=force, ahead=ahead)
     print_encoded(index, manifest, vectors)

@@ -1,21 +1,28 @@
-"""Opens the language models of a command, here or on a cluster, and prints the usage of servers at its end."""
+"""Opens the language models and indexes of a command, and prints at its end how servers and caches were used."""
 
 import gc
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import ralm
 from ralm.cli.process import print_note
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.registry import ModelOptions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ralm.distributed.workers import WorkerPool
     from ralm.lm.scoring import Scorer
     from ralm.protocols import WritingModel
+    from ralm.reading.sources import FromRetriever, PassageSource
+    from ralm.retrieval.cache import CachedRetriever
     from ralm.retrieval.encode import RemoteEncoding
+    from ralm.retrieval.retriever import RetrieverOptions
 
 _opened: "list[WritingModel]" = []
+_caches: "list[CachedRetriever]" = []
 _clusters: "dict[tuple[str, str], WorkerPool]" = {}
 _connections: Final = ExitStack()
 _sharing: "list[dict[tuple[str, ModelOptions, str | None], Scorer]]" = []
@@ -39,6 +46,22 @@ def open_model(name: str, options: ModelOptions, ray: str | None = None) -> "Wri
     _opened.append(model)
     gc.freeze()  # it stays to the end: collecting would take longer than to parse the response of a server
     return model
+
+
+def open_retrieval(index: "Path", options: "RetrieverOptions") -> "FromRetriever":
+    """The passages of an index, retrieved according to the options; raises what `open_retriever` raises."""
+    from ralm.reading.sources import FromRetriever
+    from ralm.retrieval.cache import CachedRetriever
+
+    found = FromRetriever.of_index(index, options)
+    if isinstance(found.retriever, CachedRetriever):
+        _caches.append(found.retriever)
+    return found
+
+
+def open_passages(index: "Path | None", retrieved: "Path | None", options: "RetrieverOptions") -> "PassageSource":
+    """The passages of an index, or of a file of retrieved ones; raises what `open_source` raises."""
+    return ralm.open_source(None, retrieved) if index is None else open_retrieval(index, options)
 
 
 @contextmanager
@@ -101,6 +124,15 @@ def encoding_on(address: str | None, device: str) -> "RemoteEncoding | None":
         from ralm.distributed.encode import EncodeOn
     with connected(address):
         return EncodeOn(address, device)
+
+
+def end_command() -> None:
+    """Print how caches were used; close the models, unless other commands share them."""
+    for cache in _caches:
+        cache.log_hits()
+    _caches.clear()
+    if not _sharing:
+        close_models()
 
 
 def close_models() -> None:

@@ -11,10 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
-from ralm.cli.flags import Given
+import typer
+
+from ralm.cli.flags import Flags, Given
 from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text, read_text_in_chunks
 from ralm.errors import InputError, UsageError
 from ralm.lm.api.endpoint import is_api
+from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
@@ -24,24 +27,15 @@ from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import ExampleOptions
 
 
+def argument(text: str, metavar: str | None = None) -> Any:
+    """The declaration of an argument with this help."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False)
+
+
 def force_option(output: str | None) -> Option:
     """The declaration of `force` for the output that a parameter names; None: the command always has an output."""
     needs = None if output is None else Needs(f"`{output}`", lambda own: getattr(own, output) is not None)
     return Option("Replace an existing output of ralm.", needs=needs)
-
-
-Force = Annotated[bool, force_option("out")]
-IndexFolder = Annotated[Path, Option("Folder that `ralm index` made.")]
-ModelName = Annotated[
-    str, Option("Causal language model: a hub name, a local folder, ralm-tiny, or URL#MODEL of a server's API.")
-]
-LimitTokens = Annotated[
-    int | None,
-    Option("Use only this many tokens from the beginning of the text.", minimum=2, default_text="the whole text"),
-]
-SKIP_BAD: Final = "Skip broken lines of files, and count them; in folders they always are."
-SkipBad = Annotated[bool, Option(SKIP_BAD)]
-PrintJson = Annotated[bool, Option("Print only one JSON object.")]
 
 
 def _model_names(command: Any) -> list[str]:
@@ -54,16 +48,33 @@ NEEDS_LOCAL: Final = Needs("a model that runs here", lambda own: not all(map(is_
 NEEDS_API: Final = Needs("a model behind an API", lambda own: any(map(is_api, _model_names(own))))
 NEEDS_INDEX: Final = Needs("`index`", lambda own: own.index is not None)
 NEEDS_PASSAGES: Final = Needs("`index` or `retrieved`", lambda own: own.job.has_passages)
-ReadIndex = Annotated[Path | None, Option("Read with passages from this index.")]
-Retrieval = Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=NEEDS_INDEX)]
 MODEL_NEEDS: Final = {"dtype": NEEDS_LOCAL, "device": NEEDS_LOCAL, "compile": NEEDS_LOCAL, "api": NEEDS_API}
 """Conditions for `ModelOptions` of a command with a parameter or field `lm`."""
-_RAY: Final = "Work on the Ray cluster at this address, HOST:PORT; auto is the one that this machine belongs to."
-Ray = Annotated[str | None, Option(_RAY)]
-ModelRay = Annotated[str | None, Option(_RAY, needs=NEEDS_LOCAL)]
-RERANKING: Final = ("reranking", "rerank_lm", "cut_together")
-"""Options of reading that questions do not have."""
+SKIP_BAD: Final = "Skip broken lines of files, and count them; in folders they always are."
 QUERY_TOKENS_TEXT: Final = {"query_tokens": f"{PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
+_RAY: Final = "Work on the Ray cluster at this address, HOST:PORT; auto is the one that this machine belongs to."
+
+Force = Annotated[bool, force_option("out")]
+IndexArgument = Annotated[Path, argument("Folder that `ralm index` made.", "DIR")]
+IndexFolder = Annotated[Path, Option("Folder that `ralm index` made.")]
+LimitTokens = Annotated[
+    int | None,
+    Option("Use only this many tokens from the beginning of the text.", minimum=2, default_text="the whole text"),
+]
+Model = Annotated[ModelOptions, Option("How the model runs."), Flags(needs=MODEL_NEEDS)]
+ModelName = Annotated[
+    str, Option("Causal language model: a hub name, a local folder, ralm-tiny, or URL#MODEL of a server's API.")
+]
+ModelRay = Annotated[str | None, Option(_RAY, needs=NEEDS_LOCAL)]
+QuestionReading = Annotated[
+    ReadingOptions, Option("How passages are read."), Flags(without=("reranking", "rerank_lm", "cut_together"))
+]
+Ray = Annotated[str | None, Option(_RAY)]
+ReadIndex = Annotated[Path | None, Option("Read with passages from this index.")]
+Retrieval = Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=NEEDS_INDEX)]
+SkipBad = Annotated[bool, Option(SKIP_BAD)]
+GeneratingModel = Annotated[ModelOptions, Flags(without=("compile",), needs=MODEL_NEEDS)]
+_JSON_LINES: Final = ".jsonl"
 _HasQueryTokens = TypeVar("_HasQueryTokens", PlanOptions, GenerationOptions, ExampleOptions)
 
 
@@ -87,38 +98,33 @@ def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, giv
     return options
 
 
-_JSON_LINES = ".jsonl"
-
-
 def open_text(file: Path, limit_tokens: int | None) -> Iterable[str]:
     """The text of a file in chunks: the whole at once, or lazily with a limit of tokens."""
     return [read_text(file)] if limit_tokens is None else read_text_in_chunks(file)
 
 
 def read_input(text: str | None, file: Path | None, what: str) -> list[str]:
-    """The text, or standard input if it is `-`; if `file` is given, its texts. `what` names them in messages."""
+    """The text, or standard input if it is `-`; if `file` is given, its texts. `what` names them in messages.
+
+    Raises UsageError unless one of text and file is given.
+    """
+    if (text is None) == (file is None):
+        plural = "queries" if what == "query" else f"{what}s"
+        raise UsageError(f"give either a `{what}` or `{plural}` FILE.")
     if file is not None:
-        return _from_file(file, what)
-    return [_from_standard_input(what).rstrip("\r\n")] if text == "-" else [_from_argument(text or "", f"the {what}")]
-
-
-def _from_argument(text: str, what: str) -> str:
-    if not _is_text(text):
-        raise UsageError(f"{what} is not UTF-8: {text}")
-    return text
-
-
-def _from_standard_input(what: str) -> str:
+        lines = read_text(file).removesuffix("\n").split("\n")
+        if file.suffix != _JSON_LINES:
+            return [line.removesuffix("\r") for line in lines]
+        return [_from_json(line, f"{file}, line {place}", what) for place, line in enumerate(lines, 1) if line.strip()]
+    assert text is not None
+    if text != "-":
+        if not _is_text(text):
+            raise UsageError(f"the {what} is not UTF-8: {text}")
+        return [text]
     if sys.stdin is None:
         raise UsageError(f"there is no standard input: give the {what} as an argument.")
-    return decode(sys.stdin.buffer.read(), "standard input", InputError).removeprefix(BYTE_ORDER_MARK)
-
-
-def _from_file(file: Path, what: str) -> list[str]:
-    lines = read_text(file).removesuffix("\n").split("\n")
-    if file.suffix != _JSON_LINES:
-        return [line.removesuffix("\r") for line in lines]
-    return [_from_json(line, f"{file}, line {place}", what) for place, line in enumerate(lines, 1) if line.strip()]
+    given = decode(sys.stdin.buffer.read(), "standard input", InputError).removeprefix(BYTE_ORDER_MARK)
+    return [given.rstrip("\r\n")]
 
 
 def _from_json(line: str, where: str, what: str) -> str:

@@ -1,28 +1,31 @@
-"""Prints JSON, passages, generated text with its sources, and the contents of an index."""
+"""Prints JSON, tables, passages, generated text with its sources, and the contents of an index."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from pydantic import JsonValue
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ralm.cli.corpus import ReadCorpus
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE
 from ralm.protocols import Tokenizer
-from ralm.reading.pieces import GeneratedText, GeneratedToken, passage_shares, spans
+from ralm.reading.pieces import GeneratedText, passage_shares, spans
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, token_as_json
-from ralm.reading.sources import FromRetriever, PassageSource
 from ralm.records import NO_PASSAGE, Passage, Passages
-from ralm.retrieval.cache import CachedRetriever
-from ralm.retrieval.layout import segment_entries, vector_sets
+from ralm.retrieval.layout import VectorSet, segment_entries, vector_sets
+from ralm.runs.report import to_float
 from ralm.runs.run import to_json
 from ralm.storage.manifest import Manifest
 from ralm.storage.outputs import MANIFEST
 from ralm.terminal import one_line, visible
 
-_LONGEST_METADATA = 300
-"""Maximum number of printed characters of metadata."""
+_LONGEST_METADATA = _LONGEST_TEXT = 300
+"""Maximum number of printed characters of metadata, and of a passage."""
 _SOURCES = 3
 """Maximum number of printed passages for a part of a text."""
 
@@ -37,13 +40,25 @@ def print_line(text: str = "") -> None:
     sys.stdout.write(visible(text) + "\n")
 
 
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_edge: bool = True) -> None:
+    """Print a table with the numbers of all columns but the first on the right."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=pad_edge)
+    first, *others = headings
+    table.add_column(first, overflow="fold")
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(visible(cell)) for cell in row))
+    Console(file=sys.stdout, highlight=False).print(table)
+
+
 def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:
     """Print the contents of an index, and what was skipped."""
     counts = manifest.counts
     parts = [f"{counts[what]:,} {what}" for what in ("passages", "terms", "postings") if what in counts]
     print_line(f"{out}: {', '.join(parts)}")
     for vectors in vector_sets(out, manifest).sets.values():
-        print_vectors(vectors.model_dump(mode="json"), counts["passages"])
+        _print_vectors(vectors, counts["passages"])
     _print_skipped(out, read)
 
 
@@ -72,13 +87,14 @@ def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
     sets = vector_sets(index, manifest)
     others = [f"{other} (default)" if other == sets.default else other for other in sets.sets]
     print_line(f"{index}: vectors {', '.join(others)}")
-    print_vectors(sets.sets[name].model_dump(mode="json"), manifest.counts["passages"])
+    _print_vectors(sets.sets[name], manifest.counts["passages"])
 
 
-def print_vectors(dense: Mapping[str, JsonValue], passages: int) -> None:
+def _print_vectors(vectors: VectorSet, passages: int) -> None:
     """Print the kind of vectors, the speed of encoding, and how many came from an interrupted build."""
-    encoded, seconds = number(dense["encoded"]), number(dense["encoding_seconds"])
-    print_line(f"vectors of {dense['dimension']} dimensions in a FAISS index {dense['faiss']}")
+    recorded = vectors.model_dump(mode="json")
+    encoded, seconds = to_float(recorded["encoded"]), to_float(recorded["encoding_seconds"])
+    print_line(f"vectors of {recorded['dimension']} dimensions in a FAISS index {recorded['faiss']}")
     if encoded:
         print_line(
             f"encoded: {encoded:,.0f} passages in {seconds:,.0f} s, {encoded / max(seconds, 1e-3):,.0f} a second"
@@ -87,20 +103,18 @@ def print_vectors(dense: Mapping[str, JsonValue], passages: int) -> None:
         print_line(f"reused from an interrupted build: {passages - encoded:,.0f}")
 
 
-def print_cache(source: PassageSource | None) -> None:
-    """Log the hit rate of the retrieval cache on standard error; nothing without a cache."""
-    if isinstance(source, FromRetriever) and isinstance(cached := source.retriever, CachedRetriever):
-        cached.log_hits()
-
-
-def print_passages(hits: Iterable[tuple[Passage, float]], width: int = 300) -> None:
+def print_passages(hits: Iterable[tuple[Passage, float]]) -> None:
     """Print hits for a person: rank, score, title, and the beginning of the text."""
     for rank, (passage, score) in enumerate(hits, 1):
         print_line(f"{rank:>3}. {score:8.3f}  passage {passage.number}  {one_line(passage.title)}")
         if passage.metadata:
-            print_line(f"     {metadata_line(passage)}")
-        text = " ".join(passage.text.split())
-        print_line(f"     {text[:width]}{'...' if len(text) > width else ''}")
+            print_line(f"     {_metadata_line(passage)}")
+        print_beginning(passage, _LONGEST_TEXT)
+
+
+def print_beginning(passage: Passage, width: int) -> None:
+    """Print the first characters of a passage, `width` at most, on an indented line."""
+    print_line(f"     {_beginning(' '.join(passage.text.split()), width)}")
 
 
 def print_generation(prompt: str, pieces: Iterable[GeneratedText], passages: Passages) -> list[GeneratedText]:
@@ -134,13 +148,23 @@ def generation_as_json(
     prompt: str, written: Sequence[GeneratedText], passages: Passages, tokenizer: Tokenizer, traced: TracedText | None
 ) -> JsonValue:
     """The parts of a generated text with their sources, and every token; if traced, also the gain from passages."""
-    tokens = [_token_as_json(token, tokenizer) for piece in written for token in piece.tokens]
-    parts: list[JsonValue] = [{"text": span.text, **_source(span.passage, passages)} for span in spans(written)]
-    if traced is None:
-        return {"prompt": prompt, "spans": parts, "tokens": [*tokens]}
-    for token, baseline, gain in zip(tokens, traced.baseline_T.tolist(), traced.gain_T.tolist(), strict=True):
-        token |= {"baseline_log_prob": baseline, "gain": gain}
-    return {"prompt": prompt, "spans": parts, "tokens": [*tokens], "gain": gain_as_json(traced)}
+    rows: list[JsonValue] = []
+    for place, token in enumerate(token for piece in written for token in piece.tokens):
+        text = tokenizer.decode(np.array([token.token]))
+        row = token_as_json(token.token, text, token.log_prob, token.passages_K, token.posteriors_K)
+        row["certified"] = token.certified
+        if token.bound_width:
+            row["unlisted"] = token.bound_width
+        if traced is not None:
+            row |= {"baseline_log_prob": float(traced.baseline_T[place]), "gain": float(traced.gain_T[place])}
+        rows.append(row)
+    none: dict[str, JsonValue] = {"passage": None, "document_id": None, "title": None, "metadata": {}}
+    parts: list[JsonValue] = [
+        {"text": span.text, **(none if span.passage == NO_PASSAGE else passage_as_json(passages[span.passage]))}
+        for span in spans(written)
+    ]
+    gain: dict[str, JsonValue] = {} if traced is None else {"gain": gain_as_json(traced)}
+    return {"prompt": prompt, "spans": parts, "tokens": rows, **gain}
 
 
 def by_prompt(count: int, pieces: Iterable[tuple[int, GeneratedText]]) -> list[list[GeneratedText]]:
@@ -149,16 +173,6 @@ def by_prompt(count: int, pieces: Iterable[tuple[int, GeneratedText]]) -> list[l
     for number, piece in pieces:
         written[number].append(piece)
     return written
-
-
-def _token_as_json(token: GeneratedToken, tokenizer: Tokenizer) -> dict[str, JsonValue]:
-    """A token with its log-probability, its passages, and the share of the probability from each."""
-    text = tokenizer.decode(np.array([token.token]))
-    return {
-        **token_as_json(token.token, text, token.log_prob, token.passages_K, token.posteriors_K),
-        "certified": token.certified,
-        **({"unlisted": token.bound_width} if token.bound_width else {}),
-    }
 
 
 def _sources(span: GeneratedText, passages: Passages) -> str:
@@ -170,34 +184,24 @@ def _sources(span: GeneratedText, passages: Passages) -> str:
     return ", ".join(f"{source_name(number, passages)} {share:.0%}" for number, share in most)
 
 
-def _source(number: int, passages: Passages) -> dict[str, JsonValue]:
-    if number == NO_PASSAGE:
-        return {"passage": None, "document_id": None, "title": None, "metadata": {}}
-    return passage_as_json(passages[number])
-
-
 def source_name(number: int, passages: Passages) -> str:
     """The name of a passage for a person: its title or document id, and its number."""
-    if number == NO_PASSAGE:
-        return "no passage"
-    return passage_name(passages[number])
+    return "no passage" if number == NO_PASSAGE else passage_name(passages[number])
 
 
 def passage_name(passage: Passage) -> str:
     """The name of a passage for a person: its title or document id, its number, and its metadata."""
-    metadata = f"; {metadata_line(passage)}" if passage.metadata else ""
+    metadata = f"; {_metadata_line(passage)}" if passage.metadata else ""
     return f"{one_line(passage.title or passage.document_id)} (passage {passage.number}{metadata})"
 
 
-def metadata_line(passage: Passage) -> str:
+def _metadata_line(passage: Passage) -> str:
     """The beginning of a passage's metadata on one line, such as `page: 3, url: https://...`."""
     fields = (
         f"{name}: {value if isinstance(value, str) else to_json(value)}" for name, value in passage.metadata.items()
     )
-    line = one_line(", ".join(fields))
-    return line if len(line) <= _LONGEST_METADATA else f"{line[:_LONGEST_METADATA]}..."
+    return _beginning(one_line(", ".join(fields)), _LONGEST_METADATA)
 
 
-def number(value: JsonValue) -> float:
-    """A measure as a number; NaN if it is null."""
-    return float(value) if isinstance(value, (int, float)) else float("nan")
+def _beginning(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[:width]}..."

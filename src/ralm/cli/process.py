@@ -14,10 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer, current_thread, main_thread
 from types import FrameType
-from typing import Any, Final, NoReturn, Protocol, TextIO
+from typing import Any, Final, NoReturn
 
 from ralm.errors import RalmError, RalmWarning
-from ralm.terminal import no_progress, one_line, visible
+from ralm.terminal import no_progress, one_line
 
 _PYTHONS_OWN: Final = warnings.showwarning
 _AFTER_FINALIZER: Final = 0.01
@@ -26,15 +26,6 @@ _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
 _QUOTE: Final = '"'
 _ARGUMENT: Final = re.compile(r'`(?:([\w.]+)(?:=("[^"`]*"|[^"`]*))?|"([^"`]*)")`')
-
-
-class ShownError(Protocol):
-    """An error of the command line parser, which can print itself."""
-
-    exit_code: int
-
-    def show(self, file: TextIO) -> None:
-        """Write the usage of the command and what was wrong."""
 
 
 def print_note(text: str) -> None:
@@ -77,25 +68,16 @@ def library_messages() -> Iterator[None]:
 
 
 class _Lines(logging.Handler):
-    """Log records as lines on standard error."""
-
     def emit(self, record: logging.LogRecord) -> None:
         show = print_note if record.levelno < logging.WARNING else print_error
         show(record.getMessage())
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
     if issubclass(category, RalmWarning):
         print_error(f"warning: {message}")
     else:
-        _PYTHONS_OWN(message, category, filename, lineno, file, line)
+        _PYTHONS_OWN(message, category, *place, **more)
 
 
 def untested_warning(versions: Sequence[str]) -> str:
@@ -113,13 +95,6 @@ def warn_of_untested_versions(error: BaseException) -> None:
 
     if versions := untested_versions():
         print_error(untested_warning(versions))
-
-
-def print_usage_error(error: ShownError) -> None:
-    """Print the usage of the command and what was wrong with the call."""
-    shown = io.StringIO()
-    error.show(file=shown)
-    sys.stderr.write(visible(shown.getvalue()))
 
 
 def escape_unprintable() -> None:
@@ -189,10 +164,6 @@ def signals_unwind() -> Iterator[None]:
             sys.exit(128 + received[0])
 
 
-_OUTPUTS: Final = ("out", "report")
-"""The parameters of commands that name an output."""
-
-
 @contextmanager
 def dry_run_outputs(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The values of flags; in a dry run, with outputs in a folder that is removed at the end."""
@@ -200,4 +171,5 @@ def dry_run_outputs(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield values
         return
     with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        yield {**values, **{name: str(Path(folder) / name) for name in _OUTPUTS if values.get(name) is not None}}
+        outputs = [name for name in ("out", "report") if values.get(name) is not None]
+        yield {**values, **{name: str(Path(folder) / name) for name in outputs}}

@@ -2,14 +2,13 @@
 
 import io
 from contextlib import redirect_stdout
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from pydantic import JsonValue
-
 from ralm.cli import options
-from ralm.cli.flags import Flags
+from ralm.cli.flags import Flags, Output
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Option
@@ -17,33 +16,31 @@ from ralm.options import Option
 if TYPE_CHECKING:
     from ralm.recipes.folder import RecipeFolder
     from ralm.recipes.recipe import Recipe
+    from ralm.recipes.runner import Estimate
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Recipe, as `ralm recipe list` names it.", show_default=False)
-]
-_MODEL = ModelOptions()
+Name = Annotated[str, options.argument("Recipe, as `ralm recipe list` names it.", "NAME")]
 _OUT, _STAND_IN_OUT = Path("ralm-recipes"), Path("ralm-recipes-stand-in")
 
 
-def list_recipes_command(json: options.PrintJson = False) -> None:
+def list_command() -> Output:
     """List the recipes: tables and figures of the papers, and further analyses."""
-    from ralm.cli.output import print_json, print_line
+    from ralm.cli.output import print_line
     from ralm.recipes.catalogue import recipes
 
-    known = recipes().values()
-    if json:
-        print_json(
-            [{"name": one.name, "paper": one.paper, "about": one.about, "models": [*one.models]} for one in known]
-        )
-        return
-    width = max(len(one.name) for one in known)
-    for one in known:
-        print_line(f"{one.name:<{width}}  {one.about}")
+    known = recipes()
+    width = max(map(len, known))
+    return Output(
+        lambda: [
+            {"name": name, "paper": one.paper, "about": one.about, "models": [*one.models]}
+            for name, one in known.items()
+        ],
+        lambda: print_line("\n".join(f"{name:<{width}}  {one.about}" for name, one in known.items())),
+    )
 
 
-def show_command(name: Name, json: options.PrintJson = False) -> None:
+def show_command(name: Name) -> Output:
     """Show a recipe: its inputs, its models, differences from the paper, and its commands."""
-    from ralm.cli.output import print_json, print_line
+    from ralm.cli.output import print_line
     from ralm.recipes.catalogue import recipe_named, resources_of
     from ralm.recipes.folder import CommandOptions, RecipeFolder
     from ralm.recipes.runner import command_text
@@ -52,39 +49,38 @@ def show_command(name: Name, json: options.PrintJson = False) -> None:
     folder = RecipeFolder(_OUT, {}, stand_in=False, options=CommandOptions())
     read = resources_of(recipe.steps)
     lines = [command_text(folder.command_line(step)) for step in recipe.steps]
-    if json:
-        print_json(
-            {
-                "name": recipe.name,
-                "paper": recipe.paper,
-                "about": recipe.about,
-                "models": [*recipe.models],
-                "reads": {
-                    one.name: {"kind": one.kind, "source": one.source, "note": one.note} for one in read.values()
-                },
-                "differs": [*recipe.differs],
-                "commands": [*lines],
-            }
-        )
-        return
-    print_line(f"{recipe.paper}: {recipe.about}")
-    print_line(f"\nModels, for --only: {', '.join(recipe.models)}")
-    print_line("\nReads, each of which --use NAME=PATH replaces:")
-    for one in read.values():
-        note = f" ({one.note})" if one.note else ""
-        print_line(
-            f"  {one.name:<26} {one.source or 'made from ' + ', '.join(part.name for part in one.made_of)}{note}"
-        )
-    if recipe.differs:
-        print_line("\nWhat differs from the paper:")
-        for said in recipe.differs:
-            print_line(f"  - {said}")
-    print_line("\nCommands:")
-    for line in lines:
-        print_line(f"  {line}")
+
+    def print_recipe() -> None:
+        print_line(f"{recipe.paper}: {recipe.about}")
+        print_line(f"\nModels, for --only: {', '.join(recipe.models)}")
+        print_line("\nReads, each of which --use NAME=PATH replaces:")
+        for one in read.values():
+            source = one.source or f"made from {', '.join(part.name for part in one.made_of)}"
+            print_line(f"  {one.name:<26} {source}{f' ({one.note})' if one.note else ''}")
+        if recipe.differs:
+            print_line("\nWhat differs from the paper:")
+            for said in recipe.differs:
+                print_line(f"  - {said}")
+        print_line("\nCommands:")
+        for line in lines:
+            print_line(f"  {line}")
+
+    return Output(
+        lambda: {
+            "name": recipe.name,
+            "paper": recipe.paper,
+            "about": recipe.about,
+            "models": [*recipe.models],
+            "reads": {one.name: {"kind": one.kind, "source": one.source, "note": one.note} for one in read.values()},
+            "differs": [*recipe.differs],
+            "commands": [*lines],
+        },
+        print_recipe,
+    )
 
 
 def run_command(
+    *,
     name: Name,
     only: Annotated[str | None, Option("Run one model of the recipe alone.", default_text="all models")] = None,
     given: Annotated[
@@ -106,23 +102,19 @@ def run_command(
             default_text="the whole text; 700 with --stand-in",
         ),
     ] = None,
-    model: Annotated[ModelOptions, Flags(without=("dry_run",))] = _MODEL,
+    model: Annotated[ModelOptions, Flags(without=("dry_run",))],
     ray: options.Ray = None,
     steps: Annotated[
         bool, Option("Show the steps, what is done, and what the rest will take, and run nothing.", flag="dry-run")
     ] = False,
-    json: options.PrintJson = False,
-) -> None:
+) -> Output:
     """Run a recipe: every step that is not done yet, then the paper's table with our figures beside.
 
     Rerun the command to go on after an interruption. Recipes in one folder share their steps.
     """
-
-    from dataclasses import replace
-
     from ralm.cli import program
     from ralm.cli.models import release_models, sharing_models
-    from ralm.cli.output import print_json, print_line
+    from ralm.cli.output import print_line
     from ralm.recipes.catalogue import recipe_named, resources_of
     from ralm.recipes.folder import CommandOptions, RecipeFolder, check_replacements
     from ralm.recipes.recipe import FULL_SCALE, STAND_IN_SCALE
@@ -134,24 +126,18 @@ def run_command(
     if limit_tokens is not None:
         scale = replace(scale, limit_tokens=limit_tokens)
     recipe = recipe_named(name, scale, only=only)
-    if limit_tokens is not None and not any(
-        resource.kind == "text" for resource in resources_of(recipe.steps).values()
-    ):
+    resources = resources_of(recipe.steps)
+    if limit_tokens is not None and not any(resource.kind == "text" for resource in resources.values()):
         raise UsageError(f"`limit_tokens` has no effect: {name} reads questions, not texts.")
     replaced = _replaced(given)
-    check_replacements(replaced, [*resources_of(recipe.steps)])
+    check_replacements(replaced, [*resources])
     changes = [f"{one} is {value}" for one, value in replaced.items()]
     changes += [] if limit_tokens is None else [f"texts have {limit_tokens:,} tokens"]
-    folder = RecipeFolder(
-        out or (_STAND_IN_OUT if stand_in else _OUT),
-        replaced,
-        stand_in=stand_in,
-        options=CommandOptions(model=model, ray=ray),
-    )
+    out = out or (_STAND_IN_OUT if stand_in else _OUT)
+    folder = RecipeFolder(out, replaced, stand_in=stand_in, options=CommandOptions(model=model, ray=ray))
     folder.check()
     if steps:
-        _print_steps(recipe, folder, json=json)
-        return
+        return _steps_left(recipe, folder)
     if recipe.figure is not None:
         check_plot()
 
@@ -162,14 +148,13 @@ def run_command(
 
     with sharing_models():
         run_steps(recipe.steps, folder, perform)
-    partial = limit_tokens is not None
-    result = measure_recipe(folder.distinct(recipe), folder, changes, is_partial=partial)
+    result = measure_recipe(folder.distinct(recipe), folder, changes, is_partial=limit_tokens is not None)
     written = write_result(result, only)
-    if json:
-        print_json(result_as_json(result, written))
-    else:
-        print_line(as_markdown(result).partition("\n## Where the figures come from")[0])
-        print_line(f"With the command and folder of every figure: {written}")
+    table, _, _ = as_markdown(result).partition("\n## Where the figures come from")
+    return Output(
+        partial(result_as_json, result, written),
+        partial(print_line, f"{table}\nWith the command and folder of every figure: {written}"),
+    )
 
 
 def _replaced(given: tuple[str, ...]) -> dict[str, str]:
@@ -184,39 +169,47 @@ def _replaced(given: tuple[str, ...]) -> dict[str, str]:
     return replaced
 
 
-def _print_steps(recipe: "Recipe", folder: "RecipeFolder", *, json: bool) -> None:
+def _steps_left(recipe: "Recipe", folder: "RecipeFolder") -> Output:
     """The steps, what is done, and what the rest will take."""
-    from ralm.cli.output import print_json, print_line
+    from ralm.cli.output import print_line
     from ralm.recipes.runner import command_text, estimate, total
 
     found = [(step, folder.is_done(step), estimate(step, folder)) for step in folder.distinct_steps(recipe.steps)]
     rest = total([needed for _, done, needed in found if not done])
-    if json:
-        rows: list[JsonValue] = [
-            {
-                "command": command_text(folder.command_line(step)),
-                "done": done,
-                "passages": needed.passages,
-                "tokens": needed.tokens,
-                "disk_bytes": needed.disk,
-                "memory_bytes": needed.memory,
-                "hours": needed.hours,
-            }
-            for step, done, needed in found
-        ]
-        print_json({"steps": rows, "hours": rest.hours, "disk_bytes": rest.disk, "memory_bytes": rest.memory})
-        return
-    for step, done, needed in found:
-        state = "done" if done else _describe(needed.passages, needed.tokens, needed.disk, needed.hours)
-        print_line(f"{folder.path_of(step).name}: {state}\n  {command_text(folder.command_line(step))}")
-    print_line(
-        f"\n{sum(not done for _, done, _ in found)} of {len(found)} steps are left: about "
-        f"{_describe(rest.passages, rest.tokens, rest.disk, rest.hours)}, and {rest.memory / 1e9:,.1f} GB of memory. "
-        "These are rough estimates from sizes and the speed of this machine."
+
+    def print_steps() -> None:
+        for step, done, needed in found:
+            state = "done" if done else _describe(needed)
+            print_line(f"{folder.path_of(step).name}: {state}\n  {command_text(folder.command_line(step))}")
+        print_line(
+            f"\n{sum(not done for _, done, _ in found)} of {len(found)} steps are left: about {_describe(rest)}, and "
+            f"{rest.memory / 1e9:,.1f} GB of memory. These are rough estimates from sizes and the speed of this "
+            "machine."
+        )
+
+    return Output(
+        lambda: {
+            "steps": [
+                {
+                    "command": command_text(folder.command_line(step)),
+                    "done": done,
+                    "passages": needed.passages,
+                    "tokens": needed.tokens,
+                    "disk_bytes": needed.disk,
+                    "memory_bytes": needed.memory,
+                    "hours": needed.hours,
+                }
+                for step, done, needed in found
+            ],
+            "hours": rest.hours,
+            "disk_bytes": rest.disk,
+            "memory_bytes": rest.memory,
+        },
+        print_steps,
     )
 
 
-def _describe(passages: int, tokens: int, disk: int, hours: float) -> str:
-    parts = [f"{passages:,} passages"] if passages else []
-    parts += [f"{tokens:,} tokens"] if tokens else []
-    return ", ".join([*parts, f"{disk / 1e9:,.2f} GB", f"{hours:,.2f} hours"])
+def _describe(needed: "Estimate") -> str:
+    parts = [f"{needed.passages:,} passages"] if needed.passages else []
+    parts += [f"{needed.tokens:,} tokens"] if needed.tokens else []
+    return ", ".join([*parts, f"{needed.disk / 1e9:,.2f} GB", f"{needed.hours:,.2f} hours"])

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from ralm.cli.output import number, passage_name, print_line
+from ralm.cli.output import passage_name, print_line, print_table
 from ralm.cli.process import print_note
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.sweep import Sweep
-from ralm.reading.provenance import TracedText
 from ralm.runs.compare import Comparison
-from ralm.runs.report import Report, render_report
+from ralm.runs.report import Report, render_report, to_float
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
@@ -44,27 +41,23 @@ def print_evaluation(evaluation: Evaluation, out: Path | None) -> None:
 
 def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
     """Print a table with one row per reading; the gain compares token perplexities with the first row."""
-    table = Table(box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("")
-    for heading in ("token ppl", "word ppl", "bits/byte", "gain", "seconds"):
-        table.add_column(heading, justify="right")
     first = next(iter(rows.values()))
     bounded = any("bounds" in measures for measures in rows.values())
+    cells = []
     for name, measures in rows.items():
-        gain = 1 - number(measures["token_perplexity"]) / number(first["token_perplexity"])
-        table.add_row(
-            name,
-            *(_measure(measures, measure) for measure in MEASURES),
-            "" if measures is first or bounded or not math.isfinite(gain) else f"{gain:+.1%}",
-            f"{number(measures['seconds']):.1f}",
-        )
-    count = f"{number(first['tokens']):,.0f} tokens, {number(first['words']):,.0f} words"
-    console = Console(file=sys.stdout, highlight=False)
-    console.print(table)
-    console.print(f"  {count}; gain: how much lower the token perplexity is", style="dim")
+        gain = 1 - to_float(measures["token_perplexity"]) / to_float(first["token_perplexity"])
+        shown = "" if measures is first or bounded or not math.isfinite(gain) else f"{gain:+.1%}"
+        figures = [_measure(measures, measure) for measure in MEASURES]
+        cells.append([name, *figures, shown, f"{to_float(measures['seconds']):.1f}"])
+    print_table(["", "token ppl", "word ppl", "bits/byte", "gain", "seconds"], cells)
+    notes = [f"{to_float(first['tokens']):,.0f} tokens, {to_float(first['words']):,.0f} words; "]
+    notes[0] += "gain: how much lower the token perplexity is"
     for name, measures in rows.items():
         if "exact" in measures:
-            console.print(f"  {name}: {number(measures['exact']):.1%} of the tokens are known, the others by bounds")
+            notes.append(f"{name}: {to_float(measures['exact']):.1%} of the tokens are known, the others by bounds")
+    console = Console(file=sys.stdout, highlight=False)
+    for note in notes:
+        console.print(f"  {note}", style="dim")
 
 
 def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
@@ -72,23 +65,23 @@ def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
     bounds = measures.get("bounds")
     found = bounds[name] if isinstance(bounds, dict) else None
     if not isinstance(found, list):
-        return f"{number(measures[name]):.2f}"
-    least, most = map(number, found)
-    return f"{least:.2f} to {most:.2f}" if math.isfinite(most) else f">= {least:.2f}"
+        return f"{to_float(measures[name]):.2f}"
+    lower, upper = map(to_float, found)
+    return f"{lower:.2f} to {upper:.2f}" if math.isfinite(upper) else f">= {lower:.2f}"
 
 
 def print_sweep(swept: Sweep, out: Path | None) -> None:
     """Print a table with one row per value; the gain compares token perplexities with and without passages."""
-    table = Table(box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column(f"--{swept.option}", no_wrap=True)
-    for heading in ("token ppl", "word ppl", "bits/byte", "none", "gain"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in swept.rows():
-        columns = (*MEASURES, "none_token_perplexity")
-        shown = [f"{number(row[column]):.2f}" for column in columns]
-        table.add_row(Text(one_line(str(row[swept.option]))), *shown, f"{number(row['gain']):+.1%}")
-    console = Console(file=sys.stdout, highlight=False)
-    console.print(table)
+    columns = (*MEASURES, "none_token_perplexity")
+    rows = [
+        [
+            one_line(str(row[swept.option])),
+            *(f"{to_float(row[column]):.2f}" for column in columns),
+            f"{to_float(row['gain']):+.1%}",
+        ]
+        for row in swept.rows()
+    ]
+    print_table([f"--{swept.option}", "token ppl", "word ppl", "bits/byte", "none", "gain"], rows)
     print_line("  none: the token perplexity without passages; gain: how much lower it is with them")
     print_line(
         f"  {swept.scored:,} of {swept.requests:,} requests scored, {swept.retrievals:,} retrievals: the rest shared"
@@ -100,19 +93,15 @@ def print_sweep(swept: Sweep, out: Path | None) -> None:
 
 def print_comparison(compared: Comparison) -> None:
     """Print a table with one row per run."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("", overflow="fold")
-    for heading in ("token perplexity", "against the first"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = []
     for run in compared.runs:
         low, high = run.perplexity_interval
-        row = [run.path.name, f"{run.token_perplexity:.2f} ({low:.2f}, {high:.2f})"]
+        row = [one_line(run.path.name), f"{run.token_perplexity:.2f} ({low:.2f}, {high:.2f})"]
         if run.change is not None and run.change_interval is not None:
             low, high = run.change_interval
             row.append(f"{run.change:+.1%} ({low:+.1%}, {high:+.1%})")
-        table.add_row(*(Text(one_line(cell)) for cell in row))
-    console = Console(file=sys.stdout, highlight=False)
-    console.print(table)
+        rows.append(row)
+    print_table(["", "token perplexity", "against the first"], rows, pad_edge=False)
     print_line(f"  {compared.targets:,} tokens; 95% intervals by bootstrap over {compared.documents:,} documents")
 
 
@@ -140,67 +129,67 @@ def print_reranker(trained: TrainedReranker) -> None:
     print_line(f"{trained.out}: reranker of step {trained.best_step:,}, after {trained.steps:,} steps")
     known = [f"the rank counts {trained.rank_weight:.2f}"] if trained.rank_weight else []
     if trained.likelihood is not None:
-        much, decay = (number(trained.likelihood[name]) for name in ("weight", "decay"))
+        much, decay = (to_float(trained.likelihood[name]) for name in ("weight", "decay"))
         known.append(f"the likelihood of the prefix's last tokens {much:.2f} (decay {decay:.0f})")
     if known:
         print_line(f"beside its score, {' and '.join(known)}")
-    _print_held_out_loss(trained)
-    if trained.held_out is not None:
-        none = number(trained.held_out["none"])
-        gains = {name: number(value) - none for name, value in trained.held_out.items()}
-        print_line(
-            f"gain per token of held-out examples: {gains['first']:+.4f} nats with the first candidate, "
-            f"{gains['chosen']:+.4f} with the reranker's choice, {gains['best']:+.4f} with the best"
-        )
+    choices = {
+        "first": "nats with the first candidate",
+        "chosen": "with the reranker's choice",
+        "best": "with the best",
+    }
+    _print_held_out(trained, choices)
 
 
 def print_query_encoder(trained: TrainedRetriever) -> None:
     """Print the folder of a query encoder, the gain of its choice on the held-out examples, and how to search."""
     print_line(f"{trained.out}: query encoder of step {trained.best_step:,}, after {trained.steps:,} steps")
-    _print_held_out_loss(trained)
-    if trained.held_out is not None:
-        none = trained.held_out["none"]
-        gains = {name: value - none for name, value in trained.held_out.items()}
-        print_line(
-            f"gain per token of held-out examples: {gains['first']:+.4f} nats with the first candidate of the signals, "
-            f"{gains['chosen_before']:+.4f} with the encoder's choice before, {gains['chosen']:+.4f} after, "
-            f"{gains['best']:+.4f} with the best"
-        )
+    choices = {
+        "first": "nats with the first candidate of the signals",
+        "chosen_before": "with the encoder's choice before",
+        "chosen": "after",
+        "best": "with the best",
+    }
+    _print_held_out(trained, choices)
     print_line(f"search the same index with --retriever dense --query-encoder {trained.out}")
 
 
 def print_encoders(trained: TrainedRetriever, index: Path, vectors: str) -> None:
     """Print the folder of trained encoders, their loss, and how to search."""
     print_line(f"{trained.out}: encoders of step {trained.best_step:,}, after {trained.steps:,} steps")
-    _print_held_out_loss(trained)
+    _print_held_out(trained, {})
     print_line(f"search {index} with --retriever dense --vectors {vectors}")
 
 
-def _print_held_out_loss(trained: TrainedReranker | TrainedRetriever) -> None:
-    """Print the loss of the held-out examples before and after, if there are any."""
+def _print_held_out(trained: TrainedReranker | TrainedRetriever, choices: Mapping[str, str]) -> None:
+    """Print the loss of the held-out examples before and after, and the gain with each choice, in these words."""
     losses = {row["step"]: row["held_out_loss"] for row in trained.losses}
     before, after = losses.get(0), losses.get(trained.best_step)
     if before is not None and after is not None:
         print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} after")
+    if trained.held_out is not None and choices:
+        measured = {name: to_float(value) for name, value in trained.held_out.items()}
+        gains = [f"{measured[name] - measured['none']:+.4f} {words}" for name, words in choices.items()]
+        print_line(f"gain per token of held-out examples: {', '.join(gains)}")
 
 
 def print_weighting(folder: Path, learned: "LearnedWeighting") -> None:
     """Print the tried weights of query terms, and the gain of the best ones on held-out examples."""
+
+    def weights(of: Sequence[int]) -> str:
+        return ", ".join(map(str, of))
+
     print_line(f"gain over no passage on {learned.examples:,} training examples, in nats per token:")
     for one in learned.tried:
-        print_line(f"  weights {_weights(one.weights):<10}{one.gain:+.4f}")
+        print_line(f"  weights {weights(one.weights):<10}{one.gain:+.4f}")
     print_line(
-        f"on {learned.held_out:,} held-out examples, BM25 gains {learned.plain:+.4f}; weights {_weights(learned.best)} "
+        f"on {learned.held_out:,} held-out examples, BM25 gains {learned.plain:+.4f}; weights {weights(learned.best)} "
         f"gain {learned.gain:+.4f} more (95%: {learned.interval[0]:+.4f} to {learned.interval[1]:+.4f})"
     )
     if learned.weighting.is_plain:
         print_line(f"{folder}: all terms weigh the same, as in plain BM25, since no other weights are better")
     else:
         print_line(f"{folder}: search the same index with --weighting {folder}")
-
-
-def _weights(weights: Sequence[int]) -> str:
-    return ", ".join(map(str, weights))
 
 
 _FULL_SHADE = 3.0
@@ -211,17 +200,24 @@ _SHOWN_PASSAGES = 10
 
 def print_report(report: Report) -> None:
     """Print a summary, the text, and the passages that contributed most."""
-    text, gain = report.text, report.text.gain
+    text, total = report.text, report.text.gain
     print_line(f"{report.title}: " + ", ".join(f"{label} {value}" for label, value in report.settings.items()))
     fall = report.perplexity / report.baseline_perplexity - 1
     print_line(
         f"token perplexity {report.baseline_perplexity:.2f} without passages, {report.perplexity:.2f} with them "
-        f"({fall:+.1%})\n{gain.nats:+,.1f} nats over {gain.targets:,} tokens: {gain.helped:,} helped, "
-        f"{gain.hurt:,} hurt\n"
+        f"({fall:+.1%})\n{total.nats:+,.1f} nats over {total.targets:,} tokens: {total.helped:,} helped, "
+        f"{total.hurt:,} hurt\n"
     )
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    console.print(_legend(), end="\n\n")
-    console.print(_shaded(text, report.shown_tokens))
+    legend = Text("passages hurt ")
+    for step in range(-_STEPS, _STEPS + 1):
+        legend.append("  ", style=_style(step / _STEPS * _FULL_SHADE))
+    console.print(legend.append(f" helped; full at {_FULL_SHADE:g} nats"), end="\n\n")
+    shaded = Text(visible(text.before), style="", overflow="fold")
+    shaded.stylize("dim")
+    for piece, gain in zip(text.texts[: report.shown_tokens], text.gain_T.tolist(), strict=False):
+        shaded.append(visible(piece), style=_style(gain))
+    console.print(shaded)
     if report.shown_tokens < len(text):
         print_line(f"\n(the first {report.shown_tokens:,} of {len(text):,} tokens)")
     print_line("\nPassages by contribution, in nats:\n")
@@ -239,22 +235,6 @@ def write_page(file: Path, report: Report) -> None:
     with replaced_file(file) as page:
         page.write(render_report(report))
     print_note(f"{file} shows where every token came from; open it in a browser")
-
-
-def _legend() -> Text:
-    legend = Text("passages hurt ")
-    for step in range(-_STEPS, _STEPS + 1):
-        legend.append("  ", style=_style(step / _STEPS * _FULL_SHADE))
-    return legend.append(f" helped; full at {_FULL_SHADE:g} nats")
-
-
-def _shaded(text: TracedText, tokens: int) -> Text:
-    """The text before the tokens, dim, and the first `tokens` tokens, each with a background for its gain."""
-    shaded = Text(visible(text.before), style="", overflow="fold")
-    shaded.stylize("dim")
-    for piece, gain in zip(text.texts[:tokens], text.gain_T.tolist(), strict=False):
-        shaded.append(visible(piece), style=_style(gain))
-    return shaded
 
 
 def _style(gain: float) -> str:

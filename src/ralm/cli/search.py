@@ -3,25 +3,23 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+import ralm
 from ralm.cli import options
 from ralm.cli.flags import Flags, Given
+from ralm.cli.models import open_retrieval
 from ralm.cli.process import print_note
 from ralm.errors import UsageError
+from ralm.lm.registry import load_tokenizer
 from ralm.options import Option
 from ralm.reading.plan import PlanOptions
 from ralm.reranking import RerankOptions
 from ralm.retrieval.retriever import RetrieverOptions
 
-_RETRIEVAL = RetrieverOptions()
-
 
 def search_command(
-    index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
-    query: Annotated[
-        str | None, typer.Argument(help="What to search for; - reads standard input.", show_default=False)
-    ] = None,
+    *,
+    index: options.IndexArgument,
+    query: Annotated[str | None, options.argument("What to search for; - reads standard input.")] = None,
     queries: Annotated[
         Path | None,
         Option(
@@ -30,20 +28,16 @@ def search_command(
         ),
     ] = None,
     k: Annotated[int, Option("Passages per query.", flag="-k")] = 10,
-    retrieval: RetrieverOptions = _RETRIEVAL,
-    json: options.PrintJson = False,
+    retrieval: RetrieverOptions,
+    json: Annotated[bool, Option("Print only one JSON object.")] = False,
 ) -> None:
     """Find the passages of an index that best match a query."""
-    from ralm.cli.options import read_input
-    from ralm.cli.output import print_cache, print_json, print_passages
+    from ralm.cli.output import print_json, print_passages
     from ralm.reading.provenance import hits_as_json
-    from ralm.reading.sources import FromRetriever
     from ralm.validation import retrieve_checked
 
-    if (query is None) == (queries is None):
-        raise UsageError("give either a `query` or `queries` FILE.")
-    asked = read_input(query, queries, "query")
-    source = FromRetriever.of_index(index, retrieval)
+    asked = options.read_input(query, queries, "query")
+    source = open_retrieval(index, retrieval)
     hits = retrieve_checked(source.retriever, asked, k, len(source.passages))
     for row, question in enumerate(asked):
         found = [(source.passages[number], score) for number, score in hits.of(row)]
@@ -53,21 +47,21 @@ def search_command(
             print_passages(found)
         else:
             print_note("no passage was found: none contains an indexed word of the query, or all are forbidden")
-    print_cache(source)
 
 
-_RERANKING, _PLAN = RerankOptions(), PlanOptions(document_tokens=0)
+_PLAN = PlanOptions(document_tokens=0)
 
 
 def retrieve_command(
+    *,
     given: Given,
-    text: Annotated[Path, typer.Argument(metavar="TEXTFILE", help="Text to retrieve for.", show_default=False)],
+    text: Annotated[Path, options.argument("Text to retrieve for.", "TEXTFILE")],
     index: options.IndexFolder,
     lm: options.ModelName,
     out: Annotated[Path, Option("File to write (JSON).")],
     k: Annotated[int, Option("Passages per stride.", flag="-k")] = 16,
-    retrieval: RetrieverOptions = _RETRIEVAL,
-    reranking: RerankOptions = _RERANKING,
+    retrieval: RetrieverOptions,
+    reranking: RerankOptions,
     plan: Annotated[
         PlanOptions, Flags(without=("document_tokens", "bos"), default_text=options.QUERY_TOKENS_TEXT)
     ] = _PLAN,
@@ -80,36 +74,6 @@ def retrieve_command(
     the candidates are written, best first. If the official evaluation will read the file, use `--semantics
     official` and the same `--max-length` as there. `ralm eval --retrieved` needs the same windows.
     """
-    _check_retrieve(k, reranking)
-    plan = options.with_query_tokens(plan, retrieval, given)
-
-    from ralm.cli.options import open_text
-    from ralm.cli.output import print_cache, print_line
-    from ralm.lm.registry import load_tokenizer
-    from ralm.reading.rows import StrideRows
-    from ralm.reading.sources import FromRetriever, retrieved_strides
-    from ralm.reading.tokens import prepare_text, read_beginning
-    from ralm.reranking import CheckedReranker
-    from ralm.retrieval.retrieval_file import write_retrieval_file
-    from ralm.storage.outputs import check_output_file
-
-    check_output_file(out, force)
-    chunks = open_text(text, limit_tokens)
-    source = FromRetriever.of_index(index, retrieval)
-    reranker = reranking.reranker()
-    tokenizer = load_tokenizer(lm)
-    content = read_beginning(chunks, tokenizer, limit_tokens)
-    prepared = prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
-    hits, passages = source.find(prepared, tokenizer, k if reranker is None else reranker.candidates)
-    if reranker is not None:
-        hits = CheckedReranker(reranker).choose(StrideRows(prepared, tokenizer, hits), hits, passages, k)
-    write_retrieval_file(out, retrieved_strides(prepared, tokenizer, hits, passages))
-    print_line(f"{len(prepared.plan):,} strides of {len(prepared.tokens):,} tokens: {out}")
-    print_cache(source)
-
-
-def _check_retrieve(k: int, reranking: RerankOptions) -> None:
-    """Raise UsageError if options do not go together."""
     if reranking.method in ("zero-shot", "oracle"):
         raise UsageError(
             f'`rerank="{reranking.method}"` ranks with the language model, which is not loaded here: rerank when the '
@@ -119,3 +83,24 @@ def _check_retrieve(k: int, reranking: RerankOptions) -> None:
         raise UsageError(
             f"`candidates` {reranking.candidates} are fewer than the `k` {k} passages to write: raise them."
         )
+    plan = options.with_query_tokens(plan, retrieval, given)
+
+    from ralm.cli.output import print_line
+    from ralm.reading.rows import StrideRows
+    from ralm.reading.sources import retrieved_strides
+    from ralm.reading.tokens import prepare_text, read_beginning
+    from ralm.reranking import CheckedReranker
+    from ralm.storage.outputs import check_output_file
+
+    check_output_file(out, force)
+    chunks = options.open_text(text, limit_tokens)
+    source = open_retrieval(index, retrieval)
+    reranker = reranking.reranker()
+    tokenizer = load_tokenizer(lm)
+    content = read_beginning(chunks, tokenizer, limit_tokens)
+    prepared = prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
+    hits, passages = source.find(prepared, tokenizer, k if reranker is None else reranker.candidates)
+    if reranker is not None:
+        hits = CheckedReranker(reranker).choose(StrideRows(prepared, tokenizer, hits), hits, passages, k)
+    ralm.write_retrieval_file(out, retrieved_strides(prepared, tokenizer, hits, passages))
+    print_line(f"{len(prepared.plan):,} strides of {len(prepared.tokens):,} tokens: {out}")

@@ -20,21 +20,14 @@ from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.options import ServeOptions
 
-_RETRIEVAL, _READING, _SERVING = RetrieverOptions(), ReadingOptions(), ServeOptions()
-_PLAN, _MODEL, _DEMO = PlanOptions(), ModelOptions(), Path("ralm-demo")
+_DEMO = Path("ralm-demo")
 _PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
-_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "starlette")
 
 
 def _with_settings(context: typer.Context, file: Path | None) -> Path | None:
-    """Take the values in a settings file as defaults of the flags."""
-    if file is not None:
-        context.default_map = _settings(context, file)
-    return file
-
-
-def _settings(context: typer.Context, file: Path) -> dict[str, Any]:
-    """The values in a TOML file, by the names of parameters; UsageError if it is not such a file."""
+    """Take the values in a TOML file, by the names of parameters, as defaults of the flags."""
+    if file is None:
+        return None
     try:
         given = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -50,10 +43,12 @@ def _settings(context: typer.Context, file: Path) -> dict[str, Any]:
     for name in settings:
         if name not in known or name in ("settings", "help"):
             raise UsageError(f"{file} sets {name}, which is no option of `ralm serve`.")
-    return {known[name]: value for name, value in settings.items()}
+    context.default_map = {known[name]: value for name, value in settings.items()}
+    return file
 
 
 def serve_command(
+    *,
     given: Given,
     lm: Annotated[
         str | None,
@@ -81,9 +76,9 @@ def serve_command(
             is_eager=True,
         ),
     ] = None,
-    serving: Annotated[ServeOptions, Flags(needs={"batch": options.NEEDS_LOCAL})] = _SERVING,
-    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_PASSAGES)] = _RETRIEVAL,
-    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_PASSAGES)] = _READING,
+    serving: Annotated[ServeOptions, Flags(needs={"batch": options.NEEDS_LOCAL})],
+    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_PASSAGES)],
+    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_PASSAGES)],
     plan: Annotated[
         PlanOptions,
         Flags(
@@ -91,12 +86,12 @@ def serve_command(
             default_text=options.QUERY_TOKENS_TEXT,
             needs={"stride": _PASSAGES, "query_tokens": _PASSAGES, "document_tokens": _PASSAGES},
         ),
-    ] = _PLAN,
+    ],
     max_length: Annotated[
         int | None,
         Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
     ] = None,
-    model_options: Annotated[ModelOptions, Flags(without=("compile", "dry_run"), needs=options.MODEL_NEEDS)] = _MODEL,
+    model_options: Annotated[ModelOptions, Flags(without=("compile", "dry_run"), needs=options.MODEL_NEEDS)],
 ) -> None:
     """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
 
@@ -111,14 +106,19 @@ def serve_command(
 
     from ralm.errors import extra
 
-    with extra("serve", "serving needs", _PACKAGES):
+    with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
         from ralm.serving.middleware import key_of
         from ralm.serving.options import Settings
         from ralm.serving.server import bound_socket, run_server
         from ralm.serving.service import Service
 
     key = key_of(serving.host)
-    folders = _demo_index() if demo else _folders(index)
+    folders = {"python": _DEMO / "index"} if demo else _folders(index)
+    if demo and not folders["python"].exists():
+        from ralm.demo.demonstration import build_demo_folder
+
+        print_note(f"making {_DEMO}, the documentation of this Python as an index")
+        build_demo_folder(_DEMO)
     with bound_socket(serving.host, serving.port) as listening:
         model = open_model(lm, model_options)
         service = Service(
@@ -152,31 +152,21 @@ def _folders(given: tuple[str, ...]) -> dict[str, Path]:
     return folders
 
 
-def _demo_index() -> dict[str, Path]:
-    from ralm.demo.demonstration import INDEX, build_demo_folder
-
-    if not (_DEMO / INDEX).exists():
-        print_note(f"making {_DEMO}, the documentation of this Python as an index")
-        build_demo_folder(_DEMO)
-    return {"python": _DEMO / INDEX}
-
-
 def _print_requests(url: str, model: str) -> None:
     """Print requests to try."""
     from ralm.cli.output import print_line
 
     ask: dict[str, Any] = {"model": model, "prompt": "The function open() opens a", "max_tokens": 24, "temperature": 0}
-    plain = {**ask, "ralm": {"index": None}}
-    several = {**ask, "ralm": {"reader": "ensemble", "documents": 4, "gain": True}}
-    streamed = {**ask, "stream": True}
-    for said, body in (
-        ("with the passage that BM25 finds, every 4 tokens", ask),
-        ("without passages", plain),
-        ("with four passages, averaged, and the gain from each", several),
-        ("as a stream", streamed),
+    for said, more in (
+        ("with the passage that BM25 finds, every 4 tokens", {}),
+        ("without passages", {"ralm": {"index": None}}),
+        (
+            "with four passages, averaged, and the gain from each",
+            {"ralm": {"reader": "ensemble", "documents": 4, "gain": True}},
+        ),
+        ("as a stream", {"stream": True}),
     ):
-        print_line(f"\n# {said}")
-        print_line(f"curl -s {url}/v1/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
-    print_line(f"\ncurl -s '{url}/search?q=open+a+file&k=3'")
-    print_line(f"curl -s {url}/v1/models")
+        body = json.dumps({**ask, **more})
+        print_line(f"\n# {said}\ncurl -s {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'")
+    print_line(f"\ncurl -s '{url}/search?q=open+a+file&k=3'\ncurl -s {url}/v1/models")
     sys.stdout.flush()  # also into a pipe: the server goes on

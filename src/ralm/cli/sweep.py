@@ -1,17 +1,18 @@
 """`ralm sweep`: runs `ralm eval` for several values of one option, and shows a table and a plot."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import ralm
 from ralm.cli import options
 from ralm.cli.eval import EvaluationJob
-from ralm.cli.flags import Given, RecordMaker, option_types, reject_unused, unused_options
-from ralm.cli.models import open_model
+from ralm.cli.flags import Given, Output, option_types, reject_unused, unused_options
+from ralm.cli.models import open_model, open_passages
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
-from ralm.retrieval.retriever import RetrieverOptions
 
 _FIXED: Final = ("lm", "rerank_lm", "limit_tokens", "ray", *option_types(ModelOptions))
 """Options that all points of a sweep share: one text is read with one model, which is loaded once."""
@@ -20,17 +21,9 @@ SWEPT: Final = [name.replace("_", "-") for name in _KINDS]
 """The options that a sweep can change."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """The job of a value, and the given options without an effect on it."""
-
-    job: EvaluationJob
-    unused: dict[str, str]
-
-
 def sweep_command(
     given: Given,
-    maker: RecordMaker[EvaluationJob],
+    make_job: Callable[..., EvaluationJob],
     over: Annotated[str, Option("Option of `ralm eval` to vary: any except those of the text and the models.")],
     values: Annotated[str, Option("Its values, separated by commas.")],
     out: Annotated[Path | None, Option("Folder for the table, the plot and the summary.")] = None,
@@ -41,24 +34,18 @@ def sweep_command(
         ),
     ] = True,
     force: options.Force = False,
-    json: options.PrintJson = False,
-) -> None:
+) -> Output:
     """Evaluate a text for several values of one option, each with and without passages.
 
     Takes the options of `ralm eval`. Each row is the result of `ralm eval` for one value; shared retrievals and scores
     are computed once. With --out, rerun the command to resume a killed sweep.
     """
-    jobs = _jobs(given, maker, over, values)
+    jobs = _jobs(given, make_job, over, values)
 
-    from ralm.cli.options import open_text
-    from ralm.cli.output import print_cache, print_json
     from ralm.cli.results import print_sweep
-    from ralm.evaluation.sweep import SweepPoint, sweep as sweep_over
-    from ralm.lm.scoring import Scorer
-    from ralm.reading.sources import open_source
     from ralm.reading.tokens import read_beginning
     from ralm.reranking.predictive import PairScorer
-    from ralm.runs.resume import point_config, run_sweep
+    from ralm.runs.resume import point_config
     from ralm.runs.run import SWEEP_KIND, WITHOUT_PLOT, check_plot
     from ralm.storage.outputs import check_output
 
@@ -67,61 +54,61 @@ def sweep_command(
         if plot:
             check_plot(WITHOUT_PLOT)
     first = next(iter(jobs.values()))
-    chunks = open_text(first.text, first.limit_tokens)
-    sources = {_source_of(job): open_source(*_source_of(job)) for job in jobs.values()}
+    limit = first.limit_tokens
+    chunks = options.open_text(first.text, limit)
+    sources: dict[Any, Any] = {}
+    for job in jobs.values():
+        where = (job.index, job.retrieved, job.retrieval)
+        if where not in sources:
+            sources[where] = open_passages(*where)
     model = open_model(first.lm, first.model, first.ray)
-    content = read_beginning(chunks, model.tokenizer, first.limit_tokens)
+    content = read_beginning(chunks, model.tokenizer, limit)
     rerank_lm = next((job.reading.rerank_lm for job in jobs.values() if job.reading.rerank_lm), None)
-    ranker = Scorer(open_model(rerank_lm, first.model, first.ray)) if rerank_lm else None
-    cross_encoders = {
-        _choosing(job): PairScorer(job.reading.reranking.load()) for job in jobs.values() if _choosing(job)
-    }
-    points = [
-        SweepPoint(
-            value=value,
-            plan=job.plan,
-            reader=job.reading.chosen_reader,
-            source=sources[_source_of(job)],
-            reranker=job.reading.reranking.reranker(
-                ranker if job.reading.rerank_lm else None, cross_encoders.get(_choosing(job))
-            ),
-        )
-        for value, job in jobs.items()
-    ]
-    if out is None:
-        swept = sweep_over(content, model, over, points, limit_tokens=first.limit_tokens)
-    else:
-        swept = run_sweep(
-            out, content, model, over, points, limit_tokens=first.limit_tokens, name=first.text, plot=plot, force=force
-        )
-    if json:
-        configs = [point_config(first.text, content, model, point, first.limit_tokens) for point in points]
-        print_json(swept.summary(configs))
-    else:
-        print_sweep(swept, out)
-    for source in sources.values():
-        print_cache(source)
+    ranker = ralm.Scorer(open_model(rerank_lm, first.model, first.ray)) if rerank_lm else None
+    cross_encoders: dict[Any, PairScorer] = {}
+    points = []
+    for value, job in jobs.items():
+        reranking, cross_encoder = job.reading.reranking, None
+        if reranking.method == "predictive":
+            read = (str(reranking.cross_encoder), reranking.tokens)
+            if read not in cross_encoders:
+                cross_encoders[read] = PairScorer(reranking.load())
+            cross_encoder = cross_encoders[read]
+        reranker = reranking.reranker(ranker if job.reading.rerank_lm else None, cross_encoder)
+        source = sources[job.index, job.retrieved, job.retrieval]
+        reader = job.reading.chosen_reader
+        points.append(ralm.SweepPoint(value=value, plan=job.plan, reader=reader, source=source, reranker=reranker))
+    run: Any = ralm.sweep
+    if out is not None:
+        run = partial(ralm.run_sweep, out, name=first.text, plot=plot, force=force)
+    swept = run(content, model, over, points, limit_tokens=limit)
+    return Output(
+        lambda: swept.summary([point_config(first.text, content, model, point, limit) for point in points]),
+        partial(print_sweep, swept, out),
+    )
 
 
-def _jobs(given: Given, maker: RecordMaker[EvaluationJob], over: str, values: str) -> dict[str, EvaluationJob]:
+def _jobs(given: Given, make_job: Callable[..., EvaluationJob], over: str, values: str) -> dict[str, EvaluationJob]:
     """The job of each value."""
     if over not in SWEPT:
         raise UsageError(f"`over` must be one of {', '.join(SWEPT)}, not {over!r}.")
     name = over.replace("-", "_")
-    given, points = {**given, name: f"--{over}"}, {}
+    given = {**given, name: f"--{over}"}
+    jobs, unused = {}, []
     for value, parsed in _parsed(over, _KINDS[name], values).items():
-        job = maker.make(**{name: parsed})
-        points[value] = _Point(job.settled(given), unused_options(job, given))
-    first, *others = points.values()
-    if not all(point.job.has_passages for point in points.values()):
+        job = make_job(**{name: parsed})
+        unused.append(unused_options(job, given))
+        jobs[value] = job.settled(given)
+    if not all(job.has_passages for job in jobs.values()):
         raise UsageError("a sweep reads with passages: give `index` or `retrieved`.")
-    unused = {option: needs for option, needs in first.unused.items() if all(option in one.unused for one in others)}
-    if name in unused:
-        raise UsageError(f"--{over} makes no difference: it has no effect without {unused[name]}.")
-    if others and all(point.job == first.job for point in others):
+    in_all = {option: needs for option, needs in unused[0].items() if all(option in one for one in unused)}
+    if name in in_all:
+        raise UsageError(f"--{over} makes no difference: it has no effect without {in_all[name]}.")
+    first, *others = jobs.values()
+    if others and all(job == first for job in others):
         raise UsageError(f"--{over} makes no difference: the other options do not use it.")
-    reject_unused(unused, given)
-    return {value: point.job for value, point in points.items()}
+    reject_unused(in_all, given)
+    return jobs
 
 
 def _parsed(over: str, kind: Any, values: str) -> dict[str, Any]:
@@ -136,13 +123,3 @@ def _parsed(over: str, kind: Any, values: str) -> dict[str, Any]:
     if len({*parsed.values()}) < len(values.split(",")):
         raise UsageError(f"`values` has a value twice: {values}.")
     return parsed
-
-
-def _source_of(job: EvaluationJob) -> tuple[Path | None, Path | None, RetrieverOptions]:
-    return job.index, job.retrieved, job.retrieval
-
-
-def _choosing(job: EvaluationJob) -> tuple[str, int | None] | None:
-    """The cross-encoder that chooses, and how much it reads: jobs with the same share one; None if none chooses."""
-    reranking = job.reading.reranking
-    return (str(reranking.cross_encoder), reranking.tokens) if reranking.method == "predictive" else None

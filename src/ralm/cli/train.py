@@ -5,11 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
+from pydantic import JsonValue
 
+import ralm
 from ralm.cli import options
 from ralm.cli.corpus import KINDS
-from ralm.cli.flags import Flags, Given
+from ralm.cli.flags import Flags, Given, Output
 from ralm.cli.models import encoding_on, open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
@@ -28,53 +29,37 @@ from ralm.training.options import (
     WeightingOptions,
 )
 
-_TRAINING, _READING = TrainingOptions(), RerankerOptions()
-_TUNED, _BOTH = QueryEncoderOptions(), RetrieverTrainingOptions()
-_CANDIDATES, _MODEL, _FIELDS = CandidateOptions(), ModelOptions(), Fields()
-_WEIGHTING, _RETRIEVAL, _EXAMPLES = WeightingOptions(), RetrieverOptions(), ExampleOptions()
-_SignalFolders = Annotated[
-    list[Path], typer.Argument(metavar="SIGNALS", help="Folders that `ralm signals` made.", show_default=False)
+_SignalFolders = Annotated[list[Path], options.argument("Folders that `ralm signals` made.", "SIGNALS")]
+_SignalIndex = Annotated[
+    Path | None, Option("Index that the signals were measured with.", default_text="the one that they name")
 ]
 
 
 def reranker_command(
+    *,
     signals: _SignalFolders,
     init: Annotated[str, Option("Language model, encoder or cross-encoder to begin from: hub name or folder.")],
     out: Annotated[Path, Option("Folder for the reranker.")],
-    index: Annotated[
-        Path | None, Option("Index that the signals were measured with.", default_text="the one that they name")
-    ] = None,
-    reading: RerankerOptions = _READING,
-    training: TrainingOptions = _TRAINING,
+    index: _SignalIndex = None,
+    reading: RerankerOptions,
+    training: TrainingOptions,
     force: options.Force = False,
-    json: options.PrintJson = False,
-) -> None:
+) -> Output:
     """Train a predictive reranker: a cross-encoder that learns which passage helps the language model most.
 
     Use it with `ralm eval --rerank predictive --reranker DIR`, or with sentence-transformers. Rerun the command after
     an interruption to resume at the last checkpoint.
     """
-
-    from ralm.cli.output import print_json
     from ralm.cli.results import print_reranker
-    from ralm.training.reranker import train_reranker
-    from ralm.training.signals import open_signals
 
-    trained = train_reranker(open_signals(*signals), out, init, training, reading, index=index, force=force)
-    if json:
-        print_json(
-            {
-                "reranker": str(out),
-                "steps": trained.steps,
-                "best_step": trained.best_step,
-                "rank_weight": trained.rank_weight,
-                "likelihood": trained.likelihood,
-                "losses": [*trained.losses],
-                "held_out": None if trained.held_out is None else {**trained.held_out},
-            }
-        )
-    else:
-        print_reranker(trained)
+    trained = ralm.train_reranker(ralm.open_signals(*signals), out, init, training, reading, index=index, force=force)
+    return Output(partial(_as_json, "reranker", trained), partial(print_reranker, trained))
+
+
+def _as_json(name: str, trained: Any) -> dict[str, JsonValue]:
+    """The outcome of a training; `name` is the key of its folder."""
+    fields = asdict(trained)
+    return {name: str(fields.pop("out")), **fields}
 
 
 def _is_from_signals(command: Any) -> bool:
@@ -88,13 +73,10 @@ _FROM_TEXT: Final = Needs("training text", lambda own: not _is_from_signals(own)
 
 
 def retriever_command(
+    *,
     sources: Annotated[
         list[str],
-        typer.Argument(
-            metavar="SIGNALS|SOURCE",
-            help="Folders that `ralm signals` made, or training text as for `ralm signals`.",
-            show_default=False,
-        ),
+        options.argument("Folders that `ralm signals` made, or training text as for `ralm signals`.", "SIGNALS|SOURCE"),
     ],
     out: Annotated[Path, Option("Folder for the trained encoder.")],
     index: Annotated[
@@ -105,21 +87,19 @@ def retriever_command(
         str | None,
         Option("Training text: the language model that scores it, as for `ralm signals`.", needs=_FROM_TEXT),
     ] = None,
-    tuned: Annotated[QueryEncoderOptions, Option("The query encoder.", needs=_FROM_SIGNALS)] = _TUNED,
-    both: Annotated[RetrieverTrainingOptions, Option("Both encoders.", needs=_FROM_TEXT)] = _BOTH,
+    tuned: Annotated[QueryEncoderOptions, Option("The query encoder.", needs=_FROM_SIGNALS)],
+    both: Annotated[RetrieverTrainingOptions, Option("Both encoders.", needs=_FROM_TEXT)],
     training: TrainingOptions = REPLUG,
     sampled: Annotated[ExampleOptions, Option("The examples.", needs=_FROM_TEXT)] = REPLUG_EXAMPLES,
     candidates: Annotated[
         CandidateOptions, Option("The candidates.", needs=_FROM_TEXT), Flags(without=("candidates",))
-    ] = _CANDIDATES,
+    ],
     model: Annotated[
         ModelOptions,
         Option("How the model runs.", needs=_FROM_TEXT),
         Flags(without=("device", "dry_run"), needs=options.MODEL_NEEDS),
-    ] = _MODEL,
-    fields: Annotated[
-        Fields, Option("Which fields make a document.", needs=_FROM_TEXT), Flags(without=("metadata",))
-    ] = _FIELDS,
+    ],
+    fields: Annotated[Fields, Option("Which fields make a document.", needs=_FROM_TEXT), Flags(without=("metadata",))],
     skip_bad: Annotated[bool, Option(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
     ray: Annotated[
         str | None,
@@ -129,8 +109,7 @@ def retriever_command(
         ),
     ] = None,
     force: options.Force = False,
-    json: options.PrintJson = False,
-) -> None:
+) -> Output:
     """Train a retriever to find the passages that help the language model (REPLUG LSR).
 
     From SIGNALS, the query encoder alone is trained. The passages keep their vectors: search the same index with
@@ -138,103 +117,72 @@ def retriever_command(
     paper: passages are retrieved and scored on the way, and encoded again every `--refresh-every` steps by another
     process. The new vectors are added to the index. Rerun the command after an interruption to resume.
     """
-    from ralm.cli.output import print_json
     from ralm.cli.results import print_encoders, print_query_encoder
-    from ralm.training.signals import is_signals, open_signals
+    from ralm.training.signals import is_signals
 
     kinds = {is_signals(Path(one)): one for one in sources}
-    from_signals = True in kinds
     if len(kinds) == 2:
         raise UsageError(
             f"{kinds[True]} is a folder of signals, and {kinds[False]} is none: give only such folders, or only "
             "training text."
         )
-    if from_signals:
-        from ralm.training.retriever import train_query_encoder
-
-        trained = train_query_encoder(open_signals(*sources), out, tuned, training, index=index, force=force)
-        print_result = partial(print_query_encoder, trained)
+    if True in kinds:
+        signals = ralm.open_signals(*sources)
+        trained = ralm.train_query_encoder(signals, out, tuned, training, index=index, force=force)
+        print_trained = partial(print_query_encoder, trained)
     else:
-        from ralm.retrieval.index import open_index
-        from ralm.training.candidates import OnlineExamples
-        from ralm.training.retriever import train_retriever
-
         if index is None or lm is None:
             raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")
         ahead = encoding_on(ray, both.refresh_device)
-        opened = open_index(index)
+        opened = ralm.open_index(index)
         scoring = open_model(lm, replace(model, device=training.device))
-        examples = OnlineExamples(sources, opened, scoring, sampled, candidates, fields=fields, skip_bad=skip_bad)
-        trained = train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
-        print_result = partial(print_encoders, trained, index, both.save_as or out.resolve().name)
-    if json:
-        print_json(
-            {
-                "retriever": str(out),
-                "steps": trained.steps,
-                "best_step": trained.best_step,
-                "losses": [*trained.losses],
-                "held_out": None if trained.held_out is None else {**trained.held_out},
-                "refreshes": [*trained.refreshes],
-            }
-        )
-    else:
-        print_result()
+        examples = ralm.OnlineExamples(sources, opened, scoring, sampled, candidates, fields=fields, skip_bad=skip_bad)
+        trained = ralm.train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
+        print_trained = partial(print_encoders, trained, index, both.save_as or out.resolve().name)
+    return Output(partial(_as_json, "retriever", trained), print_trained)
 
 
 def bm25_command(
+    *,
     signals: _SignalFolders,
     lm: options.ModelName,
     out: Annotated[Path, Option("Folder for the weights.")],
-    index: Annotated[
-        Path | None, Option("Index that the signals were measured with.", default_text="the one that they name")
-    ] = None,
-    learning: WeightingOptions = _WEIGHTING,
-    model: Annotated[ModelOptions, Flags(needs=options.MODEL_NEEDS)] = _MODEL,
+    index: _SignalIndex = None,
+    learning: WeightingOptions,
+    model: options.Model,
     force: options.Force = False,
-    json: options.PrintJson = False,
-) -> None:
+) -> Output:
     """Learn how much more the last words of a query count, so that BM25's first passage helps the language model most.
 
     Searching with the weights (`--weighting OUT`) stays exact. If they gain nothing on held-out examples, the result is
     plain BM25. Rerun the command after an interruption to resume.
     """
-
-    from ralm.cli.output import print_json
     from ralm.cli.results import print_weighting
-    from ralm.training.bm25 import train_bm25
-    from ralm.training.signals import open_signals
 
-    learned = train_bm25(open_signals(*signals), open_model(lm, model), out, learning, index=index, force=force)
-    if json:
-        print_json(learned.as_json())
-    else:
-        print_weighting(out, learned)
+    scoring = open_model(lm, model)
+    learned = ralm.train_bm25(ralm.open_signals(*signals), scoring, out, learning, index=index, force=force)
+    return Output(learned.as_json, partial(print_weighting, out, learned))
 
 
 def signals_command(
+    *,
     given: Given,
     sources: Annotated[
         list[str],
-        typer.Argument(
-            metavar="SOURCE...",
-            help=f"Training text: files ({KINDS}), folders, or hf:NAME, as for `ralm index`.",
-            show_default=False,
-        ),
+        options.argument(f"Training text: files ({KINDS}), folders, or hf:NAME, as for `ralm index`.", "SOURCE..."),
     ],
     index: options.IndexFolder,
     lm: options.ModelName,
     out: Annotated[Path, Option("Folder to write.")],
-    sampled: Annotated[ExampleOptions, Flags(default_text=options.QUERY_TOKENS_TEXT)] = _EXAMPLES,
-    candidates: CandidateOptions = _CANDIDATES,
-    retrieval: RetrieverOptions = _RETRIEVAL,
-    model: Annotated[ModelOptions, Flags(needs=options.MODEL_NEEDS)] = _MODEL,
-    fields: Annotated[Fields, Flags(without=("metadata",))] = _FIELDS,
+    sampled: Annotated[ExampleOptions, Flags(default_text=options.QUERY_TOKENS_TEXT)],
+    candidates: CandidateOptions,
+    retrieval: RetrieverOptions,
+    model: options.Model,
+    fields: Annotated[Fields, Flags(without=("metadata",))],
     ray: options.ModelRay = None,
     skip_bad: options.SkipBad = False,
     force: options.Force = False,
-    json: options.PrintJson = False,
-) -> None:
+) -> Output:
     """Measure how likely each retrieved passage makes the next tokens of training text, for `ralm train`.
 
     Rerun the command to resume after it was stopped. Start it several times to share the work among processes. At the
@@ -242,28 +190,24 @@ def signals_command(
     """
     sampled = options.with_query_tokens(sampled, retrieval, given)
 
-    from ralm.cli.output import print_json
     from ralm.cli.results import print_worth
-    from ralm.retrieval.index import open_index
-    from ralm.retrieval.retriever import open_retriever
-    from ralm.training.signal_writer import check_early, make_signals
-    from ralm.training.signals import signal_statistics
+    from ralm.training.signal_writer import check_early
 
     check_early(out, force=force)
-    opened = open_index(index)
-    made = make_signals(
+    opened = ralm.open_index(index)
+    scoring = open_model(lm, model, ray)
+    retriever = ralm.open_retriever(opened, retrieval)
+    made = ralm.make_signals(
         out,
         sources,
         opened,
-        open_model(lm, model, ray),
+        scoring,
         sampled,
         candidates,
-        retriever=open_retriever(opened, retrieval),
+        retriever=retriever,
         fields=fields,
         skip_bad=skip_bad,
         force=force,
     )
-    if json:
-        print_json(asdict(signal_statistics(made)))
-    else:
-        print_worth(out, signal_statistics(made))
+    statistics = ralm.signal_statistics(made)
+    return Output(partial(asdict, statistics), partial(print_worth, out, statistics))

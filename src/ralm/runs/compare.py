@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
@@ -81,25 +80,23 @@ def compare_runs(
     np.add.at(nll_UR, document_T, nll_TR)
     means_R = nll_UR.sum(axis=0) / len(document_T)
     drawn_DR = bootstrap_means(nll_UR, counts_U, draws=draws, seed=seed)
-    return Comparison(
-        runs=[_compared(folder, means_R, drawn_DR, number) for number, folder in enumerate(folders)],
-        targets=len(document_T),
-        documents=len(counts_U),
-    )
-
-
-def _compared(path: Path, means_R: NDArray[np.float64], drawn_DR: NDArray[np.float64], number: int) -> ComparedRun:
-    change = change_interval = None
-    if number:
-        change = float(np.expm1(means_R[number] - means_R[0]))
-        change_interval = interval(np.expm1(drawn_DR[:, number] - drawn_DR[:, 0]))
-    return ComparedRun(
-        path=path,
-        token_perplexity=float(np.exp(means_R[number])),
-        perplexity_interval=interval(np.exp(drawn_DR[:, number])),
-        change=change,
-        change_interval=change_interval,
-    )
+    compared = []
+    for number, folder in enumerate(folders):
+        change = change_interval = None
+        if number:
+            change = float(np.expm1(means_R[number] - means_R[0]))
+            change_interval = interval(np.expm1(drawn_DR[:, number] - drawn_DR[:, 0]))
+        perplexity = float(np.exp(means_R[number]))
+        compared.append(
+            ComparedRun(
+                path=folder,
+                token_perplexity=perplexity,
+                perplexity_interval=interval(np.exp(drawn_DR[:, number])),
+                change=change,
+                change_interval=change_interval,
+            )
+        )
+    return Comparison(runs=compared, targets=len(document_T), documents=len(counts_U))
 
 
 def _check_same(first_path: Path, first: RunTokens, path: Path, run: RunTokens) -> None:

@@ -131,15 +131,12 @@ def describe_settings(config: Mapping[str, JsonValue]) -> dict[str, str]:
         "passages": _passage_source(config["passages"]) if "passages" in config else None,
         "reader": _reader(config["reader"], config_part(config, "reranker")) if "reader" in config else None,
         "stride": plan.get("stride"),
-        "windows": ", ".join(_windows(plan)) or None,
+        "windows": plan.get("windows"),
         "attribution": _JOINED if reader.get("reader") == "concatenation" else None,
     }
+    if "windows" in plan and "semantics" in plan:
+        known["windows"] = f"{plan['windows']}, {plan['semantics']} semantics"
     return {label: str(value) for label, value in known.items() if value is not None}
-
-
-def _windows(plan: Mapping[str, JsonValue]) -> list[str]:
-    semantics = [f"{plan['semantics']} semantics"] if "semantics" in plan else []
-    return [str(plan["windows"]), *semantics] if "windows" in plan else []
 
 
 def _passage_source(source: JsonValue) -> str:
@@ -158,23 +155,16 @@ def _reader(reader: JsonValue, reranker: Mapping[str, JsonValue]) -> str | None:
         if method is None:
             return "the first passage"
         return f"the best of {reranker.get('candidates', 'several')} passages ({method})"
-    read: str | None
+    read = None if name is None else str(name)
     if name == "ensemble":
-        read = _ensemble(reader)
+        read = f"ensemble of {reader.get('documents', 'several')}"
+        if "weights" in reader:
+            read += f", {reader['weights']} weights"
+        if reader.get("temperature", 1) != 1:
+            read += f", temperature {to_float(reader['temperature']):g}"
     elif name == "concatenation":
         read = f"{reader.get('documents', 'several')} passages in one context"
-    else:
-        read = None if name is None else str(name)
     return f"{read}, chosen from {reranker.get('candidates')} ({method})" if read and method else read
-
-
-def _ensemble(options: Mapping[str, JsonValue]) -> str:
-    parts = [f"ensemble of {options.get('documents', 'several')}"]
-    if "weights" in options:
-        parts.append(f"{options['weights']} weights")
-    if options.get("temperature", 1) != 1:
-        parts.append(f"temperature {to_float(options['temperature']):g}")
-    return ", ".join(parts)
 
 
 def config_part(config: Mapping[str, JsonValue], key: str) -> dict[str, JsonValue]:

@@ -10,9 +10,9 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import JsonValue
 
@@ -69,13 +69,13 @@ def run_evaluation(
     check_output(Path(out), kind=RUN_KIND, force=force)
     text = _read_part(text, model, limit_tokens)
     config = evaluation_config(name, text, model, options, source, limit_tokens, reader, reranker)
-    with resumable_scorers(out, config, [model, _ranking_model(reranker)], force=force) as own:
+    with resumable_scorers(out, config, [model, _ranking_model(reranker)], force=force) as scorers:
         evaluation = evaluate_text(
             text,
-            own.scorers[id(model)],
+            scorers[id(model)],
             options,
             source=source,
-            reranker=_with_scorers(reranker, own),
+            reranker=_with_scorers(reranker, scorers),
             reader=reader,
             limit_tokens=limit_tokens,
             baseline=baseline,
@@ -106,9 +106,9 @@ def run_sweep(
     text = _read_part(text, model, limit_tokens)
     configs = [point_config(name, text, model, point, limit_tokens) for point in points]
     models = [model, *(_ranking_model(point.reranker) for point in points)]
-    with resumable_scorers(out, {"option": option, "points": [*configs]}, models, force=force) as own:
-        shared = [replace(point, reranker=_with_scorers(point.reranker, own)) for point in points]
-        swept = sweep(text, own.scorers[id(model)], option, shared, limit_tokens=limit_tokens)
+    with resumable_scorers(out, {"option": option, "points": [*configs]}, models, force=force) as scorers:
+        shared = [replace(point, reranker=_with_scorers(point.reranker, scorers)) for point in points]
+        swept = sweep(text, scorers[id(model)], option, shared, limit_tokens=limit_tokens)
         write_sweep(out, swept, configs, plot=plot, force=force)
     return swept
 
@@ -132,21 +132,13 @@ def _ranking_model(reranker: Reranker | None) -> LanguageModel | PairScorer | No
     return PairScorer.of(reranker.cross_encoder) if isinstance(reranker, Predictive) else None
 
 
-def _with_scorers(reranker: Reranker | None, own: "ResumableScorers") -> Reranker | None:
+def _with_scorers(reranker: Reranker | None, scorers: Mapping[int, Any]) -> Reranker | None:
     """The reranker with its model replaced by a scorer that stores the scores."""
     if isinstance(reranker, ZeroShot) and reranker.model is not None:
-        return replace(reranker, model=own.scorers[id(reranker.model)])
+        return replace(reranker, model=scorers[id(reranker.model)])
     if isinstance(reranker, Predictive):
-        return replace(reranker, cross_encoder=own.pair_scorers[id(reranker.cross_encoder)])
+        return replace(reranker, cross_encoder=scorers[id(reranker.cross_encoder)])
     return reranker
-
-
-@dataclass(frozen=True, slots=True)
-class ResumableScorers:
-    """Scorers of language models and of cross-encoders that store their scores, by the `id` of the model."""
-
-    scorers: dict[int, Scorer] = field(default_factory=dict)
-    pair_scorers: dict[int, PairScorer] = field(default_factory=dict)
 
 
 @contextmanager
@@ -156,24 +148,23 @@ def resumable_scorers(
     models: Sequence[LanguageModel | PairScorer | None],
     *,
     force: bool,
-) -> Iterator[ResumableScorers]:
-    """Yields scorers that store their scores beside `out` and reuse the ones stored there.
+) -> Iterator[dict[int, Any]]:
+    """Yields scorers that store their scores beside `out` and reuse the ones stored there, by the `id` of the model:
+    a `PairScorer` for a cross-encoder, else a `Scorer`.
 
     Raises UsageError if a run with other settings was begun there and `force` is not set.
     """
     distinct = {id(model): model for model in models if model is not None}
     with unfinished_run(Path(out), config, force=force) as folder, ExitStack() as stack:
-        own, reused = ResumableScorers(), 0
+        scorers, reused = {}, 0
         for place, (key, model) in enumerate(distinct.items()):
             store = stack.enter_context(unfinished_store(folder, f"model-{place}"))
             reused += store.count()
-            if isinstance(model, PairScorer):
-                own.pair_scorers[key] = model.with_store(store)
-            else:
-                own.scorers[key] = Scorer.of(model).with_store(store)
+            scorer = model if isinstance(model, PairScorer) else Scorer.of(model)
+            scorers[key] = scorer.with_store(store)
         if reused:
             _logger.info("resuming a run that was stopped: %s requests were scored before", f"{reused:,}")
-        yield own
+        yield scorers
 
 
 CONFIG: Final = "config.json"

@@ -17,7 +17,7 @@ import json
 import math
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -83,7 +83,16 @@ def open_run(path: Path | str) -> Run:
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError, and UsageError if the run has no baseline.
     """
     path = Path(path)
-    return open_consistently(path, lambda: _open(path))
+
+    def open_it() -> Run:
+        tokens, passages = _read_tables(path, RUN_TOKENS, PASSAGES)
+        with damage_errors(path):
+            summary = json.loads((path / SUMMARY).read_bytes())
+        if not isinstance(summary, dict):
+            raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; score the text again.")
+        return Run(path=path, summary=summary, text=build_traced_text(path, tokens, passages))
+
+    return open_consistently(path, open_it)
 
 
 def read_tokens(path: Path | str) -> RunTokens:
@@ -92,24 +101,13 @@ def read_tokens(path: Path | str) -> RunTokens:
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
     path = Path(path)
-    return open_consistently(path, lambda: _read_tokens(path))
+    return open_consistently(path, lambda: parse_tokens(path, *_read_tables(path, RUN_TOKENS)))
 
 
-def _read_tokens(path: Path) -> RunTokens:
+def _read_tables(path: Path, *names: str) -> list[pa.Table]:
     read_manifest(path, kind=RUN_KIND)
     with damage_errors(path):
-        tokens = pq.read_table(path / RUN_TOKENS)
-    return parse_tokens(path, tokens)
-
-
-def _open(path: Path) -> Run:
-    read_manifest(path, kind=RUN_KIND)
-    with damage_errors(path):
-        tokens, passages = (pq.read_table(path / name) for name in (RUN_TOKENS, PASSAGES))
-        summary = json.loads((path / SUMMARY).read_bytes())
-    if not isinstance(summary, dict):
-        raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; score the text again.")
-    return Run(path=path, summary=summary, text=build_traced_text(path, tokens, passages))
+        return [pq.read_table(path / name) for name in names]
 
 
 @contextmanager
@@ -157,29 +155,17 @@ def _sha256(text: str) -> str:
 
 def environment() -> dict[str, JsonValue]:
     """The versions that figures may depend on; None for a package that is not installed."""
-    packages = (
-        "torch",
-        "transformers",
-        "tokenizers",
-        "numpy",
-        "numba",
-        "pyarrow",
-        "sentence-transformers",
-        "faiss-cpu",
-    )
+    packages = "torch transformers tokenizers numpy numba pyarrow sentence-transformers faiss-cpu"
+    versions: dict[str, JsonValue] = dict.fromkeys(packages.split())
+    for package in versions:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
-        **{package: _version(package) for package in packages},
+        **versions,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def to_json(value: JsonValue, indent: int | None = None) -> str:
@@ -192,7 +178,7 @@ def _finite(value: JsonValue) -> JsonValue:
         return None
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
 
@@ -239,16 +225,9 @@ def write_sweep(
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderCheck:
-    """The kind of a folder and its damage, a few words each."""
-
-    kind: str
-    damaged: tuple[str, ...]
-
-
-def verify_folder(folder: Path | str) -> FolderCheck:
-    """Check the checksums of all files of a folder of ralm, and the consistency of an index or run.
+def verify_folder(folder: Path | str) -> tuple[str, Sequence[str]]:
+    """The kind of a folder of ralm, and its damage, a few words each: checks the checksums of all files, and the
+    consistency of an index or run.
 
     Raises NotAFolderOfThisKindError for any other folder, and DamagedFolderError or NewerFormatError if its manifest is
     invalid.
@@ -257,16 +236,10 @@ def verify_folder(folder: Path | str) -> FolderCheck:
     kind = kind_of(folder)
     damaged = check_index(folder) if kind == INDEX_KIND.name else check_every_byte(folder)
     if kind == RUN_KIND.name and not damaged:
-        damaged = _opened_run_damage(folder)
-    return FolderCheck(kind=kind, damaged=tuple(damaged))
-
-
-def _opened_run_damage(folder: Path) -> list[str]:
-    """The damage found by opening a run; one without a baseline has no report, but is not damaged."""
-    try:
-        open_run(folder)
-    except DamagedFolderError as error:
-        return [str(error)]
-    except UsageError:
-        return []
-    return []
+        try:
+            open_run(folder)
+        except DamagedFolderError as error:
+            damaged = [str(error)]
+        except UsageError:
+            pass  # a run without a baseline has no report, but is not damaged
+    return kind, damaged

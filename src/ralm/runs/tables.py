@@ -15,7 +15,7 @@ from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation, Reading
 from ralm.reading.provenance import TracedText, contributions, gains, used_passages
-from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passage, Passages, Provenance, ScoredTokens
+from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passage, Passages, Provenance
 
 _BEFORE: Final = b"text_before"
 _TOKEN_COLUMNS: Final = {
@@ -59,8 +59,12 @@ def build_token_table(evaluation: Evaluation) -> pa.Table:
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     numbers, inverse_T = np.unique(scored.passages_T, return_inverse=True)
     sources = [None if number == NO_PASSAGE else evaluation.passages[int(number)] for number in numbers]
+    found_TK = scored.provenance.passages_TK != NO_PASSAGE
+    offsets = pa.array(np.concatenate([[0], found_TK.sum(axis=1).cumsum()]), pa.int32())
     before, texts = evaluation.prepared.token_texts(scored.positions_T)
-    none = pa.nulls(len(scored), pa.float32())
+    none = gain = pa.nulls(len(scored), pa.float32())
+    if baseline is not None and not evaluation.is_bounded:
+        gain = pa.array(gains(scored.log_probs_T, baseline.scored.log_probs_T), pa.float32())
     table = pa.table(
         {
             "position": scored.positions_T,
@@ -68,11 +72,12 @@ def build_token_table(evaluation: Evaluation) -> pa.Table:
             "text": pa.array(texts, pa.string()),
             **_log_prob_columns(evaluation.reading, ""),
             **(_log_prob_columns(baseline, "baseline_") if baseline else {"baseline_log_prob": none}),
-            "gain": none if baseline is None or evaluation.is_bounded else _gain(scored, baseline.scored),
+            "gain": gain,
             "passage": pa.array(scored.passages_T, mask=scored.passages_T == NO_PASSAGE),
             "document_id": pa.array([s and s.document_id for s in sources], pa.string()).take(pa.array(inverse_T)),
             "title": pa.array([s and s.title for s in sources], pa.string()).take(pa.array(inverse_T)),
-            **_provenance_columns(scored.provenance),
+            "passages": pa.ListArray.from_arrays(offsets, scored.provenance.passages_TK[found_TK]),
+            "posteriors": pa.ListArray.from_arrays(offsets, scored.provenance.posteriors_TK[found_TK]),
         }
     )
     return table.replace_schema_metadata({_BEFORE: before.encode()})
@@ -96,12 +101,8 @@ def build_passage_table(evaluation: Evaluation) -> pa.Table:
     provenance = scored.provenance
     used = used_passages(provenance, evaluation.passages)
     if baseline is None or evaluation.is_bounded:
-        return pa.table(
-            {
-                **passage_columns(list(used.values())),
-                **{name: pa.nulls(len(used), of) for name, of in _CONTRIBUTION_COLUMNS.items()},
-            }
-        )
+        unknown = {name: pa.nulls(len(used), of) for name, of in _CONTRIBUTION_COLUMNS.items()}
+        return pa.table({**passage_columns(list(used.values())), **unknown})
     rows = contributions(provenance, gains(scored.log_probs_T, baseline.scored.log_probs_T))
     contributed = {
         name: pa.array([getattr(row, name) for row in rows], of) for name, of in _CONTRIBUTION_COLUMNS.items()
@@ -164,10 +165,6 @@ def _passage(run: Path, row: dict[str, Any]) -> Passage:
     return Passage(row["passage"], row["document_id"], row["title"], row["text"], metadata=metadata)
 
 
-def _gain(scored: ScoredTokens, baseline: ScoredTokens) -> pa.Array:
-    return pa.array(gains(scored.log_probs_T, baseline.log_probs_T), pa.float32())
-
-
 def passage_columns(passages: Passages) -> dict[str, pa.Array]:
     """The columns of a table of passages, by name."""
     return {
@@ -176,16 +173,6 @@ def passage_columns(passages: Passages) -> dict[str, pa.Array]:
         "title": pa.array([passage.title for passage in passages], pa.string()),
         "text": pa.array([passage.text for passage in passages], pa.string()),
         "metadata": pa.array([metadata_to_json(passage.metadata) for passage in passages], pa.string()),
-    }
-
-
-def _provenance_columns(provenance: Provenance) -> dict[str, pa.Array]:
-    """The passages of each token, and the share of its probability from each."""
-    found_TK = provenance.passages_TK != NO_PASSAGE
-    offsets = pa.array(np.concatenate([[0], found_TK.sum(axis=1).cumsum()]), pa.int32())
-    return {
-        "passages": pa.ListArray.from_arrays(offsets, provenance.passages_TK[found_TK]),
-        "posteriors": pa.ListArray.from_arrays(offsets, provenance.posteriors_TK[found_TK]),
     }
 
 

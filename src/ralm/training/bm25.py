@@ -117,8 +117,8 @@ def train_bm25(
         "options": asdict(options),
     }
     shape_G = _shape(signals, index, training_E)
-    with resumable_scorers(out, config, [model], force=force) as own:
-        firsts = _Firsts(signals, index, own.scorers[id(model)], np.concatenate([training_E, held_out_E]))
+    with resumable_scorers(out, config, [model], force=force) as scorers:
+        firsts = _Firsts(signals, index, scorers[id(model)], np.concatenate([training_E, held_out_E]))
         learned = _learn(firsts, index, shape_G, signals, training_E, held_out_E, options)
         settings = {**learned.weighting.as_settings(), "config": config, "results": learned.as_json()}
         with new_folder(Path(out), kind=WEIGHTING_KIND, force=force) as folder:
