@@ -9,6 +9,9 @@ the installed version of a package.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+_SHORT_MESSAGE: Final = 200
 
 
 class RalmError(Exception):
@@ -149,6 +152,11 @@ class LibraryWarning(RalmWarning):
 
     Figures stay right, but may take longer.
     """
+
+
+def short_message(error: Exception) -> str:
+    """The first line of another library's message, without the full stop at its end, or its type if it has none."""
+    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:_SHORT_MESSAGE].rstrip(". ")
 
 
 @contextmanager

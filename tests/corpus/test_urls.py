@@ -17,8 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 
 from ralm.corpus.documents import DocumentBuilder, Fields, Skipped
-from ralm.corpus.folder import fingerprint_of
-from ralm.corpus.sources import read_documents
+from ralm.corpus.sources import fingerprint_of, read_documents
 from ralm.corpus.spans import cut_span, group_files, list_files, read_span
 from ralm.errors import CorpusError, MissingExtraError, StorageError
 from ralm.records import Document

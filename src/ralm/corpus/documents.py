@@ -6,10 +6,10 @@ import json
 import math
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -39,7 +39,6 @@ _NAME_ADVICE: Final = " Name the right one with `Fields.text`."
 _NOT_NAMES: Final = (bytes, list, dict, tuple, set)
 _FIELDS_COUNTED: Final = 1000
 
-_AS_TEXT: Final = (datetime.timedelta, np.datetime64, np.timedelta64, uuid.UUID)
 _MAX_DEPTH: Final = 100
 """How deeply lists and objects may be nested: recursive functions, here and in `json`, must reach the bottom."""
 _MAX_WHOLE: Final = 1 << 53
@@ -150,12 +149,8 @@ class DocumentBuilder:
         self.skip_bad = skip_bad
         self.not_json: dict[str, str] = {}
         """The fields with values that JSON cannot hold, and the type of the first of these."""
-        self._never_seen = set(fields.metadata or ())
-
-    @property
-    def never_seen(self) -> list[str]:
+        self.never_seen = set(fields.metadata or ())
         """The fields, named for metadata, that no record has had so far."""
-        return sorted(self._never_seen)
 
     def document(self, record: Mapping[str, object], where: str, place: str) -> Document:
         """The document in a record, with `place` as id if it has none; a null text counts as empty.
@@ -200,13 +195,12 @@ class DocumentBuilder:
 
     def no_json(self, name: str, kind: str) -> None:
         """Count a field of metadata with values that JSON cannot hold, once."""
-        self._never_seen.discard(name)
+        self.never_seen.discard(name)
         if name not in self.not_json and len(self.not_json) < _FIELDS_COUNTED:
             self.not_json[name] = kind
             self.skipped.add(NOT_JSON, f"{name} ({kind})")
 
     def _metadata(self, record: Mapping[str, object]) -> dict[str, JsonValue]:
-        """The chosen fields of a record, except missing values and those that JSON cannot hold."""
         metadata: dict[str, JsonValue] = {}
         for name in self.fields.metadata_of(record):
             try:
@@ -216,16 +210,16 @@ class DocumentBuilder:
                 continue
             if value is not None and value != "":
                 metadata[name] = value
-        self._never_seen.difference_update(record)
+        self.never_seen.difference_update(record)
         return metadata
 
 
-def check_metadata(never_seen: list[str]) -> None:
+def check_metadata(never_seen: set[str]) -> None:
     """Raise CorpusError if no record had one of the fields that were named for metadata."""
     if never_seen:
         raise CorpusError(
-            f"no document has the field {', '.join(map(repr, never_seen))}, which `Fields.metadata` names; correct it "
-            "or leave it out."
+            f"no document has the field {', '.join(map(repr, sorted(never_seen)))}, which `Fields.metadata` names; "
+            "correct it or leave it out."
         )
 
 
@@ -269,6 +263,21 @@ def metadata_from_json(text: str) -> Metadata:
     return metadata
 
 
+def _number(value: Decimal) -> JsonValue:
+    number = float(value)
+    if value.is_finite() and Decimal(repr(number)) != value:
+        return str(value)
+    return int(number) if number.is_integer() and abs(number) < _MAX_WHOLE else number
+
+
+_CONVERSIONS: Final[tuple[tuple[Any, Callable[[Any], object]], ...]] = (
+    (Decimal, _number),
+    ((datetime.date, datetime.time), lambda value: value.isoformat()),
+    ((datetime.timedelta, np.datetime64, np.timedelta64, uuid.UUID), str),
+    ((np.generic, np.ndarray), lambda value: value.tolist()),
+)
+
+
 def json_value(value: object, *, depth: int = 0) -> JsonValue:
     """A value of a record as JSON; null if it is missing, which tables may express as NaN.
 
@@ -276,41 +285,15 @@ def json_value(value: object, *, depth: int = 0) -> JsonValue:
     digits, otherwise text. Scalars and arrays of numpy become numbers and lists. Raises TypeError for other values:
     bytes, an infinite number, any other object, or lists and objects that are nested more than 100 deep.
     """
-    if value is None or isinstance(value, (str, bool, int)):
+    if value is None or isinstance(value, (str, int)):
         return value
-    if isinstance(value, float):
-        return _finite(value)
-    if isinstance(value, Decimal):
-        return _decimal(value)
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if isinstance(value, _AS_TEXT):
-        return str(value)
-    if isinstance(value, (np.generic, np.ndarray)):
-        return json_value(value.tolist(), depth=depth)
-    return _nested(value, depth + 1)
-
-
-def _nested(value: object, depth: int) -> JsonValue:
-    if depth <= _MAX_DEPTH and isinstance(value, Mapping):
-        return {str(key): json_value(item, depth=depth) for key, item in value.items()}
-    if depth <= _MAX_DEPTH and isinstance(value, (list, tuple)):
-        return [json_value(item, depth=depth) for item in value]
+    converted = next((convert(value) for kinds, convert in _CONVERSIONS if isinstance(value, kinds)), value)
+    if converted is not value:
+        return json_value(converted, depth=depth)
+    if isinstance(value, float) and not math.isinf(value):
+        return None if math.isnan(value) else value
+    if isinstance(value, Mapping) and depth < _MAX_DEPTH:
+        return {str(key): json_value(item, depth=depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and depth < _MAX_DEPTH:
+        return [json_value(item, depth=depth + 1) for item in value]
     raise TypeError(f"JSON has no such {type(value).__name__}")
-
-
-def _finite(number: float) -> JsonValue:
-    if math.isnan(number):
-        return None
-    if math.isinf(number):
-        raise TypeError("JSON has no infinity")
-    return number
-
-
-def _decimal(number: Decimal) -> JsonValue:
-    if not number.is_finite():
-        return _finite(float(number))
-    as_float = float(number)
-    if Decimal(repr(as_float)) != number:
-        return str(number)
-    return int(as_float) if as_float.is_integer() and abs(as_float) < _MAX_WHOLE else as_float

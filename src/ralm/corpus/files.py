@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -34,8 +35,7 @@ _KINDS: Final = (
     (stat.S_ISBLK, "device"),
 )
 _BYTES_EXAMINED: Final = 4096
-_BLOCK: Final = 1 << 20
-_MAX_MESSAGE: Final = 200
+_PIECE: Final = 1 << 20
 
 GZIP: Final = ".gz"
 MAX_UNPACKED: Final = 1 << 30
@@ -43,38 +43,32 @@ MAX_UNPACKED: Final = 1 << 30
 _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 
 
-def short_message(error: Exception) -> str:
-    """The first line of an error's message, or its type if it has none."""
-    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:_MAX_MESSAGE]
+@contextmanager
+def open_file(path: FilePath, error: type[InputError] = CorpusError) -> Iterator[BufferedReader]:
+    """A file, open for reading bytes.
 
-
-def open_file(path: FilePath, error: type[InputError] = CorpusError) -> BinaryIO:
-    """Open a file for reading bytes.
-
-    Raises `error` if it is missing or unreadable, or if it is a folder, a pipe, a socket or a device: reading some of
-    these might never end.
+    Raises `error` if it is missing or unreadable, also within the block, or if it is a folder, a pipe, a socket or a
+    device: reading some of these might never end.
     """
-    if isinstance(path, RemoteFile):
-        return path.open(error)
     try:
-        mode = path.stat().st_mode
-        for is_kind, kind in _KINDS:
-            if is_kind(mode):
-                raise error(f"{path} is a {kind}, not a file; write its content to a file first.")
-        return path.open("rb")
+        if isinstance(path, Path):
+            mode = path.stat().st_mode
+            for is_kind, kind in _KINDS:
+                if is_kind(mode):
+                    raise error(f"{path} is a {kind}, not a file; write its content to a file first.")
+        with path.open("rb") if isinstance(path, Path) else path.open(error) as stream:
+            yield stream
     except FileNotFoundError:
-        linked = path.is_symlink()
-        raise error(
-            f"{path} is a link to a file that does not exist." if linked else f"{path} does not exist."
-        ) from None
+        linked = isinstance(path, Path) and path.is_symlink()
+        raise error(f"{path} {'is a link to a file that does' if linked else 'does'} not exist.") from None
     except OSError as cause:
-        raise error(f"{path} cannot be read: {cause.strerror}.") from None
+        raise error(f"{path} cannot be read: {cause.strerror or cause}.") from None
 
 
 def read_bytes(path: Path, error: type[InputError] = CorpusError) -> bytes:
     """The content of a file; raises `error` if it cannot be read."""
     with open_file(path, error) as stream:
-        return _read(stream, path, error)
+        return stream.read()
 
 
 def read_text(path: Path) -> str:
@@ -90,7 +84,12 @@ def read_text_in_chunks(path: Path) -> Iterator[str]:
 
     Raises TextError as `read_text` does, but for bytes that are not UTF-8 only when their chunk is read.
     """
-    chunks, blank = _chunks(path), ""
+
+    def pieces() -> Iterator[str]:
+        with open_file(path, TextError) as stream:
+            yield from text_pieces(stream, str(path), TextError)
+
+    chunks, blank = pieces(), ""
     for chunk in chunks:
         if chunk.strip():
             return chain([blank + chunk], chunks)
@@ -98,25 +97,16 @@ def read_text_in_chunks(path: Path) -> Iterator[str]:
     raise TextError(f"{path} is empty.")
 
 
-def _chunks(path: Path) -> Iterator[str]:
-    """The content of a file as text, without a byte order mark; no character is cut."""
-    offset, rest = 0, b""
-    with open_file(path, TextError) as stream:
-        while True:
-            block = _read(stream, path, TextError, _BLOCK)
-            content = rest + block
-            text, used = _decode_complete(content, str(path), TextError, offset=offset, final=not block)
-            yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
-            if not block:
-                return
-            offset, rest = offset + used, content[used:]
-
-
-def _read(stream: BinaryIO, path: Path, error: type[InputError], size: int = -1) -> bytes:
-    try:
-        return stream.read(size)
-    except OSError as cause:
-        raise error(f"{path} cannot be read: {cause.strerror}.") from None
+def text_pieces(
+    stream: BinaryIO | gzip.GzipFile, where: str, error: type[InputError] = CorpusError, size: int = _PIECE
+) -> Iterator[str]:
+    """The text of a stream of UTF-8 in pieces of about `size` bytes, without a byte order mark; no character is cut."""
+    offset, rest, block = 0, b"", b"-"
+    while block:
+        block = stream.read(size)
+        text, used = _decode_complete(rest + block, where, error, offset=offset, final=not block)
+        yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
+        offset, rest = offset + used, (rest + block)[used:]
 
 
 def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:
@@ -182,12 +172,14 @@ class File:
     """A file with documents, or some `lines` of a file of JSON Lines.
 
     `id`: the id of a document that is the whole file. `prefix`: comes before the number of a record without an id.
+    `dataset`: the name of the dataset, if it is one and no file.
     """
 
     path: FilePath
     id: str
     prefix: str = ""
     lines: Lines | None = None
+    dataset: str | None = None
 
     @property
     def suffix(self) -> str:
@@ -252,8 +244,6 @@ def unpacked(path: FilePath) -> Iterator[BinaryIO | gzip.GzipFile]:
                     yield unpacking
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise CorpusError(f"{path} is damaged and cannot be unpacked completely: {error}") from None
-        except OSError as cause:
-            raise CorpusError(f"{path} cannot be read: {cause.strerror}.") from None
 
 
 def size_of(path: FilePath) -> int:

@@ -1,14 +1,13 @@
 """Reads documents one at a time from files, folders, URLs and Hugging Face datasets, and counts what it skips."""
 
+import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import groupby, islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ralm.corpus.documents import (
     BROKEN_FILES,
@@ -20,12 +19,13 @@ from ralm.corpus.documents import (
     check_metadata,
     without_advice,
 )
-from ralm.corpus.files import File, suffix_of
+from ralm.corpus.files import File, open_file, suffix_of
 from ralm.corpus.folder import HUB_PREFIX, SAVED_DATASET, SAVED_SPLITS, Found, files_behind_url, files_below
 from ralm.corpus.formats import SUFFIXES, document_reader, is_known
 from ralm.corpus.formats.arrow import check_datasets, dataset_documents
-from ralm.errors import CorpusError, RalmWarning, UsageError
-from ralm.records import Document
+from ralm.corpus.numbering import are_in
+from ralm.errors import CorpusError, RalmWarning
+from ralm.records import Document, IntArray
 from ralm.storage.remote import FilePath, RemoteFile, check_read_to_end, is_url, remote_file
 from ralm.terminal import path_text
 
@@ -34,7 +34,6 @@ __all__ = ["Fields", "Skipped", "read_documents"]
 _IDS_AT_ONCE: Final = 1 << 16
 _MAX_IDS: Final = 1 << 23
 _EXAMPLES: Final = 3
-_BITS: Final = (1 << 64) - 1
 
 
 class RepeatedIds:
@@ -47,45 +46,57 @@ class RepeatedIds:
     def __init__(self) -> None:
         self.count = 0
         self.examples: list[str] = []
-        self._seen: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+        self._last: str | None = None
+        self._waiting: list[str] = []
+        self._seen: IntArray = np.zeros(0, dtype=np.int64)
         """The hashes of all ids so far, sorted; two ids of 8 million share one by chance once in a million corpora."""
 
-    def watched(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """The same documents; the counts are complete after the last one."""
-        last = None
-        ids: list[str] = []
-        for document in documents:
-            yield document
-            if document.id != last:
-                last = document.id
-                ids.append(last)
-            if len(ids) == _IDS_AT_ONCE:
-                self._add(ids)
-                ids.clear()
-        self._add(ids)
+    @property
+    def is_full(self) -> bool:
+        """Whether ids that are added now are not compared."""
+        return len(self._seen) >= _MAX_IDS
 
-    def watch(self, ids: Iterable[str]) -> None:
-        """Count these ids, of consecutive documents or passages."""
-        different = (identifier for identifier, _ in groupby(ids))
-        while some := list(islice(different, _IDS_AT_ONCE)):
-            if len(self._seen) >= _MAX_IDS:
-                return
-            self._add(some)
+    def add(self, identifier: str) -> None:
+        """Count the id of the next document or passage."""
+        if identifier != self._last:
+            self._last = identifier
+            self._waiting.append(identifier)
+            if len(self._waiting) >= _IDS_AT_ONCE:
+                self._compare()
 
-    def _add(self, ids: list[str]) -> None:
-        if len(self._seen) >= _MAX_IDS or not ids:
+    def warn(self) -> None:
+        """Give a RalmWarning if several documents share an id."""
+        self._compare()
+        if self.count:
+            warnings.warn(
+                f"several documents share an id, such as {', '.join(self.examples)} ({self.count:,} have that of an "
+                "earlier document): the id of a hit does not tell them apart.",
+                RalmWarning,
+                stacklevel=3,
+            )
+
+    def _compare(self) -> None:
+        ids, self._waiting = self._waiting, []
+        if self.is_full or not ids:
             return
-        hashes = np.fromiter((hash(identifier) & _BITS for identifier in ids), np.uint64, len(ids))
+        hashes = np.fromiter(map(hash, ids), np.int64, len(ids))
         order = np.argsort(hashes, kind="stable")
-        repeated = np.zeros(len(ids), dtype=np.bool_)
-        repeated[order[1:]] = hashes[order[1:]] == hashes[order[:-1]]
-        if len(self._seen):
-            places = np.minimum(np.searchsorted(self._seen, hashes), len(self._seen) - 1)
-            repeated |= self._seen[places] == hashes
+        repeated = are_in(self._seen, hashes)
+        repeated[order[1:]] |= hashes[order[1:]] == hashes[order[:-1]]
         self.count += int(repeated.sum())
         examples = dict.fromkeys([*self.examples, *(ids[place] for place in np.flatnonzero(repeated).tolist())])
         self.examples = list(examples)[:_EXAMPLES]
         self._seen = np.sort(np.concatenate([self._seen, hashes]), kind="stable")
+
+
+class Source(NamedTuple):
+    """The files of a source, in order, each once, and what was skipped when they were found. `is_folder`: what is
+    broken in them is skipped, too."""
+
+    name: str
+    files: Iterator[File]
+    is_folder: bool
+    skipped: Skipped
 
 
 def read_documents(
@@ -129,48 +140,29 @@ def read_documents(
     source_in_ids = len(sources) > 1 if source_in_ids is None else source_in_ids
     counted = Skipped() if skipped is None else skipped
     builder = DocumentBuilder(fields or Fields(), counted, skip_bad=skip_bad)
-    opened = [(source, _open(source, source if source_in_ids else "", builder)) for source in sources]
     repeated = RepeatedIds()
-    yield from repeated.watched(
-        document for source, documents in opened for document in _with_text(source, documents, counted)
-    )
+    for source in [find_files(name, in_ids=source_in_ids) for name in sources]:
+        for document in _documents_of(source, builder):
+            yield document
+            repeated.add(document.id)
     check_metadata(builder.never_seen)
-    warn_of_repeated_ids(repeated)
+    repeated.warn()
     if skipped is None and counted.counts:
         warnings.warn(f"skipped in {', '.join(sources)}: {'; '.join(counted.lines())}", RalmWarning, stacklevel=2)
 
 
-def warn_of_repeated_ids(ids: RepeatedIds) -> None:
-    """Give a RalmWarning if several documents share an id."""
-    if ids.count:
-        warnings.warn(
-            f"several documents share an id, such as {', '.join(ids.examples)} ({ids.count:,} have that of an "
-            "earlier document): the id of a hit does not tell them apart.",
-            RalmWarning,
-            stacklevel=3,
-        )
-
-
-def _with_text(source: str, documents: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
-    """The documents that have text.
+def _documents_of(source: Source, builder: DocumentBuilder) -> Iterator[Document]:
+    """The documents of a source that have text.
 
     Raises CorpusError, listing what was skipped, if there is none.
     """
-    document = None
+    document, skipped = None, builder.skipped
     before = Counter(skipped.counts)
-    for document in with_text(documents, skipped):
+    skipped.merge(source.skipped)
+    for document in documents_of_files(source.files, builder, in_folder=source.is_folder):
         yield document
     if document is None:
-        raise no_document(source, skipped, skipped.counts - before)
-
-
-def with_text(documents: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
-    """The documents that have text; the others are counted as skipped."""
-    for document in documents:
-        if document.text and not document.text.isspace():
-            yield document
-        else:
-            skipped.add(NO_TEXT, document.id)
+        raise no_document(source.name, skipped, skipped.counts - before)
 
 
 def no_document(source: str, skipped: Skipped, reasons: Collection[str]) -> CorpusError:
@@ -179,127 +171,26 @@ def no_document(source: str, skipped: Skipped, reasons: Collection[str]) -> Corp
     return CorpusError(f"{source} holds no document" + (f"; skipped: {'; '.join(lines)}" if lines else "."))
 
 
-def _open(source: str, begin: str, builder: DocumentBuilder) -> Iterator[Document]:
-    """The documents of a source; ids begin with `begin`, unless it is empty."""
-    if is_url(source):
-        return _remote_documents(source, begin, builder)
-    if source.startswith(HUB_PREFIX):
-        return dataset_documents(source.removeprefix(HUB_PREFIX), _prefix(begin), builder)
-    path = _existing(source)
-    if not path.is_dir():
-        file = _file_of(path, begin)
-        return document_reader(file.suffix)(file, builder)
-    if _is_saved(path):
-        return dataset_documents(source, _prefix(path_text(Path(begin)) if begin else ""), builder)
-    return _folder_documents(path, builder.skipping_bad(), begin)
-
-
-def files_of(source: str, begin: str, skipped: Skipped) -> tuple[list[File], bool]:
-    """The files of a source, which can be read separately, and whether it is a folder; ids begin with `begin`, unless
-    it is empty.
-
-    Raises CorpusError as `read_documents` does, UsageError if the source is a dataset or holds one.
-    """
-    if is_url(source):
-        return _remote_files(source, begin, skipped)
-    path = Path(source) if source.startswith(HUB_PREFIX) else _existing(source)
-    if source.startswith(HUB_PREFIX) or _is_saved(path):
-        raise _only_files(source)
-    if not path.is_dir():
-        return [_file_of(path, begin)], False
-    everything = list(files_below(str(path), skipped))
-    _check_extras(everything)
-    for found in everything:
-        if found.is_dataset:
-            raise _only_files(found.path)
-    return [_file_below(path, found, begin) for found in everything], True
-
-
-def _only_files(source: str) -> UsageError:
-    return UsageError(f"{source} is a dataset, and several machines can only read files; save it as Parquet first.")
-
-
-def _existing(source: str) -> Path:
-    path = Path(source)
-    if not path.exists() and not path.is_symlink():
-        raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
-    return path
-
-
-def _is_saved(folder: Path) -> bool:
-    """Whether `datasets` saved this folder."""
-    return any((folder / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS))
-
-
-def _remote_documents(url: str, begin: str, builder: DocumentBuilder) -> Iterator[Document]:
-    files, in_folder = _remote_files(url, begin, builder.skipped)
-    return documents_of_files(files, builder.skipping_bad() if in_folder else builder, in_folder=in_folder)
-
-
-def documents_of_files(files: Sequence[File], builder: DocumentBuilder, *, in_folder: bool) -> Iterator[Document]:
-    """The documents of files, one after another; in a folder, what is broken is skipped.
+def documents_of_files(files: Iterable[File], builder: DocumentBuilder, *, in_folder: bool) -> Iterator[Document]:
+    """The documents of files that have text, one after another; in a folder, what is broken is skipped.
 
     Raises StorageError if a file behind a URL cannot be read to its end.
     """
+    skipped = builder.skipped
+    if in_folder:
+        builder = builder.skipping_bad()
     for file in files:
-        documents = document_reader(file.suffix)(file, builder)
-        yield from _unless_broken(documents, file.path, builder.skipped) if in_folder else documents
-        check_read_to_end(file.path)
-
-
-def _remote_files(url: str, begin: str, skipped: Skipped) -> tuple[list[File], bool]:
-    """The files behind a URL, and whether it is a folder of them. Raises CorpusError if there is nothing."""
-    file = remote_file(url)
-    if file is not None:
-        return [_file_of(file, begin)], False
-    found = [
-        File(one, name, _prefix(name))
-        for path, one in files_behind_url(url, skipped)
-        for name in ["/".join([*([begin] if begin else []), path])]
-    ]
-    for suffix in sorted({one.suffix for one in found}):
-        document_reader(suffix)
-    return found, True
-
-
-def _file_of(path: FilePath, begin: str) -> File:
-    """A source that is a file."""
-    if not is_known(path.name):
-        kinds = ", ".join(SUFFIXES)
-        other = "a folder of an object store" if isinstance(path, RemoteFile) else "a folder"
-        raise CorpusError(f"{path} is of an unknown type; give {other}, a file that ends in {kinds}, or hf:NAME.")
-    name = begin if isinstance(path, RemoteFile) else path_text(Path(begin)) if begin else ""
-    return File(path, name or path_text(path.name), _prefix(name))
-
-
-def _file_below(folder: Path, found: Found, begin: str) -> File:
-    path = Path(found.path)
-    name = path_text(Path(begin, path.relative_to(folder)).as_posix())
-    return File(path, name, _prefix(name))
-
-
-def _folder_documents(folder: Path, builder: DocumentBuilder, begin: str) -> Iterator[Document]:
-    """The documents of all files and datasets below a folder; what is broken is skipped."""
-    everything = list(files_below(str(folder), builder.skipped))
-    _check_extras(everything)
-    for found in everything:
-        file = _file_below(folder, found, begin)
         documents = (
-            dataset_documents(found.path, file.prefix, builder)
-            if found.is_dataset
-            else document_reader(file.suffix)(file, builder)
+            document_reader(file.suffix)(file, builder)
+            if file.dataset is None
+            else dataset_documents(file.dataset, file.prefix, builder)
         )
-        yield from _unless_broken(documents, Path(found.path), builder.skipped)
-
-
-def _check_extras(everything: list[Found]) -> None:
-    """Raise MissingExtraError if one of the files needs a package that is missing."""
-    for suffix in sorted({suffix_of(found.path) for found in everything if not found.is_dataset}):
-        document_reader(suffix)
-    for found in everything:
-        if found.is_dataset:
-            check_datasets(found.path)
-            break
+        for document in _unless_broken(documents, file.path, skipped) if in_folder else documents:
+            if document.text and not document.text.isspace():
+                yield document
+            else:
+                skipped.add(NO_TEXT, document.id)
+        check_read_to_end(file.path)
 
 
 def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipped) -> Iterator[Document]:
@@ -316,6 +207,73 @@ def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipp
         skipped.add(EMPTY_FILES, path_text(str(path)))
 
 
-def _prefix(name: str) -> str:
-    """The beginning of ids that are otherwise only a number."""
-    return f"{name}:" if name else ""
+def find_files(source: str, *, in_ids: bool) -> Source:
+    """The files and datasets of a source; with `in_ids`, ids begin with its name.
+
+    Raises CorpusError if there is no such source, MissingExtraError if a file in a folder needs a package that is not
+    installed.
+    """
+    if is_url(source):
+        return _find_behind_url(source, source if in_ids else "")
+    path, skipped, begin = Path(source), Skipped(), path_text(Path(source)) if in_ids else ""
+    if source.startswith(HUB_PREFIX):
+        dataset = File(path, source, f"{source}:" if in_ids else "", dataset=source.removeprefix(HUB_PREFIX))
+        return Source(source, iter([dataset]), False, skipped)
+    if not path.exists() and not path.is_symlink():
+        raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
+    if not path.is_dir():
+        return Source(source, iter([_known_file(path, begin)]), False, skipped)
+    if any((path / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS)):
+        dataset = File(path, begin, f"{begin}:" if begin else "", dataset=source)
+        return Source(source, iter([dataset]), False, skipped)
+    below = list(files_below(str(path), skipped))
+    _check_extras({suffix_of(found.path) for found in below if not found.is_dataset})
+    for found in [one for one in below if one.is_dataset][:1]:
+        check_datasets(found.path)
+    return Source(source, (_file_below(path, found, begin) for found in below), True, skipped)
+
+
+def _find_behind_url(url: str, begin: str) -> Source:
+    skipped, file = Skipped(), remote_file(url)
+    if file is not None:
+        return Source(url, iter([_known_file(file, begin)]), False, skipped)
+    behind = {"/".join(filter(None, (begin, path))): one for path, one in files_behind_url(url, skipped)}
+    _check_extras({suffix_of(one.name) for one in behind.values()})
+    return Source(url, (File(one, name, f"{name}:") for name, one in behind.items()), True, skipped)
+
+
+def _check_extras(suffixes: set[str]) -> None:
+    for suffix in sorted(suffixes):
+        document_reader(suffix)  # raises MissingExtraError
+
+
+def _known_file(path: FilePath, begin: str) -> File:
+    if not is_known(path.name):
+        kinds = ", ".join(SUFFIXES)
+        other = "a folder of an object store" if isinstance(path, RemoteFile) else "a folder"
+        raise CorpusError(f"{path} is of an unknown type; give {other}, a file that ends in {kinds}, or hf:NAME.")
+    return File(path, begin or path_text(path.name), f"{begin}:" if begin else "")
+
+
+def _file_below(folder: Path, found: Found, begin: str) -> File:
+    path = Path(found.path)
+    name = path_text(Path(begin, path.relative_to(folder)).as_posix())
+    return File(path, name, f"{name}:", dataset=found.path if found.is_dataset else None)
+
+
+def fingerprint_of(sources: Sequence[str]) -> str:
+    """SHA-256 of the names and contents of all files that the sources are read from; about a second a gigabyte.
+
+    Of a dataset of the hub only the name counts. Raises CorpusError as `find_files` does, or if a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(f"{source}\n".encode("utf-8", "surrogateescape"))
+        for file in find_files(source, in_ids=False).files:
+            inside = [] if file.dataset is None else Path(file.dataset).rglob("*")
+            paths = [file.path] if file.dataset is None else sorted(path for path in inside if path.is_file())
+            for path in paths:
+                with open_file(path) as stream:
+                    content = hashlib.file_digest(stream, "sha256").hexdigest()
+                digest.update(f"{path} {content}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()

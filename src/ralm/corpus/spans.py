@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from ralm.corpus.documents import DocumentBuilder, Skipped
 from ralm.corpus.files import File, Lines, open_file, size_of
-from ralm.corpus.sources import documents_of_files, files_of, with_text
-from ralm.errors import CorpusError
+from ralm.corpus.sources import documents_of_files, find_files
+from ralm.errors import CorpusError, UsageError
 from ralm.records import Document
 from ralm.storage.remote import FilePath, RemoteFile, check_read_to_end
 from ralm.terminal import path_text
@@ -52,25 +52,35 @@ class CorpusSpan:
 
     def halves(self) -> "tuple[CorpusSpan, CorpusSpan] | None":
         """The two halves of the span; None for a single line, or a file that is not cut."""
-        if len(self.files) > 1:
-            middle = len(self.files) // 2
-            parts = [replace(self, files=some) for some in (self.files[:middle], self.files[middle:])]
-            return _hashed(parts[0]), _hashed(parts[1])
+        middle = len(self.files) // 2
+        if middle:
+            return self._of(*self.files[:middle]), self._of(*self.files[middle:])
         file = self.files[0]
-        lines = file.lines or (_all_lines(file.path) if _is_cut(file.path) else None)
-        if lines is None or lines.count < 2:
+        if not _is_cut(file.path):
             return None
-        first, second = _halved(file.path, lines)
-        return _hashed(self._of(first)), _hashed(self._of(second))
+        begin, first = (file.lines.begin, file.lines.first) if file.lines else (0, 1)
+        with open_file(file.path) as stream:
+            stream.seek(begin)
+            content = stream.read(file.lines.end - begin if file.lines else -1)
+        count = _count_lines(content)
+        if count < 2:
+            return None
+        half, cut = count // 2, 0
+        for _ in range(half):
+            cut = content.index(b"\n", cut) + 1
+        before = Lines(begin, begin + cut, first, half)
+        after = Lines(begin + cut, begin + len(content), first + half, count - half)
+        return self._of(replace(file, lines=before)), self._of(replace(file, lines=after))
 
-    def _of(self, lines: Lines) -> "CorpusSpan":
-        return replace(self, files=(replace(self.files[0], lines=lines),))
+    def _of(self, *files: File) -> "CorpusSpan":
+        return replace(self, files=files, sha256=_hash(files))
 
     def check(self) -> None:
         """Raise CorpusError if the bytes are not those that were hashed, or a file cannot be read here."""
         if _hash(self.files) != self.sha256:
             for file in self.files:
-                open_file(file.path).close()
+                with open_file(file.path):
+                    pass
             raise CorpusError(f"{self.name} was changed since it was first read; run this again.")
 
 
@@ -86,29 +96,36 @@ class SourceFile(NamedTuple):
 def list_files(sources: Sequence[str], skipped: Skipped, *, source_in_ids: bool) -> list[SourceFile]:
     """The files of sources, in order, by their absolute paths; ids begin with their source if `source_in_ids`.
 
-    Raises CorpusError and UsageError as `files_of` does.
+    Raises CorpusError and MissingExtraError as `find_files` does, UsageError if a source is a dataset or holds one.
     """
     listed = []
-    for number, source in enumerate(sources):
-        files, in_folder = files_of(source, source if source_in_ids else "", skipped)
-        for file in files:
+    for number, name in enumerate(sources):
+        source = find_files(name, in_ids=source_in_ids)
+        skipped.merge(source.skipped)
+        for file in source.files:
+            if file.dataset is not None:
+                raise UsageError(
+                    f"{file.path} is a dataset, and several machines can only read files; save it as Parquet first."
+                )
             path = file.path.absolute()
             readable = isinstance(path, RemoteFile) or path.is_file()  # reading any other path raises the error
-            listed.append(SourceFile(number, replace(file, path=path), in_folder, size_of(path) if readable else 0))
+            size = size_of(path) if readable else 0
+            listed.append(SourceFile(number, replace(file, path=path), source.is_folder, size))
     return listed
 
 
 def group_files(files: Sequence[SourceFile], span_bytes: int) -> Iterator[CorpusSpan]:
     """The files in order as spans without hashes, small files of a source together; `cut_span` adds the hashes."""
     group: list[SourceFile] = []
-    for one in files:
-        full = sum(other.bytes for other in group) + one.bytes > span_bytes or len(group) == _MAX_FILES
-        if group and (full or one.source != group[0].source):
-            yield _together(group)
+    for one in [*files, None]:
+        held = sum(other.bytes for other in group)
+        if group and (
+            one is None or one.source != group[0].source or held + one.bytes > span_bytes or len(group) == _MAX_FILES
+        ):
+            yield CorpusSpan(group[0].source, tuple(other.file for other in group), group[0].in_folder)
             group = []
-        group.append(one)
-    if group:
-        yield _together(group)
+        if one is not None:
+            group.append(one)
 
 
 def cut_span(files: CorpusSpan, span_bytes: int) -> list[CorpusSpan]:
@@ -116,10 +133,19 @@ def cut_span(files: CorpusSpan, span_bytes: int) -> list[CorpusSpan]:
 
     Raises CorpusError if a file to be cut cannot be read.
     """
-    path = files.files[0].path
-    if len(files.files) > 1 or not _is_cut(path):
-        return [_hashed(files)]
-    return [replace(files._of(lines), sha256=digest) for lines, digest in _cut_lines(path, span_bytes)]
+    file = files.files[0]
+    if len(files.files) > 1 or not _is_cut(file.path):
+        return [files._of(*files.files)]
+    spans: list[CorpusSpan] = []
+    begin, first = 0, 1
+    with open_file(file.path) as stream:
+        while held := stream.read(span_bytes):
+            held += stream.readline() if not held.endswith(b"\n") else b""
+            lines = Lines(begin, begin + len(held), first, _count_lines(held))
+            digest = _combined([hashlib.sha256(held).hexdigest()])
+            spans.append(replace(files, files=(replace(file, lines=lines),), sha256=digest))
+            begin, first = lines.end, first + lines.count
+    return spans
 
 
 def read_span(span: CorpusSpan, builder: DocumentBuilder) -> Iterator[Document]:
@@ -128,51 +154,15 @@ def read_span(span: CorpusSpan, builder: DocumentBuilder) -> Iterator[Document]:
     Raises CorpusError as `read_documents` does, and if the span was changed since it was hashed.
     """
     span.check()
-    chosen = builder.skipping_bad() if span.in_folder else builder
-    yield from with_text(documents_of_files(span.files, chosen, in_folder=span.in_folder), builder.skipped)
-
-
-def _together(group: Sequence[SourceFile]) -> CorpusSpan:
-    return CorpusSpan(group[0].source, tuple(one.file for one in group), group[0].in_folder)
+    yield from documents_of_files(span.files, builder, in_folder=span.in_folder)
 
 
 def _is_cut(path: FilePath) -> bool:
     return path.suffix.lower() in _CUTTABLE
 
 
-def _cut_lines(path: FilePath, span_bytes: int) -> Iterator[tuple[Lines, str]]:
-    """Runs of lines of about the size of a span, each with the hash of its span."""
-    begin, first = 0, 1
-    with open_file(path) as stream:
-        while held := stream.read(span_bytes):
-            held += stream.readline() if not held.endswith(b"\n") else b""
-            count = _count_lines(held)
-            yield Lines(begin, begin + len(held), first, count), _combined([hashlib.sha256(held).hexdigest()])
-            begin, first = begin + len(held), first + count
-
-
-def _all_lines(path: FilePath) -> Lines:
-    with open_file(path) as stream:
-        content = stream.read()
-    return Lines(0, len(content), 1, _count_lines(content))
-
-
-def _halved(path: FilePath, lines: Lines) -> tuple[Lines, Lines]:
-    with open_file(path) as stream:
-        stream.seek(lines.begin)
-        middle, at = lines.count // 2, lines.begin
-        for _ in range(middle):
-            at += len(stream.readline())
-    rest = lines.count - middle
-    return Lines(lines.begin, at, lines.first, middle), Lines(at, lines.end, lines.first + middle, rest)
-
-
 def _count_lines(content: bytes) -> int:
     return content.count(b"\n") + (not content.endswith(b"\n"))
-
-
-def _hashed(span: CorpusSpan) -> CorpusSpan:
-    return replace(span, sha256=_hash(span.files))
 
 
 def _hash(files: Sequence[File]) -> str:
@@ -193,7 +183,7 @@ def _hash_of(file: File) -> str:
             while left and (block := stream.read(min(_BLOCK, left))):
                 digest.update(block)
                 left -= len(block)
-    except (CorpusError, OSError):
+    except CorpusError:
         check_read_to_end(file.path)
         return ""
     return digest.hexdigest()

@@ -29,7 +29,7 @@ from ralm.corpus.documents import (
     Skipped,
     check_metadata,
 )
-from ralm.corpus.sources import RepeatedIds, no_document, warn_of_repeated_ids
+from ralm.corpus.sources import RepeatedIds, no_document
 from ralm.corpus.spans import SPAN_BYTES, CorpusSpan, cut_span, group_files, list_files, read_span
 from ralm.corpus.splitting import Splitting, make_passages
 from ralm.corpus.store import PASSAGES_FILE, PassageStore
@@ -293,7 +293,7 @@ def _write_part(folder: Path, job: _Job, span: CorpusSpan) -> None:
         "documents": read.total(),
         "skipped": reasons,
         "not_json": maker.not_json,
-        "never_seen": maker.never_seen,
+        "never_seen": sorted(maker.never_seen),
         "removed": removals.counts(),
         "removed_list": removals.listed(),
         "warnings": list(dict.fromkeys(str(one.message) for one in warned))[:_WARNINGS],
@@ -328,7 +328,7 @@ def _add_up(job: _Job, parts: Sequence[_Part], removals: Removals, skipped: Skip
     for number, source in enumerate(job.plan.sources):
         if not documents[number]:
             raise no_document(source, skipped, skipped.counts)
-    check_metadata(sorted(never_seen))
+    check_metadata(never_seen)
 
 
 def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[str]:
@@ -387,10 +387,12 @@ def _describe_share(share: Sequence[_Folder]) -> str:
 def _warn_of_repeated_ids(shards: Sequence[ShardFolder]) -> None:
     """Give a RalmWarning if several documents share an id, as far as `read_documents` compares ids."""
     repeated = RepeatedIds()
-    repeated.watch(
-        document for placed in shards for _, document, _ in PassageStore(placed.folder / PASSAGES_FILE).origins()
-    )
-    warn_of_repeated_ids(repeated)
+    for placed in shards:
+        for _, document_id, _ in PassageStore(placed.folder / PASSAGES_FILE).origins():
+            if repeated.is_full:
+                break
+            repeated.add(document_id)
+    repeated.warn()
 
 
 def _count_read(documents: Iterator[Document], read: Counter[str]) -> Iterator[Document]:

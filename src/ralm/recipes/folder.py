@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from ralm.corpus.files import read_text
-from ralm.corpus.folder import fingerprint_of
+from ralm.corpus.sources import fingerprint_of
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.lm.registry import ModelOptions

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
 
-from ralm.errors import CorpusError, MissingExtraError, RalmError, StorageError
+from ralm.errors import CorpusError, MissingExtraError, RalmError, StorageError, short_message
 
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _BLOCK: Final = 1 << 20
-_MESSAGE_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +219,9 @@ def _fsspec_errors(url: str, error: type[RalmError] = CorpusError, what: str = "
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error's message, without the full stop at its end."""
     if "block_size=0" in str(error):
         return "the server does not support requests for parts of a file; download it first"
-    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:_MESSAGE_CHARACTERS].rstrip(". ")
+    return short_message(error)
 
 
 def _locate(url: str) -> tuple[Any, str]:

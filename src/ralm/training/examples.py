@@ -19,7 +19,7 @@ from pydantic import JsonValue
 
 from ralm.corpus.decontamination import NGRAM, run_hash
 from ralm.corpus.documents import Fields
-from ralm.corpus.folder import fingerprint_of
+from ralm.corpus.sources import fingerprint_of
 from ralm.errors import TextError
 from ralm.lm.long_texts import text_chunks
 from ralm.lm.tokenizer import full_tokenizer

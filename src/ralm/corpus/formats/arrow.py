@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ralm.corpus.documents import DocumentBuilder
-from ralm.corpus.files import File, open_file, short_message
-from ralm.errors import CorpusError, MissingExtraError
+from ralm.corpus.files import File, open_file
+from ralm.errors import CorpusError, extra, short_message
 from ralm.records import Document
+from ralm.storage.remote import FilePath
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -33,7 +34,7 @@ _DEFAULT_SPLIT: Final = "train"
 
 def parquet_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     """One document per row, a batch of rows in memory; rows are numbered from 0."""
-    for row, record in enumerate(_parquet_records(file, builder)):
+    for row, record in enumerate(_parquet_records(file.path, builder)):
         yield builder.document(record, f"{file.path}, row {row}", f"{file.prefix}{row}")
 
 
@@ -55,24 +56,21 @@ def dataset_records(source: str, needed: Callable[[pa.Schema], list[str]]) -> It
     check_datasets(source)
     name, parts = _parse(source)
     try:
-        dataset = _saved(name, parts) if _is_saved(name) else _streamed(name, parts)
+        is_saved = any((Path(name) / file).is_file() for file in _SAVED_FILES)
+        dataset = _saved(name, parts) if is_saved else _streamed(name, parts)
         if dataset.features is not None:  # unknown for some that are streamed
             dataset = dataset.select_columns(needed(dataset.features.arrow_schema))
         yield from dataset
     except CorpusError:
         raise
     except Exception as error:
-        raise CorpusError(f"cannot read the dataset {source}: {short_message(error)}") from error
+        raise CorpusError(f"cannot read the dataset {source}: {short_message(error)}.") from error
 
 
 def check_datasets(source: str) -> None:
     """Raise MissingExtraError if the package that reads this dataset is not installed."""
-    try:
+    with extra("datasets", f"reading {source} needs", ("datasets",)):
         import datasets  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "datasets":
-            raise
-        raise MissingExtraError(f"reading {source} needs the package datasets: pip install 'ralm[datasets]'.") from None
 
 
 def _needed_columns(schema: pa.Schema, builder: DocumentBuilder, where: str) -> list[str]:
@@ -98,24 +96,20 @@ def _has_bytes(kind: pa.DataType) -> bool:
     return _has_bytes(value) if value is not None else any(is_bytes(kind) for is_bytes in _BYTES)
 
 
-def _parquet_records(file: File, builder: DocumentBuilder) -> Iterator[Mapping[str, object]]:
-    path = file.path
+def _parquet_records(path: FilePath, builder: DocumentBuilder) -> Iterator[_Record]:
     with open_file(path) as stream:
         try:
             with pq.ParquetFile(stream) as table:
+                found = table.metadata
+                size = sum(found.row_group(group).total_byte_size for group in range(found.num_row_groups))
+                rows = max(1, min(_ROWS_A_BATCH, _BYTES_A_BATCH * found.num_rows // max(1, size)))
                 columns = _needed_columns(table.schema_arrow, builder, str(path))
-                for batch in table.iter_batches(batch_size=_rows_a_batch(table.metadata), columns=columns):
+                for batch in table.iter_batches(batch_size=rows, columns=columns):
                     yield from batch.to_pylist()
         except (pa.ArrowException, OSError) as error:
-            raise CorpusError(f"{path} is not a Parquet file, or damaged: {short_message(error)}") from None
+            raise CorpusError(f"{path} is not a Parquet file, or damaged: {short_message(error)}.") from None
         except (ValueError, OverflowError) as error:  # text that is not UTF-8, or a date that Python cannot represent
             raise CorpusError(f"{path} holds a value that cannot be read: {error}.") from None
-
-
-def _rows_a_batch(found: pq.FileMetaData) -> int:
-    """The number of rows to hold at once: fewer if rows are large."""
-    total = sum(found.row_group(group).total_byte_size for group in range(found.num_row_groups))
-    return max(1, min(_ROWS_A_BATCH, _BYTES_A_BATCH * found.num_rows // max(1, total)))
 
 
 def _parse(source: str) -> tuple[str, list[str]]:
@@ -125,10 +119,6 @@ def _parse(source: str) -> tuple[str, list[str]]:
     if not name or len(parts) > 2:
         raise CorpusError(f"hf:{source} names no dataset; write hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT.")
     return name, parts
-
-
-def _is_saved(name: str) -> bool:
-    return any((Path(name) / file).is_file() for file in _SAVED_FILES)
 
 
 def _saved(folder: str, parts: list[str]) -> "Dataset | IterableDataset":
@@ -148,15 +138,9 @@ def _saved(folder: str, parts: list[str]) -> "Dataset | IterableDataset":
 
 
 def _streamed(name: str, parts: list[str]) -> "Dataset | IterableDataset":
-    from datasets import load_dataset
+    from datasets import get_dataset_config_names, load_dataset
 
-    config, split = _config_and_split(name, parts)
+    if len(parts) == 1 and parts[0] not in get_dataset_config_names(name):
+        parts = ["", *parts]
+    config, split = [*parts, "", ""][:2]
     return load_dataset(name, config or None, split=split or _DEFAULT_SPLIT, streaming=True)
-
-
-def _config_and_split(name: str, parts: list[str]) -> tuple[str, str]:
-    from datasets import get_dataset_config_names
-
-    if len(parts) == 1:
-        return (parts[0], "") if parts[0] in get_dataset_config_names(name) else ("", parts[0])
-    return (parts[0], parts[1]) if parts else ("", "")

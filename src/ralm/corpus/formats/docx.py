@@ -11,8 +11,8 @@ import docx
 from docx.oxml.ns import qn
 
 from ralm.corpus.documents import DocumentBuilder
-from ralm.corpus.files import File, open_file, short_message
-from ralm.errors import CorpusError
+from ralm.corpus.files import File, open_file
+from ralm.errors import CorpusError, short_message
 from ralm.records import Document
 from ralm.storage.remote import FilePath
 

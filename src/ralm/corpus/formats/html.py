@@ -53,10 +53,16 @@ def html_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     try:
         text = _decoded(content_of(file.path), file)
         is_xml = file.suffix == ".xhtml" or text.lstrip().startswith("<?xml")
-        page = _read(_EMPTY.sub(_opened_and_closed, text) if is_xml else text)
+        if is_xml:
+            text = _EMPTY.sub(_opened_and_closed, text)
+        page = _Page()
+        parser = etree.HTMLParser(target=page, encoding="utf-8", huge_tree=True)
+        parser.feed(text.encode("utf-8", "replace"))
+        parser.close()
     except etree.LxmlError as error:
         raise CorpusError(f"{file.path} cannot be read as HTML: {error}.") from None
-    yield builder.whole(file.id, page.title or page.heading or file.title, page.text, page.metadata)
+    title = page.title(_TITLE) or page.title(_HEADING) or file.title
+    yield builder.whole(file.id, title, page.text, page.metadata)
 
 
 class _Page:
@@ -69,13 +75,8 @@ class _Page:
         self._finished: set[str] = set()
         self._within = dict.fromkeys(_ROLES.values(), 0)
 
-    @property
-    def title(self) -> str:
-        return _one_line(self._titles[_TITLE])
-
-    @property
-    def heading(self) -> str:
-        return _one_line(self._titles[_HEADING])
+    def title(self, role: str) -> str:
+        return " ".join("".join(self._titles[role]).split())
 
     @property
     def text(self) -> str:
@@ -134,18 +135,6 @@ def _opened_and_closed(tag: re.Match[str]) -> str:
     """An empty element of XML, such as `<script src="x"/>`, as HTML, where it would include the rest of the page."""
     name, attributes = tag.groups()
     return f"<{name}{attributes}>" if name.lower() in _VOID else f"<{name}{attributes}></{name}>"
-
-
-def _read(text: str) -> _Page:
-    page = _Page()
-    parser = etree.HTMLParser(target=page, encoding="utf-8", huge_tree=True)
-    parser.feed(text.encode("utf-8", "replace"))
-    parser.close()
-    return page
-
-
-def _one_line(parts: list[str]) -> str:
-    return " ".join("".join(parts).split())
 
 
 def _decoded(content: bytes, file: File) -> str:

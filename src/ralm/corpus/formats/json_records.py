@@ -3,14 +3,13 @@
 An array may be larger than memory: it is read piece by piece, and decoded object by object.
 """
 
-import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final, NoReturn
 
 from ralm.corpus.documents import SKIP_ADVICE, DocumentBuilder
-from ralm.corpus.files import BYTE_ORDER_MARK, File, decode, lines_of, unpacked
+from ralm.corpus.files import File, decode, lines_of, text_pieces, unpacked
 from ralm.errors import CorpusError
 from ralm.records import Document
 from ralm.storage.remote import FilePath
@@ -118,7 +117,8 @@ class _JsonText:
             try:
                 value, end = _DECODER.raw_decode(self.held, self.at)
             except json.JSONDecodeError as error:
-                if not self._may_be_cut(error) or not self._read_more():
+                cut = error.msg.startswith(_CUT_STRING) or self._near_the_end(error.pos)
+                if not cut or not self._read_more():
                     self.wrong(error.msg, error.pos)
             except (ValueError, RecursionError) as error:
                 self.wrong(str(error), self.at)
@@ -130,10 +130,6 @@ class _JsonText:
     def wrong(self, what: str, place: int) -> NoReturn:
         """Raise the error that the text is not JSON at this place in `held`."""
         raise CorpusError(f"{self.path} is not JSON: {what} at character {self._gone + place + 1:,}.")
-
-    def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
-        """Whether the error may be due to the end of `held` and not to the text itself."""
-        return error.msg.startswith(_CUT_STRING) or self._near_the_end(error.pos)
 
     def _near_the_end(self, place: int) -> bool:
         return place > len(self.held) - _MAX_TOKEN
@@ -178,22 +174,6 @@ def _values(text: _JsonText) -> Iterator[tuple[object, str]]:
 
 
 def _pieces(path: FilePath) -> Iterator[str]:
-    """The text of a file, without a byte order mark, in pieces that are not empty."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    offset = 0
-    begun = False
+    """The text of a file in pieces that are not empty."""
     with unpacked(path) as stream:
-        while chunk := stream.read(_PIECE):
-            cut, _ = decoder.getstate()
-            try:
-                piece = decoder.decode(chunk)
-            except UnicodeDecodeError:
-                piece = decode(cut + chunk, str(path), offset=offset - len(cut))  # raises an error that names the byte
-            offset += len(chunk)
-            if piece and not begun:
-                piece = piece.removeprefix(BYTE_ORDER_MARK)
-                begun = True
-            if piece:
-                yield piece
-    if cut := decoder.getstate()[0]:
-        decode(cut, str(path), offset=offset - len(cut))
+        yield from filter(None, text_pieces(stream, str(path), size=_PIECE))

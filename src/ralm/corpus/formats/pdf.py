@@ -5,18 +5,16 @@ pypdf may raise almost any error for a damaged file; each becomes a CorpusError.
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pypdf
 from pypdf.errors import DependencyError
 
 from ralm.corpus.documents import NO_TEXT_PAGES, DocumentBuilder
-from ralm.corpus.files import File, open_file, short_message
-from ralm.errors import CorpusError, MissingExtraError
+from ralm.corpus.files import File, open_file
+from ralm.errors import CorpusError, MissingExtraError, short_message
 from ralm.records import Document
-
-_T = TypeVar("_T")
 
 # pypdf logs oddities of files; without a handler of the user's own they would appear on the terminal
 logging.getLogger("pypdf").addHandler(logging.NullHandler())
@@ -29,45 +27,41 @@ def pdf_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     encrypted (unless an empty password opens it), or has no text at all, like a scanned file.
     """
     with open_file(file.path) as stream:
-        reader = _guarded(lambda: pypdf.PdfReader(stream), f"{file.path} is not a PDF file, or damaged")
-        _guarded(lambda: _decrypt(reader, file), f"{file.path} is encrypted and cannot be read")
+        with _errors(f"{file.path} is not a PDF file, or damaged"):
+            reader = pypdf.PdfReader(stream)
+        with _errors(f"{file.path} is encrypted and cannot be read"):
+            if reader.is_encrypted and not reader.decrypt(""):
+                raise CorpusError(f"{file.path} is encrypted and needs a password; decrypt it first.")
         title = _title(reader) or file.title
-        pages = _guarded(lambda: len(reader.pages), f"{file.path} is damaged")
+        with _errors(f"{file.path} is damaged"):
+            pages = len(reader.pages)
         found = False
         blank: list[int] = []
-        for place in range(pages):
+        for page in range(1, pages + 1):
             try:
-                text = _page(reader, place, file)
+                with _errors(f"{file.path}, page {page} cannot be read"):
+                    text = _valid(reader.pages[page - 1].extract_text()).strip()
             except CorpusError as error:
                 builder.broken_line(error)
                 continue
             if text:
                 found = True
-                yield builder.whole(file.id, title, text, {"page": place + 1})
+                yield builder.whole(file.id, title, text, {"page": page})
             else:
-                blank.append(place + 1)
+                blank.append(page)
         if not found:
             raise CorpusError(f"{file.path} has no text on any page; if it is scanned, run OCR on it.")
         for page in blank:
             builder.skipped.add(NO_TEXT_PAGES, f"{file.path}, page {page}")
 
 
-def _decrypt(reader: pypdf.PdfReader, file: File) -> None:
-    if reader.is_encrypted and not reader.decrypt(""):
-        raise CorpusError(f"{file.path} is encrypted and needs a password; decrypt it first.")
-
-
 def _title(reader: pypdf.PdfReader) -> str:
     try:
-        found = _guarded(lambda: reader.metadata and reader.metadata.title, "")
+        with _errors(""):
+            found = reader.metadata and reader.metadata.title
     except CorpusError:  # the pages can be read without the properties
         return ""
     return " ".join(_valid(str(found or "")).split())
-
-
-def _page(reader: pypdf.PdfReader, place: int, file: File) -> str:
-    text = _guarded(lambda: reader.pages[place].extract_text(), f"{file.path}, page {place + 1} cannot be read")
-    return _valid(text).strip()
 
 
 def _valid(text: str) -> str:
@@ -75,12 +69,13 @@ def _valid(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _guarded(read: Callable[[], _T], wrong: str) -> _T:
-    """The result of `read`, without warnings of the library; any of its errors becomes one that begins with `wrong`."""
+@contextmanager
+def _errors(wrong: str) -> Iterator[None]:
+    """Turn any error of the library into one that begins with `wrong`, and hide its warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return read()
+            yield
     except CorpusError:
         raise
     except DependencyError as error:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-from ralm.corpus.documents import SKIP_ADVICE, DocumentBuilder, Fields
+from ralm.corpus.documents import SKIP_ADVICE, DocumentBuilder
 from ralm.corpus.files import File, decode, lines_of
 from ralm.errors import CorpusError
 from ralm.records import Document
@@ -27,13 +27,12 @@ def tsv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     """
     fields = builder.fields
     rows = _rows(file.path, "\t", builder)
-    first = next(rows, None)
-    if first is None:
-        return
-    if _is_header(first[1], fields):
-        yield from _documents(rows, first[1], file, builder, "\t")
-    else:
-        yield from _documents(chain([first], rows), [fields.id, fields.text, fields.title], file, builder, "\t")
+    number, columns = first = next(rows, (0, []))
+    named = fields.text in columns and (fields.id in columns or fields.title in columns)
+    if not named and (len(columns) < 2 or columns != _DPR_COLUMNS[: len(columns)]):
+        rows = chain([first] if number else [], rows)
+        columns = [fields.id, fields.text, fields.title]
+    yield from _documents(rows, columns, file, builder, "\t")
 
 
 def csv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
@@ -68,32 +67,38 @@ def _documents(
         yield document
 
 
-def _is_header(row: list[str], fields: Fields) -> bool:
-    has_fields = fields.text in row and (fields.id in row or fields.title in row)
-    return has_fields or (len(row) > 1 and row == _DPR_COLUMNS[: len(row)])
-
-
 def _rows(path: FilePath, separator: str, builder: DocumentBuilder) -> Iterator[tuple[int, list[str]]]:
     """The non-blank rows of a file, each with the number of its first line.
 
     After a row with broken quotes, reading resumes at the line after the row's first line.
     """
-    lines = _LinesOfARow(_decoded_lines(path, builder))
-    rows = csv.reader(lines, delimiter=separator, strict=True)
+    decoded = _decoded_lines(path, builder)
+    again: deque[str] = deque()
+    row_lines: list[str] = []
+
+    def lines() -> Iterator[str]:
+        while line := again.popleft() if again else next(decoded, ""):
+            row_lines.append(line)
+            yield line
+
+    rows, number = csv.reader(lines(), delimiter=separator, strict=True), 1
     while True:
-        lines.begin_row()
+        number += len(row_lines)
+        row_lines.clear()
         try:
             row = next_row(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            where = f"{path}, line {lines.number}"
+            where = f"{path}, line {number}"
             message = f"{where} is not quoted like CSV ({error}): a quote within quotes must be doubled.{SKIP_ADVICE}"
             builder.broken_line(CorpusError(message))
-            lines.go_back()
+            again.extendleft(reversed(row_lines[1:]))
+            del row_lines[1:]
+            rows = csv.reader(lines(), delimiter=separator, strict=True)  # `lines` may have ended within the row
             continue
         if row:
-            yield lines.number, row
+            yield number, row
 
 
 def next_row(rows: Iterator[list[str]]) -> list[str]:
@@ -103,32 +108,6 @@ def next_row(rows: Iterator[list[str]]) -> list[str]:
         return next(rows)
     finally:
         csv.field_size_limit(allowed)
-
-
-class _LinesOfARow(Iterator[str]):
-    """An iterator of lines that can go back to the second line of the current row."""
-
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines = lines
-        self._again: deque[str] = deque()
-        self._row: list[str] = []
-        self.number = 1
-        """The number of the first line of the row, from 1."""
-
-    def __next__(self) -> str:
-        line = self._again.popleft() if self._again else next(self._lines)
-        self._row.append(line)
-        return line
-
-    def begin_row(self) -> None:
-        """Mark the next line as the first of a row."""
-        self.number += len(self._row)
-        self._row.clear()
-
-    def go_back(self) -> None:
-        """Go back to the second line of the row."""
-        self._again.extendleft(reversed(self._row[1:]))
-        del self._row[1:]
 
 
 def _decoded_lines(path: FilePath, builder: DocumentBuilder) -> Iterator[str]:
