@@ -56,8 +56,8 @@ def serving(service: Service) -> Iterator[str]:
         started.set()
 
     with bound_socket("127.0.0.1", 0) as listening:
-        server = RalmServer(service, listening, ready)
-        thread = threading.Thread(target=server.run)
+        server = RalmServer(service, ready)
+        thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:
             assert started.wait(30)

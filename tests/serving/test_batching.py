@@ -367,14 +367,15 @@ def test_an_error_that_ends_the_thread_reaches_whoever_waits_and_comes_later(cap
         waiting: list[Future[Any]] = [pool.submit(write_for_good, shared) for _ in range(2)]
         waiting.append(pool.submit(lambda: [*shared.score(random_small_passes() * 100)]))
         time.sleep(0.2)
-        assert shared.failed is None
+        assert shared.batcher is not None
+        assert shared.batcher.failed is None
         lately = shared.continuations()
         with pytest.raises(ModelError, match="the batcher of the model has failed: SystemError.*device is gone"):
             lately.next_tokens([text_of(7)])
         for one in waiting:
             with pytest.raises(ModelError, match="device is gone") as told:
                 one.result(SECONDS)
-            assert told.value.__cause__ is shared.failed
+            assert told.value.__cause__ is shared.batcher.failed
     for later in (shared.continuations, lambda: [*shared.score(random_small_passes())]):
         with pytest.raises(ModelError, match="device is gone"):
             later()

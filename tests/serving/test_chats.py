@@ -360,7 +360,7 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user", "content": ["a"]}]}, "messages.0.content.0", "only text is supported"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "lone surrogate"),
         ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "not supported"),
-        ({"messages": [{"role": "user</s>", "content": "a"}]}, "messages.0.role", "it must be system, developer"),
+        ({"messages": [{"role": "user</s>", "content": "a"}]}, "messages.0.role", "should be .system., .developer"),
         ({"ralm": {"stride": 4}}, "ralm.stride", "has no effect in a chat"),
         ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
         ({"ralm": {"rerank": "predictive"}}, "ralm.rerank", "rerank"),

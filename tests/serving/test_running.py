@@ -70,17 +70,17 @@ def test_uvicorn_calls_what_the_server_overrides(monkeypatch: pytest.MonkeyPatch
     before = signal.signal(signal.SIGHUP, lambda *_: events.append("not caught"))
     try:
         with bound_socket("127.0.0.1", 0) as listening:
-            server = RalmServer(service, listening, ready)
+            server = RalmServer(service, ready)
             timer = threading.Timer(30, lambda: setattr(server, "should_exit", True))
             timer.start()
-            server.run()
+            server.run([listening])
             timer.cancel()
         assert events == ["ready", "reload"]
         os.kill(os.getpid(), signal.SIGHUP)
         assert events[2:] == ["not caught"]
     finally:
         signal.signal(signal.SIGHUP, before)
-        service.close()
+        service.model.close()
 
 
 @pytest.mark.slow

@@ -1,23 +1,23 @@
-"""The JSON of completions, and the JSON of passages and tokens, which chats use too.
+"""The JSON of responses: what completions and chats share, and completions.
 
 Runs in the thread of the request, since it decodes tokens.
 """
 
-import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from secrets import token_hex
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.answering.citations import web_address
-from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
-from ralm.reading.provenance import TracedText, contributions, passage_as_json, token_as_json, total_gain
-from ralm.records import NO_PASSAGE, DoubleArray, Passage, Passages, Provenance
-from ralm.serving.completion import Began, Completion, CompletionEvent, Echoed, Ended, Gained, Wrote
+from ralm.reading.pieces import GeneratedToken, texts_of_tokens
+from ralm.reading.provenance import contributions, passage_as_json, token_as_json, total_gain
+from ralm.records import NO_PASSAGE, DoubleArray, Passage, Provenance
+from ralm.serving.completion import Began, Completion, Echoed, Ended, Event, Wrote
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.prompts import TokenLabels
 from ralm.serving.scoring import ScoredToken
@@ -28,22 +28,93 @@ ResponseJson: TypeAlias = dict[str, JsonValue]
 Token: TypeAlias = ScoredToken | GeneratedToken
 
 
-class PassageJson:
-    """Makes the JSON of tokens with their passages; `known` holds these passages in the order of the text."""
+class Answer(ABC):
+    """Makes the response to a request from its events; `prompt_tokens` and `written_tokens` are counted meanwhile."""
 
-    def __init__(self, passages: Passages, names: TokenLabels, *, as_ids: bool = False) -> None:
-        self.known: dict[int, Passage] = {}
-        self._passages = passages
+    kind: str
+    piece_kind: str
+    id_prefix: str
+
+    def __init__(
+        self, events: Iterator[Event], reads: ReadConfig, names: TokenLabels, *, model: str, as_ids: bool = False
+    ) -> None:
+        self.prompt_tokens = 0
+        self.written_tokens = 0
+        self._events = events
+        self._reads = reads
         self._names = names
         self._as_ids = as_ids
+        self._id = f"{self.id_prefix}-{token_hex(12)}"
+        self._created = int(time.time())
+        self._model = model
+        self._passages: dict[int, Passage] = {}
 
-    def tokens(self, tokens: Sequence[Token]) -> list[JsonValue]:
+    @abstractmethod
+    def whole(self) -> ResponseJson:
+        """The response."""
+
+    def pieces(self, *, usage: bool) -> Iterator[ResponseJson]:
+        """The pieces of the response as they come, and the usage at the end if requested."""
+        head = self._head(self.piece_kind)
+        more: ResponseJson = {"usage": None} if usage else {}
+        for piece in self._pieces():
+            yield {**head, **piece, **more}
+        if usage:
+            yield {**head, "choices": [], "usage": self._usage()}
+
+    @abstractmethod
+    def _pieces(self) -> Iterator[ResponseJson]:
+        """What is in each piece but not in all."""
+
+    def _head(self, kind: str) -> ResponseJson:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+
+    def _usage(self) -> ResponseJson:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.written_tokens,
+            "total_tokens": self.prompt_tokens + self.written_tokens,
+        }
+
+    def _sources_json(self, config: ResponseJson, choices: list[JsonValue]) -> ResponseJson:
+        """The passages of the response, with the JSON of each choice about them; empty without an index."""
+        if self._reads.source is None:
+            return {}
+        passages = self._passages.values()
+        return {
+            "ralm": {**config, "passages": [passage_json(one) for one in passages], "choices": choices},
+            "search_results": [self._search_result(one) for one in passages],
+        }
+
+    def _search_result(self, passage: Passage) -> ResponseJson:
+        return {
+            "title": passage.title or passage.document_id,
+            "url": self._url(passage),
+            "date": passage.metadata.get("date"),
+            "snippet": passage.text,
+            "passage": passage.number,
+            "document_id": passage.document_id,
+        }
+
+    def _url(self, passage: Passage) -> str | None:
+        return web_address(passage)
+
+    def _new_sources_json(self, choice: int, tokens: Sequence[Token]) -> ResponseJson:
+        """The field of a piece with some tokens of a choice, and the passages that no earlier piece has."""
+        if self._reads.source is None:
+            return {}
+        before = len(self._passages)
+        with_passages = self._tokens_json(tokens)
+        new = [passage_json(one) for one in [*self._passages.values()][before:]]
+        return {"ralm": {"choices": [{"index": choice, "tokens": with_passages}], "passages": [*new]}}
+
+    def _tokens_json(self, tokens: Sequence[Token]) -> list[JsonValue]:
         """Tokens, each with its passages."""
-        return [self._token(one) for one in tokens]
+        return [self._token_json(one) for one in tokens]
 
-    def _token(self, token: Token) -> ResponseJson:
-        self.note(token.passages_K.tolist())
-        name, log_prob = self._names.of(token.token, as_id=self._as_ids), log_prob_json(token.log_prob)
+    def _token_json(self, token: Token) -> ResponseJson:
+        self._note(token.passages_K.tolist())
+        name, log_prob = self._name(token.token), log_prob_json(token.log_prob)
         found = token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K)
         if isinstance(token, ScoredToken) and token.gain is not None:
             found["gain"] = finite(token.gain)
@@ -51,35 +122,19 @@ class PassageJson:
             found |= {"certified": False, "unlisted": finite(token.bound_width)}
         return found
 
-    def note(self, numbers: Sequence[int]) -> None:
-        """Add passages to the known ones."""
+    def _note(self, numbers: Sequence[int]) -> None:
+        """Add passages to those of the response, in the order of the text."""
         for number in numbers:
-            if number != NO_PASSAGE and number not in self.known:
-                self.known[number] = self._passages[number]
+            if number != NO_PASSAGE and number not in self._passages:
+                self._passages[number] = self._reads.passages[number]
 
-    def piece(self, choice: int, tokens: Sequence[Token]) -> ResponseJson:
-        """Some tokens of a choice, and the passages that no earlier piece has."""
-        before = len(self.known)
-        with_passages = self.tokens(tokens)
-        new = [passage_json(one) for one in [*self.known.values()][before:]]
-        return {"choices": [{"index": choice, "tokens": with_passages}], "passages": [*new]}
+    def _name(self, token: int) -> str:
+        return self._names.of(token, as_id=self._as_ids)
 
 
 def passage_json(passage: Passage) -> ResponseJson:
     """A passage with its text and metadata."""
     return {**passage_as_json(passage), "text": passage.text}
-
-
-def search_result_json(passage: Passage, url: JsonValue) -> ResponseJson:
-    """A passage as a search result."""
-    return {
-        "title": passage.title or passage.document_id,
-        "url": url,
-        "date": passage.metadata.get("date"),
-        "snippet": passage.text,
-        "passage": passage.number,
-        "document_id": passage.document_id,
-    }
 
 
 def gain_json(provenance: Provenance, gain_T: DoubleArray) -> ResponseJson:
@@ -92,11 +147,6 @@ def gain_json(provenance: Provenance, gain_T: DoubleArray) -> ResponseJson:
         "gain": {name: finite(one) if isinstance(one, float) else one for name, one in total.items()},
         "contributions": [asdict(one) for one in contributions(provenance, bounded_T)],
     }
-
-
-def traced_gain_json(text: TracedText) -> ResponseJson:
-    """The gain of a text with its passages; empty if it is unknown."""
-    return {} if np.isnan(text.gain_T).all() else gain_json(text.provenance, text.gain_T)
 
 
 def log_prob_json(log_prob: float | None) -> float | None:
@@ -112,203 +162,126 @@ def finite(value: float | None) -> float | None:
 
 
 @dataclass
-class TokenUsage:
-    """The number of prompt tokens and of generated tokens."""
+class _Choice:
+    """A choice so far; `at` is the number of characters before the next token that is listed."""
 
-    prompt: int = 0
-    written: int = 0
+    at: int
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    written: list[GeneratedToken] = field(default_factory=list)
+    reason: str | None = None
+    gain_T: DoubleArray | None = None
 
-    def as_json(self) -> dict[str, JsonValue]:
-        """The `usage` of OpenAI's API."""
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.written,
-            "total_tokens": self.prompt + self.written,
-        }
-
-
-@dataclass
-class Head:
-    """The first fields of every answer and of every piece of a stream."""
-
-    model: str
-    kind: str = "text_completion"
-    id: str = field(default_factory=lambda: f"cmpl-{token_hex(12)}")
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def as_json(self) -> dict[str, JsonValue]:
-        """Its fields."""
-        return {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
-
-    def stream(
-        self, pieces: Iterator[dict[str, JsonValue]], usage: TokenUsage | None
-    ) -> Iterator[dict[str, JsonValue]]:
-        """The pieces, each after these fields, and the usage at the end if it is given."""
-        more: dict[str, JsonValue] = {} if usage is None else {"usage": None}
-        for piece in pieces:
-            yield {**self.as_json(), **piece, **more}
-        if usage is not None:
-            yield {**self.as_json(), "choices": [], "usage": usage.as_json()}
+    @property
+    def gain(self) -> ResponseJson:
+        """The gain of the generated tokens; empty if it was not requested."""
+        if self.gain_T is None:
+            return {}
+        return gain_json(Provenance.of_rows([(one.passages_K, one.posteriors_K) for one in self.written]), self.gain_T)
 
 
-def server_sent(value: JsonValue) -> bytes:
-    """One event of a stream."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-DONE: Final = b"data: [DONE]\n\n"
-
-
-@dataclass
-class _Part:
-    """The text and tokens that an event adds to a choice, and the text of each token."""
+class _Addition(NamedTuple):
+    """What an event adds to a choice: text, and tokens with the text of each."""
 
     choice: int
     text: str
-    tokens: Sequence[Token] = ()
-    texts: Sequence[str] = ()
+    tokens: Sequence[Token]
+    texts: Sequence[str]
 
 
-@dataclass
-class _Choice:
-    """A choice so far; `at` is the number of characters before its next token."""
+class CompletionAnswer(Answer):
+    """Makes the response to a request for completions."""
 
-    at: int
-    reason: str | None = None
-    parts: list[_Part] = field(default_factory=list)
-    gain: ResponseJson | None = None
-
-
-class CompletionAnswer:
-    """Makes the answer of a request from its events."""
+    kind = piece_kind = "text_completion"
+    id_prefix = "cmpl"
 
     def __init__(
-        self, head: Head, completion: Completion, reads: ReadConfig, names: TokenLabels, *, logprobs: bool, as_ids: bool
+        self, completion: Completion, events: Iterator[Event], reads: ReadConfig, names: TokenLabels, *, model: str
     ) -> None:
-        self.usage = TokenUsage()
-        self._head = head
+        super().__init__(events, reads, names, model=model, as_ids=completion.as_ids)
         self._completion = completion
-        self._reads = reads
-        self._names = names
-        self._with_logprobs = logprobs
-        self._as_ids = as_ids
-        self._texts: tuple[str, ...] = ()
+        self._prompts: tuple[str, ...] = ()
         self._choices: list[_Choice] = []
-        self._passages_json = PassageJson(reads.passages, names, as_ids=as_ids)
 
-    def whole(self, events: Iterator[CompletionEvent]) -> ResponseJson:
-        """The answer."""
-        for event in events:
-            part = self._take(event)
-            if part is not None:
-                self._choices[part.choice].parts.append(part)
-        choices: list[JsonValue] = [self._whole(number, one) for number, one in enumerate(self._choices)]
-        return {**self._head.as_json(), "choices": choices, "usage": self.usage.as_json(), **self._sources()}
+    def whole(self) -> ResponseJson:
+        """The response."""
+        for event in self._events:
+            self._take(event)
+        choices: list[JsonValue] = [
+            self._choice_json(_Addition(number, one.text, one.tokens, one.texts), one.reason)
+            for number, one in enumerate(self._choices)
+        ]
+        usage = self._usage()
+        return {**self._head(self.kind), "choices": choices, "usage": usage, **self._sources(with_tokens=True)}
 
-    def pieces(self, events: Iterator[CompletionEvent], *, usage: bool) -> Iterator[ResponseJson]:
-        """The pieces of the answer as they come, and the usage at the end if requested."""
-        return self._head.stream(self._pieces(events), self.usage if usage else None)
-
-    def _pieces(self, events: Iterator[CompletionEvent]) -> Iterator[ResponseJson]:
-        for event in events:
-            part = self._take(event)
-            if part is not None and (part.text or part.tokens):
-                yield self._piece(part)
+    def _pieces(self) -> Iterator[ResponseJson]:
+        for event in self._events:
+            added = self._take(event)
+            if added is not None and (added.text or added.tokens):
+                yield {"choices": [self._choice_json(added)], **self._new_sources_json(added.choice, added.tokens)}
         for number, choice in enumerate(self._choices):
             last = number == len(self._choices) - 1
-            yield {"choices": [self._choice(number, "", None, choice.reason)], **(self._sources() if last else {})}
+            ended: ResponseJson = {"index": number, "text": "", "logprobs": None, "finish_reason": choice.reason}
+            yield {"choices": [ended], **(self._sources(with_tokens=False) if last else {})}
 
-    def _take(self, event: CompletionEvent) -> _Part | None:
+    def _take(self, event: Event) -> _Addition | None:
         """Process an event; returns its addition to a choice, if any."""
         match event:
             case Began():
-                self.usage.prompt, self._texts = event.tokens, event.texts
+                self.prompt_tokens, self._prompts = event.tokens, event.texts
                 echo, times = self._completion.echo, self._completion.times
                 self._choices = [_Choice(0 if echo else len(text)) for text in event.texts for _ in range(times)]
-            case Echoed():
-                text = self._texts[event.choice // self._completion.times]
-                return _Part(event.choice, text, event.tokens, [token.text for token in event.tokens])
-            case Wrote():
-                return _Part(event.choice, event.piece.text, event.piece.tokens, _texts(event.piece))
+                return None
             case Ended():
-                self.usage.written += event.tokens
+                self.written_tokens += event.tokens
                 self._choices[event.choice].reason = event.reason
-            case Gained():
-                self._choices[event.choice].gain = _gain(event)
-        return None
+                self._choices[event.choice].gain_T = event.gain_T
+                return None
+            case Echoed():
+                text = self._prompts[event.choice // self._completion.times]
+                added = _Addition(event.choice, text, event.tokens, [token.text for token in event.tokens])
+            case Wrote():
+                _, texts = texts_of_tokens([event.piece])
+                added = _Addition(event.choice, event.piece.text, event.piece.tokens, texts)
+                self._choices[event.choice].written += event.piece.tokens
+        choice = self._choices[added.choice]
+        choice.text += added.text
+        choice.tokens += added.tokens
+        choice.texts += added.texts
+        return added
 
-    def _whole(self, number: int, choice: _Choice) -> ResponseJson:
-        text = "".join(part.text for part in choice.parts)
-        joined = _Part(
-            number,
-            text,
-            [token for part in choice.parts for token in part.tokens],
-            [text for part in choice.parts for text in part.texts],
-        )
-        return self._choice(number, text, joined, choice.reason)
+    def _choice_json(self, shown: _Addition, reason: str | None = None) -> ResponseJson:
+        logprobs = None if self._completion.logprobs is None else self._logprobs_json(shown)
+        return {"index": shown.choice, "text": shown.text, "logprobs": logprobs, "finish_reason": reason}
 
-    def _piece(self, part: _Part) -> ResponseJson:
-        piece: ResponseJson = {"choices": [self._choice(part.choice, part.text, part, None)]}
-        if self._reads.source is not None:
-            piece["ralm"] = self._passages_json.piece(part.choice, part.tokens)
-        return piece
-
-    def _choice(self, number: int, text: str, part: _Part | None, reason: str | None) -> ResponseJson:
-        logprobs = (
-            self._logprobs_json(self._choices[number], part) if part is not None and self._with_logprobs else None
-        )
-        return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
-
-    def _logprobs_json(self, choice: _Choice, part: _Part) -> ResponseJson:
-        """The `logprobs` of some tokens."""
+    def _logprobs_json(self, shown: _Addition) -> ResponseJson:
+        choice = self._choices[shown.choice]
         offsets: list[JsonValue] = []
-        for text in part.texts:
+        for text in shown.texts:
             offsets.append(choice.at)
             choice.at += len(text)
         return {
-            "tokens": [self._name(token.token) for token in part.tokens],
-            "token_logprobs": [log_prob_json(token.log_prob) for token in part.tokens],
-            "top_logprobs": [self._top(token) for token in part.tokens],
+            "tokens": [self._name(token.token) for token in shown.tokens],
+            "token_logprobs": [log_prob_json(token.log_prob) for token in shown.tokens],
+            "top_logprobs": [self._top(token) for token in shown.tokens],
             "text_offset": offsets,
         }
-
-    def _name(self, token: int) -> str:
-        return self._names.of(token, as_id=self._as_ids)
 
     def _top(self, token: Token) -> JsonValue:
         """The top log-probabilities and that of the token itself; null without a token before it."""
         if token.log_prob is None:
             return None
         named: dict[str, JsonValue] = {}
-        for number, log_prob in token.top_logprobs[: self._completion.top_logprobs]:
+        for number, log_prob in token.top_logprobs[: self._completion.logprobs]:
             named.setdefault(self._name(number), log_prob_json(log_prob))
         named.setdefault(self._name(token.token), log_prob_json(token.log_prob))
         return named
 
-    def _sources(self) -> ResponseJson:
-        """The sources of the text; empty without an index."""
-        if self._reads.source is None:
-            return {}
+    def _sources(self, *, with_tokens: bool) -> ResponseJson:
         choices: list[JsonValue] = []
         for number, choice in enumerate(self._choices):
-            tokens: ResponseJson = {"tokens": self._tokens(choice)} if choice.parts else {}
-            choices.append({"index": number, **tokens, **(choice.gain or {})})
-        passages = self._passages_json.known.values()
-        ralm: ResponseJson = {
-            **self._reads.settings.config,
-            "passages": [passage_json(one) for one in passages],
-            "choices": choices,
-        }
-        return {"ralm": ralm, "search_results": [search_result_json(one, web_address(one)) for one in passages]}
-
-    def _tokens(self, choice: _Choice) -> list[JsonValue]:
-        return [token for part in choice.parts for token in self._passages_json.tokens(part.tokens)]
-
-
-def _gain(event: Gained) -> ResponseJson:
-    return gain_json(Provenance.of_rows([(one.passages_K, one.posteriors_K) for one in event.tokens]), event.gain_T)
-
-
-def _texts(piece: GeneratedText) -> list[str]:
-    _, texts = texts_of_tokens([piece])
-    return texts
+            listed = with_tokens and bool(choice.text or choice.tokens)
+            tokens: ResponseJson = {"tokens": self._tokens_json(choice.tokens)} if listed else {}
+            choices.append({"index": number, **tokens, **choice.gain})
+        return self._sources_json(self._reads.settings.config, choices)

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from ralm.errors import ModelError
 from ralm.lm.scoring import common_prefix_length
-from ralm.protocols import Continuations
+from ralm.protocols import WritingModel
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
 from ralm.serving.errors import StoppedError
 
@@ -36,26 +36,42 @@ _Read: TypeAlias = Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]]
 """`score` or `distributions` of a model."""
 
 
-class _Model(Protocol):
-    def continuations(self) -> Continuations:
-        """A new state for continuing texts."""
-
-
 @dataclass(slots=True, eq=False)
 class Line:
     """The texts (int64) that one thread continues, and how many tokens of each are read.
 
-    `held` are the texts in the cache of the model. Without `texts` the thread waits for nothing.
+    `gone` ends its request. `held` are the texts in the cache of the model. Without an `answer` and `texts` the thread
+    waits for nothing.
     """
 
+    gone: threading.Event = field(default_factory=threading.Event)
+    answer: "Future[NextTokens] | None" = None
     texts: Sequence[IntArray] = ()
     held: Sequence[IntArray] = ()
     read: list[int] = field(default_factory=list)
+    steps_idle: int = 0
 
-    def wait_for(self, texts: Sequence[IntArray]) -> None:
+    def wait_for(self, texts: Sequence[IntArray]) -> "Future[NextTokens]":
         """Wait for the next tokens of these texts; prefixes that they share with held texts are read already."""
         self.texts = texts
         self.read = [self._shared(place, text) for place, text in enumerate(texts)]
+        self.answer = Future()
+        return self.answer
+
+    def succeed(self, given: NextTokens) -> None:
+        """Give the thread its predictions; the texts stay in the cache."""
+        assert self.answer is not None
+        answer, self.answer, self.steps_idle = self.answer, None, 0
+        self.texts, self.read = (), []
+        answer.set_result(given)
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in the thread."""
+        assert self.answer is not None
+        answer, self.answer = self.answer, None
+        self.texts = ()
+        self.drop()
+        answer.set_exception(error)
 
     def drop(self) -> None:
         """Forget the held texts."""
@@ -98,16 +114,6 @@ class Line:
 
 
 @dataclass(slots=True, eq=False)
-class Caller:
-    """A thread's line, the answer that it waits for, and the event that ends its request."""
-
-    gone: threading.Event
-    line: Line = field(default_factory=Line)
-    answer: "Future[NextTokens] | None" = None
-    steps_idle: int = 0
-
-
-@dataclass(slots=True, eq=False)
 class _Scoring:
     """Sequences that a thread waits for, and the results so far."""
 
@@ -140,7 +146,7 @@ class Batcher:
     is the error that ended the thread, if any.
     """
 
-    def __init__(self, model: _Model, chunk: int, cache: int) -> None:
+    def __init__(self, model: WritingModel, chunk: int, cache: int) -> None:
         self.counts = Counts()
         self.failed: BaseException | None = None
         self._model = model
@@ -148,46 +154,42 @@ class Batcher:
         self._cache = cache
         self._continuations = model.continuations()
         self._keeps = getattr(self._continuations, "keeps_texts", False)
-        self._callers: list[Caller] = []
-        self._left: deque[Caller] = deque()
+        self._lines: list[Line] = []
+        self._left: deque[Line] = deque()
         self._scoring: deque[_Scoring] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._step_seconds = 0.0
         self._failures_logged: set[str] = set()
-        self._thread = threading.Thread(target=self._live, name="ralm-batch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ralm-batch", daemon=True)
         self._thread.start()
 
-    def enter(self, gone: threading.Event) -> Caller:
+    def enter(self, gone: threading.Event) -> Line:
         """A new line; waiting for it ends with StoppedError once `gone` is set. Raises ModelError if the batcher has
         failed."""
-        caller = Caller(gone)
+        line = Line(gone)
         with self._changed:
             self._check_open()
-            self._callers.append(caller)
-        return caller
+            self._lines.append(line)
+        return line
 
-    def leave(self, caller: Caller) -> None:
+    def leave(self, line: Line) -> None:
         """Drop a line."""
-        self._left.append(caller)  # without the lock: the garbage collector may call this while this thread holds it
+        self._left.append(line)  # without the lock: the garbage collector may call this while this thread holds it
 
-    def next_tokens(self, caller: Caller, texts: Sequence[IntArray]) -> NextTokens:
+    def next_tokens(self, line: Line, texts: Sequence[IntArray]) -> NextTokens:
         """The predictions for the texts of a line.
 
         Raises the error of reading them, StoppedError, and ModelError if the batcher has failed.
         """
-        answer: Future[NextTokens] = Future()
         with self._changed:
             self._check_open()
-            caller.answer = answer
-            caller.line.wait_for(texts)
+            answer = line.wait_for(texts)
             self._changed.notify_all()
         return answer.result()
 
     def read(self, read: _Read, sequences: Sequence[ScoringSequence], gone: threading.Event) -> list[FloatArray]:
         """The results of a method of the model for some sequences; raises its error, and what `next_tokens` raises."""
-        if not sequences:
-            return []
         scoring = _Scoring(read, sequences, gone)
         with self._changed:
             self._check_open()
@@ -202,89 +204,82 @@ class Batcher:
             self._changed.notify_all()
         self._thread.join()
 
-    @property
-    def _is_over(self) -> bool:
-        """Whether the thread has ended or will end."""
-        return self._closed or self.failed is not None
-
-    def _end(self) -> Exception:
-        """The error for threads that wait when the batcher ends."""
+    def _end(self) -> Exception | None:
+        """The error for threads that wait when the batcher is closed or has failed; None before."""
         if self.failed is None:
-            return StoppedError()
+            return StoppedError() if self._closed else None
         error = ModelError(f"the batcher of the model has failed: {self.failed!r}; restart the server.")
         error.__cause__ = self.failed
         return error
 
     def _check_open(self) -> None:
-        if self._is_over:
-            raise self._end()
+        if (error := self._end()) is not None:
+            raise error
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         try:
-            self._read_until_closed()
+            while not self._closed:
+                self._step()
         except BaseException as error:  # noqa: BLE001  # raised in all threads that wait
             _LOG.critical("the batcher of the model has failed; restart the server", exc_info=error)
-            with self._changed:
-                self.failed = error
-                self._drop_gone()
+            self.failed = error
+        with self._changed:
+            self._drop_gone()
 
-    def _read_until_closed(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._waiting() or self._scoring)
-                if not self._closed:
-                    self._changed.wait_for(self._all_are_back, timeout=_PATIENCE * self._step_seconds)
-                self._drop_gone()
-                if self._closed:
-                    return
-                callers = self._next_step()
-                scored = self._next_sequences()
-            if callers:
-                self._step(callers)
-            if scored:
-                self._score(scored)
+    def _step(self) -> None:
+        """Wait for work, and do some of it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._waiting() or self._scoring)
+            if not self._closed:
+                self._changed.wait_for(self._all_are_back, timeout=_PATIENCE * self._step_seconds)
+            self._drop_gone()
+            lines = self._next_lines()
+            scored = self._next_sequences()
+        if lines:
+            self._read_lines(lines)
+        if scored:
+            self._score(scored)
 
-    def _waiting(self) -> list[Caller]:
-        return [caller for caller in self._callers if caller.answer is not None]
+    def _waiting(self) -> list[Line]:
+        return [line for line in self._lines if line.answer is not None]
 
     def _all_are_back(self) -> bool:
         """Whether every thread that was answered in the last step asks again, or left."""
         self._drop_left()
-        return self._closed or all(caller.answer is not None or caller.steps_idle != 0 for caller in self._callers)
+        return self._closed or all(line.answer is not None or line.steps_idle != 0 for line in self._lines)
 
     def _drop_left(self) -> None:
         with suppress(IndexError):
             while True:
-                caller = self._left.popleft()
-                if caller in self._callers:
-                    self._callers.remove(caller)
+                line = self._left.popleft()
+                if line in self._lines:
+                    self._lines.remove(line)
 
     def _drop_gone(self) -> None:
-        """End the calls of requests that are gone; all calls once the batcher is over."""
+        """End the calls of requests that are gone; all calls once the batcher is closed or has failed."""
         self._drop_left()
-        for caller in self._waiting():
-            if self._is_over or caller.gone.is_set():
-                _fail(caller, self._end())
-        for scoring in [one for one in self._scoring if self._is_over or one.gone.is_set()]:
+        is_over = self._end() is not None
+        for line in self._waiting():
+            if is_over or line.gone.is_set():
+                line.fail(self._end() or StoppedError())
+        for scoring in [one for one in self._scoring if is_over or one.gone.is_set()]:
             self._scoring.remove(scoring)
-            scoring.answer.set_exception(self._end())
+            scoring.answer.set_exception(self._end() or StoppedError())
 
-    def _next_step(self) -> list[Caller]:
-        """The callers whose texts are read or stay in the cache in the next step, with their lines advanced."""
+    def _next_lines(self) -> list[Line]:
+        """The lines that are read or stay in the cache in the next step, advanced."""
         waiting = self._waiting()
         if not waiting:
             return []
-        idle = [caller for caller in self._callers if caller.answer is None and caller.line.held]
-        for caller in idle:
-            caller.steps_idle += 1
-        held = [caller for caller in idle if self._keeps and caller.steps_idle <= _STEPS_HELD]
-        by_line = {id(caller.line): caller for caller in self._callers}
-        fit = lines_that_fit([caller.line for caller in (*waiting, *held)], self._cache)
-        taken = [by_line[id(line)] for line in fit]
-        for caller in self._callers:
-            if caller not in taken:
-                caller.line.drop()
-        self._advance([caller.line for caller in taken if caller.answer is not None])
+        idle = [line for line in self._lines if line.answer is None and line.held]
+        for line in idle:
+            line.steps_idle += 1
+        held = [line for line in idle if self._keeps and line.steps_idle <= _STEPS_HELD]
+        taken = lines_that_fit([*waiting, *held], self._cache)
+        for line in self._lines:
+            if line not in taken:
+                line.drop()
+        self._advance([line for line in taken if line.answer is not None])
         return taken
 
     def _advance(self, lines: Sequence[Line]) -> None:
@@ -297,13 +292,13 @@ class Batcher:
             if line not in new:
                 line.advance(line.left)
 
-    def _step(self, callers: Sequence[Caller]) -> None:
+    def _read_lines(self, lines: Sequence[Line]) -> None:
         begin = time.perf_counter()
         try:
-            self._answer(callers)
+            self._answer(lines)
         except Exception as error:  # noqa: BLE001  # raised in the threads that it belongs to
-            self._log_failure(len(callers), error)
-            self._read_alone(callers)
+            self._log_failure(len(lines), error)
+            self._read_alone(lines)
         self._step_seconds = time.perf_counter() - begin
         self.counts.seconds += self._step_seconds
         self.counts.steps += 1
@@ -319,27 +314,27 @@ class Batcher:
         _LOG.log(level, "reading %d texts together failed (%s); each is read alone, which is slower", count, what)
         _LOG.debug("the failure was:", exc_info=error)
 
-    def _answer(self, callers: Sequence[Caller]) -> None:
+    def _answer(self, lines: Sequence[Line]) -> None:
         """Read the held texts of lines, and answer the complete ones."""
-        texts = {text.tobytes(): text for caller in callers for text in caller.line.held}
+        texts = {text.tobytes(): text for line in lines for text in line.held}
         rows = {text: row for row, text in enumerate(texts)}
         found = self._continuations.next_tokens([*texts.values()])
         self.counts.texts += len(texts)
-        for caller in callers:
-            if caller.answer is not None and caller.line.complete:
-                _answer(caller, found.of([rows[text.tobytes()] for text in caller.line.held]))
+        for line in lines:
+            if line.answer is not None and line.complete:
+                line.succeed(found.of([rows[text.tobytes()] for text in line.held]))
 
-    def _read_alone(self, callers: Sequence[Caller]) -> None:
+    def _read_alone(self, lines: Sequence[Line]) -> None:
         """Read the waiting lines one by one and whole; failing ones get the error."""
-        for caller in callers:
+        for line in lines:
             self._continuations = self._model.continuations()
-            caller.line.drop()
-            if caller.answer is None:
+            line.drop()
+            if line.answer is None:
                 continue
             try:
-                _answer(caller, self._continuations.next_tokens(list(caller.line.texts)))
+                line.succeed(self._continuations.next_tokens(list(line.texts)))
             except Exception as error:  # noqa: BLE001  # raised in the thread that waits for it
-                _fail(caller, error)
+                line.fail(error)
 
     def _next_sequences(self) -> list[_Scoring]:
         """The threads whose next sequence is read now: one of each in turn, as many as a chunk holds, at least one."""
@@ -378,21 +373,6 @@ class Batcher:
                 self._scoring.append(scoring)
             else:
                 scoring.answer.set_result(scoring.found)
-
-
-def _answer(caller: Caller, given: NextTokens) -> None:
-    assert caller.answer is not None
-    answer, caller.answer, caller.steps_idle = caller.answer, None, 0
-    caller.line.texts, caller.line.read = (), []
-    answer.set_result(given)
-
-
-def _fail(caller: Caller, error: Exception) -> None:
-    assert caller.answer is not None
-    answer, caller.answer = caller.answer, None
-    caller.line.texts = ()
-    caller.line.drop()
-    answer.set_exception(error)
 
 
 def _read_alone_sequence(scoring: _Scoring) -> FloatArray | Exception:

@@ -1,17 +1,16 @@
 """The work of a request for a chat: answers the last message of the user with passages, as a generator of events."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal
 
-from ralm.answering.citations import Answerer, SourcedAnswer
+from ralm.answering.citations import Answerer, Credit
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, QuestionPrompt, open_prompt
 from ralm.answering.sources import QuestionRetriever, QuestionSource, RerankedPassages
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
-from ralm.protocols import Tokenizer
-from ralm.serving.completion import Began, Ended, Wrote
+from ralm.serving.completion import Began, Ended, Event, Wrote
 from ralm.serving.errors import RequestError
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.model import SharedModel
@@ -22,8 +21,6 @@ from ralm.validation import MAX_SEED
 
 _SHARE: Final = 4
 """By default an answer has at most this fraction, 1/4, of the tokens that the model reads at once."""
-_UNUSED: Final = ("stride", "query_tokens", "document_tokens")
-"""Choices without effect in a chat: passages are found once, with the whole message, and read whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,51 +28,40 @@ class ChatCompletion:
     """A request: `times` answers to a conversation, each of at most `new_tokens` tokens (None: a quarter of the tokens
     that the model reads).
 
-    With `measured`, the answers are also scored without passages, so that they cite the passages that helped.
-    `top_logprobs` is the number of top log-probabilities of each token. `sampling` holds the options of
-    `ralm.reading.Sampling` and `stop`.
+    With `measured`, the answers are also scored without passages, so that they cite the passages that helped; None: if
+    the model can do so.
+    `logprobs` returns the log-probability of each token, and `top_logprobs` that many top ones. With `sources_as_text`,
+    the sources also stand behind the text. `sampling` holds the options of `ralm.reading.Sampling` and `stop`.
     """
 
     conversation: Conversation
     new_tokens: int | None
     times: int
-    measured: bool
-    top_logprobs: int = 0
+    measured: bool | None
+    logprobs: bool
+    top_logprobs: int
+    sources_as_text: bool
     sampling: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Attributed:
-    """An answer with the contribution of each passage."""
-
-    choice: int
-    answer: SourcedAnswer
-
-
-ChatEvent: TypeAlias = Began | Wrote | Ended | Attributed
 
 
 def answer_chat(
     chat: ChatCompletion, model: SharedModel, reads: ReadConfig, prompt: QuestionPrompt, limits: Limits
-) -> Iterator[ChatEvent]:
+) -> Iterator[Event]:
     """The events of a chat; the seeds of its choices count up from the one in `sampling`.
 
     Raises RequestError if the conversation is not valid or does not fit, UsageError if the model cannot answer so.
     """
+    _check(chat, model, prompt)
     length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
     questions = [one.content.strip() for one in chat.conversation.messages if one.role == "user"]
     check_size(questions, model, length, "messages")  # every template keeps the messages of the user
     try:
-        own = _own_tokens(chat.conversation, model.tokenizer, prompt)
+        encoded = full_tokenizer(model.tokenizer).encode_chat(chat.conversation.messages) if prompt.chat else None
+        own = len(model.tokenizer.encode(chat.conversation.question) if encoded is None else encoded[0])
         options = _options(chat, prompt, _new_tokens(chat, own, limits, length), length)
-        answerer = Answerer(
-            model,
-            prompt,
-            _source(reads, model),
-            reader=reads.reader,
-            options=options,
-            credit="passages" if chat.measured else "none",
-        )
+        credit: Credit = "none" if chat.measured is False else "passages"
+        source = _source(reads, model)
+        answerer = Answerer(model, prompt, source, reader=reads.reader, options=options, credit=credit)
         seeds = [(options.seed + time) % (MAX_SEED + 1) for time in range(chat.times)]
         streams = answerer.streams(chat.conversation, seeds)
     except LengthError as error:
@@ -87,9 +73,8 @@ def answer_chat(
         yield Wrote(choice, piece)
     for choice in range(chat.times):
         answer = streams.with_sources(choice)
-        yield Ended(choice, "stop" if streams.is_complete(choice) else "length", len(answer.answer.tokens))
-        if reads.source is not None:
-            yield Attributed(choice, answer)
+        reason: Literal["stop", "length"] = "stop" if streams.is_complete(choice) else "length"
+        yield Ended(choice, reason, len(answer.answer.tokens), answer=answer if reads.source else None)
 
 
 def _source(reads: ReadConfig, model: SharedModel) -> QuestionSource | None:
@@ -112,13 +97,13 @@ def open_chat_prompt(name: str) -> QuestionPrompt:
     return prompt
 
 
-def check_chat(model: SharedModel, prompt: QuestionPrompt, choice: Mapping[str, Any], *, logprobs: bool) -> None:
-    """Raise RequestError if the model cannot do what a chat requests, or if a choice has no effect in a chat."""
-    if logprobs and model.tier == "text":
+def _check(chat: ChatCompletion, model: SharedModel, prompt: QuestionPrompt) -> None:
+    """Raise RequestError if the model cannot do what a chat requests."""
+    if chat.logprobs and model.tier == "text":
         raise RequestError(
             f"the model {model.name} returns no log-probabilities: leave out `logprobs`.", param="logprobs"
         )
-    if choice.get("gain"):
+    if chat.measured:
         check_scores(model)
     if prompt.chat and not has_chat_template(model.tokenizer):
         raise RequestError(
@@ -126,9 +111,6 @@ def check_chat(model: SharedModel, prompt: QuestionPrompt, choice: Mapping[str, 
             "that needs none.",
             code="no_chat_template",
         )
-    for name in _UNUSED:
-        if name in choice:
-            raise RequestError(f"`{name}` has no effect in a chat: leave it out.", param=f"ralm.{name}")
 
 
 def _options(chat: ChatCompletion, prompt: QuestionPrompt, new_tokens: int, length: int) -> AnswerOptions:
@@ -156,9 +138,3 @@ def _new_tokens(chat: ChatCompletion, own: int, limits: Limits, length: int) -> 
             code=TOO_LONG,
         )
     return new_tokens
-
-
-def _own_tokens(conversation: Conversation, tokenizer: Tokenizer, prompt: QuestionPrompt) -> int:
-    """The number of tokens of a conversation without passages."""
-    chat = full_tokenizer(tokenizer).encode_chat(conversation.messages) if prompt.chat else None
-    return len(tokenizer.encode(conversation.question) if chat is None else chat[0])

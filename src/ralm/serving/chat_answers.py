@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from secrets import token_hex
 from typing import Final
 
+import numpy as np
 from pydantic import JsonValue
 
 from ralm.answering.citations import (
@@ -18,24 +18,12 @@ from ralm.answering.citations import (
 )
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import Passage
-from ralm.serving.answers import (
-    Head,
-    PassageJson,
-    ResponseJson,
-    TokenUsage,
-    finite,
-    log_prob_json,
-    passage_json,
-    search_result_json,
-    traced_gain_json,
-)
-from ralm.serving.chat import Attributed, ChatCompletion, ChatEvent
-from ralm.serving.completion import Began, Ended, Wrote
+from ralm.serving.answers import Answer, ResponseJson, finite, gain_json, log_prob_json
+from ralm.serving.chat import ChatCompletion
+from ralm.serving.completion import Began, Ended, Event, Wrote
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.prompts import TokenLabels
 
-_WHOLE: Final = "chat.completion"
-_PIECE: Final = "chat.completion.chunk"
 _CONFIG: Final = ("index", "retriever", "reader", "documents", "rerank")
 """The options of a request that apply to a chat."""
 
@@ -50,34 +38,51 @@ class _Choice:
     answer: SourcedAnswer | None = None
     cited: Sequence[Citation] = ()
 
+    @property
+    def sources(self) -> Sequence[AnswerSource]:
+        """The passages in the prompts of the answer."""
+        return () if self.answer is None else self.answer.sources
 
-class ChatAnswer:
-    """Makes the answer of a request from its events; `address` returns the URL of a passage on this server."""
+    @property
+    def is_credited_late(self) -> bool:
+        """Whether passages shared a prompt: tokens are then credited once the answer is complete."""
+        return bool(self.tokens) and len(self.sources) > len(self.tokens[0].passages_K)
+
+    @property
+    def credited(self) -> Sequence[GeneratedToken]:
+        """The tokens, credited to passages."""
+        if self.answer is None:
+            return self.tokens
+        given = self.answer.text.provenance
+        rows = zip(self.tokens, given.passages_TK, given.posteriors_TK, strict=True)
+        return [replace(token, passages_K=numbers_K, posteriors_K=shares_K) for token, numbers_K, shares_K in rows]
+
+
+class ChatAnswer(Answer):
+    """Makes the response to a request for a chat; `address` returns the URL of a passage on this server."""
+
+    kind = "chat.completion"
+    piece_kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
 
     def __init__(
         self,
         chat: ChatCompletion,
+        events: Iterator[Event],
         reads: ReadConfig,
         names: TokenLabels,
         address: Callable[[Passage], str],
         *,
         model: str,
-        logprobs: bool,
-        sources_as_text: bool,
     ) -> None:
-        self.usage = TokenUsage()
-        self._head = Head(model, _WHOLE, f"chatcmpl-{token_hex(12)}")
-        self._reads = reads
-        self._names = names
+        super().__init__(events, reads, names, model=model)
+        self._chat = chat
         self._address = address
-        self._with_logprobs = logprobs
-        self._as_text = sources_as_text
         self._choices = [_Choice() for _ in range(chat.times)]
-        self._passages_json = PassageJson(reads.passages, names)
 
-    def whole(self, events: Iterator[ChatEvent]) -> ResponseJson:
-        """The answer."""
-        for event in events:
+    def whole(self) -> ResponseJson:
+        """The response."""
+        for event in self._events:
             self._take(event)
         choices: list[JsonValue] = [
             {
@@ -93,50 +98,40 @@ class ChatAnswer:
             }
             for number, choice in enumerate(self._choices)
         ]
-        return {**self._head.as_json(), "choices": choices, "usage": self.usage.as_json(), **self._sources(whole=True)}
+        usage = self._usage()
+        return {**self._head(self.kind), "choices": choices, "usage": usage, **self._sources(with_tokens=True)}
 
-    def pieces(self, events: Iterator[ChatEvent], *, usage: bool) -> Iterator[ResponseJson]:
-        """The pieces of the answer as they come, and the usage at the end if requested."""
-        return replace(self._head, kind=_PIECE).stream(self._pieces(events), self.usage if usage else None)
-
-    def _pieces(self, events: Iterator[ChatEvent]) -> Iterator[ResponseJson]:
-        for event in events:
-            yield from self._of_event(event)
+    def _pieces(self) -> Iterator[ResponseJson]:
+        for event in self._events:
+            self._take(event)
+            match event:
+                case Began():
+                    for number in range(len(self._choices)):
+                        yield self._delta(number, {"role": "assistant", "content": "", "refusal": None})
+                case Wrote(choice=number, piece=piece) if piece.text or piece.tokens:
+                    delta = self._delta(number, {"content": piece.text}, piece.tokens)
+                    yield {**delta, **self._new_sources_json(number, piece.tokens)}
         for number, choice in enumerate(self._choices):
             last = number == len(self._choices) - 1
             if text := self._sources_text(choice):
                 yield self._delta(number, {"content": text})
             noted = self._annotations(choice)
             ended = self._delta(number, {"annotations": noted} if noted else {}, reason=choice.reason)
-            yield {**ended, **(self._sources(whole=False) if last else {})}
+            yield {**ended, **(self._sources(with_tokens=False) if last else {})}
 
-    def _of_event(self, event: ChatEvent) -> Iterator[ResponseJson]:
-        """The pieces of an event."""
-        self._take(event)
-        match event:
-            case Began():
-                for number in range(len(self._choices)):
-                    yield self._delta(number, {"role": "assistant", "content": "", "refusal": None})
-            case Wrote() if event.piece.text or event.piece.tokens:
-                piece = self._delta(event.choice, {"content": event.piece.text}, event.piece.tokens)
-                if self._reads.source is not None:
-                    piece["ralm"] = self._passages_json.piece(event.choice, event.piece.tokens)
-                yield piece
-
-    def _take(self, event: ChatEvent) -> None:
+    def _take(self, event: Event) -> None:
         """Process an event."""
         match event:
             case Began():
-                self.usage.prompt = event.tokens
+                self.prompt_tokens = event.tokens
             case Wrote():
                 self._choices[event.choice].text += event.piece.text
                 self._choices[event.choice].tokens += event.piece.tokens
             case Ended():
-                self.usage.written += event.tokens
-                self._choices[event.choice].reason = event.reason
-            case Attributed():
-                self._choices[event.choice].answer = event.answer
-                self._choices[event.choice].cited = citations(event.answer.text)
+                choice = self._choices[event.choice]
+                self.written_tokens += event.tokens
+                choice.reason, choice.answer = event.reason, event.answer
+                choice.cited = () if event.answer is None else citations(event.answer.text)
 
     def _delta(
         self, number: int, delta: ResponseJson, tokens: Sequence[GeneratedToken] = (), reason: str | None = None
@@ -146,13 +141,16 @@ class ChatAnswer:
 
     def _logprobs_json(self, tokens: Sequence[GeneratedToken]) -> JsonValue:
         """The `logprobs` of some tokens, if requested."""
-        if not self._with_logprobs:
+        if not self._chat.logprobs:
             return None
-        return {"content": [self._token(one) for one in tokens], "refusal": None}
-
-    def _token(self, token: GeneratedToken) -> JsonValue:
-        top: list[JsonValue] = [self._with_name(*one) for one in token.top_logprobs]
-        return {**self._with_name(token.token, token.log_prob), "top_logprobs": top}
+        content: list[JsonValue] = [
+            {
+                **self._with_name(token.token, token.log_prob),
+                "top_logprobs": [self._with_name(*one) for one in token.top_logprobs],
+            }
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}
 
     def _with_name(self, token: int, log_prob: float) -> ResponseJson:
         name = self._names.of(token)
@@ -177,63 +175,41 @@ class ChatAnswer:
         ]
 
     def _sources_text(self, choice: _Choice) -> str:
-        return sources_text(choice.cited, [self._url(one.passage) for one in choice.cited]) if self._as_text else ""
+        if not self._chat.sources_as_text:
+            return ""
+        return sources_text(choice.cited, [self._url(one.passage) for one in choice.cited])
 
     def _url(self, passage: Passage) -> str:
         return web_address(passage) or self._address(passage)
 
-    def _sources(self, *, whole: bool) -> ResponseJson:
-        """The sources of the answers; empty without an index.
-
-        With the tokens if the answer is `whole`, or if passages shared a prompt: pieces have only the first of these.
-        """
+    def _sources(self, *, with_tokens: bool) -> ResponseJson:
+        """The sources of the answers; with all tokens if wanted, or if no piece could have their passages."""
         if self._reads.source is None:
             return {}
         choices: list[JsonValue] = []
         for number, choice in enumerate(self._choices):
-            self._passages_json.note([one.passage.number for one in _sources_of(choice)])
-            tokens: ResponseJson = (
-                {"tokens": self._passages_json.tokens(_credited(choice))} if whole or _shares(choice) else {}
-            )
-            choices.append({"index": number, **tokens, **self._contributions(choice)})
-        passages = self._passages_json.known.values()
-        ralm: ResponseJson = {
-            **{name: value for name, value in self._reads.settings.config.items() if name in _CONFIG},
-            "passages": [passage_json(one) for one in passages],
-            "choices": choices,
-        }
-        return {"ralm": ralm, "search_results": [search_result_json(one, self._url(one)) for one in passages]}
-
-    def _contributions(self, choice: _Choice) -> ResponseJson:
-        """The contribution of each passage to an answer."""
-        if choice.answer is None:
-            return {}
-        cited: dict[int, JsonValue] = {one.passage.number: [[*span] for span in one.spans] for one in choice.cited}
-        sources: list[JsonValue] = [
-            {
-                "passage": one.passage.number,
-                "share": finite(one.share),
-                "gain": finite(one.gain),
-                "spans": cited.get(one.passage.number, []),
-            }
-            for one in _sources_of(choice)
-        ]
-        return {**traced_gain_json(choice.answer.text), "sources": sources, "cut": choice.answer.cut.documents}
+            self._note([one.passage.number for one in choice.sources])
+            listed = with_tokens or choice.is_credited_late
+            tokens: ResponseJson = {"tokens": self._tokens_json(choice.credited)} if listed else {}
+            choices.append({"index": number, **tokens, **_contributions(choice)})
+        config = self._reads.settings.config
+        return self._sources_json({name: config[name] for name in _CONFIG}, choices)
 
 
-def _shares(choice: _Choice) -> bool:
-    """Whether passages of an answer shared a prompt: tokens are then credited once the answer is complete."""
-    return bool(choice.tokens) and len(_sources_of(choice)) > len(choice.tokens[0].passages_K)
-
-
-def _credited(choice: _Choice) -> Sequence[GeneratedToken]:
-    """The tokens of an answer, credited to passages."""
+def _contributions(choice: _Choice) -> ResponseJson:
+    """The contribution of each passage to an answer."""
     if choice.answer is None:
-        return choice.tokens
-    given = choice.answer.text.provenance
-    rows = zip(choice.tokens, given.passages_TK, given.posteriors_TK, strict=True)
-    return [replace(token, passages_K=numbers_K, posteriors_K=shares_K) for token, numbers_K, shares_K in rows]
-
-
-def _sources_of(choice: _Choice) -> Sequence[AnswerSource]:
-    return () if choice.answer is None else choice.answer.sources
+        return {}
+    text = choice.answer.text
+    gain: ResponseJson = {} if np.isnan(text.gain_T).all() else gain_json(text.provenance, text.gain_T)
+    cited: dict[int, JsonValue] = {one.passage.number: [[*span] for span in one.spans] for one in choice.cited}
+    sources: list[JsonValue] = [
+        {
+            "passage": one.passage.number,
+            "share": finite(one.share),
+            "gain": finite(one.gain),
+            "spans": cited.get(one.passage.number, []),
+        }
+        for one in choice.sources
+    ]
+    return {**gain, "sources": sources, "cut": choice.answer.cut.documents}

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from ralm.answering.citations import SourcedAnswer
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Tokenizer, WritingModel
 from ralm.reading.generate import TokenWriter, pieces_of
@@ -18,7 +19,7 @@ from ralm.serving.errors import RequestError
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits, Settings, continuation_options
-from ralm.serving.prompts import ServedPrompt, check_prompt, read_prompt
+from ralm.serving.prompts import ServedPrompt, check_room, read_prompt
 from ralm.serving.scoring import ScoredToken, check_scores, score_prompt
 from ralm.validation import MAX_SEED
 
@@ -27,19 +28,20 @@ from ralm.validation import MAX_SEED
 class Completion:
     """A request: each prompt (text or token ids) is continued `times` times by at most `new_tokens` tokens.
 
-    `echo` also returns the tokens of the prompts, with scores if `scored`. `top_logprobs` is the number of top
-    log-probabilities of each token. `query` replaces the text as the query. With `gain`, every token has its gain over
-    reading without passages. `sampling` holds the options of `ralm.reading.Sampling` and `stop`.
+    `echo` also returns the tokens of the prompts. `logprobs` is the number of top log-probabilities of each token; with
+    None, no log-probability is returned. With `as_ids`, tokens are called by their ids. `query` replaces the text as
+    the query. With `gain`, every token has its gain over reading without passages. `sampling` holds the options of
+    `ralm.reading.Sampling` and `stop`.
     """
 
     prompts: Sequence[str | Sequence[int]]
     new_tokens: int
-    times: int = 1
-    echo: bool = False
-    scored: bool = False
-    top_logprobs: int = 0
-    query: str | None = None
-    gain: bool = False
+    times: int
+    echo: bool
+    logprobs: int | None
+    as_ids: bool
+    query: str | None
+    gain: bool
     sampling: dict[str, Any]
 
 
@@ -67,102 +69,83 @@ class Wrote:
     piece: GeneratedText
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ended:
-    """The end of a text of `tokens` tokens: at a stop string or end-of-text token, or at the requested length."""
+    """The end of a text of `tokens` tokens: at a stop string or end-of-text token, or at the requested length.
+
+    `gain_T` (float64, in nats) is the gain of each generated token of a completion, if it is requested. `answer` holds
+    the contribution of each passage to the answer of a chat.
+    """
 
     choice: int
     reason: Literal["stop", "length"]
     tokens: int
+    gain_T: DoubleArray | None = None
+    answer: SourcedAnswer | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Gained:
-    """The gain (float64, in nats) of each generated token of a choice."""
-
-    choice: int
-    tokens: Sequence[GeneratedToken]
-    gain_T: DoubleArray
+Event: TypeAlias = Began | Echoed | Wrote | Ended
 
 
-CompletionEvent: TypeAlias = Began | Echoed | Wrote | Ended | Gained
+def complete(completion: Completion, model: SharedModel, reads: ReadConfig, limits: Limits) -> Iterator[Event]:
+    """The events of a completion.
 
-
-def check_completion(completion: Completion, settings: Settings) -> None:
-    """Raise RequestError for a query or a gain without a meaning."""
+    Raises RequestError for a query or a gain without a meaning, if a prompt is empty, too long or has unknown tokens,
+    or if the model cannot return the scores; and what `generate` and `evaluate_text` raise.
+    """
     if completion.echo and completion.query is not None:
         raise RequestError(
             "`ralm.query` has no effect with `echo`: the passages of an echoed prompt are those of its strides.",
             param="ralm.query",
         )
-    if completion.gain and settings.index is None:
+    if completion.gain and reads.source is None:
         raise RequestError("`ralm.gain` is the gain from passages: it needs an index.", param="ralm.gain")
-
-
-def complete(
-    completion: Completion, model: SharedModel, reads: ReadConfig, limits: Limits
-) -> Iterator[CompletionEvent]:
-    """The events of a completion.
-
-    Raises RequestError if a prompt is empty, too long or has unknown tokens, or if the model cannot return the scores;
-    and what `generate` and `evaluate_text` raise.
-    """
     most = limits.prompt_tokens or reads.settings.plan.max_length
     prompts = [read_prompt(given, model, most=most) for given in completion.prompts]
-    settings = [prompt.settings(reads.settings) for prompt in prompts]
-    for prompt, read_with in zip(prompts, settings, strict=True):
-        check_prompt(prompt, completion.new_tokens, limits, read_with.plan.max_length)
+    for prompt in prompts:
+        check_room(prompt, completion.new_tokens, most)
+    settings = prompts[0].settings(reads.settings)  # the same for all: they are all text, or all token ids
     yield Began(tuple(prompt.text for prompt in prompts), sum(len(prompt.tokens) for prompt in prompts))
-    if completion.echo:
-        yield from _echo(completion, prompts, model, reads)
-    if completion.new_tokens == 0:
-        for choice in range(len(prompts) * completion.times):
-            yield Ended(choice, "length", 0)
-    else:
-        # prompts of a request are all text, or all token ids, so that they have the same settings
-        yield from _continue(completion, prompts, settings[0], model, reads)
-
-
-def _echo(
-    completion: Completion, prompts: Sequence[ServedPrompt], model: SharedModel, reads: ReadConfig
-) -> Iterator[Echoed]:
-    for number, prompt in enumerate(prompts):
-        plan = prompt.settings(reads.settings).plan
-        tokens = (
-            score_prompt(prompt, model, plan, reads, top_logprobs=completion.top_logprobs, gain=completion.gain)
-            if completion.scored
-            else []
-        )
+    is_scored = completion.logprobs is not None or completion.gain
+    for number, prompt in enumerate(prompts if completion.echo else ()):
+        tokens: Sequence[ScoredToken] = ()
+        if is_scored:
+            top_logprobs = completion.logprobs or 0
+            tokens = score_prompt(prompt, model, settings.plan, reads, top_logprobs=top_logprobs, gain=completion.gain)
         for time in range(completion.times):
             yield Echoed(number * completion.times + time, tokens)
+    if completion.new_tokens:
+        yield from _continue(completion, prompts, settings, model, reads)
+    else:
+        for choice in range(len(prompts) * completion.times):
+            yield Ended(choice, "length", 0)
 
 
 def _continue(
     completion: Completion, prompts: Sequence[ServedPrompt], settings: Settings, model: SharedModel, reads: ReadConfig
-) -> Iterator[Wrote | Ended | Gained]:
+) -> Iterator[Wrote | Ended]:
     """The continuations. After an echoed prompt, the end-of-text token is returned too: clients count on one token more
     than the prompt has."""
     if completion.gain:
         check_scores(model)
     options = continuation_options(
-        settings, new_tokens=completion.new_tokens, top_logprobs=completion.top_logprobs, **completion.sampling
+        settings, new_tokens=completion.new_tokens, top_logprobs=completion.logprobs or 0, **completion.sampling
     )
     texts = [prompt.tokens[prompt.beginning(settings) :] for prompt in prompts]
+    scorer = Scorer(model, progress=False)
     tokens: dict[int, list[GeneratedToken]] = {}
     for event in write(
         texts, model, options, reads, query=completion.query, times=completion.times, show_end=completion.echo
     ):
         if isinstance(event, Wrote):
             tokens.setdefault(event.choice, []).extend(event.piece.tokens)
+        elif completion.gain and event.choice in tokens:
+            own = tokens[event.choice]
+            text = texts[event.choice // completion.times]
+            baseline_T = without_passages(text, own, scorer, options.max_length, options.bos)
+            log_probs_T = np.array([token.log_prob for token in own], dtype=np.float32)
+            event = replace(event, gain_T=gains(log_probs_T, baseline_T))
         yield event
-    if not completion.gain:
-        return
-    scorer = Scorer(model, progress=False)
-    for choice, own in tokens.items():
-        text = texts[choice // completion.times]
-        baseline_T = without_passages(text, own, scorer, options.max_length, options.bos)
-        log_probs_T = np.array([token.log_prob for token in own], dtype=np.float32)
-        yield Gained(choice, own, gains(log_probs_T, baseline_T))
 
 
 def write(

@@ -32,18 +32,19 @@ def model_not_found(message: str) -> RequestError:
     return RequestError(message, param="model", code="model_not_found", status=404)
 
 
-class BusyError(Exception):
-    """The queue is full."""
-
-
-class StoppedError(Exception):
+class StoppedError(RequestError):
     """The client went away, or the server stops."""
 
+    def __init__(self) -> None:
+        super().__init__("the server is being stopped.", code="stopping", status=503)
 
-class TimeUpError(Exception):
-    """The request timed out."""
 
-
+BODY: Final = "unusable_body"
+"""The kind of pydantic's errors about a whole body; their message goes on from "the body"."""
+FIELD: Final = "unusable_field"
+"""The kind of pydantic's errors about a field; their message goes on from its name."""
+_TYPES: Final = ("str", "int", "float", "bool", "constrained-str")
+"""Parts of pydantic's locations that name a type of a field."""
 _MAX_CHARACTERS: Final = 1000
 """Maximum number of characters of a message: it may quote a long part of the request."""
 _ERROR_TYPES: Final = {
@@ -78,16 +79,17 @@ def error_body(message: str, status: int, *, param: str | None = None, code: str
     return {"error": {"message": shown, "type": kind, "param": param, "code": code}}
 
 
-def validation_message(errors: Sequence[Mapping[str, Any]], known: Sequence[str] = ()) -> tuple[str, str | None]:
-    """The first of pydantic's errors as a sentence, and its field; `known` are the names of all fields."""
-    error = errors[0]
+def validation_message(error: Mapping[str, Any], known: Sequence[str]) -> tuple[str, str | None]:
+    """One of pydantic's errors as a sentence, and its field; `known` are the names of all fields."""
     place = [str(part) for part in error["loc"] if part not in ("body", "query")]
-    param = ".".join(part for part in place if not _is_type(part)) or None
+    param = ".".join(part for part in place if "[" not in part and part not in _TYPES) or None
     kind = error["type"]
     if kind == "json_invalid":
         return "the body is not JSON; send one JSON object.", None
-    if kind in ("surrogates", "nested"):
+    if kind == BODY:
         return f"the body {error['msg']}.", None
+    if kind == FIELD:
+        return f"`{param}` {error['msg']}.", param
     if param is None:
         return "the body must be a JSON object; send it with the header Content-Type: application/json.", None
     if kind == "extra_forbidden":
@@ -96,15 +98,12 @@ def validation_message(errors: Sequence[Mapping[str, Any]], known: Sequence[str]
     return f"`{param}` {_FAULTS.get(kind) or 'is wrong: ' + str(error['msg'])}.", param
 
 
-def _is_type(part: str) -> bool:
-    """Whether a part of a location names one of the types of a field."""
-    return "[" in part or part in ("str", "int", "float", "bool", "constrained-str")
-
-
 def error_response(error: BaseException) -> Response:
     """The response to a request that failed with an error."""
     status, body = status_and_body(error)
-    headers = {"Retry-After": "1"} if status in (429, 503) else None
+    headers = {"Retry-After": "1"} if status in (429, 503) else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(body, status, headers)
 
 
@@ -115,20 +114,14 @@ def status_and_body(error: BaseException) -> tuple[int, dict[str, JsonValue]]:
             return error.status, error_body(str(error), error.status, param=error.param, code=error.code)
         case UsageError() | InputError():
             return 400, error_body(str(error), 400)
-        case BusyError():
-            return 429, error_body("the queue is full: try again later.", 429, code="busy")
-        case TimeUpError():
-            return 503, error_body("the request timed out: ask for fewer tokens.", 503, code="time_up")
-        case StoppedError():
-            return 503, error_body("the server is being stopped.", 503, code="stopping")
         case ServerError() | BudgetError():
-            _LOG.warning("%s", error)
-            return 502, error_body("the server of the language model failed: see the log of this server.", 502)
+            status, message = 502, "the server of the language model failed: see the log of this server."
         case ModelError():
-            _LOG.warning("%s", error)
-            return 500, error_body("the language model failed: see the log of the server.", 500)
+            status, message = 500, "the language model failed: see the log of the server."
         case RalmError():
-            _LOG.warning("%s", error)
-            return 500, error_body("the server cannot read its index: see its log.", 500)
-    _LOG.error("internal error", exc_info=error)
-    return 500, error_body("internal error: see the log of the server.", 500)
+            status, message = 500, "the server cannot read its index: see its log."
+        case _:
+            _LOG.error("internal error", exc_info=error)
+            return 500, error_body("internal error: see the log of the server.", 500)
+    _LOG.warning("%s", error)
+    return status, error_body(message, status)

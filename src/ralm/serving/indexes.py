@@ -8,39 +8,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock, RLock
+from threading import RLock
 from time import perf_counter
 from typing import Any, Final
 
-from ralm.errors import RalmError, UsageError
+from ralm.errors import RalmError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Reader, Reranker, Retriever, Rows
 from ralm.reading import ReadingOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, Passages
 from ralm.reranking import RerankOptions
-from ralm.reranking.predictive import CrossEncoder
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import RetrieverOptions
+from ralm.serving.middleware import Metrics
 from ralm.serving.options import Settings
 
 _SAFE: Final = ("bm25", "random")
 """Retrievers that many threads may use at once."""
-
-
-class Searches:
-    """The number of searched queries, and the seconds that requests waited for them."""
-
-    def __init__(self) -> None:
-        self.queries = 0
-        self.seconds = 0.0
-        self._lock = Lock()
-
-    def add(self, queries: int, seconds: float) -> None:
-        """Count queries and the seconds of their search."""
-        with self._lock:
-            self.queries += queries
-            self.seconds += seconds
 
 
 class Indexes:
@@ -49,13 +34,13 @@ class Indexes:
     Raises what `open_index` raises.
     """
 
-    def __init__(self, folders: Mapping[str, Path]) -> None:
+    def __init__(self, folders: Mapping[str, Path], metrics: Metrics) -> None:
         self._folders = dict(folders)
         self._lock = RLock()
         self._open = {name: open_index(folder) for name, folder in self._folders.items()}
         self._sources: dict[tuple[str, RetrieverOptions], FromRetriever] = {}
         self._encoders: dict[str, Any] = {}
-        self.searches = Searches()
+        self._metrics = metrics
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -78,9 +63,8 @@ class Indexes:
             if (name, options) not in self._sources:
                 source = FromRetriever.of_index(self._open[name], options)
                 lock = nullcontext() if options.retriever in _SAFE else RLock()
-                self._sources[name, options] = source.with_retriever(
-                    _LockedRetriever(source.retriever, self.searches, lock)
-                )
+                locked = _LockedRetriever(source.retriever, self._metrics, lock)
+                self._sources[name, options] = source.with_retriever(locked)
             return self._sources[name, options]
 
     def encoded(self, name: str, texts: Sequence[str]) -> FloatArray:
@@ -114,9 +98,9 @@ class Indexes:
 class _LockedRetriever:
     """A retriever for many threads, which use it within `lock`; counts its queries."""
 
-    def __init__(self, retriever: Retriever, searches: Searches, lock: AbstractContextManager[object]) -> None:
+    def __init__(self, retriever: Retriever, metrics: Metrics, lock: AbstractContextManager[object]) -> None:
         self._retriever = retriever
-        self._searches = searches
+        self._metrics = metrics
         self._lock = lock
         self.config = retriever.config
         if hasattr(retriever, "stable"):
@@ -126,7 +110,8 @@ class _LockedRetriever:
         begin = perf_counter()
         with self._lock:
             hits = self._retriever.retrieve(queries, k)
-        self._searches.add(len(queries), perf_counter() - begin)
+        self._metrics.search_queries.inc(len(queries))
+        self._metrics.search_seconds.inc(perf_counter() - begin)
         return hits
 
 
@@ -135,21 +120,16 @@ class Rerankers:
 
     def __init__(self, reading: ReadingOptions, ranker: LanguageModel | None = None) -> None:
         self._ranker = ranker
-        self._cross_encoder: CrossEncoder | None = None
-        if reading.reranking.method == "predictive":
-            self._cross_encoder = reading.reranking.load()
+        self._cross_encoder = reading.reranking.load() if reading.reranking.method == "predictive" else None
         self._lock = RLock()
 
     def of(self, options: RerankOptions) -> Reranker | None:
-        """The reranker of these options, or None; UsageError if it needs a model that was not loaded."""
+        """The reranker of these options, or None."""
         if options.method == "predictive":
-            if self._cross_encoder is None:
-                raise UsageError('`rerank="predictive"` needs a cross-encoder, and this server has none.')
             reranker = options.reranker(None, self._cross_encoder)
             assert reranker is not None
             return _LockedReranker(reranker, self._lock)
-        ranker = None if self._ranker is None else Scorer(self._ranker, progress=False)
-        return options.reranker(ranker)
+        return options.reranker(None if self._ranker is None else Scorer(self._ranker, progress=False))
 
 
 class _LockedReranker:

@@ -9,19 +9,19 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from threading import Event, Thread
-from typing import Annotated, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import Depends, Request
 from pydantic import JsonValue
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ralm.serving.answers import DONE, ResponseJson, TokenUsage, server_sent
-from ralm.serving.errors import BusyError, error_response, status_and_body
+from ralm.serving.answers import Answer
+from ralm.serving.errors import RequestError, error_response, status_and_body
 from ralm.serving.model import RequestScope, in_scope
-from ralm.serving.requests import ChatRequest, CompletionRequest
+from ralm.serving.requests import TextRequest
 from ralm.serving.service import Service
 
 _LOG: Final = logging.getLogger("ralm.serving")
@@ -29,56 +29,51 @@ _GONE: Final = 499
 """The status in logs of a request whose client went away."""
 _NOT_BUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _END: Final = object()
-_E = TypeVar("_E", contravariant=True)
-_Job: TypeAlias = Callable[[], Iterator[bytes]]
+_DONE: Final = b"data: [DONE]\n\n"
+Job: TypeAlias = Callable[[], Iterator[bytes]]
 
 
 class Workers:
     """Runs at most `at_once` jobs, each for at most `seconds`; at most `most_waiting` more wait in a queue.
 
-    Belongs to one event loop. `waiting` is the length of the queue.
+    Belongs to one event loop. `running` are the jobs that run, `waiting` is the length of the queue.
     """
 
     def __init__(self, at_once: int, most_waiting: int, seconds: float) -> None:
         self._free = asyncio.Semaphore(at_once)
         self._most_waiting = most_waiting
         self._seconds = seconds
-        self._running: set[RunningJob] = set()
+        self.running: set[RunningJob] = set()
         self.waiting = 0
 
-    @property
-    def under_way(self) -> int:
-        """The number of running jobs."""
-        return len(self._running)
-
-    async def start(self, job: _Job) -> "RunningJob":
-        """Begin a job once there is a place for it; BusyError if the queue is full."""
+    async def start(self, job: Job) -> "RunningJob":
+        """Begin a job once there is a place for it; RequestError if the queue is full."""
         if self._free.locked() and self.waiting >= self._most_waiting:
-            raise BusyError
+            raise RequestError("the queue is full: try again later.", code="busy", status=429)
         self.waiting += 1
         try:
             await self._free.acquire()
         finally:
             self.waiting -= 1
         running = RunningJob(job, RequestScope(Event(), time.monotonic() + self._seconds), self._ended)
-        self._running.add(running)
+        self.running.add(running)
         running.thread.start()
         return running
 
     def stop(self) -> None:
         """End all jobs soon."""
-        for running in self._running:
+        for running in self.running:
             running.stop()
 
     def _ended(self, running: "RunningJob") -> None:
-        self._running.discard(running)
+        self.running.discard(running)
         self._free.release()
 
 
 class RunningJob:
     """A job and its events, once and in order; `stop` ends it soon."""
 
-    def __init__(self, job: _Job, scope: RequestScope, ended: Callable[["RunningJob"], None]) -> None:
+    def __init__(self, job: Job, scope: RequestScope, ended: Callable[["RunningJob"], None]) -> None:
         self._job = job
         self._scope = scope
         self._on_end = ended
@@ -126,35 +121,21 @@ def _service(request: Request) -> Service:
 Served = Annotated[Service, Depends(_service)]
 
 
-class _Answer(Protocol[_E]):
-    """Turns the events of a job into JSON."""
-
-    usage: TokenUsage
-
-    def whole(self, events: Iterator[_E]) -> ResponseJson: ...
-
-    def pieces(self, events: Iterator[_E], *, usage: bool) -> Iterator[ResponseJson]: ...
-
-
-async def respond(
-    request: Request,
-    body: CompletionRequest | ChatRequest,
-    begin: Callable[[], tuple[_Answer[_E], Iterator[_E]]],
-) -> Response:
-    """The answer and its events that `begin` makes in the thread of the request: whole, or streamed if requested."""
+async def respond(request: Request, body: TextRequest, begin: Callable[[], Answer]) -> Response:
+    """The answer that `begin` makes in the thread of the request: whole, or streamed if requested."""
 
     def job() -> Iterator[bytes]:
-        answer, events = begin()
+        with_usage = body.streams_usage()
+        answer = begin()
         try:
             if body.stream:
-                usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-                yield from map(server_sent, answer.pieces(events, usage=usage))
+                yield from map(_server_sent, answer.pieces(usage=with_usage))
             else:
-                yield _as_bytes(answer.whole(events))
+                yield _as_bytes(answer.whole())
         finally:
-            _service(request).count_tokens(answer.usage.prompt, answer.usage.written)
+            _service(request).metrics.count_tokens(answer.prompt_tokens, answer.written_tokens)
 
-    return await (_stream if body.stream else _whole)(request, job)
+    return await _run(request, job, stream=bool(body.stream))
 
 
 async def respond_with(request: Request, compute: Callable[[], JsonValue]) -> Response:
@@ -163,37 +144,29 @@ async def respond_with(request: Request, compute: Callable[[], JsonValue]) -> Re
     def job() -> Iterator[bytes]:
         yield _as_bytes(compute())
 
-    return await _whole(request, job)
+    return await _run(request, job, stream=False)
 
 
 def _as_bytes(value: JsonValue) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-async def _whole(request: Request, job: _Job) -> Response:
-    async def work() -> Response:
-        running = await _workers(request).start(job)
-        async with aclosing(running.events()) as events:
-            body = b"".join([event async for event in events])
-        return Response(body, media_type="application/json")
-
-    return await _unless_gone(request, work)
+def _server_sent(value: JsonValue) -> bytes:
+    return b"data: " + _as_bytes(value) + b"\n\n"
 
 
-async def _stream(request: Request, job: _Job) -> Response:
-    """The events as server-sent events; an error before the first one is a response of its own."""
+async def _run(request: Request, job: Job, *, stream: bool) -> Response:
+    """The events of a job as one body, or as server-sent events; an error before the first one is the response."""
     begin = time.monotonic()
 
     async def work() -> Response:
-        running = await _workers(request).start(job)
+        running = await request.app.state.workers.start(job)
         events = running.events()
-        try:
-            first = await anext(events, None)
-        except BaseException:
-            running.stop()
-            raise
-        _service(request).metrics.first.observe(time.monotonic() - begin)
-        return _Stream(_sent(first, events), running)
+        first = await anext(events, b"")
+        if stream:
+            _service(request).metrics.first.observe(time.monotonic() - begin)
+            return _Stream(_sent(first, events), running)
+        return Response(first + b"".join([event async for event in events]), media_type="application/json")
 
     return await _unless_gone(request, work)
 
@@ -213,39 +186,31 @@ class _Stream(StreamingResponse):
             self._running.stop()
 
 
-async def _sent(first: bytes | None, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _sent(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
-        if first is not None:
-            yield first
+        yield first
         async for event in events:
             yield event
-        yield DONE
+        yield _DONE
     except Exception as error:  # noqa: BLE001  # the status is sent already: the error is the last event
         status, body = status_and_body(error)
         _LOG.info("a stream ended with status %s", status)
-        yield server_sent(body)
+        yield _server_sent(body)
 
 
 async def _unless_gone(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
     """The response that `work` makes, or the one to its error; it is cancelled if the client goes away first."""
-    working, gone = asyncio.ensure_future(work()), asyncio.ensure_future(_gone(request))
+
+    async def client_gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, gone = asyncio.ensure_future(work()), asyncio.ensure_future(client_gone())
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            return Response(status_code=_GONE)
-        return working.result()
+        return working.result() if working.done() else Response(status_code=_GONE)
     except Exception as error:  # noqa: BLE001  # every error is a response
         return error_response(error)
     finally:
         working.cancel()
         gone.cancel()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _workers(request: Request) -> Workers:
-    workers: Workers = request.app.state.workers
-    return workers

@@ -11,17 +11,15 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ralm.errors import UsageError
-from ralm.serving.errors import error_body
+from ralm.serving.errors import RequestError, error_response
 
 KEY: Final = "RALM_SERVE_KEY"
 """The environment variable with the key that clients must send."""
@@ -65,85 +63,56 @@ class Guard:
     def __init__(self, app: ASGIApp, key: str | None, body_bytes: int) -> None:
         self._app = app
         self._key = None if key is None else key.encode()
-        self._most = body_bytes
+        self._body_bytes = body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        fault = self._fault(scope["path"], headers)
-        if fault is not None:
-            await fault(scope, receive, send)
-            return
-        await self._app(scope, _Counted(receive, self._most), send)
+        read = 0
 
-    def _fault(self, path: str, headers: Headers) -> JSONResponse | None:
+        async def counting() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._body_bytes:
+                raise HTTPException(413, self._too_large)
+            return message
+
+        try:
+            self._check(scope["path"], Headers(scope=scope))
+        except RequestError as error:
+            await error_response(error)(scope, receive, send)
+        else:
+            await self._app(scope, counting, send)
+
+    @property
+    def _too_large(self) -> str:
+        return f"the request exceeds the limit of {self._body_bytes:,} bytes: send less at once."
+
+    def _check(self, path: str, headers: Headers) -> None:
+        """Raise RequestError if the headers of a request are not those of a client that may ask."""
         if self._key is None and not is_loopback(_PORT.sub("", headers.get("host", "localhost"))):
             message = "this server answers only requests to localhost and 127.0.0.1."
-            return _rejection(403, message, "forbidden_host")
-        if self._key is not None and path not in _OPEN and not self._has_key(headers):
-            message = "the key is missing or wrong: send the header Authorization: Bearer KEY."
-            return _rejection(401, message, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+            raise RequestError(message, code="forbidden_host", status=403)
+        if self._key is not None and path not in _OPEN:
+            kind, _, sent = headers.get("authorization", "").partition(" ")
+            same = hmac.compare_digest(sent.strip().encode("utf-8", "replace"), self._key)
+            if not same or kind.lower() != "bearer":
+                message = "the key is missing or wrong: send the header Authorization: Bearer KEY."
+                raise RequestError(message, code="invalid_api_key", status=401)
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length[:20]) > self._most:
-            return _rejection(413, _too_large(self._most), "request_too_large")
-        if (length != "0" or "transfer-encoding" in headers) and not _is_json(headers.get("content-type", "")):
-            return _rejection(400, "the body must be JSON: send it with the header Content-Type: application/json.")
-        return None
-
-    def _has_key(self, headers: Headers) -> bool:
-        assert self._key is not None
-        kind, _, sent = headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(sent.strip().encode("utf-8", "replace"), self._key)
-        return same and kind.lower() == "bearer"
-
-
-def _is_json(kind: str) -> bool:
-    """Whether a body is JSON; bodies that browsers send to other sites without a preflight are not."""
-    return kind.partition(";")[0].strip().lower() == "application/json"
-
-
-def _too_large(most: int) -> str:
-    return f"the request exceeds the limit of {most:,} bytes: send less at once."
-
-
-class _Counted:
-    """The messages of a request; raises HTTPException once its body is too large."""
-
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive = receive
-        self._most = most
-        self._read = 0
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self._read += len(message.get("body", b""))
-        if self._read > self._most:
-            raise HTTPException(413, _too_large(self._most))
-        return message
-
-
-def _rejection(status: int, message: str, code: str | None = None, headers: Any = None) -> JSONResponse:
-    return JSONResponse(error_body(message, status, code=code), status, headers)
+        if not length.isdecimal() or int(length[:20]) > self._body_bytes:
+            raise RequestError(self._too_large, code="request_too_large", status=413)
+        # bodies of other types are what browsers send to other sites without asking the server first
+        is_json = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+        if (length != "0" or "transfer-encoding" in headers) and not is_json:
+            raise RequestError("the body must be JSON: send it with the header Content-Type: application/json.")
 
 
 _SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-
-
-BATCH_FIGURES: Final = {
-    "steps": "Steps in which texts were read together.",
-    "texts": "Texts in these steps.",
-    "seconds": "Seconds of these steps.",
-    "passes": "Prompts, or parts of them, that were scored.",
-}
-"""The attributes of `Counts` of the batcher, with descriptions."""
-SEARCH_FIGURES: Final = {
-    "queries": "Queries that were searched.",
-    "seconds": "Seconds that requests waited for them.",
-}
-"""The attributes of `Searches`, with descriptions."""
+"""Upper bounds of the buckets of durations."""
 
 
 class Metrics:
@@ -163,18 +132,22 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.tokens = Counter(
+        self.search_queries = Gauge("ralm_search_queries", "Queries that were searched.", registry=self.registry)
+        self.search_seconds = Gauge(
+            "ralm_search_seconds", "Seconds that requests waited for them.", registry=self.registry
+        )
+        self._tokens = Counter(
             "ralm_tokens", "Tokens of prompts, and generated tokens.", ["kind"], registry=self.registry
         )
 
-    def watch(self, name: str, description: str, count: Callable[[], int]) -> None:
+    def count_tokens(self, read: int, written: int) -> None:
+        """Count tokens of prompts, and generated tokens."""
+        self._tokens.labels("prompt").inc(read)
+        self._tokens.labels("written").inc(written)
+
+    def watch(self, name: str, description: str, count: Callable[[], float]) -> None:
         """Add a gauge whose value `count` returns."""
         Gauge(f"ralm_{name}", description, registry=self.registry).set_function(count)
-
-    def watch_each(self, kind: str, figures: Mapping[str, str], counts: object) -> None:
-        """Add a gauge for each of these attributes of `counts`; `figures` holds their descriptions."""
-        for name, description in figures.items():
-            self.watch(f"{kind}_{name}", description, partial(getattr, counts, name))
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
@@ -195,20 +168,17 @@ class AccessLog:
             return
         begin, status = time.monotonic(), 499
 
-        async def counting(message: Message) -> None:
+        async def noting(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, counting)
+            await self._app(scope, receive, noting)
         finally:
-            self._log(scope, status, time.monotonic() - begin)
-
-    def _log(self, scope: Scope, status: int, seconds: float) -> None:
-        route: Any = scope.get("route")
-        path = getattr(route, "path", _NO_ROUTE)  # not the path of the client: there may be any number of these
-        self._metrics.requests.labels(path, str(status)).inc()
-        self._metrics.seconds.labels(path).observe(seconds)
-        _LOG.info("%s %s %d in %.3f s", scope["method"], path, status, seconds)
+            seconds = time.monotonic() - begin
+            path = getattr(scope.get("route"), "path", _NO_ROUTE)  # a client may send any number of other paths
+            self._metrics.requests.labels(path, str(status)).inc()
+            self._metrics.seconds.labels(path).observe(seconds)
+            _LOG.info("%s %s %d in %.3f s", scope["method"], path, status, seconds)

@@ -12,25 +12,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
 
 from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel
 from ralm.records import (
-    EncodedPiece,
     FloatArray,
     IntArray,
-    Message,
     NextTokens,
     ScoringSequence,
-    SpecialTokens,
     TextsAhead,
 )
-from ralm.serving.batcher import Batcher, Counts
-from ralm.serving.errors import StoppedError, TimeUpError
+from ralm.serving.batcher import Batcher
+from ralm.serving.errors import RequestError, StoppedError
 from ralm.serving.options import BatchOptions
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _SEQUENCES_AT_ONCE: Final = 8
 """Sequences whose distributions over the vocabulary are held at once."""
 
@@ -43,11 +43,11 @@ class RequestScope:
     deadline: float = math.inf
 
     def check(self) -> None:
-        """Raise StoppedError or TimeUpError if the request must end."""
+        """Raise StoppedError, or another RequestError, if the request must end."""
         if self.gone.is_set():
             raise StoppedError
         if time.monotonic() > self.deadline:
-            raise TimeUpError
+            raise RequestError("the request timed out: ask for fewer tokens.", code="time_up", status=503)
 
 
 _scope: ContextVar[RequestScope] = ContextVar("scope", default=RequestScope())  # noqa: B039  # nobody ends this one
@@ -73,9 +73,9 @@ class SharedModel:
     def __init__(self, model: WritingModel, options: BatchOptions | None = None) -> None:
         options = options or BatchOptions()
         self._model: Any = model
-        self._batcher = None
+        self.batcher: Batcher | None = None
         if model.tier == "all":  # servers of models batch by themselves
-            self._batcher = Batcher(model, options.chunk_tokens, options.cached_tokens)
+            self.batcher = Batcher(model, options.chunk_tokens, options.cached_tokens)
         self.name = model.name
         self.max_length = model.max_length
         self.tier: Tier = model.tier
@@ -90,16 +90,6 @@ class SharedModel:
             raise AttributeError(name)
         return getattr(self._model, name)
 
-    @property
-    def counts(self) -> Counts | None:
-        """The work of the batcher so far; None without one."""
-        return None if self._batcher is None else self._batcher.counts
-
-    @property
-    def failed(self) -> BaseException | None:
-        """The error that ended the batcher, if any."""
-        return None if self._batcher is None else self._batcher.failed
-
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """As `WritingModel.score`."""
         return self._checked(self._model.score, sequences, len(sequences) or 1)
@@ -112,14 +102,14 @@ class SharedModel:
 
     def continuations(self) -> Continuations:
         """As `WritingModel.continuations`."""
-        if self._batcher is None:
+        if self.batcher is None:
             return _CheckedContinuations(self._model.continuations())
-        return _BatchedContinuations(self, self._batcher)
+        return _BatchedContinuations(self, self.batcher)
 
     def close(self) -> None:
         """End the batcher after its current step; threads that wait get StoppedError."""
-        if self._batcher is not None:
-            self._batcher.close()
+        if self.batcher is not None:
+            self.batcher.close()
 
     def _checked(
         self,
@@ -132,7 +122,7 @@ class SharedModel:
         scope.check()
         for first in range(0, len(sequences), at_once):
             some = sequences[first : first + at_once]
-            found = read(some) if self._batcher is None else self._batcher.read(read, some, scope.gone)
+            found = read(some) if self.batcher is None else self.batcher.read(read, some, scope.gone)
             for one in found:
                 yield one
                 scope.check()
@@ -160,15 +150,15 @@ class _BatchedContinuations:
     def __init__(self, model: SharedModel, batcher: Batcher) -> None:
         self._model = model
         self._batcher = batcher
-        self._caller = batcher.enter(_scope.get().gone)
-        weakref.finalize(self, batcher.leave, self._caller)
+        self._line = batcher.enter(_scope.get().gone)
+        weakref.finalize(self, batcher.leave, self._line)
 
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
         """As `Continuations.next_tokens`; raises ModelError for tokens that the model cannot read, and StoppedError."""
         _scope.get().check()
         for text in texts:
             self._check(text)
-        given = self._batcher.next_tokens(self._caller, texts)
+        given = self._batcher.next_tokens(self._line, texts)
         if wanted is None:
             return given
         self._check(wanted)
@@ -189,8 +179,18 @@ class _LockedTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._own: Any = tokenizer
-        self._full = full_tokenizer(tokenizer)
         self._lock = threading.RLock()
+        full = full_tokenizer(tokenizer)
+        self.special_tokens = full.special_tokens
+        self.end_token = full.end_token
+        self.unknown_token = full.unknown_token
+        self.token_of = self._locked(full.token_of)
+        self.encode = self._locked(full.encode)
+        self.decode = self._locked(full.decode)
+        self.encode_with_spans = self._locked(full.encode_with_spans)
+        self.encode_pieces = self._locked(lambda chunks: iter([*full.encode_pieces(chunks)]))  # all inside the lock
+        self.encode_document = self._locked(full.encode_document)
+        self.encode_chat = self._locked(full.encode_chat)
 
     def __getattr__(self, name: str) -> Any:  # members that only some tokenizers have
         if name.startswith("_"):
@@ -199,50 +199,9 @@ class _LockedTokenizer:
             found = getattr(self._own, name)
         return self._locked(found) if callable(found) else found
 
-    @property
-    def special_tokens(self) -> SpecialTokens:
-        with self._lock:
-            return self._full.special_tokens
-
-    @property
-    def end_token(self) -> int | None:
-        return self._full.end_token
-
-    @property
-    def unknown_token(self) -> int | None:
-        return self._full.unknown_token
-
-    def token_of(self, text: str) -> int | None:
-        with self._lock:
-            return self._full.token_of(text)
-
-    def encode(self, text: str) -> IntArray:
-        with self._lock:
-            return self._full.encode(text)
-
-    def decode(self, tokens: IntArray) -> str:
-        with self._lock:
-            return self._full.decode(tokens)
-
-    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        with self._lock:
-            return self._full.encode_with_spans(text)
-
-    def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
-        with self._lock:
-            found = list(self._full.encode_pieces(chunks))  # all now: a generator would leave the lock
-        yield from found
-
-    def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        with self._lock:
-            return self._full.encode_document(text, max_tokens)
-
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
-        with self._lock:
-            return self._full.encode_chat(messages)
-
-    def _locked(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def locked(*arguments: Any, **named: Any) -> Any:
+    def _locked(self, call: Callable[_P, _T]) -> Callable[_P, _T]:
+        @wraps(call)
+        def locked(*arguments: _P.args, **named: _P.kwargs) -> _T:
             with self._lock:
                 return call(*arguments, **named)
 

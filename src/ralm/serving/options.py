@@ -1,6 +1,6 @@
 """What the operator of a server decides, declared once: flags and files of settings are made from it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
@@ -199,17 +199,6 @@ def check_stride_fits(settings: Settings) -> None:
     settings.plan.check_documents(getattr(settings.reading.chosen_reader, "joined", 1))
 
 
-def indexes_by_model(
-    name: str, settings: Settings, options: ServeOptions, indexes: Sequence[str]
-) -> dict[str, str | None]:
-    """The index of each name of the model, None for none: NAME reads the default one; if requests may choose the index,
-    NAME:INDEX and NAME:plain are for clients that can choose only a model."""
-    found = {name: settings.index}
-    if indexes and "index" in options.allow:
-        found |= {f"{name}:{index}": index for index in indexes} | {f"{name}:{PLAIN}": None}
-    return found
-
-
 def with_choices(
     settings: Settings, choice: Mapping[str, Any], options: ServeOptions, indexes: tuple[str, ...]
 ) -> Settings:
@@ -226,7 +215,7 @@ def with_choices(
     if index is not None and index not in indexes:
         raise UsageError(f"`index` {index!r} is not served; there is: {', '.join(indexes) or 'none'}.")
     values = {name: value for name, value in choice.items() if name not in _NOT_IN_RECORDS}
-    if values.get("rerank") == "predictive" and settings.reading.reranking.cross_encoder is None:
+    if values.get("rerank") == "predictive" and settings.reading.reranking.method != "predictive":
         raise UsageError('`rerank="predictive"` needs a cross-encoder, and this server has none.')
     settings = _ARGUMENTS.changed(replace(settings, index=index), values)
     if index is None:

@@ -13,11 +13,14 @@ from ralm.reading.tokens import first_tokens
 from ralm.records import IntArray
 from ralm.serving.errors import RequestError
 from ralm.serving.model import SharedModel
-from ralm.serving.options import Limits, Settings
+from ralm.serving.options import Settings
 
 TOO_LONG: Final = "context_length_exceeded"
 """The code of errors about prompts that are too long."""
-_MOST_IDS = 2**31 - 1
+_MOST_IDS: Final = 2**31 - 1
+_LONG: Final = 10**18
+_BEFORE: Final = "a"
+"""Text that is decoded before a token: some tokenizers write the space of a token only after other text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +78,10 @@ def read_prompt(
 ) -> ServedPrompt:
     """The prompt that a request gives.
 
-    Raises RequestError if it is empty, has a token that the model does not know, holds a lone surrogate, or is a text
-    that has more than `most` tokens for sure.
+    Raises RequestError if it is empty, has a token that the model does not know, or is a text that has more than `most`
+    tokens for sure.
     """
     if isinstance(given, str):
-        check_encodable(given, param)
         if most is not None:
             check_size([given], model, most, param)
         tokens = model.tokenizer.encode(given)
@@ -87,9 +89,9 @@ def read_prompt(
         vocabulary = model.vocabulary or _MOST_IDS
         for token in given:
             if not 0 <= token < vocabulary:
+                shown = f"{token:,}" if abs(token) < _LONG else "of more than 18 digits"
                 raise RequestError(
-                    f"`{param}` has the token {_short(token)}, and the model knows 0 to {vocabulary - 1:,}.",
-                    param=param,
+                    f"`{param}` has the token {shown}, and the model knows 0 to {vocabulary - 1:,}.", param=param
                 )
         tokens = np.array(given, dtype=np.int64)
     if len(tokens) == 0:
@@ -97,34 +99,17 @@ def read_prompt(
     return ServedPrompt(tokens, given if isinstance(given, str) else None, model.tokenizer)
 
 
-def check_prompt(prompt: ServedPrompt, new_tokens: int, limits: Limits, max_length: int) -> None:
-    """Raise RequestError if a prompt and its continuation are longer than the limit."""
-    most = limits.prompt_tokens or max_length
+def check_room(prompt: ServedPrompt, new_tokens: int, most: int) -> None:
+    """Raise RequestError if a prompt and its continuation have more than `most` tokens."""
     length = len(prompt.tokens)
     if length + new_tokens > most:
-        fits = max(0, most - new_tokens)
         raise RequestError(
             f"the prompt has {length:,} tokens and `max_tokens` is {new_tokens:,}, together {length + new_tokens:,}; "
-            f"the limit is {most:,}: send a prompt of at most {fits:,} tokens, or lower `max_tokens`.",
+            f"the limit is {most:,}: send a prompt of at most {max(0, most - new_tokens):,} tokens, or lower "
+            "`max_tokens`.",
             param="prompt",
             code=TOO_LONG,
         )
-
-
-def check_encodable(text: str, param: str) -> None:
-    """Raise RequestError if a text holds half a character (a lone surrogate)."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError(f"`{param}` contains a lone surrogate (half a character).", param=param) from None
-
-
-def _short(number: int) -> str:
-    return f"{number:,}" if abs(number) < 10**18 else "of more than 18 digits"
-
-
-_BEFORE: Final = "a"
-"""Text that is decoded before a token: some tokenizers write the space of a token only after other text."""
 
 
 class TokenLabels:

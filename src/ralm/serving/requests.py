@@ -4,11 +4,22 @@ Unknown fields are rejected, and so are fields of OpenAI's API without an effect
 """
 
 import json
-from collections.abc import Mapping
 from secrets import randbits
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainValidator,
+    TypeAdapter,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from ralm.answering.prompts import Conversation
@@ -17,9 +28,33 @@ from ralm.reading.sampling import Sampling
 from ralm.records import Message
 from ralm.serving.chat import ChatCompletion
 from ralm.serving.completion import Completion
-from ralm.serving.errors import RequestError
+from ralm.serving.errors import BODY, FIELD, RequestError
 from ralm.serving.options import Limits, choices
 from ralm.validation import MAX_SEED
+
+_NEW_TOKENS: Final = 16
+"""The default of `max_tokens` in OpenAI's API."""
+_MAX_STOPS: Final = 64
+_MAX_COUNT: Final = 2**31 - 1
+_SYSTEM: Final = ("system", "developer")
+"""Roles of OpenAI's API that are the role system of chat templates."""
+_UNUSED_IN_CHATS: Final = ("stride", "query_tokens", "document_tokens")
+"""Choices without effect in a chat: passages are found once, with the whole message, and read whole."""
+_BETWEEN_TEXTS: Final = "\n"
+
+
+def _only(*values: JsonValue) -> AfterValidator:
+    """The check of a field that is not supported: null and these values mean nothing, and others are errors."""
+
+    def check(value: JsonValue) -> JsonValue:
+        if value is not None and value not in values:
+            raise PydanticCustomError(FIELD, "is not supported: leave it out")
+        return value
+
+    return AfterValidator(check)
+
+
+_Unsupported: TypeAlias = Annotated[JsonValue, _only()]
 
 
 class Body(BaseModel):
@@ -36,9 +71,9 @@ class Body(BaseModel):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise PydanticCustomError("surrogates", "contains a lone surrogate (half a character)") from None
+            raise PydanticCustomError(BODY, "contains a lone surrogate (half a character)") from None
         except (RecursionError, ValueError):
-            raise PydanticCustomError("nested", "is nested too deeply, or has a number that is too long") from None
+            raise PydanticCustomError(BODY, "is nested too deeply, or has a number that is too long") from None
         return value
 
 
@@ -67,13 +102,13 @@ else:
     Chosen = _make_choice()
 
 
-class _TextRequest(Body):
+class TextRequest(Body):
     """The fields of completions and chats alike."""
 
     model: str
-    frequency_penalty: float | None = None
+    frequency_penalty: Annotated[float | None, _only(0)] = None
     n: int | None = None
-    presence_penalty: float | None = None
+    presence_penalty: Annotated[float | None, _only(0)] = None
     ralm: Chosen | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
@@ -92,6 +127,12 @@ class _TextRequest(Body):
         values = {name: getattr(self.ralm, name) for name in self.ralm.model_fields_set if name != "sources"}
         return {name: value for name, value in values.items() if value is not None or name == "index"}
 
+    def streams_usage(self) -> bool:
+        """Whether a stream ends with the usage; RequestError if it is asked for without a stream."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("`stream_options` has no effect without `stream`: true.", param="stream_options")
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
     def sampling(self) -> dict[str, Any]:
         """The values of `Sampling` and the stop strings, by name; RequestError if a value is wrong."""
         if self.seed is not None and abs(self.seed) > MAX_SEED:
@@ -107,27 +148,12 @@ class _TextRequest(Body):
         except UsageError as error:
             param = next((name for name in given if f"`{name}`" in str(error)), None)
             raise RequestError(str(error), param=param) from None
-        return {**given, "stop": self._stop_strings()}
-
-    def _stop_strings(self) -> tuple[str, ...]:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if "" in stop:
             raise RequestError("`stop` must not contain an empty text.", param="stop")
         if len(stop) > _MAX_STOPS:
             raise RequestError(f"`stop` has {len(stop):,} texts; the maximum is {_MAX_STOPS}.", param="stop")
-        return stop
-
-    def check_stream(self) -> None:
-        """Raise RequestError if a request has options of a stream and is none."""
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("`stream_options` has no effect without `stream`: true.", param="stream_options")
-
-
-def _reject_unsupported(body: Body, fields: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
-    """Raise RequestError if a field has another value than the listed ones, which mean nothing."""
-    for name, nothing in fields.items():
-        if getattr(body, name) not in nothing:
-            raise RequestError(f"`{where}{name}` is not supported: leave it out.", param=f"{where}{name}")
+        return {**given, "stop": stop}
 
 
 def _count(name: str, given: int | None, least: int, most: int, default: int) -> int:
@@ -138,74 +164,8 @@ def _count(name: str, given: int | None, least: int, most: int, default: int) ->
     return value
 
 
-_NEW_TOKENS: Final = 16
-"""The default of `max_tokens` in OpenAI's API."""
-_MAX_STOPS: Final = 64
-_UNSUPPORTED_IN_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "suffix": (None, ""),
-    "logit_bias": (None, {}),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-}
-"""Unsupported fields, with the values that mean nothing."""
-
-
-class CompletionRequest(_TextRequest):
-    """The body of POST /v1/completions."""
-
-    prompt: Annotated[
-        Any,
-        Field(
-            description="Text, token ids, or a list of either.",
-            json_schema_extra={
-                "anyOf": [
-                    {"type": "string"},
-                    {"type": "array", "items": {"type": "string"}},
-                    {"type": "array", "items": {"type": "integer"}},
-                    {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-                ]
-            },
-        ),
-    ]
-    best_of: int | None = None
-    echo: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    logprobs: int | None = None
-    max_tokens: int | None = None
-    return_tokens_as_token_ids: bool | None = None
-    suffix: str | None = None
-
-
-def completion_of(body: CompletionRequest, limits: Limits) -> Completion:
-    """The values of a request; RequestError if one is wrong, unsupported or beyond the limits."""
-    _reject_unsupported(body, _UNSUPPORTED_IN_COMPLETIONS)
-    body.check_stream()
-    prompts = prompts_of(body.prompt)
-    times = _count("n", body.n, 1, limits.texts, default=1)
-    if body.best_of not in (None, times):
-        raise RequestError("`best_of` is not supported: leave it out, or give the value of `n`.", param="best_of")
-    if len(prompts) * times > limits.texts:
-        raise RequestError(
-            f"{len(prompts):,} prompts times `n` {times} exceed {limits.texts} texts: send several requests.",
-            param="n",
-        )
-    most = 2**31 - 1 if limits.new_tokens is None else limits.new_tokens
-    choice = body.chosen
-    return Completion(
-        prompts=prompts,
-        new_tokens=_count("max_tokens", body.max_tokens, 0, most, default=min(_NEW_TOKENS, most)),
-        times=times,
-        echo=bool(body.echo),
-        scored=body.logprobs is not None or bool(choice.get("gain")),
-        top_logprobs=_count("logprobs", body.logprobs, 0, limits.top_logprobs, default=0),
-        query=choice.get("query"),
-        gain=bool(choice.get("gain")),
-        sampling=body.sampling(),
-    )
-
-
-def prompts_of(given: Any, param: str = "prompt") -> list[Any]:
-    """The prompts of a request, each text or token ids; RequestError for anything else."""
+def _texts(given: Any) -> list[Any]:
+    """A list of texts, or of lists of token ids."""
     if isinstance(given, str):
         return [given]
     if isinstance(given, list) and given:
@@ -213,86 +173,117 @@ def prompts_of(given: Any, param: str = "prompt") -> list[Any]:
             return [given]
         if all(isinstance(one, str) for one in given) or all(isinstance(one, list) and _are_ids(one) for one in given):
             return given
-    raise RequestError(
-        f"`{param}` must be text, a list of texts, a list of token ids, or a list of such lists, none empty.",
-        param=param,
-    )
+    message = "must be text, a list of texts, a list of token ids, or a list of such lists, none empty"
+    raise PydanticCustomError(FIELD, message)
 
 
 def _are_ids(given: list[Any]) -> bool:
     return len(given) > 0 and all(type(one) is int for one in given)
 
 
-_UNSUPPORTED_IN_CHATS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "audio": (None,),
-    "frequency_penalty": (None, 0),
-    "function_call": (None, "none"),
-    "functions": (None, []),
-    "logit_bias": (None, {}),
-    "metadata": (None, {}),
-    "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True, False),
-    "prediction": (None,),
-    "presence_penalty": (None, 0),
-    "reasoning_effort": (None,),
-    "response_format": (None, {"type": "text"}),
-    "service_tier": (None, "auto", "default"),
-    "store": (None, False),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
-    "verbosity": (None,),
-    "web_search_options": (None,),
+Texts: TypeAlias = Annotated[
+    list[Any],
+    PlainValidator(_texts),
+    WithJsonSchema(TypeAdapter(str | list[str] | list[int] | list[list[int]]).json_schema()),
+    Field(description="Text, token ids, or a list of either."),
+]
+"""Each text or token ids."""
+
+
+class CompletionRequest(TextRequest):
+    """The body of POST /v1/completions."""
+
+    prompt: Texts
+    best_of: int | None = None
+    echo: bool | None = None
+    logit_bias: Annotated[dict[str, float] | None, _only({})] = None
+    logprobs: int | None = None
+    max_tokens: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    suffix: Annotated[str | None, _only("")] = None
+
+
+def completion_of(body: CompletionRequest, limits: Limits) -> Completion:
+    """The values of a request; RequestError if one is wrong, unsupported or beyond the limits."""
+    times = _count("n", body.n, 1, limits.texts, default=1)
+    if body.best_of not in (None, times):
+        raise RequestError("`best_of` is not supported: leave it out, or give the value of `n`.", param="best_of")
+    if len(body.prompt) * times > limits.texts:
+        raise RequestError(
+            f"{len(body.prompt):,} prompts times `n` {times} exceed {limits.texts} texts: send several requests.",
+            param="n",
+        )
+    most = _MAX_COUNT if limits.new_tokens is None else limits.new_tokens
+    choice = body.chosen
+    _count("logprobs", body.logprobs, 0, limits.top_logprobs, default=0)
+    return Completion(
+        prompts=body.prompt,
+        new_tokens=_count("max_tokens", body.max_tokens, 0, most, default=min(_NEW_TOKENS, most)),
+        times=times,
+        echo=bool(body.echo),
+        logprobs=body.logprobs,
+        as_ids=bool(body.return_tokens_as_token_ids),
+        query=choice.get("query"),
+        gain=bool(choice.get("gain")),
+        sampling=body.sampling(),
+    )
+
+
+def _parts(given: Any) -> Any:
+    """The content of a message as a list of parts."""
+    if given is None or isinstance(given, str):
+        return [{"type": "text", "text": given or ""}]
+    if not isinstance(given, list):
+        raise PydanticCustomError(FIELD, "must be text or a list of parts")
+    return given
+
+
+def _text_of_part(given: Any) -> Any:
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind != "text":
+        found = f"of the type {kind}" if isinstance(kind, str) else "of no type"
+        raise PydanticCustomError(FIELD, "is {found}; only text is supported", {"found": found[:60]})
+    return given.get("text")
+
+
+_PART_SCHEMA: Final = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
 }
-"""Unsupported fields of OpenAI's API, with the values that mean nothing."""
-_UNSUPPORTED_IN_MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
-    "audio": (None,),
-    "function_call": (None,),
-    "name": (None,),
-    "refusal": (None,),
-    "tool_call_id": (None,),
-    "tool_calls": (None, []),
-    "type": (None, "text", "message"),
-}
-"""The same for messages; an answer of this server may be sent back as it is."""
-_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""Roles of OpenAI's API, and their names in chat templates."""
-_LENGTHS: Final = ("max_completion_tokens", "max_tokens")
-"""The names of the maximum number of tokens in OpenAI's API."""
-_BETWEEN_TEXTS: Final = "\n"
 
 
 class MessageBody(Body):
-    """A message: its role, and its text or a list of texts."""
+    """A message: its role, and its text or a list of texts. An answer of this server may be sent back as it is."""
 
-    role: str
+    role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Any,
-        Field(
-            description="Text, or a list of parts with text.",
-            json_schema_extra={
-                "anyOf": [
-                    {"type": "string"},
-                    {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                            "required": ["type", "text"],
-                        },
-                    },
-                    {"type": "null"},
-                ]
-            },
-        ),
-    ] = None
+        list[Annotated[str, BeforeValidator(_text_of_part)]],
+        BeforeValidator(_parts),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}),
+        Field(description="Text, or a list of parts with text."),
+    ] = []  # pydantic copies it
     annotations: list[JsonValue] | None = None
-    audio: JsonValue = None
-    function_call: JsonValue = None
-    name: str | None = None
-    refusal: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: JsonValue = None
-    type: str | None = None
+    audio: _Unsupported = None
+    function_call: _Unsupported = None
+    name: Annotated[str | None, _only()] = None
+    refusal: Annotated[str | None, _only()] = None
+    tool_call_id: Annotated[str | None, _only()] = None
+    tool_calls: Annotated[JsonValue, _only([])] = None
+    type: Annotated[str | None, _only("text", "message")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_no_tool(cls, value: Any) -> Any:
+        """The same value; PydanticCustomError for the answer of a tool."""
+        if isinstance(value, dict) and value.get("role") in ("tool", "function"):
+            raise PydanticCustomError(FIELD, "is the answer of a tool, and tools are not supported")
+        return value
+
+    @property
+    def message(self) -> Message:
+        """The message as chat templates know it."""
+        return Message("system" if self.role in _SYSTEM else self.role, _BETWEEN_TEXTS.join(self.content))
 
 
 class ChatChosen(Chosen):
@@ -304,71 +295,70 @@ class ChatChosen(Chosen):
     ] = None
 
 
-class ChatRequest(_TextRequest):
+class ChatRequest(TextRequest):
     """The body of POST /v1/chat/completions."""
 
     messages: list[MessageBody]
-    audio: JsonValue = None
-    function_call: JsonValue = None
-    functions: JsonValue = None
-    logit_bias: JsonValue = None
+    audio: _Unsupported = None
+    function_call: Annotated[JsonValue, _only("none")] = None
+    functions: Annotated[JsonValue, _only([])] = None
+    logit_bias: Annotated[JsonValue, _only({})] = None
     logprobs: bool | None = None
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
-    metadata: JsonValue = None
-    modalities: JsonValue = None
+    metadata: Annotated[JsonValue, _only({})] = None
+    modalities: Annotated[JsonValue, _only(["text"])] = None
     parallel_tool_calls: bool | None = None
-    prediction: JsonValue = None
+    prediction: _Unsupported = None
     prompt_cache_key: str | None = None
     ralm: ChatChosen | None = None
-    reasoning_effort: JsonValue = None
-    response_format: JsonValue = None
+    reasoning_effort: _Unsupported = None
+    response_format: Annotated[JsonValue, _only({"type": "text"})] = None
     safety_identifier: str | None = None
-    service_tier: str | None = None
-    store: bool | None = None
-    tool_choice: JsonValue = None
-    tools: JsonValue = None
+    service_tier: Annotated[str | None, _only("auto", "default")] = None
+    store: Annotated[bool | None, _only(False)] = None
+    tool_choice: Annotated[JsonValue, _only("none", "auto")] = None
+    tools: Annotated[JsonValue, _only([])] = None
     top_logprobs: int | None = None
-    verbosity: JsonValue = None
-    web_search_options: JsonValue = None
-
-    @property
-    def sources_as_text(self) -> bool:
-        """Whether the sources are also appended to the text."""
-        return self.ralm is not None and self.ralm.sources == "text"
+    verbosity: _Unsupported = None
+    web_search_options: _Unsupported = None
 
 
 def chat_of(body: ChatRequest, limits: Limits) -> ChatCompletion:
     """The values of a request; RequestError if one is wrong, unsupported or beyond the limits."""
-    _reject_unsupported(body, _UNSUPPORTED_IN_CHATS)
-    body.check_stream()
     top_logprobs = _count("top_logprobs", body.top_logprobs, 0, limits.top_logprobs, default=0)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("`top_logprobs` has no effect without `logprobs`: true.", param="top_logprobs")
     choice = body.chosen
+    for name in _UNUSED_IN_CHATS:
+        if name in choice:
+            raise RequestError(f"`{name}` has no effect in a chat: leave it out.", param=f"ralm.{name}")
     return ChatCompletion(
-        conversation=_conversation(body.messages, choice.get("query")),
+        conversation=_conversation([one.message for one in body.messages], choice.get("query")),
         new_tokens=_new_tokens(body, limits),
         times=_count("n", body.n, 1, limits.texts, default=1),
-        measured=choice.get("gain", True),
+        measured=choice.get("gain"),
+        logprobs=bool(body.logprobs),
         top_logprobs=top_logprobs,
+        sources_as_text=body.ralm is not None and body.ralm.sources == "text",
         sampling=body.sampling(),
     )
 
 
 def _new_tokens(body: ChatRequest, limits: Limits) -> int | None:
     """The maximum number of tokens of an answer; None if it is not given."""
-    given = {name: value for name in _LENGTHS if (value := getattr(body, name)) is not None}
-    if len(set(given.values())) > 1:
+    short, long = body.max_tokens, body.max_completion_tokens
+    if short is not None and long is not None and short != long:
         raise RequestError(
             "`max_tokens` and `max_completion_tokens` differ: leave one of them out.", param="max_tokens"
         )
-    most = limits.new_tokens or 2**31 - 1
-    return next((_count(name, value, 1, most, default=1) for name, value in given.items()), None)
+    if short is None and long is None:
+        return None
+    name, given = ("max_completion_tokens", long) if short is None else ("max_tokens", short)
+    return _count(name, given, 1, limits.new_tokens or _MAX_COUNT, default=1)
 
 
-def _conversation(given: list[MessageBody], query: str | None) -> Conversation:
-    messages = [_message(one, f"messages.{place}") for place, one in enumerate(given)]
+def _conversation(messages: list[Message], query: str | None) -> Conversation:
     asked = [one.content for one in messages if one.role == "user"]
     if not asked:
         raise RequestError("`messages` needs a message with the role user.", param="messages")
@@ -377,34 +367,3 @@ def _conversation(given: list[MessageBody], query: str | None) -> Conversation:
     if query is not None and not query.strip():
         raise RequestError("`ralm.query` is empty: leave it out, or give at least one word.", param="ralm.query")
     return Conversation(messages, query)
-
-
-def _message(given: MessageBody, where: str) -> Message:
-    if given.role in ("tool", "function"):
-        raise RequestError(f"`{where}` is the answer of a tool, and tools are not supported.", param=where)
-    if given.role not in _ROLES:
-        message = f"`{where}.role` is {given.role[:40]!r}; it must be {', '.join(_ROLES)}."
-        raise RequestError(message, param=f"{where}.role")
-    _reject_unsupported(given, _UNSUPPORTED_IN_MESSAGES, f"{where}.")
-    return Message(_ROLES[given.role], _text(given.content, f"{where}.content"))
-
-
-def _text(given: Any, where: str) -> str:
-    """The text of a message; RequestError if it contains anything else."""
-    if given is None:
-        return ""
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
-        raise RequestError(f"`{where}` must be text or a list of parts.", param=where)
-    return _BETWEEN_TEXTS.join(_part(one, f"{where}.{place}") for place, one in enumerate(given))
-
-
-def _part(given: Any, where: str) -> str:
-    kind = given.get("type") if isinstance(given, dict) else None
-    if kind != "text":
-        found = f"of the type {kind}" if isinstance(kind, str) else "of no type"
-        raise RequestError(f"`{where}` is {found[:60]}; only text is supported.", param=where)
-    if not isinstance(given.get("text"), str):
-        raise RequestError(f"`{where}.text` must be text.", param=where)
-    return str(given["text"])

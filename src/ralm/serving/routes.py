@@ -1,27 +1,25 @@
 """The routes of clients: completions, chats, models, search, embeddings and the tokenizer."""
 
 import base64
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 from starlette.responses import Response
 
 from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import FullTokenizer
 from ralm.reading.provenance import hits_as_json
 from ralm.records import Passage
-from ralm.serving.answers import CompletionAnswer, Head, TokenUsage, passage_json
-from ralm.serving.chat import ChatEvent, answer_chat, check_chat
+from ralm.serving.answers import Answer, CompletionAnswer, passage_json
+from ralm.serving.chat import answer_chat
 from ralm.serving.chat_answers import ChatAnswer
-from ralm.serving.completion import CompletionEvent, check_completion, complete
+from ralm.serving.completion import complete
 from ralm.serving.errors import RequestError, model_not_found
 from ralm.serving.jobs import Served, respond, respond_with
-from ralm.serving.prompts import check_encodable, read_prompt
-from ralm.serving.requests import Body, ChatRequest, CompletionRequest, chat_of, completion_of, prompts_of
+from ralm.serving.prompts import read_prompt
+from ralm.serving.requests import Body, ChatRequest, CompletionRequest, Texts, chat_of, completion_of
 from ralm.serving.service import Service
 from ralm.validation import retrieve_checked
 
@@ -32,22 +30,14 @@ router = APIRouter()
 async def completions(request: Request, body: CompletionRequest, service: Served) -> Response:
     """Continue prompts, or score them (`echo`), with passages in front."""
 
-    def begin() -> tuple[CompletionAnswer, Iterator[CompletionEvent]]:
-        choice = service.chosen(body.model, body.chosen)
+    def begin() -> Answer:
         limits = service.options.limits
+        choice = service.chosen(body.model, body.chosen)
         completion = completion_of(body, limits)
         reads = service.reads(choice)
-        check_completion(completion, reads.settings)
         service.log_prompts(completion.prompts)
-        answer = CompletionAnswer(
-            Head(body.model),
-            completion,
-            reads,
-            service.names,
-            logprobs=body.logprobs is not None,
-            as_ids=bool(body.return_tokens_as_token_ids),
-        )
-        return answer, complete(completion, service.model, reads, limits)
+        events = complete(completion, service.model, reads, limits)
+        return CompletionAnswer(completion, events, reads, service.names, model=body.model)
 
     return await respond(request, body, begin)
 
@@ -56,27 +46,18 @@ async def completions(request: Request, body: CompletionRequest, service: Served
 async def chat(request: Request, body: ChatRequest, service: Served) -> Response:
     """Answer the last message of the user in a conversation, with passages in it."""
 
-    def begin() -> tuple[ChatAnswer, Iterator[ChatEvent]]:
-        choice = service.chosen(body.model, body.chosen)
+    def begin() -> Answer:
         limits = service.options.limits
+        choice = service.chosen(body.model, body.chosen)
         completion = chat_of(body, limits)
         reads = service.reads(choice, in_strides=False)
-        check_chat(service.model, service.prompt, choice, logprobs=bool(body.logprobs))
         service.log_prompts([completion.conversation.question])
 
         def address(one: Passage) -> str:
             return str(request.url_for("passage", index=reads.settings.index, number=one.number))
 
-        answer = ChatAnswer(
-            completion,
-            reads,
-            service.names,
-            address,
-            model=body.model,
-            logprobs=bool(body.logprobs),
-            sources_as_text=body.sources_as_text,
-        )
-        return answer, answer_chat(completion, service.model, reads, service.prompt, limits)
+        events = answer_chat(completion, service.model, reads, service.prompt, limits)
+        return ChatAnswer(completion, events, reads, service.names, address, model=body.model)
 
     return await respond(request, body, begin)
 
@@ -115,16 +96,6 @@ def _models(service: Service) -> dict[str, JsonValue]:
     return {**encoders, **models}
 
 
-class EmbeddingRequest(Body):
-    """Texts, or their token ids, to encode as queries; `model` is the name of a dense index."""
-
-    model: str
-    input: Annotated[Any, Field(description="Text, token ids, or a list of either.")]
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
-    user: str | None = None
-
-
 @router.get("/search")
 async def search_index(
     request: Request,
@@ -135,54 +106,57 @@ async def search_index(
     retriever: Annotated[str | None, Query(description="How to search; as the operator set by default.")] = None,
 ) -> Response:
     """The passages of an index that best match a query."""
-    return await respond_with(request, lambda: _found(service, q, k, {"index": index, "retriever": retriever}))
+
+    def found() -> JsonValue:
+        most = service.options.limits.documents
+        if not 1 <= k <= most:
+            raise RequestError(f"`k` must be from 1 to {most:,}.", param="k")
+        if not service.indexes.names:
+            raise RequestError("no index is served here, so that there is nothing to search.", status=404)
+        given = {"index": index, "retriever": retriever}
+        reads = service.reads({name: value for name, value in given.items() if value is not None})
+        assert reads.source is not None
+        hits = retrieve_checked(reads.source.retriever, [q], k, len(reads.passages))
+        passages = [(reads.passages[number], score) for number, score in hits.of(0)]
+        return {"query": q, "index": reads.settings.index, "hits": hits_as_json(passages)}
+
+    return await respond_with(request, found)
 
 
-def _found(service: Service, query: str, k: int, given: dict[str, str | None]) -> dict[str, JsonValue]:
-    check_encodable(query, "q")
-    most = service.options.limits.documents
-    if not 1 <= k <= most:
-        raise RequestError(f"`k` must be from 1 to {most:,}.", param="k")
-    if not service.indexes.names:
-        raise RequestError("no index is served here, so that there is nothing to search.", status=404)
-    reads = service.reads({name: value for name, value in given.items() if value is not None})
-    assert reads.source is not None
-    hits = retrieve_checked(reads.source.retriever, [query], k, len(reads.passages))
-    found = [(reads.passages[number], score) for number, score in hits.of(0)]
-    return {"query": query, "index": reads.settings.index, "hits": hits_as_json(found)}
+class EmbeddingRequest(Body):
+    """Texts, or their token ids, to encode as queries; `model` is the name of a dense index."""
+
+    model: str
+    input: Texts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
 
 
 @router.post("/v1/embeddings")
 async def embed(request: Request, body: EmbeddingRequest, service: Served) -> Response:
     """The vectors of texts as queries of a dense index."""
-    return await respond_with(request, lambda: _embedded(service, body))
 
+    def embedded() -> JsonValue:
+        names, most = service.indexes.dense_names(), service.options.limits.texts
+        if body.model not in names:
+            raise model_not_found(f"{body.model!r} is not a dense index; there is: {', '.join(names) or 'none'}.")
+        if body.dimensions is not None:
+            raise RequestError("`dimensions` is not supported: leave it out.", param="dimensions")
+        if len(body.input) > most:
+            raise RequestError(f"`input` has more than {most} texts.", param="input")
+        prompts = [read_prompt(one, service.model, "input") for one in body.input]
+        data: list[JsonValue] = []
+        for number, vector_D in enumerate(service.indexes.encoded(body.model, [prompt.text for prompt in prompts])):
+            numbers = np.asarray(vector_D, dtype="<f4")
+            as_text = body.encoding_format == "base64"
+            vector: JsonValue = base64.b64encode(numbers.tobytes()).decode() if as_text else numbers.tolist()
+            data.append({"object": "embedding", "index": number, "embedding": vector})
+        tokens = sum(len(prompt.tokens) for prompt in prompts)
+        usage: JsonValue = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "model": body.model, "data": data, "usage": usage}
 
-def _embedded(service: Service, body: EmbeddingRequest) -> dict[str, JsonValue]:
-    names = service.indexes.dense_names()
-    if body.model not in names:
-        raise model_not_found(f"{body.model!r} is not a dense index; there is: {', '.join(names) or 'none'}.")
-    if body.dimensions is not None:
-        raise RequestError("`dimensions` is not supported: leave it out.", param="dimensions")
-    given = prompts_of(body.input, "input")
-    if len(given) > service.options.limits.texts:
-        raise RequestError(f"`input` has more than {service.options.limits.texts} texts.", param="input")
-    prompts = [read_prompt(one, service.model, "input") for one in given]
-    vectors_QD = service.indexes.encoded(body.model, [prompt.text for prompt in prompts])
-    usage = TokenUsage(prompt=sum(len(prompt.tokens) for prompt in prompts))
-    data: list[JsonValue] = [
-        {"object": "embedding", "index": number, "embedding": _vector(vector_D, body.encoding_format)}
-        for number, vector_D in enumerate(vectors_QD)
-    ]
-    counted: JsonValue = {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt}
-    return {"object": "list", "model": body.model, "data": data, "usage": counted}
-
-
-def _vector(vector_D: Any, encoding: str | None) -> JsonValue:
-    numbers = np.asarray(vector_D, dtype="<f4")
-    if encoding == "base64":
-        return base64.b64encode(numbers.tobytes()).decode()
-    return [float(one) for one in numbers]
+    return await respond_with(request, embedded)
 
 
 class TokenizeRequest(Body):
@@ -194,6 +168,24 @@ class TokenizeRequest(Body):
     return_token_strs: bool | None = None
 
 
+@router.post("/tokenize")
+async def tokenize(request: Request, body: TokenizeRequest, service: Served) -> Response:
+    """The token ids of a text."""
+
+    def tokenized() -> JsonValue:
+        service.check_model(body.model)
+        tokenizer = full_tokenizer(service.model.tokenizer)
+        tokens = tokenizer.encode(body.prompt)
+        if body.add_special_tokens is not False:
+            special = tokenizer.special_tokens
+            tokens = np.concatenate([special.before, tokens, special.after])
+        ids: list[JsonValue] = tokens.tolist()
+        names: JsonValue = [*map(service.names.of, tokens.tolist())] if body.return_token_strs else None
+        return {"count": len(ids), "max_model_len": service.max_length, "tokens": ids, "token_strs": names}
+
+    return await respond_with(request, tokenized)
+
+
 class DetokenizeRequest(Body):
     """Token ids to turn into text."""
 
@@ -201,58 +193,34 @@ class DetokenizeRequest(Body):
     model: str | None = None
 
 
-@router.get("/tokenizer_info")
-async def tokenizer_info(request: Request, service: Served) -> Response:
-    """The special tokens, the chat template, and how many tokens there are."""
-    return await respond_with(request, lambda: _info(service))
-
-
-@router.post("/tokenize")
-async def tokenize(request: Request, body: TokenizeRequest, service: Served) -> Response:
-    """The token ids of a text."""
-    return await respond_with(request, lambda: _tokens(service, body))
-
-
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest, service: Served) -> Response:
     """The text of token ids."""
-    return await respond_with(request, lambda: _detokenized(service, body))
+
+    def detokenized() -> JsonValue:
+        service.check_model(body.model)
+        return {"prompt": read_prompt(body.tokens, service.model, "tokens").text if body.tokens else ""}
+
+    return await respond_with(request, detokenized)
 
 
-def _detokenized(service: Service, body: DetokenizeRequest) -> dict[str, JsonValue]:
-    service.check_model(body.model)
-    return {"prompt": read_prompt(body.tokens, service.model, "tokens").text if body.tokens else ""}
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request, service: Served) -> Response:
+    """The special tokens, the chat template, and how many tokens there are."""
 
+    def info() -> JsonValue:
+        tokenizer: Any = service.model.tokenizer
+        full = full_tokenizer(tokenizer)
+        special = {"bos": full.special_tokens.begin, "eos": full.end_token, "unk": full.unknown_token}
+        texts: dict[str, JsonValue] = {
+            f"{name}_token": None if token is None else full.decode(np.array([token], dtype=np.int64))
+            for name, token in special.items()
+        }
+        try:
+            template = tokenizer.chat_template() if hasattr(tokenizer, "chat_template") else None
+        except ModelError:  # there is none
+            template = None
+        size: dict[str, JsonValue] = {"vocab_size": service.model.vocabulary, "model_max_length": service.max_length}
+        return {**texts, **size, "chat_template": template}
 
-def _tokens(service: Service, body: TokenizeRequest) -> dict[str, JsonValue]:
-    service.check_model(body.model)
-    tokenizer = full_tokenizer(service.model.tokenizer)
-    check_encodable(body.prompt, "prompt")
-    tokens = tokenizer.encode(body.prompt)
-    if body.add_special_tokens is None or body.add_special_tokens:
-        special = tokenizer.special_tokens
-        tokens = np.concatenate([special.before, tokens, special.after])
-    ids = [int(token) for token in tokens]
-    names: JsonValue = [service.names.of(token) for token in ids] if body.return_token_strs else None
-    return {"count": len(ids), "max_model_len": service.max_length, "tokens": [*ids], "token_strs": names}
-
-
-def _info(service: Service) -> dict[str, JsonValue]:
-    tokenizer: Any = service.model.tokenizer
-    full = full_tokenizer(tokenizer)
-    try:
-        template = tokenizer.chat_template() if hasattr(tokenizer, "chat_template") else None
-    except ModelError:  # there is none
-        template = None
-    return {
-        "bos_token": _text(full, full.special_tokens.begin),
-        "eos_token": _text(full, full.end_token),
-        "unk_token": _text(full, full.unknown_token),
-        "vocab_size": service.model.vocabulary,
-        "model_max_length": service.max_length,
-        "chat_template": template,
-    }
-
-
-def _text(tokenizer: FullTokenizer, token: int | None) -> str | None:
-    return None if token is None else tokenizer.decode(np.array([token], dtype=np.int64))
+    return await respond_with(request, info)

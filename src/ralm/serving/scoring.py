@@ -16,7 +16,7 @@ from ralm.evaluation.perplexity import check_plan
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel
-from ralm.reading.ensemble import mixture, posterior
+from ralm.reading.ensemble import credited_passages, log_weights_of, mixture, posterior
 from ralm.reading.in_context import CheckedReader, rows_with_targets
 from ralm.reading.pieces import GeneratedToken, Pieces
 from ralm.reading.plan import PlanOptions, make_plan
@@ -45,7 +45,7 @@ def _whole_share() -> FloatArray:
     return np.ones(1, dtype=np.float32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ScoredToken:
     """A token of a prompt, and the text that it adds.
 
@@ -80,11 +80,16 @@ def score_prompt(
     reranker = CheckedReranker.of(reads.reranker)
     check_scores(model)
     check_plan(scorer, options)
-    scored = [ScoredToken(int(token), text) for token, text in zip(prompt.tokens, token_texts(prompt), strict=True)]
+    spans_N2 = _spans(prompt)
+    ends = [0, *np.maximum.accumulate(spans_N2[:-1, 1]).tolist(), len(prompt.text)]
+    scored = [  # the tokens of one character share a text
+        ScoredToken(int(token), prompt.text[begin:end])
+        for token, begin, end in zip(prompt.tokens, ends[:-1], ends[1:], strict=True)
+    ]
     begin = prompt.beginning(reads.settings)
     if begin:
-        scored[begin] = _score_first(scored[begin], prompt.tokens[: begin + 1], model, scorer, top_logprobs)
-    tokens = prompt.tokens[begin:]
+        _score_first(scored[begin], prompt.tokens[: begin + 1], model, scorer, top_logprobs)
+    tokens, own = prompt.tokens[begin:], scored[begin:]
     if len(tokens) < 2:
         return scored
     prepared = _prepare(prompt, tokens, options)
@@ -92,37 +97,19 @@ def score_prompt(
     if reads.source is not None:
         hits, _ = reads.source.find(prepared, model.tokenizer, hits_needed(reader, reranker))
     if top_logprobs:
-        for place, found in _distributions(prepared, model, hits, reads, top_logprobs):
-            scored[begin + place] = replace(scored[begin + place], **found._asdict())
+        _score_with_top(own, prepared, model, hits, reads, top_logprobs)
     else:
         read_with = score_text(prepared, scorer, hits, reads.passages, reader, reranker)
-        provenance = read_with.provenance
         for row, place in enumerate(read_with.positions_T.tolist()):
-            scored[begin + place] = replace(
-                scored[begin + place],
-                log_prob=float(read_with.log_probs_T[row]),
-                passages_K=provenance.passages_TK[row],
-                posteriors_K=provenance.posteriors_TK[row],
-            )
-    return _with_gains(scored, begin, prepared, scorer) if gain else scored
-
-
-def _with_gains(scored: list[ScoredToken], begin: int, prepared: PreparedText, scorer: Scorer) -> list[ScoredToken]:
-    """The tokens, each with its gain over reading without passages."""
-    baseline = score_text(prepared, scorer)
-    for place, log_prob in zip(baseline.positions_T.tolist(), baseline.log_probs_T.tolist(), strict=True):
-        own = scored[begin + place]
-        if own.log_prob is not None:
-            scored[begin + place] = replace(own, gain=own.log_prob - log_prob)
+            own[place].log_prob = float(read_with.log_probs_T[row])
+            own[place].passages_K = read_with.provenance.passages_TK[row]
+            own[place].posteriors_K = read_with.provenance.posteriors_TK[row]
+    if gain:
+        baseline = score_text(prepared, scorer)
+        for place, log_prob in zip(baseline.positions_T.tolist(), baseline.log_probs_T.tolist(), strict=True):
+            with_passages = own[place].log_prob
+            own[place].gain = None if with_passages is None else with_passages - log_prob
     return scored
-
-
-def token_texts(prompt: ServedPrompt) -> list[str]:
-    """The text that each token of a prompt adds; the tokens of one character share a text."""
-    spans_N2 = _spans(prompt)
-    ends = np.concatenate([[0], np.maximum.accumulate(spans_N2[:, 1])]).tolist()
-    ends[-1] = len(prompt.text)
-    return [prompt.text[ends[at] : ends[at + 1]] for at in range(len(prompt.tokens))]
 
 
 def _spans(prompt: ServedPrompt) -> IntArray:
@@ -141,49 +128,45 @@ def _prepare(prompt: ServedPrompt, tokens: IntArray, options: PlanOptions) -> Pr
     """The text of a prompt with its plan."""
     if prompt.given is not None:
         return prepare_text(prompt.given, prompt.tokenizer, options)
-    text = ServedPrompt(tokens, None, prompt.tokenizer)
+    text = replace(prompt, tokens=tokens)
     return PreparedText(text.text, tokens, _spans(text), make_plan(len(tokens), options))
 
 
-def _score_first(
-    token: ScoredToken, tokens: IntArray, model: SharedModel, scorer: Scorer, top_logprobs: int
-) -> ScoredToken:
-    """The first token of a text after the special tokens that begin it, scored without a passage."""
+def _score_first(token: ScoredToken, tokens: IntArray, model: SharedModel, scorer: Scorer, top_logprobs: int) -> None:
+    """Score the first token of a text after the special tokens that begin it, without a passage."""
     if not top_logprobs:
         [[log_prob]] = scorer.log_probs([Request(_NO_TOKENS, tokens[:-1], tokens[-1:])])
-        return replace(token, log_prob=float(log_prob))
+        token.log_prob = float(log_prob)
+        return
     [log_probs_PV] = _read_distributions(model, [ScoringSequence(tokens, np.array([len(tokens) - 1]))])
-    return replace(token, log_prob=float(log_probs_PV[0, tokens[-1]]), top_logprobs=_top(log_probs_PV[0], top_logprobs))
+    token.log_prob = float(log_probs_PV[0, tokens[-1]])
+    token.top_logprobs = _top(log_probs_PV[0], top_logprobs)
 
 
-class _Target(NamedTuple):
-    """A scored target with the top log-probabilities in its place."""
-
-    log_prob: float
-    passages_K: IntArray
-    posteriors_K: FloatArray
-    top_logprobs: _TopLogprobs
-
-
-def _distributions(
-    prepared: PreparedText, model: SharedModel, hits: Hits | None, reads: ReadConfig, top_logprobs: int
-) -> Iterator[tuple[int, _Target]]:
-    """Each target by its place."""
+def _score_with_top(
+    scored: Sequence[ScoredToken],
+    prepared: PreparedText,
+    model: SharedModel,
+    hits: Hits | None,
+    reads: ReadConfig,
+    top_logprobs: int,
+) -> None:
+    """Score the targets of a text, with the top log-probabilities of each place."""
     scorer = Scorer(model, progress=False)
     _, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, reads.passages, reads.reader, reads.reranker)
     rows = [*zip(rows_with_targets(prepared.plan), prefixes_R, strict=True)]
     for some in _chunks(rows, prepared, model.vocabulary or 1):
         by_prefix = _read_rows(some, prepared, model)
         for row, prefixes in some:
-            log_weights_K = np.array([prefix.log_weight for prefix in prefixes], dtype=np.float64)
-            passages_K = np.array([prefix.passage for prefix in prefixes], dtype=np.int64)
+            log_weights_K = log_weights_of(prefixes)
             for place in _targets(prepared, row):
+                token = scored[place]
                 log_probs_KV = np.stack([by_prefix[row, number][place] for number in range(len(prefixes))])
-                token = int(prepared.tokens[place])
                 log_probs_V = mixture(log_probs_KV, log_weights_K)
-                posteriors_K = posterior(log_probs_KV[:, [token]], log_weights_K)[0]
-                top = _top(log_probs_V, top_logprobs)
-                yield place, _Target(float(log_probs_V[token]), passages_K, posteriors_K, top)
+                token.log_prob = float(log_probs_V[token.token])
+                token.passages_K = credited_passages(prefixes)
+                token.posteriors_K = posterior(log_probs_KV[:, [token.token]], log_weights_K)[0]
+                token.top_logprobs = _top(log_probs_V, top_logprobs)
 
 
 def _chunks(rows: _Rows, prepared: PreparedText, vocabulary: int) -> Iterator[_Rows]:
@@ -205,23 +188,22 @@ def _targets(prepared: PreparedText, row: int) -> range:
 
 
 class _Reading(NamedTuple):
-    """A prompt prefix, the context after it, which begins at the token `begin` of the text, and its targets."""
+    """A prompt prefix, and the context after it, which begins at the token `begin` of the text.
+
+    `targets` are the row, the number of the prefix and the place of each target; `shift` is the position of a place in
+    the sequence less the place.
+    """
 
     prefix: IntArray
     begin: int
+    shift: int
     targets: list[tuple[int, int, int]]
-    """The row, the number of the prefix and the place of each target."""
 
     def sequence(self, tokens: IntArray) -> ScoringSequence:
         """The sequence for the model."""
         places = sorted({place for *_, place in self.targets})
         text = np.concatenate([self.prefix, tokens[self.begin : places[-1] + 1]])
         return ScoringSequence(text, np.array(places, dtype=np.int64) + self.shift)
-
-    @property
-    def shift(self) -> int:
-        """The position in the sequence less the place in the text."""
-        return len(self.prefix) - self.begin
 
 
 def _read_rows(rows: _Rows, prepared: PreparedText, model: SharedModel) -> dict[tuple[int, int], dict[int, FloatArray]]:
@@ -233,16 +215,16 @@ def _read_rows(rows: _Rows, prepared: PreparedText, model: SharedModel) -> dict[
     readings: dict[tuple[bytes, int, int], _Reading] = {}
     for row, prefixes in rows:
         for number, prefix in enumerate(prefixes):
-            begin = prepared.plan.context_begins(row, len(prefix.tokens))
-            key = prefix.tokens.tobytes(), begin, -1 if model.merges_prefixes else row
-            reading = readings.setdefault(key, _Reading(prefix.tokens, begin, []))
+            tokens = prefix.tokens
+            begin = prepared.plan.context_begins(row, len(tokens))
+            key = tokens.tobytes(), begin, -1 if model.merges_prefixes else row
+            reading = readings.setdefault(key, _Reading(tokens, begin, len(tokens) - begin, []))
             reading.targets.extend((row, number, place) for place in _targets(prepared, row))
     longest_first = sorted(readings.values(), key=lambda one: -(one.targets[-1][2] + one.shift))
     sequences = [one.sequence(prepared.tokens) for one in longest_first]
     found: dict[tuple[int, int], dict[int, FloatArray]] = {}
-    for reading, sequence, log_probs_PV in zip(
-        longest_first, sequences, _read_distributions(model, sequences), strict=True
-    ):
+    distributions = _read_distributions(model, sequences)
+    for reading, sequence, log_probs_PV in zip(longest_first, sequences, distributions, strict=True):
         at = {int(target): row for row, target in enumerate(sequence.targets_P)}
         for row, number, place in reading.targets:
             found.setdefault((row, number), {})[place] = log_probs_PV[at[place + reading.shift]]

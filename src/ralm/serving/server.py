@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from threading import Thread, current_thread, main_thread
 from types import FrameType
-from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request
@@ -54,20 +54,19 @@ async def _invalid(request: Request, error: Exception) -> Response:
     faults = error.errors()
     fields = _FIELDS.get(request.url.path, {})
     part = next((name for name in fields if name in faults[0]["loc"]), "")
-    known = fields.get(part)
-    message, param = validation_message(faults, [] if known is None else [*known.model_fields])
-    return JSONResponse(error_body(message, 400, param=param), 400)
+    known = [*fields[part].model_fields] if part in fields else []
+    message, param = validation_message(faults[0], known)
+    return error_response(RequestError(message, param=param))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = str(error.detail)
-    if error.status_code == 404:
-        message = f"there is no {request.url.path} here; /openapi.json lists the routes."
-    elif error.status_code == 405:
-        message = f"{request.url.path} does not accept {request.method} requests."
-    elif error.status_code == 400:
-        message = "the body cannot be read; send one JSON object."
+    messages = {
+        400: "the body cannot be read; send one JSON object.",
+        404: f"there is no {request.url.path} here; /openapi.json lists the routes.",
+        405: f"{request.url.path} does not accept {request.method} requests.",
+    }
+    message = messages.get(error.status_code, str(error.detail))
     return JSONResponse(error_body(message, error.status_code), error.status_code, dict(error.headers or {}))
 
 
@@ -78,7 +77,8 @@ async def _on_error(_: Request, error: Exception) -> Response:
 @_ROUTER.get("/health")
 async def health(service: Served) -> dict[str, JsonValue]:
     """The state of the server; 503 if its model has failed."""
-    if service.failed:
+    batcher = service.model.batcher
+    if batcher is not None and batcher.failed is not None:
         raise RequestError("the language model has failed: see the log, and restart the server.", status=503)
     return {"status": "ok", "version": __version__}
 
@@ -98,15 +98,8 @@ async def reload(service: Served) -> dict[str, JsonValue]:
     return {"indexes": {**outcome}}
 
 
-class _ServedPage(NamedTuple):
-    """The page and its headers."""
-
-    html: str
-    headers: dict[str, str]
-
-
 @cache
-def _served_page(*, has_key: bool) -> _ServedPage:
+def _page(*, has_key: bool) -> HTMLResponse:
     """The page, with a policy that lets a browser run and load nothing else."""
     html = render_page(_PACKAGE, "page.html", "ralm", {"has_key": has_key})
     policy = (
@@ -119,7 +112,7 @@ def _served_page(*, has_key: bool) -> _ServedPage:
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
-    return _ServedPage(html, headers)
+    return HTMLResponse(html, headers=headers)
 
 
 def _digest(tag: str, html: str) -> str:
@@ -131,8 +124,7 @@ def _digest(tag: str, html: str) -> str:
 @_ROUTER.get("/", include_in_schema=False)
 async def root(service: Served) -> HTMLResponse:
     """The page."""
-    page = _served_page(has_key=service.key is not None)
-    return HTMLResponse(page.html, headers=page.headers)
+    return _page(has_key=service.key is not None)
 
 
 @_ROUTER.get("/choices")
@@ -183,19 +175,21 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 def run_server(service: Service, listening: socket.socket, ready: Callable[[str], None]) -> None:
     """Answer requests until a signal ends the server; `ready` is called with its address once it listens."""
-    server = RalmServer(service, listening, ready)
     with no_progress():
         service.warm_up()
-        server.run()
-        service.close()
+        RalmServer(service, ready).run([listening])
+        service.model.close()
 
 
 def make_app(service: Service) -> FastAPI:
     """The ASGI application of a service."""
+    limits, metrics = service.options.limits, service.metrics
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        workers = app.state.workers = _workers(service)
+        workers = app.state.workers = Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds)
+        metrics.watch("requests_under_way", "Requests that are computed.", lambda: len(workers.running))
+        metrics.watch("requests_waiting", "Requests in the queue.", lambda: workers.waiting)
         yield
         workers.stop()
 
@@ -207,41 +201,27 @@ def make_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestError, _on_error)
     app.add_exception_handler(Exception, _on_error)
-    app.add_middleware(Guard, key=service.key, body_bytes=service.options.limits.body_bytes)
-    app.add_middleware(AccessLog, metrics=service.metrics)
+    app.add_middleware(Guard, key=service.key, body_bytes=limits.body_bytes)
+    app.add_middleware(AccessLog, metrics=metrics)
     return app
 
 
-def _workers(service: Service) -> Workers:
-    """The threads of requests, for the event loop that runs."""
-    limits = service.options.limits
-    workers = Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds)
-    service.metrics.watch("requests_under_way", "Requests that are computed.", lambda: workers.under_way)
-    service.metrics.watch("requests_waiting", "Requests in the queue.", lambda: workers.waiting)
-    return workers
-
-
 class RalmServer(uvicorn.Server):
-    """A server that calls `ready` once it listens, and handles signals."""
+    """A server that calls `ready` with its address once it listens, and handles signals."""
 
-    def __init__(self, service: Service, listening: socket.socket, ready: Callable[[str], None]) -> None:
+    def __init__(self, service: Service, ready: Callable[[str], None]) -> None:
         config = uvicorn.Config(
             make_app(service), access_log=False, log_config=None, log_level="warning", lifespan="on", ws="none"
         )
         super().__init__(config)
         self._service = service
-        self._listening = listening
         self._ready = ready
-
-    def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until `should_exit`."""
-        super().run([self._listening] if sockets is None else sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, and call `ready`."""
         await super().startup(sockets)
-        if not self.should_exit:
-            self._ready(address_of(self._listening))
+        if not self.should_exit and sockets:
+            self._ready(address_of(sockets[0]))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -263,11 +243,11 @@ class RalmServer(uvicorn.Server):
         self.should_exit = True
 
     def _reload(self, _: int, __: FrameType | None) -> None:
-        Thread(target=self._reload_indexes, daemon=True).start()
+        def reload() -> None:
+            for name, outcome in self._service.indexes.reload().items():
+                _LOG.info("index %s: %s", name, outcome)
 
-    def _reload_indexes(self) -> None:
-        for name, outcome in self._service.indexes.reload().items():
-            _LOG.info("index %s: %s", name, outcome)
+        Thread(target=reload, daemon=True).start()
 
 
 def address_of(listening: socket.socket) -> str:

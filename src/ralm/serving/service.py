@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from ralm.serving.chat import open_chat_prompt
 from ralm.serving.completion import write
 from ralm.serving.errors import RequestError, model_not_found
 from ralm.serving.indexes import Indexes, ReadConfig, Rerankers
-from ralm.serving.middleware import BATCH_FIGURES, SEARCH_FIGURES, Metrics
+from ralm.serving.middleware import Metrics
 from ralm.serving.model import SharedModel
 from ralm.serving.options import (
     PLAIN,
@@ -23,7 +24,6 @@ from ralm.serving.options import (
     check_documents,
     check_stride_fits,
     continuation_options,
-    indexes_by_model,
     with_choices,
     with_length,
 )
@@ -32,6 +32,13 @@ from ralm.serving.prompts import TokenLabels
 _LOG: Final = logging.getLogger("ralm.serving")
 _LOGGED: Final = 200
 """Maximum number of characters, or tokens, of a prompt in the log."""
+_BATCH_FIGURES: Final = {
+    "steps": "Steps in which texts were read together.",
+    "texts": "Texts in these steps.",
+    "seconds": "Seconds of these steps.",
+    "passes": "Prompts, or parts of them, that were scored.",
+}
+"""The attributes of `Counts` of the batcher, with descriptions."""
 
 
 class Service:
@@ -56,20 +63,23 @@ class Service:
         self.options = options or ServeOptions()
         self.key = key
         self.created = int(time.time())
-        self.name = self.options.name or _last_part(model.name)
+        last_part = model.name.rpartition("#")[2].rstrip("/").rpartition("/")[2]
+        self.name = self.options.name or last_part or model.name
         self.model = SharedModel(model, self.options.batch)
-        self.indexes = Indexes(folders or {})
+        self.metrics = Metrics()
+        self.indexes = Indexes(folders or {}, self.metrics)
         default = next(iter(self.indexes.names), None)
         if PLAIN in self.indexes.names:
             raise UsageError(f"no index can be called {PLAIN}, which is the model without passages: give NAME=DIR.")
         self.settings = with_length(replace(settings or Settings(), index=default), model, max_length)
-        self.models = indexes_by_model(self.name, self.settings, self.options, self.indexes.names)
+        self.models = self._models()
         check_documents(self.settings.reading, self.options.limits)
         self._rerankers = Rerankers(self.settings.reading, ranker)
         self.prompt = open_chat_prompt(self.options.prompt)
         self.names = TokenLabels(self.model.tokenizer)
-        self.metrics = Metrics()
-        self._watch_counts()
+        if self.model.batcher is not None:
+            for name, description in _BATCH_FIGURES.items():
+                self.metrics.watch(f"batch_{name}", description, partial(getattr, self.model.batcher.counts, name))
         self.reads({})  # fail at startup if a retriever cannot be opened
 
     @property
@@ -87,19 +97,13 @@ class Service:
         for _ in write([prompt], self.model, options, reads):
             pass
 
-    def close(self) -> None:
-        """End the batcher of the model, and the requests that wait for it."""
-        self.model.close()
-
-    @property
-    def failed(self) -> bool:
-        """Whether the batcher of the model has failed."""
-        return self.model.failed is not None
-
-    def _watch_counts(self) -> None:
-        self.metrics.watch_each("search", SEARCH_FIGURES, self.indexes.searches)
-        if self.model.counts is not None:
-            self.metrics.watch_each("batch", BATCH_FIGURES, self.model.counts)
+    def _models(self) -> dict[str, str | None]:
+        """The index of each name of the model, None for none: NAME reads the default one; if requests may choose the
+        index, NAME:INDEX and NAME:plain are for clients that can choose only a model."""
+        found = {self.name: self.settings.index}
+        if self.indexes.names and "index" in self.options.allow:
+            found |= {f"{self.name}:{index}": index for index in self.indexes.names} | {f"{self.name}:{PLAIN}": None}
+        return found
 
     def check_model(self, name: str | None) -> None:
         """Raise RequestError if a model is given that is not served."""
@@ -128,11 +132,6 @@ class Service:
         for prompt in prompts if self.options.log_prompts else ():
             _LOG.info("prompt: %s", repr(prompt[:_LOGGED]))
 
-    def count_tokens(self, read: int, written: int) -> None:
-        """Add prompt tokens and generated tokens to the metrics."""
-        self.metrics.tokens.labels("prompt").inc(read)
-        self.metrics.tokens.labels("written").inc(written)
-
     def reads(self, choice: Mapping[str, Any], *, in_strides: bool = True) -> ReadConfig:
         """The configuration of a request with these choices; RequestError if a choice is not possible.
 
@@ -145,23 +144,20 @@ class Service:
             if settings.index is None:
                 return ReadConfig(settings)
             reranker = self._rerankers.of(settings.reading.reranking)
-        except RequestError:
-            raise
         except UsageError as error:
-            raise RequestError(str(error), param=_first_named(str(error), choice)) from None
-        source = self.indexes.source(settings.index, self._checked(settings.index, settings.retrieval))
-        return ReadConfig(settings, source, settings.reading.chosen_reader, reranker)
-
-    def _checked(self, name: str, options: RetrieverOptions) -> RetrieverOptions:
-        """The options; RequestError if the index of this name was not built for them."""
-        lacking = self._lacking(name, options)
+            message = str(error)
+            named = [name for name in choice if f"`{name}" in message]
+            first = min(named, key=lambda name: message.find(f"`{name}"), default=None)
+            raise RequestError(message, param=first and f"ralm.{first}") from None
+        lacking = self._lacking(settings.index, settings.retrieval)
         if lacking is not None:
             raise RequestError(
-                f"the index {name!r} has no {lacking}, which `retriever` {options.retriever} searches: choose "
-                "another one.",
+                f"the index {settings.index!r} has no {lacking}, which `retriever` {settings.retrieval.retriever} "
+                "searches: choose another one.",
                 param="ralm.retriever",
             )
-        return options
+        source = self.indexes.source(settings.index, settings.retrieval)
+        return ReadConfig(settings, source, settings.reading.chosen_reader, reranker)
 
     def can_search(self, retriever: RetrieverName) -> bool:
         """Whether every index was built for a retriever."""
@@ -174,13 +170,3 @@ class Service:
         if options.retriever in ("bm25", "hybrid") and index.bm25_options is None:
             return "words"
         return "vectors" if options.is_dense and not index.vectors else None
-
-
-def _first_named(message: str, choice: Mapping[str, Any]) -> str | None:
-    """The field of the choice that a message names first."""
-    places = {message.find(f"`{name}"): name for name in choice if f"`{name}" in message}
-    return f"ralm.{places[min(places)]}" if places else None
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition("#")[2].rstrip("/").rpartition("/")[2] or name
