@@ -28,7 +28,7 @@ ResponseJson: TypeAlias = dict[str, JsonValue]
 Token: TypeAlias = ScoredToken | GeneratedToken
 
 
-class Answer(ABC):
+class ServedAnswer(ABC):
     """Makes the response to a request from its events; `prompt_tokens` and `written_tokens` are counted meanwhile."""
 
     kind: str
@@ -190,7 +190,7 @@ class _Addition(NamedTuple):
     texts: Sequence[str]
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(ServedAnswer):
     """Makes the response to a request for completions."""
 
     kind = piece_kind = "text_completion"

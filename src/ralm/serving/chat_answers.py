@@ -18,7 +18,7 @@ from ralm.answering.citations import (
 )
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import Passage
-from ralm.serving.answers import Answer, ResponseJson, finite, gain_json, log_prob_json
+from ralm.serving.answers import ResponseJson, ServedAnswer, finite, gain_json, log_prob_json
 from ralm.serving.chat import ChatCompletion
 from ralm.serving.completion import Began, Ended, Event, Wrote
 from ralm.serving.indexes import ReadConfig
@@ -58,7 +58,7 @@ class _Choice:
         return [replace(token, passages_K=numbers_K, posteriors_K=shares_K) for token, numbers_K, shares_K in rows]
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(ServedAnswer):
     """Makes the response to a request for a chat; `address` returns the URL of a passage on this server."""
 
     kind = "chat.completion"

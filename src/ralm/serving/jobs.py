@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ralm.serving.answers import Answer
+from ralm.serving.answers import ServedAnswer
 from ralm.serving.errors import RequestError, error_response, status_and_body
 from ralm.serving.model import RequestScope, in_scope
 from ralm.serving.requests import TextRequest
@@ -121,7 +121,7 @@ def _service(request: Request) -> Service:
 Served = Annotated[Service, Depends(_service)]
 
 
-async def respond(request: Request, body: TextRequest, begin: Callable[[], Answer]) -> Response:
+async def respond(request: Request, body: TextRequest, begin: Callable[[], ServedAnswer]) -> Response:
     """The answer that `begin` makes in the thread of the request: whole, or streamed if requested."""
 
     def job() -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.reading.provenance import hits_as_json
 from ralm.records import Passage
-from ralm.serving.answers import Answer, CompletionAnswer, passage_json
+from ralm.serving.answers import CompletionAnswer, ServedAnswer, passage_json
 from ralm.serving.chat import answer_chat
 from ralm.serving.chat_answers import ChatAnswer
 from ralm.serving.completion import complete
@@ -30,7 +30,7 @@ router = APIRouter()
 async def completions(request: Request, body: CompletionRequest, service: Served) -> Response:
     """Continue prompts, or score them (`echo`), with passages in front."""
 
-    def begin() -> Answer:
+    def begin() -> ServedAnswer:
         limits = service.options.limits
         choice = service.chosen(body.model, body.chosen)
         completion = completion_of(body, limits)
@@ -44,9 +44,9 @@ async def completions(request: Request, body: CompletionRequest, service: Served
 
 @router.post("/v1/chat/completions")
 async def chat(request: Request, body: ChatRequest, service: Served) -> Response:
-    """Answer the last message of the user in a conversation, with passages in it."""
+    """ServedAnswer the last message of the user in a conversation, with passages in it."""
 
-    def begin() -> Answer:
+    def begin() -> ServedAnswer:
         limits = service.options.limits
         choice = service.chosen(body.model, body.chosen)
         completion = chat_of(body, limits)
