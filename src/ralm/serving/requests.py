@@ -7,19 +7,8 @@ import json
 from secrets import randbits
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    PlainValidator,
-    TypeAdapter,
-    WithJsonSchema,
-    create_model,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
 from ralm.answering.prompts import Conversation
@@ -43,7 +32,7 @@ _UNUSED_IN_CHATS: Final = ("stride", "query_tokens", "document_tokens")
 _BETWEEN_TEXTS: Final = "\n"
 
 
-def _only(*values: JsonValue) -> AfterValidator:
+def _only(*values: JsonValue) -> pydantic.AfterValidator:
     """The check of a field that is not supported: null and these values mean nothing, and others are errors."""
 
     def check(value: JsonValue) -> JsonValue:
@@ -51,7 +40,7 @@ def _only(*values: JsonValue) -> AfterValidator:
             raise PydanticCustomError(FIELD, "is not supported: leave it out")
         return value
 
-    return AfterValidator(check)
+    return pydantic.AfterValidator(check)
 
 
 _Unsupported: TypeAlias = Annotated[JsonValue, _only()]
@@ -60,9 +49,9 @@ _Unsupported: TypeAlias = Annotated[JsonValue, _only()]
 class Body(BaseModel):
     """The body of a request: JSON types are not converted, and unknown fields are errors."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _checked(cls, value: Any) -> Any:
         """The same value; PydanticCustomError if it cannot be encoded as JSON."""
@@ -93,7 +82,7 @@ def _make_choice() -> type[Body]:
     }
     for name, (kind, description) in own.items():
         fields[name] = (Annotated[kind | None, Field(description=description)], None)
-    return create_model("Chosen", __base__=Body, __doc__="The choices of a request.", **fields)
+    return pydantic.create_model("Chosen", __base__=Body, __doc__="The choices of a request.", **fields)
 
 
 if TYPE_CHECKING:
@@ -183,8 +172,8 @@ def _are_ids(given: list[Any]) -> bool:
 
 Texts: TypeAlias = Annotated[
     list[Any],
-    PlainValidator(_texts),
-    WithJsonSchema(TypeAdapter(str | list[str] | list[int] | list[list[int]]).json_schema()),
+    pydantic.PlainValidator(_texts),
+    pydantic.WithJsonSchema(pydantic.TypeAdapter(str | list[str] | list[int] | list[list[int]]).json_schema()),
     Field(description="Text, token ids, or a list of either."),
 ]
 """Each text or token ids."""
@@ -251,6 +240,7 @@ _PART_SCHEMA: Final = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
+_CONTENT_SCHEMA: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}
 
 
 class MessageBody(Body):
@@ -258,9 +248,11 @@ class MessageBody(Body):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        list[Annotated[str, BeforeValidator(_text_of_part)]],
-        BeforeValidator(_parts),
-        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}),
+        list[Annotated[str, pydantic.BeforeValidator(_text_of_part)]],
+        pydantic.BeforeValidator(_parts),
+        pydantic.WithJsonSchema(
+            {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}
+        ),
         Field(description="Text, or a list of parts with text."),
     ] = []  # pydantic copies it
     annotations: list[JsonValue] | None = None
@@ -272,7 +264,7 @@ class MessageBody(Body):
     tool_calls: Annotated[JsonValue, _only([])] = None
     type: Annotated[str | None, _only("text", "message")] = None
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _of_no_tool(cls, value: Any) -> Any:
         """The same value; PydanticCustomError for the answer of a tool."""

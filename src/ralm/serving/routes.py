@@ -44,7 +44,7 @@ async def completions(request: Request, body: CompletionRequest, service: Served
 
 @router.post("/v1/chat/completions")
 async def chat(request: Request, body: ChatRequest, service: Served) -> Response:
-    """ServedAnswer the last message of the user in a conversation, with passages in it."""
+    """Answer the last message of the user in a conversation, with passages in it."""
 
     def begin() -> ServedAnswer:
         limits = service.options.limits
