@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from ralm.lm.api import probe
-from ralm.lm.api.backends import Backend
+from ralm.lm.api.backends import Backend, BackendConfig
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
 from ralm.lm.api.model import ApiModel
 from ralm.lm.api.predictions import ServerTokenNames
 from ralm.lm.api.probe import load_api_model
-from ralm.lm.api.servers import BackendConfig, Capabilities, build_backend
+from ralm.lm.api.servers import BACKENDS, Capabilities
 from ralm.lm.api.tokenizers import ApiTokenizer, open_tokenizer
 from ralm.lm.tokenizer import full_tokenizer
 from tests.api.backings import Backing, CharacterTokenizer, OfTable
@@ -99,21 +99,18 @@ def served(
             model.client.close()
 
 
-def way_named(name: str, backing: OfTable, likeliest: int, *, as_ids: bool = True) -> Backend:
-    """A way of asking the server of a table, as the probe would make it."""
-    asking = BackendConfig(backend=name, top_logprobs=likeliest, as_ids=as_ids)
-    return build_backend(
-        asking, "scripted", full_tokenizer(backing.tokenizer), ServerTokenNames(backing.tokenizer, backing.vocabulary)
-    )
+def backend_named(name: str, backing: OfTable, likeliest: int, *, as_ids: bool = True) -> Backend:
+    """The backend for the server of a table, as the probe would make it."""
+    config = BackendConfig(backend=name, top_logprobs=likeliest, as_ids=as_ids)
+    return BACKENDS[name](config, "scripted", ServerTokenNames(backing.tokenizer, backing.vocabulary))
 
 
 def unprobed(
     server: ScriptedServer, backing: OfTable, name: str, likeliest: int = 5, *, as_ids: bool = True
 ) -> ApiModel:
     """The same as if it were probed, in no time; no answer is kept."""
-    way = way_named(name, backing, likeliest, as_ids=as_ids)
-    asking = BackendConfig(backend=name, top_logprobs=likeliest, as_ids=as_ids)
-    length = backing.max_length - way.reserved_tokens
-    capabilities = Capabilities(config=asking, max_length=length, greedy=(), identity="")
+    backend = backend_named(name, backing, likeliest, as_ids=as_ids)
+    length = backing.max_length - backend.reserved_tokens
+    capabilities = Capabilities(config=backend.config, max_length=length, greedy=(), identity="")
     client = Client(Endpoint(server.url, server.model))
-    return ApiModel(f"{server.url}#{server.model}", client, way, full_tokenizer(backing.tokenizer), capabilities)
+    return ApiModel(f"{server.url}#{server.model}", client, backend, full_tokenizer(backing.tokenizer), capabilities)

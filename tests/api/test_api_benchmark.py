@@ -112,7 +112,7 @@ def test_more_listed_tokens_and_fewer_documents_make_more_targets_exact(material
 def test_the_instant_server_passes_the_probe_and_scores_as_it_says(material: Material, instant: str) -> None:
     _, passes = planned(material, "blocked", 20, 2)
     with asked_model(instant) as model:
-        assert model.capabilities.tier.startswith("1")
+        assert model.backend.tier.startswith("1")
         for one, found in zip(passes, model.score(passes), strict=True):
             assert np.allclose(found, [log_prob(token) for token in one.tokens_N[one.targets_P].tolist()], rtol=1e-5)
         listed = model.continuations().next_tokens([passes[0].tokens_N])

@@ -271,7 +271,7 @@ def test_where_tokens_can_be_asked_for_every_figure_is_exact(kind: str, likelies
 def test_a_draft_that_a_server_of_texts_would_split_in_another_way_is_cut() -> None:
     local = load_local_model("ralm-tiny")
     with served(OfModel(local), TextsOnly()) as (_, model):
-        assert (model.backend.name, model.backend.takes_token_ids) == ("echo", False)
+        assert (model.backend.name, model.backend.config.as_ids) == ("echo", False)
         found = written(model, "def f(x):\n    return", 3, stride=16, new_tokens=24)
     expected = written(local, "def f(x):\n    return", 3, stride=16, new_tokens=24)
     for one, other in zip(found, expected, strict=True):
@@ -285,7 +285,7 @@ def test_an_end_that_a_server_of_texts_cannot_be_sent() -> None:
     backing = OfBeginnings(2, apart=0, ends=True)
     expected = written(backing, "The city", 3, stride=16, new_tokens=40)
     with served(backing, TextsOnly()) as (_, model):
-        assert (model.backend.name, model.backend.takes_token_ids) == ("echo", False)
+        assert (model.backend.name, model.backend.config.as_ids) == ("echo", False)
         found = written(model, "The city", 3, stride=16, new_tokens=40)
     assert len(expected) < 40
     check_equal(found, expected)

@@ -85,7 +85,7 @@ def test_tgi_scores_like_the_model_behind_it(backing: Any) -> None:
     text = backing.tokenizer.encode("The list type has a method.\n\nIt's 3.14 km from here.")
     with served(backing, TGI()) as (server, model):
         assert (model.backend.name, model.tier, model.bounds) == ("tgi", "top_k", None)
-        assert model.capabilities.tier.startswith("1")
+        assert model.backend.tier.startswith("1")
         np.testing.assert_allclose(scored(model, text), scored(local, text), atol=1e-4)
         asked = server.posts[-1].body
     assert asked["parameters"] == {
@@ -264,7 +264,7 @@ def test_why_tgi_does_not_score_is_told() -> None:
         [(what, why)] = model.capabilities.ruled_out
         assert what == "tgi"
         assert "without --enable-prefill-logprobs" in why
-        assert model.capabilities.tier.startswith("2")
+        assert model.backend.tier.startswith("2")
         assert model.backend.top_logprobs == 5
     with served(TABLE, TGI(prefill=False, max_top_n_tokens=30)) as (_, model):
         assert model.backend.top_logprobs == 20
@@ -290,7 +290,7 @@ class OddLength(TGI):
 def test_an_ollama_that_lists_nothing_gives_raw_text() -> None:
     with served(TABLE, Ollama(knows_logprobs=False)) as (server, model):
         assert (model.backend.name, model.tier) == ("ollama text", "text")
-        assert model.capabilities.tier.startswith("3")
+        assert model.backend.tier.startswith("3")
         found, _ = written(model, "The river ", InContext())
         assert {request.path for request in server.posts} == {"/api/generate"}
         assert all(request.body.get("raw") for request in server.posts if request.body.get("prompt"))

@@ -139,7 +139,7 @@ def test_our_own_api_model_is_of_the_first_tier(
     model: Any = load_language_model(f"{request.getfixturevalue(of)}/v1#{name}", ModelOptions(api=options))
     try:
         assert model.backend.name == "echo"
-        assert model.capabilities.tier.startswith("1:")
+        assert model.backend.tier.startswith("1:")
         source = FromRetriever.of_index(service.indexes.index("few"))
         plan = PlanOptions(max_length=512, document_tokens=64)
         for reader in (InContext(), Ensemble(documents=2)):

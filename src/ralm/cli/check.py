@@ -1,5 +1,6 @@
 """`ralm check` checks folders or installed versions; `ralm probe` reports the capabilities of a model's server."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -93,11 +94,11 @@ def probe_command(
     }
 
     def print_capabilities() -> None:
-        print_line(f"{model.name}\n  tier {found.tier}")
+        print_line(f"{model.name}\n  tier {model.backend.tier}")
         for what, value in capabilities.items():
             print_line(f"  {what:<20}{value}")
         for what, reason in found.ruled_out:
             print_line(f"  not {what}: {reason}")
         print_line(f"  {model.client.usage.describe()}")
 
-    return Output(lambda: {"name": model.name, **found.as_json(), "tier": found.tier}, print_capabilities)
+    return Output(lambda: {"name": model.name, **asdict(found), "tier": model.backend.tier}, print_capabilities)

@@ -7,6 +7,7 @@ depend on how they were requested, so drafts change the number of requests and n
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -39,12 +40,15 @@ class ApiContinuations:
 
     def read_ahead(self, several: Sequence[TextsAhead]) -> None:
         """Request several tokens at once for averages with a text whose prediction is not known."""
-        self._forget([text for one in several for text in one.texts])
+        if len(self._known) >= _MAX_KNOWN:  # drop the predictions for texts that no current text begins with
+            begins = tuple(text.tobytes() for one in several for text in one.texts)
+            self._known = {text: known for text, known in self._known.items() if text.startswith(begins)}
         unknown = [one for one in several if one.max_tokens > 0 and not all(map(self._knows, one.texts))]
         if not self._backend.continues_own_text and any(one.written for one in unknown):
             raise self._not_continued(unknown)
         alone = {one.texts[0].tobytes(): (one.texts[0], one.max_tokens) for one in unknown if len(one.texts) == 1}
-        drafting = [one for one in unknown if len(one.texts) > 1 and one.max_tokens > 1 and self._drafts]
+        drafts = self._backend.scores_prompts and self._backend.lists_prompt_tokens
+        drafting = [one for one in unknown if drafts and len(one.texts) > 1 and one.max_tokens > 1]
         first = {one.heaviest.tobytes(): (one.heaviest, min(one.max_tokens, _DRAFTED)) for one in drafting}
         self._generate([*(first | alone).values()])
         self._read([(text, self._draft(one)) for one in drafting for text in one.texts])
@@ -77,15 +81,14 @@ class ApiContinuations:
         for (text, count), answer in zip(texts, answers, strict=True):
             same = backend.keeps_tokens(text) and backend.prompt_token_count(answer) in (None, len(text))
             found = backend.generated(answer, count)
-            self._keep(text, found if same or not backend.continues_own_text else map(Prediction.without_bound, found))
-        self._generate_singly([(text, count) for text, count in texts if not self._knows(text)])
-
-    def _generate_singly(self, texts: Sequence[tuple[IntArray, int]]) -> None:
-        """Request one token where a server did not return the first of several."""
-        if any(count == 1 for _, count in texts):
+            if not same and backend.continues_own_text:  # other tokens were read: nothing bounds those not listed
+                found = [replace(one, rest=0.0) for one in found]
+            self._keep(text, found)
+        missing = [(text, count) for text, count in texts if not self._knows(text)]
+        if any(count == 1 for _, count in missing):
             raise unexpected(f"{self._name} generates nothing after a text.")
-        if texts:
-            self._generate([(text, 1) for text, _ in texts])
+        if missing:  # the server did not return the first of several tokens: request one
+            self._generate([(text, 1) for text, _ in missing])
 
     def _read(self, drafted: Sequence[tuple[IntArray, IntArray]]) -> None:
         """Let the server read each text followed by a draft, as far as it reads the same tokens."""
@@ -131,30 +134,22 @@ class ApiContinuations:
 
     def _chosen(self, texts: Sequence[IntArray], wanted: IntArray) -> NextTokens:
         """The log-probabilities of the wanted tokens after each text; listed ones are not requested."""
-        unknown = [[token for token in wanted.tolist() if self._listed(text, token) is None] for text in texts]
-        found = self._request_chosen([(text, tokens) for text, tokens in zip(texts, unknown, strict=True) if tokens])
-        requested = [dict(zip(tokens, next(found), strict=True)) if tokens else {} for tokens in unknown]
-        values = [
-            [new.get(token, self._listed(text, token)) for token in wanted.tolist()]
-            for text, new in zip(texts, requested, strict=True)
-        ]
-        return NextTokens(np.array(values, dtype=np.float32), np.tile(wanted, (len(texts), 1)))
-
-    def _listed(self, text: IntArray, token: int) -> float | None:
-        found = self._known.get(text.tobytes())
-        return None if found is None else found.listed(token)
-
-    def _request_chosen(self, several: Sequence[tuple[IntArray, Sequence[int]]]) -> Iterator[list[float]]:
-        """The log-probabilities of tokens after each of several texts, in requests that the server takes."""
+        values: dict[tuple[int, int], float] = {}
+        parts: list[tuple[int, list[int]]] = []
         size = self._backend.max_chosen or 1
-        parts = [
-            (text, tokens[begin : begin + size]) for text, tokens in several for begin in range(0, len(tokens), size)
-        ]
-        found = self._log_probs_of(parts)
-        for _, tokens in several:
-            yield [value for _ in range(0, len(tokens), size) for value in next(found)]
+        for row, text in enumerate(texts):
+            known = self._known.get(text.tobytes())
+            listed = {token: None if known is None else known.listed(token) for token in wanted.tolist()}
+            values |= {(row, token): value for token, value in listed.items() if value is not None}
+            unknown = [token for token, value in listed.items() if value is None]
+            parts += [(row, unknown[begin : begin + size]) for begin in range(0, len(unknown), size)]
+        found = self._requested([(texts[row], tokens) for row, tokens in parts]) if parts else iter(())
+        for (row, tokens), log_probs in zip(parts, found, strict=True):
+            values |= {(row, token): value for token, value in zip(tokens, log_probs, strict=True)}
+        log_probs_BC = [[values[row, token] for token in wanted.tolist()] for row in range(len(texts))]
+        return NextTokens(np.array(log_probs_BC, dtype=np.float32), np.tile(wanted, (len(texts), 1)))
 
-    def _log_probs_of(self, parts: Sequence[tuple[IntArray, Sequence[int]]]) -> Iterator[list[float]]:
+    def _requested(self, parts: Sequence[tuple[IntArray, Sequence[int]]]) -> Iterator[list[float]]:
         """The log-probabilities of tokens after each text, one request each."""
         backend = self._backend
         if backend.max_chosen:
@@ -169,17 +164,5 @@ class ApiContinuations:
         else:
             raise UsageError(f"{self._name} only lists its most likely tokens, and none can be chosen.")
 
-    @property
-    def _drafts(self) -> bool:
-        """Whether reading a draft returns the top tokens at each of its positions."""
-        return self._backend.scores_prompts and self._backend.lists_prompt_tokens
-
     def _knows(self, text: IntArray) -> bool:
         return text.tobytes() in self._known
-
-    def _forget(self, texts: Sequence[IntArray]) -> None:
-        """Drop the predictions for texts that no current text begins with, once there are many."""
-        if len(self._known) < _MAX_KNOWN:
-            return
-        begins = tuple(text.tobytes() for text in texts)
-        self._known = {text: known for text, known in self._known.items() if text.startswith(begins)}

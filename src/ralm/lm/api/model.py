@@ -6,7 +6,6 @@ What the server returns decides what the model can do; see `ralm.lm.api.backends
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
 from typing import Any, Final, Literal, cast
 
 import numpy as np
@@ -19,7 +18,7 @@ from ralm.lm.api.continuations import ApiContinuations
 from ralm.lm.api.predictions import Prediction
 from ralm.lm.api.servers import Capabilities
 from ralm.lm.api.transport import ApiRequest, JsonObject
-from ralm.protocols import UNLIMITED, FullTokenizer, LanguageModel, Tier, Tokenizer
+from ralm.protocols import UNLIMITED, FullTokenizer, LanguageModel, Tier
 from ralm.records import FloatArray, IntArray, ScoringSequence
 
 _PLACEHOLDER: Final[JsonObject] = {"placeholder": True}
@@ -50,7 +49,8 @@ class ApiModel:
             "name": self.name,
             "url": self.client.endpoint.url,
             "model": self.client.endpoint.model,
-            **self.backend.settings,
+            "backend": self.backend.name,
+            "top_logprobs": self.backend.top_logprobs,
             "identity": self.capabilities.identity,
             "tokenizer": getattr(self.tokenizer, "fingerprint", None),
         }
@@ -75,14 +75,14 @@ class ApiModel:
         """
         if self.backend.top_logprobs == 0:
             return "text"
-        chosen = self.backend.max_chosen > 0 or (self.backend.scores_prompts and self.backend.takes_token_ids)
+        chosen = self.backend.max_chosen > 0 or (self.backend.scores_prompts and self.backend.config.as_ids)
         return "chosen" if chosen else "top_k"
 
     @cached_property
     def bounds(self) -> tuple[LanguageModel, LanguageModel] | None:
         """The models with lower and upper bounds of log-probabilities if the server only lists the most likely tokens;
         None if `score` is exact, or the server returns no log-probabilities."""
-        listed = self.backend.top_logprobs > 0 and not self._exact
+        listed = self.backend.top_logprobs > 0 and not self.backend.is_exact
         return (_Bound(self, "lower"), _Bound(self, "upper")) if listed else None
 
     def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
@@ -90,7 +90,7 @@ class ApiModel:
 
         Raises UsageError if the server does not return them, and what `Client.answers` raises.
         """
-        if not self._exact:
+        if not self.backend.is_exact:
             count = self.backend.top_logprobs
             returned = f"lists {count} next tokens" if count else "returns only text"
             raise UsageError(
@@ -107,10 +107,6 @@ class ApiModel:
     def continuations(self) -> ApiContinuations:
         """A new state for continuing texts."""
         return ApiContinuations(self.client, self.backend, self.name, self.max_length, self.tokenizer.end_token)
-
-    @property
-    def _exact(self) -> bool:
-        return self.backend.scores_prompts or self.backend.max_chosen > 0
 
     def _score_prompts(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         answers = self.client.answers(self.backend.scoring_request(one.tokens_N) for one in passes)
@@ -148,29 +144,29 @@ class _Bound:
         return {**self._model.config, "bound": self.bound}
 
     def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        client, backend = self._model.client, self._model.backend
-        targets = [
-            (one.tokens_N[:position], int(one.tokens_N[position])) for one in passes for position in one.targets_P
-        ]
-        kept = [backend.keeps_tokens(text) for text, _ in targets]
-        answers = client.answers(
-            backend.generation_request(text, 1) for (text, _), keeps in zip(targets, kept, strict=True) if keeps
+        backend = self._model.backend
+        texts = [one.tokens_N[:position] for one in passes for position in one.targets_P]
+        kept = [backend.keeps_tokens(text) for text in texts]
+        answers = self._model.client.answers(
+            backend.generation_request(text, 1) for text, keeps in zip(texts, kept, strict=True) if keeps
         )
-        found = (
-            self._bound_of(next(answers) if keeps else None, len(text), token)
-            for (text, token), keeps in zip(targets, kept, strict=True)
+        predictions = (
+            self._prediction(next(answers), len(text)) if keeps else end_prediction()
+            for text, keeps in zip(texts, kept, strict=True)
         )
         for one in passes:
-            yield np.array([*islice(found, len(one.targets_P))], dtype=np.float32)
+            tokens = one.tokens_N[one.targets_P].tolist()
+            yield np.array([self._bound_of(next(predictions), token) for token in tokens], dtype=np.float32)
 
-    def _bound_of(self, answer: JsonObject | None, length: int, token: int) -> float:
-        """The bound for a token after a text; nothing is known if the server splits the text into other tokens."""
+    def _prediction(self, answer: JsonObject, length: int) -> Prediction:
+        """The prediction after a text; nothing is known if the server splits the text into other tokens."""
         backend = self._model.backend
         comparable = backend.continues_own_text  # a chat template adds tokens
-        if answer is None or (comparable and backend.prompt_token_count(answer) not in (None, length)):
-            prediction = end_prediction()
-        else:
-            prediction = backend.first_generated(answer)
+        if comparable and backend.prompt_token_count(answer) not in (None, length):
+            return end_prediction()
+        return backend.first_generated(answer)
+
+    def _bound_of(self, prediction: Prediction, token: int) -> float:
         listed = prediction.listed(token)
         if listed is not None:
             return listed
@@ -187,7 +183,7 @@ def as_dry_run(model: ApiModel) -> ApiModel:
     unlimited = replace(model.client.options, max_requests=None, max_cost=None)
     client = _DryRunClient(model.client.endpoint, unlimited)
     client.identity = model.client.identity
-    backend = cast("Backend", _DryRunBackend(model.backend, model.tokenizer))
+    backend = cast("Backend", _DryRunBackend(model.backend))
     return ApiModel(model.name, client, backend, model.tokenizer, model.capabilities)
 
 
@@ -204,9 +200,9 @@ class _DryRunClient(Client):
 class _DryRunBackend:
     """A backend that also accepts placeholders as answers."""
 
-    def __init__(self, backend: Backend, tokenizer: Tokenizer) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._token = int(tokenizer.encode("a")[-1])
+        self._token = int(backend.tokenizer.encode("a")[-1])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -231,9 +227,6 @@ class _DryRunBackend:
 
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
         return [_LOG_PROB] * len(tokens) if answer is _PLACEHOLDER else self._backend.chosen_log_probs(answer, tokens)
-
-    def prompt_token_count(self, answer: JsonObject) -> int | None:
-        return None if answer is _PLACEHOLDER else self._backend.prompt_token_count(answer)
 
 
 def _made_up(token: int) -> Prediction:

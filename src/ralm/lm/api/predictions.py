@@ -5,7 +5,7 @@ Servers name tokens as `token_id:17` or by their text; `ServerTokenNames` finds 
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -46,10 +46,6 @@ class Prediction:
         """The log-probability of a token; None if it is not listed."""
         places = np.flatnonzero(self.tokens_C == token)
         return float(self.log_probs_C[places[0]]) if len(places) else None
-
-    def without_bound(self) -> "Prediction":
-        """The prediction if the server split the text into other tokens: nothing bounds the tokens not listed."""
-        return replace(self, rest=0.0)
 
 
 def build_prediction(
@@ -122,7 +118,7 @@ class ServerTokenNames:
     """The ids of a vocabulary of `size` tokens by name."""
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.size = size
 
     def id_of(self, name: str) -> int | None:
@@ -138,18 +134,18 @@ class ServerTokenNames:
     @cached_property
     def _texts_without_parts(self) -> frozenset[str]:
         """The texts of tokens with parts of characters, without these parts."""
-        alone = (self._tokenizer.decode(np.array([token], dtype=np.int64)) for token in range(self.size))
+        alone = (self.tokenizer.decode(np.array([token], dtype=np.int64)) for token in range(self.size))
         return frozenset(text.replace(_PART, "") for text in alone if _PART in text)
 
     @cached_property
     def _by_text(self) -> dict[str, int]:
-        before = self._tokenizer.encode(_BEFORE)
-        indent = len(self._tokenizer.decode(before))
+        before = self.tokenizer.encode(_BEFORE)
+        indent = len(self.tokenizer.decode(before))
         found: dict[str, int] = {}
         twice = {"", _PART}
         for token in range(self.size):
             alone = np.array([token], dtype=np.int64)
-            texts = {self._tokenizer.decode(alone), self._tokenizer.decode(np.concatenate([before, alone]))[indent:]}
+            texts = {self.tokenizer.decode(alone), self.tokenizer.decode(np.concatenate([before, alone]))[indent:]}
             twice |= {text for text in texts if text in found}
             found |= dict.fromkeys(texts, token)
         return {text: token for text, token in found.items() if text not in twice}

@@ -12,25 +12,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from ralm.errors import ModelError, ServerError, UsageError
-from ralm.lm.api.backends import END, Backend, unexpected
+from ralm.lm.api.backends import END, Backend, BackendConfig, unexpected
+from ralm.lm.api.backends.openai import NEWER_CHATS, OPENAI_BACKENDS
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of
 from ralm.lm.api.model import ApiModel, as_dry_run
 from ralm.lm.api.predictions import Prediction, ServerTokenNames
-from ralm.lm.api.servers import (
-    BackendConfig,
-    Capabilities,
-    ServerInfo,
-    build_backend,
-    configs_to_try,
-    detect_server,
-    newer_chat,
-)
+from ralm.lm.api.servers import BACKENDS, Capabilities, ServerInfo, detect_server
 from ralm.lm.api.store import KnownText, ModelChangeDetector, Origin, answer_key, origin_of
 from ralm.lm.api.tokenizers import ApiTokenizer, PlainTokenizer, open_tokenizer
 from ralm.lm.api.transport import ApiRequest, JsonObject
@@ -58,110 +52,106 @@ def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
     if the name or the options are wrong, ServerError if the server does not answer, and ModelError if no backend works
     or the tokenizer is that of another model.
     """
-    probe = _probe(name, options)
+    probe = _Probe(name, Client(endpoint_of(name), options))
     model = probe.stored() or probe.run()
     return as_dry_run(model) if options is not None and options.dry_run else model
 
 
 def probe_server(name: str, options: ApiOptions | None = None) -> ApiModel:
     """The model behind an API with this name, after a new probe."""
-    return _probe(name, options).run()
-
-
-def _probe(name: str, options: ApiOptions | None) -> "_Probe":
-    client = Client(endpoint_of(name), options)
-    server = detect_server(client)
-    return _Probe(name, client, server, open_tokenizer(client, server))
+    return _Probe(name, Client(endpoint_of(name), options)).run()
 
 
 class _Probe:
     """Finds and stores the best backend that works on one server."""
 
-    def __init__(self, name: str, client: Client, server: ServerInfo, tokenizer: ApiTokenizer) -> None:
+    def __init__(self, name: str, client: Client) -> None:
         self._name = name
         self._client = client
-        self._server = server
-        self._tokenizer = tokenizer
-        self._trials = _Trials(name, client, tokenizer)
-        self._ruled_out: list[tuple[str, ServerError]] = []
-        self._length = _length(client, server)
-        decisive = [client.endpoint.url, client.endpoint.model, tokenizer.fingerprint, str(client.options.top_logprobs)]
-        self._key = sha256(json.dumps(["capabilities", *decisive, server.weights]).encode()).digest()
+        self._server = detect_server(client)
+        self._tokenizer = open_tokenizer(client, self._server)
+        self._trials = _Trials(name, client, self._tokenizer)
+        self._length = _length(client, self._server)
+        decisive = [
+            "capabilities",
+            client.endpoint.url,
+            client.endpoint.model,
+            self._tokenizer.fingerprint,
+            str(client.options.top_logprobs),
+            self._server.weights,
+        ]
+        self._key = sha256(json.dumps(decisive).encode()).digest()
 
     def stored(self) -> ApiModel | None:
         """The model as an earlier probe found it, if it still generates the same tokens."""
         found = self._client.store.get(self._key)
-        if found is None:
-            return None
-        with suppress(KeyError, TypeError, ValueError, ServerError):
-            capabilities = Capabilities.of_json(found)
-            config, greedy = capabilities.config, capabilities.greedy
-            if not greedy or _tokens(self._trials.generated(config)) == greedy:
-                return self._model(replace(capabilities, max_length=self._max_length(config)))
+        with suppress(KeyError, ValueError, ServerError):
+            capabilities = TypeAdapter(Capabilities).validate_python(found)
+            backend = self._trials.backend(capabilities.config)
+            if not capabilities.greedy or _tokens(self._trials.generated(backend)) == capabilities.greedy:
+                return self._model(backend, replace(capabilities, max_length=self._max_length(backend)))
         return None
 
     def run(self) -> ApiModel:
         """The model with the first backend that works."""
-        for config in self._configs():
+        ruled_out: list[tuple[str, ServerError]] = []
+        for config in self._configs(ruled_out):
             try:
-                capabilities = self._capabilities(self._trials.complete(config))
+                backend = self._trials.complete(self._trials.backend(config))
+                greedy = _tokens(self._trials.generated(backend)) if backend.continues_own_text else ()
             except ServerError as error:
                 if not (error.rejects_request or error.fails):
                     raise
-                self._ruled_out.append((config.describe(), error))
+                ruled_out.append((config.describe(), error))
                 continue
-            if not any(error.fails for _, error in self._ruled_out):  # a failure may be over by the next time
-                self._client.store.put(self._key, capabilities.as_json())
-            return self._model(capabilities)
-        raise self._hopeless([error for _, error in self._ruled_out])
-
-    def _configs(self) -> Iterator[BackendConfig]:
-        for config in configs_to_try(self._server.kind):
-            yield config
-            if newer := newer_chat(config, str(self._ruled_out[-1][1])):
-                yield newer
-
-    def _hopeless(self, errors: Sequence[ServerError]) -> ModelError:
-        """The error if no backend works: the server's own if it is the same for all."""
+            capabilities = Capabilities(
+                config=backend.config,
+                max_length=self._max_length(backend),
+                greedy=greedy,
+                identity=self._identity(backend.config, greedy),
+                ruled_out=tuple((what, str(error)) for what, error in ruled_out),
+            )
+            if not any(error.fails for _, error in ruled_out):  # a failure may be over by the next time
+                self._client.store.put(self._key, asdict(capabilities))
+            return self._model(backend, capabilities)
+        errors = [error for _, error in ruled_out]
         if len({error.status for error in errors}) == 1:
-            return errors[0]
+            raise errors[0]
         reasons = "; ".join(dict.fromkeys(str(error).removesuffix(".") for error in errors))
-        return ModelError(f"{self._name} works with no known backend: {reasons}.")
+        raise ModelError(f"{self._name} works with no known backend: {reasons}.")
 
-    def _capabilities(self, config: BackendConfig) -> Capabilities:
-        greedy = _tokens(self._trials.generated(config)) if config.kind.continues_own_text else ()
+    def _configs(self, ruled_out: Sequence[tuple[str, ServerError]]) -> Iterator[BackendConfig]:
+        """The backends to try, the best first; newer chats if the error of a chat asks for them."""
+        own = self._server.kind.backends if self._server.kind else ()
+        for backend, as_ids in (*((one, not one.takes_text) for one in own), *OPENAI_BACKENDS):
+            yield BackendConfig(backend=backend.name, as_ids=as_ids)
+            newer = NEWER_CHATS.get(backend)
+            if newer is not None and newer.max_tokens_field in str(ruled_out[-1][1]):
+                yield BackendConfig(backend=newer.name, as_ids=False)
+
+    def _identity(self, config: BackendConfig, greedy: Sequence[int]) -> str:
         endpoint = self._client.endpoint
         known = [*greedy] or endpoint.url  # a chat continues no known text, and two servers may share a model's name
         decisive = [asdict(config), endpoint.model, self._tokenizer.fingerprint, known, self._server.weights]
-        return Capabilities(
-            config=config,
-            max_length=self._max_length(config),
-            greedy=greedy,
-            identity=sha256(json.dumps(decisive).encode()).hexdigest()[:16],
-            ruled_out=tuple((what, str(error)) for what, error in self._ruled_out),
-        )
+        return sha256(json.dumps(decisive).encode()).hexdigest()[:16]
 
-    def _max_length(self, config: BackendConfig) -> int | None:
-        return None if self._length is None else self._length - self._trials.backend(config).reserved_tokens
+    def _max_length(self, backend: Backend) -> int | None:
+        return None if self._length is None else self._length - backend.reserved_tokens
 
-    def _model(self, capabilities: Capabilities) -> ApiModel:
-        self._client.identity = capabilities.identity
-        self._client.detector = self._detector(capabilities)
-        backend, tokenizer = self._trials.backend(capabilities.config), self._tokenizer.tokenizer
-        if backend.hides_special_tokens:
-            tokenizer = PlainTokenizer(tokenizer, messages=not backend.continues_own_text)
-        return ApiModel(self._name, self._client, backend, tokenizer, capabilities)
-
-    def _detector(self, found: Capabilities) -> ModelChangeDetector:
-        backend, text = self._trials.backend(found.config), self._trials.prompt(found.config)
-
+    def _model(self, backend: Backend, capabilities: Capabilities) -> ApiModel:
         def is_same(answer: JsonObject) -> bool:
             with suppress(ServerError):  # another model may return an answer that cannot be parsed
-                return _tokens(backend.generated(answer, _GREEDY)) == found.greedy
+                return _tokens(backend.generated(answer, _GREEDY)) == capabilities.greedy
             return False
 
-        known = KnownText(backend.generation_request(text, _GREEDY), is_same) if found.greedy else None
-        return ModelChangeDetector(self._client.endpoint.url, self._client.store, known, self._trials.origin)
+        client, tokenizer = self._client, self._tokenizer.tokenizer
+        request = backend.generation_request(self._trials.prompt(backend), _GREEDY)
+        known = KnownText(request, is_same) if capabilities.greedy else None
+        client.identity = capabilities.identity
+        client.detector = ModelChangeDetector(client.endpoint.url, client.store, known, self._trials.origin)
+        if backend.hides_special_tokens:
+            tokenizer = PlainTokenizer(tokenizer, messages=not backend.continues_own_text)
+        return ApiModel(self._name, client, backend, tokenizer, capabilities)
 
 
 class _Trials:
@@ -176,78 +166,78 @@ class _Trials:
         self._text = tokenizer.tokenizer.encode(_TEXT)
         self._answers: dict[bytes, JsonObject] = {}
 
-    def complete(self, config: BackendConfig) -> BackendConfig:
-        """The config with the number of most likely tokens and the BOS of the server.
+    def backend(self, config: BackendConfig) -> Backend:
+        """The backend that `config` describes. Raises KeyError if none has this name."""
+        return BACKENDS[config.backend](config, self._client.endpoint.model, self._names)
 
-        Raises ServerError if the backend does not work, or if its figures do not agree with each other.
+    def complete(self, backend: Backend) -> Backend:
+        """The backend with the number of most likely tokens and the BOS of the server.
+
+        Raises ServerError if it does not work, or if its figures do not agree with each other.
         """
-        if config.kind.text_only:
-            self.generated(config)
-            return config
-        config = self._with_top_logprobs(config)
-        if config.kind.continues_own_text:
-            config = self._with_bos(config)
-        backend, text, greedy = self.backend(config), self.prompt(config), self.generated(config)
+        if backend.text_only:
+            self.generated(backend)
+            return backend
+        backend = self._with_top_logprobs(backend)
+        if backend.continues_own_text:
+            backend = self._with_bos(backend)
+        text, greedy = self.prompt(backend), self.generated(backend)
         self._check_text(backend, text, greedy)
         if backend.scores_prompts:
             self._check_prompt(backend, text, greedy)
         if backend.max_chosen:
             self._check_chosen(backend, text, greedy[0])
-        return config
+        return backend
 
-    def backend(self, config: BackendConfig) -> Backend:
-        """The backend that `config` describes."""
-        return build_backend(config, self._client.endpoint.model, self._tokenizer.tokenizer, self._names)
-
-    def generated(self, config: BackendConfig, max_tokens: int = _GREEDY) -> list[Prediction]:
+    def generated(self, backend: Backend, max_tokens: int = _GREEDY) -> list[Prediction]:
         """The predictions of the tokens that the server generates after the known text, at least one."""
-        backend = self.backend(config)
-        answer = self._answer(backend.generation_request(self.prompt(config), max_tokens))
+        answer = self._answer(backend.generation_request(self.prompt(backend), max_tokens))
         if found := backend.generated(answer, max_tokens):
             return found
         raise unexpected("the server generates nothing")
 
-    def prompt(self, config: BackendConfig) -> IntArray:
+    def prompt(self, backend: Backend) -> IntArray:
         """The known text with the BOS that the server puts before it."""
-        return self._text if config.begin is None else np.concatenate([[config.begin], self._text])
+        begin = backend.config.begin
+        return self._text if begin is None else np.concatenate([[begin], self._text])
 
-    def _with_top_logprobs(self, config: BackendConfig) -> BackendConfig:
+    def _with_top_logprobs(self, backend: Backend) -> Backend:
         """With as many most likely tokens as the server lists, or as the options request."""
         requested = self._client.options.top_logprobs
         counts = (requested, *(count for count in _TOP_COUNTS if count < requested)) if requested else _TOP_COUNTS
         for count in counts:
+            tried = _changed(backend, top_logprobs=count)
             try:
-                listed = self.generated(replace(config, top_logprobs=count), 1)[0].tokens_C
+                listed = self.generated(tried, 1)[0].tokens_C
             except ServerError as error:
                 if count == counts[-1] or error.status == 200 or not (error.rejects_request or error.fails):
                     raise
                 continue
-            return replace(config, top_logprobs=min(count, len(listed)))
+            return _changed(backend, top_logprobs=min(count, len(listed)))
         raise AssertionError("the last count returns or raises")
 
-    def _with_bos(self, config: BackendConfig) -> BackendConfig:
+    def _with_bos(self, backend: Backend) -> Backend:
         """With the token that the server puts before a text. Raises ServerError if it counts other tokens."""
-        backend = self.backend(config)
         count = backend.prompt_token_count(self._answer(backend.token_count_request(self._text)))
         begin = self._tokenizer.tokenizer.special_tokens.begin
         more = 0 if count is None else count - len(self._text)
-        if more == 1 and begin is not None and not config.as_ids:
-            return replace(config, begin=begin)
-        if more and config.as_ids:
+        if more == 1 and begin is not None and not backend.config.as_ids:
+            return _changed(backend, begin=begin)
+        if more and backend.config.as_ids:
             raise unexpected(f"the server reads {count:,} tokens of {len(self._text):,}")
         if more:
             raise ModelError(
                 f"{self._name} reads {count:,} tokens of a text for which the tokenizer {self._tokenizer.name} has "
                 f"{len(self._text):,}: it is that of another model; name another `tokenizer`."
             )
-        return config
+        return backend
 
     def _check_text(self, backend: Backend, text: IntArray, greedy: Sequence[Prediction]) -> None:
         """Raise ModelError if the generated tokens do not decode to the server's text: the tokenizer is another one."""
         answer = self._answer(backend.generation_request(text, _GREEDY))
         tokens = np.array([one.token for one in greedy if one.token != END], dtype=np.int64)
         own = self._tokenizer.tokenizer.decode(np.concatenate([text, tokens]))
-        wrote = (backend.generated_text(answer) or "").strip()
+        wrote = backend.generated_text(answer).strip()
         if wrote not in own:
             raise ModelError(
                 f"the tokenizer {self._tokenizer.name} is not that of {self._name}: the server wrote {wrote[:40]!r}, "
@@ -275,16 +265,16 @@ class _Trials:
             _check_equal(found, float(first.log_probs_C[place]), "if it is chosen")
 
     def _answer(self, request: ApiRequest) -> JsonObject:
-        """The answer to a request; it is not stored, since the next time it may come from another model."""
+        """The answer to a request; it is not stored, since the client has no identity before the probe has ended."""
         key = answer_key("", request.path, request.body)
         if key not in self._answers:
-            identity, self._client.identity = self._client.identity, ""
-            try:
-                [self._answers[key]] = self._client.answers([replace(request, retries=1)])
-            finally:
-                self._client.identity = identity
+            [self._answers[key]] = self._client.answers([replace(request, retries=1)])
         self.origin = origin_of(self._answers[key])
         return self._answers[key]
+
+
+def _changed(backend: Backend, **fields: Any) -> Backend:
+    return replace(backend, config=replace(backend.config, **fields))
 
 
 def _check_equal(one: float, other: float, where: str) -> None:

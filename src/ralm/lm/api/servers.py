@@ -3,48 +3,28 @@
 To support another server API, add its `ServerKind` to `_KINDS`.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Final
 
-from pydantic import JsonValue
-
-from ralm.lm.api.backends import Backend, ModelList, PromptFormat, get_or_empty
+from ralm.lm.api.backends import Backend, BackendConfig, ModelList, ServerKind, get_or_empty
 from ralm.lm.api.backends.llamacpp import LLAMA_CPP
 from ralm.lm.api.backends.ollama import OLLAMA
-from ralm.lm.api.backends.openai import (
-    BiasedCompletions,
-    ChatCompletions,
-    Completions,
-    EchoCompletions,
-    NewChatCompletions,
-    NewTextChatCompletions,
-    TextChatCompletions,
-    TextCompletions,
-)
+from ralm.lm.api.backends.openai import NEWER_CHATS, OPENAI_BACKENDS
 from ralm.lm.api.backends.sglang import SGLANG
 from ralm.lm.api.backends.tgi import TGI
 from ralm.lm.api.backends.vllm import VLLM
 from ralm.lm.api.client import Client
-from ralm.lm.api.predictions import ServerTokenNames
 from ralm.lm.api.transport import JsonObject
-from ralm.protocols import FullTokenizer
 
 _KINDS: Final = (VLLM, LLAMA_CPP, SGLANG, TGI, OLLAMA)
-_OPENAI: Final[tuple[type[Backend], ...]] = (
-    Completions,
-    EchoCompletions,
-    BiasedCompletions,
-    TextCompletions,
-    ChatCompletions,
-    TextChatCompletions,
-    NewChatCompletions,
-    NewTextChatCompletions,
-)
-_BACKENDS: Final[dict[str, type[Backend]]] = {
-    backend.name: backend for backends in (_OPENAI, *(kind.backends for kind in _KINDS)) for backend in backends
+BACKENDS: Final[dict[str, type[Backend]]] = {
+    backend.name: backend
+    for backend in (
+        *(backend for backend, _ in OPENAI_BACKENDS),
+        *NEWER_CHATS.values(),
+        *(backend for kind in _KINDS for backend in kind.backends),
+    )
 }
-_NEWER: Final = {ChatCompletions: NewChatCompletions, TextChatCompletions: NewTextChatCompletions}
 _LENGTHS: Final = ("max_model_len", "context_length", "n_ctx", "context_window")
 """Names under which servers report the maximum number of tokens."""
 _WEIGHTS: Final = ("root", "model_path", "weight_version", "model_id", "model_sha", "model_dtype", "digest")
@@ -55,9 +35,9 @@ _WEIGHTS_IN_META: Final = ("n_params", "size")
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A server's kind ("" if unknown) and the fields that it returns about the model."""
+    """A server's kind, None if it is unknown, and the fields that it returns about the model."""
 
-    kind: str
+    kind: ServerKind | None
     fields: JsonObject
 
     @property
@@ -81,30 +61,6 @@ class ServerInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackendConfig:
-    """How a server is asked: by the backend of this name, for the `top_logprobs` most likely tokens (0: text only).
-
-    With `as_ids`, prompts are token ids, not text. `begin` is the token that the server puts before a text.
-    """
-
-    backend: str
-    top_logprobs: int = 0
-    as_ids: bool = True
-    begin: int | None = None
-
-    @property
-    def kind(self) -> type[Backend]:
-        """The class of the backend."""
-        return _BACKENDS[self.backend]
-
-    def describe(self) -> str:
-        """The backend in words, as `ralm probe` prints it."""
-        if self.kind in (EchoCompletions, BiasedCompletions, Completions):
-            return f"{self.backend} of {'token ids' if self.as_ids else 'text'}"
-        return self.backend
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a server can do with the best backend that works.
 
@@ -119,61 +75,6 @@ class Capabilities:
     identity: str
     ruled_out: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def tier(self) -> str:
-        """What is exact, in words."""
-        kind = self.config.kind
-        exact = kind.scores_prompts or kind.max_chosen > 0
-        return _TIERS[0 if exact else 1 if self.config.top_logprobs else 2]
-
-    def as_json(self) -> dict[str, JsonValue]:
-        """The fields as JSON."""
-        return asdict(self)
-
-    @classmethod
-    def of_json(cls, stored: Any) -> Self:
-        """The capabilities in stored JSON. Raises KeyError, TypeError or ValueError if it has another format."""
-        config = BackendConfig(**stored["config"])
-        _ = config.kind
-        return cls(
-            config=config,
-            max_length=stored["max_length"],
-            greedy=tuple(int(token) for token in stored["greedy"]),
-            identity=str(stored["identity"]),
-            ruled_out=tuple((str(backend), str(reason)) for backend, reason in stored["ruled_out"]),
-        )
-
-
-_TIERS: Final = (
-    "1: log-probabilities of given texts (scoring, reranking, ensembles and signals are exact)",
-    "2: the most likely next tokens (greedy answers and ensembles with certified tokens; scores as bounds)",
-    "3: text alone (generation with passages in one context; answers that add up over passages)",
-)
-
-
-def build_backend(config: BackendConfig, model: str, tokenizer: FullTokenizer, names: ServerTokenNames) -> Backend:
-    """The backend that `config` describes, for a server's `model`. Raises KeyError if none has this name."""
-    prompts = PromptFormat(tokenizer=tokenizer, as_ids=config.as_ids, begin=config.begin)
-    return config.kind(top_logprobs=config.top_logprobs, model=model, prompts=prompts, names=names)
-
-
-def configs_to_try(kind: str) -> Iterator[BackendConfig]:
-    """The backends to try on a server of this kind, the best first, without the newer chats (see `newer_chat`)."""
-    for backend in next((one.backends for one in _KINDS if one.name == kind), ()):
-        yield BackendConfig(backend=backend.name, as_ids=not backend.takes_text)
-    by_ids = ((EchoCompletions, True), (BiasedCompletions, True), (EchoCompletions, False), (Completions, True))
-    by_text = ((one, False) for one in (Completions, ChatCompletions, TextCompletions, TextChatCompletions))
-    for backend, as_ids in (*by_ids, *by_text):
-        yield BackendConfig(backend=backend.name, as_ids=as_ids)
-
-
-def newer_chat(config: BackendConfig, problem: str) -> BackendConfig | None:
-    """The chat to try next if an error asks for the field that newer models have instead of `max_tokens`; else None."""
-    newer = next((newer for older, newer in _NEWER.items() if config.kind is older), None)
-    if newer is None or newer.max_tokens_field not in problem:
-        return None
-    return BackendConfig(backend=newer.name, as_ids=False)
-
 
 def detect_server(client: Client) -> ServerInfo:
     """The kind of a server, by the owner of its models and by endpoints that only one kind has.
@@ -184,8 +85,8 @@ def detect_server(client: Client) -> ServerInfo:
     for kind in _KINDS:
         may_be = listed.owner == kind.owner if kind.owner else client.endpoint.is_url
         if may_be and (fields := kind.find(client, listed)) is not None:
-            return ServerInfo(kind.name, fields)
-    return ServerInfo("", listed.entry)
+            return ServerInfo(kind, fields)
+    return ServerInfo(None, listed.entry)
 
 
 def _model_list(client: Client) -> ModelList:

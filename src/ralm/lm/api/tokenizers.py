@@ -1,6 +1,7 @@
 """Finds the tokenizer of a model behind an API: a hub name or folder, an encoding of tiktoken, or the server's own."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -13,18 +14,20 @@ from pydantic import JsonValue
 from ralm.errors import ChatError, ModelError, UsageError
 from ralm.lm import model_folder
 from ralm.lm.api.backends import parsing
+from ralm.lm.api.backends.llamacpp import LLAMA_CPP
 from ralm.lm.api.client import Client
 from ralm.lm.api.servers import ServerInfo
 from ralm.lm.local.tokenization import load_model_tokenizer
 from ralm.lm.tokenizer import full_tokenizer, last_of_user
 from ralm.protocols import FullTokenizer
-from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
+from ralm.records import IntArray, Message, SpecialTokens
 
 _TIKTOKEN: Final = "tiktoken:"
 _NAMES: Final = ("tokenizer_path", "root", "model_path", "model_id")
 """Fields in which servers report the hub name or folder of a model."""
 _CACHED: Final = 1 << 16
 """Texts that a server's own tokenizer caches."""
+_NONE: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,17 +47,16 @@ def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
     """
     option, model = client.options.tokenizer, client.endpoint.model
     if option is not None:
-        return _tiktoken(option) if option.startswith(_TIKTOKEN) else _hub_or_folder(option)
+        return _tiktoken(option) if option.startswith(_TIKTOKEN) else _hub_or_folder(option, model_folder(option))
     if client.endpoint.is_openai:
         return _tiktoken(f"{_TIKTOKEN}{model}")
-    if server.kind == "llama.cpp":
+    if server.kind is LLAMA_CPP:
         return _server_tokenizer(client, server)
     reported = [str(server.fields[key]) for key in _NAMES if server.fields.get(key)]
     failure = None
     for name in dict.fromkeys([*reported, model]):
         try:
-            tokenizer = load_model_tokenizer(name)
-            return ApiTokenizer(tokenizer, name, tokenizer.vocabulary, tokenizer.fingerprint)
+            return _hub_or_folder(name, name)
         except ModelError as error:
             failure = error
     raise UsageError(
@@ -63,8 +65,8 @@ def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
     ) from failure
 
 
-def _hub_or_folder(name: str) -> ApiTokenizer:
-    tokenizer = load_model_tokenizer(model_folder(name))
+def _hub_or_folder(name: str, folder: str) -> ApiTokenizer:
+    tokenizer = load_model_tokenizer(folder)
     return ApiTokenizer(tokenizer, name, tokenizer.vocabulary, tokenizer.fingerprint)
 
 
@@ -79,12 +81,11 @@ def _tiktoken(name: str) -> ApiTokenizer:
         raise UsageError(f"tiktoken has no encoding for {wanted}; give tiktoken:NAME with one of {choices}.") from None
     except Exception as error:  # it downloads its files, and lets the errors of that through
         raise ModelError(f"the encoding {wanted} of tiktoken cannot be loaded: {error}") from error
-    return ApiTokenizer(
-        full_tokenizer(TiktokenTokenizer(encoding)), name, encoding.n_vocab, f"{_TIKTOKEN}{encoding.name}"
-    )
+    tokenizer = _TiktokenTokenizer(encoding)
+    return ApiTokenizer(full_tokenizer(tokenizer), name, encoding.n_vocab, tokenizer.fingerprint)
 
 
-class TiktokenTokenizer:
+class _TiktokenTokenizer:
     """An encoding of tiktoken as a `Tokenizer`; text of special tokens is read as text."""
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
@@ -93,15 +94,12 @@ class TiktokenTokenizer:
 
     @property
     def end_token(self) -> int | None:
-        """The id of the end-of-text token."""
         return self._encoding._special_tokens.get("<|endoftext|>")
 
     def encode(self, text: str) -> IntArray:
-        """Token ids (int64) of a text."""
         return np.array(self._encoding.encode_ordinary(text), dtype=np.int64)
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """The same ids (int64, N), and the first and one past the last character of each (int64, N x 2)."""
         tokens = self.encode(text)
         return tokens, _spans(text, [self._encoding.decode_single_token_bytes(token) for token in tokens.tolist()])
 
@@ -111,10 +109,9 @@ class TiktokenTokenizer:
         return b"".join(map(self._bytes, known)).decode(errors="replace")
 
     def _bytes(self, token: int) -> bytes:
-        try:
+        with suppress(KeyError):  # an id between those of the vocabulary and the special ones
             return self._encoding.decode_single_token_bytes(token)
-        except KeyError:  # an id between those of the vocabulary and the special ones
-            return b""
+        return b""
 
 
 def _server_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
@@ -123,12 +120,11 @@ def _server_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
         raise UsageError(
             f"{client.endpoint.url} does not report the size of its vocabulary: name the model's `tokenizer`."
         )
-    tokenizer = LlamaCppTokenizer(client)
-    name = f"of {client.endpoint.url}"
-    return ApiTokenizer(full_tokenizer(tokenizer), name, size, tokenizer.fingerprint)
+    tokenizer = _LlamaCppTokenizer(client)
+    return ApiTokenizer(full_tokenizer(tokenizer), f"of {client.endpoint.url}", size, tokenizer.fingerprint)
 
 
-class LlamaCppTokenizer:
+class _LlamaCppTokenizer:
     """The tokenizer of a llama.cpp server, which is asked for every text; its answers are cached."""
 
     def __init__(self, client: Client) -> None:
@@ -136,49 +132,35 @@ class LlamaCppTokenizer:
         self._pieces = lru_cache(_CACHED)(self._request_pieces)
         self._texts = lru_cache(_CACHED)(self._request_text)
         bare, whole = (self._request_pieces("a", special=special) for special in (False, True))
-        self._before = [token for token, _ in whole[: len(whole) - len(bare)]]
+        before = [token for token, _ in whole[: len(whole) - len(bare)]]
         props = client.get("//props")
-        self._end = self._special(props.get("eos_token"))
-        self._begin = self._special(props.get("bos_token"))
+        begin = self._special(props.get("bos_token"))
+        self.special_tokens = SpecialTokens(np.array(before, dtype=np.int64), _NONE, begin)
+        self.end_token = self._special(props.get("eos_token"))
         sample = [
             self._pieces(text)
             for text in (" Hello,  World!\n\n\tIt's", "\u00e9\u4e2d\U0001f600", str(props.get("model_path")))
         ]
-        self.fingerprint = sha256(repr((sample, self._before, self._end)).encode()).hexdigest()[:16]
-
-    @property
-    def end_token(self) -> int | None:
-        """The id of the end-of-text token, or None."""
-        return self._end
-
-    @property
-    def special_tokens(self) -> SpecialTokens:
-        """The tokens that the server adds before a text, and its BOS."""
-        return SpecialTokens(np.array(self._before, dtype=np.int64), np.zeros(0, dtype=np.int64), self._begin)
+        self.fingerprint = sha256(repr((sample, before, self.end_token)).encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> IntArray:
-        """Token ids (int64) of a text, without special tokens."""
         return np.array([token for token, _ in self._pieces(text)], dtype=np.int64)
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """The same ids (int64, N), and the first and one past the last character of each (int64, N x 2)."""
         return self.encode(text), _spans(text, [piece for _, piece in self._pieces(text)])
 
     def decode(self, tokens: IntArray) -> str:
-        """The text of token ids."""
         return self._texts(tuple(tokens.tolist()))
 
     @parsing
     def _request_pieces(self, text: str, *, special: bool = False) -> tuple[tuple[int, bytes], ...]:
         """The tokens of a text with their bytes."""
-        body: dict[str, JsonValue] = {
-            "content": text,
-            "add_special": special,
-            "parse_special": False,
-            "with_pieces": True,
-        }
-        tokens: Any = self._client.post("//tokenize", body)["tokens"]
-        return tuple((int(one["id"]), _bytes_of(one["piece"])) for one in tokens)
+        body: dict[str, JsonValue] = {"content": text, "add_special": special, "parse_special": False}
+        tokens: Any = self._client.post("//tokenize", {**body, "with_pieces": True})["tokens"]
+        pieces = ((one["id"], one["piece"]) for one in tokens)
+        return tuple(
+            (int(token), piece.encode() if isinstance(piece, str) else bytes(piece)) for token, piece in pieces
+        )
 
     @parsing
     def _request_text(self, tokens: tuple[int, ...]) -> str:
@@ -191,10 +173,6 @@ class LlamaCppTokenizer:
             return None
         tokens: Any = self._client.post("//tokenize", {"content": text, "parse_special": True})["tokens"]
         return int(tokens[0]) if len(tokens) == 1 else None
-
-
-def _bytes_of(piece: object) -> bytes:
-    return piece.encode() if isinstance(piece, str) else bytes(piece)  # type: ignore[call-overload]
 
 
 def _spans(text: str, pieces: Sequence[bytes]) -> IntArray:
@@ -216,9 +194,6 @@ def _spans(text: str, pieces: Sequence[bytes]) -> IntArray:
     return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
 
-_NONE = np.zeros(0, dtype=np.int64)
-
-
 class PlainTokenizer:
     """A `FullTokenizer` for servers that add special tokens themselves: it adds none.
 
@@ -229,37 +204,14 @@ class PlainTokenizer:
         self._own = tokenizer
         self._messages = messages
         self.fingerprint = f"{getattr(tokenizer, 'fingerprint', '')} without special tokens"
-
-    @property
-    def special_tokens(self) -> SpecialTokens:
-        """None, since the server adds its own."""
-        return SpecialTokens(before=_NONE, after=_NONE, begin=None)
-
-    @property
-    def end_token(self) -> int | None:
-        """The tokenizer's own."""
-        return self._own.end_token
-
-    @property
-    def unknown_token(self) -> int | None:
-        """The tokenizer's own."""
-        return self._own.unknown_token
-
-    def token_of(self, text: str) -> int | None:
-        """As the tokenizer."""
-        return self._own.token_of(text)
-
-    def encode(self, text: str) -> IntArray:
-        """As the tokenizer."""
-        return self._own.encode(text)
-
-    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """As the tokenizer."""
-        return self._own.encode_with_spans(text)
-
-    def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
-        """As the tokenizer."""
-        return self._own.encode_pieces(chunks)
+        self.special_tokens = SpecialTokens(before=_NONE, after=_NONE, begin=None)
+        self.end_token = tokenizer.end_token
+        self.unknown_token = tokenizer.unknown_token
+        self.token_of = tokenizer.token_of
+        self.encode = tokenizer.encode
+        self.encode_with_spans = tokenizer.encode_with_spans
+        self.encode_pieces = tokenizer.encode_pieces
+        self.decode = tokenizer.decode
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
         """Token ids (int64) of a document, cut to `max_tokens`."""
@@ -275,7 +227,3 @@ class PlainTokenizer:
                 "use a server that takes a prompt as text."
             )
         return self._own.encode_with_spans(messages[last_of_user(messages)].content)
-
-    def decode(self, tokens: IntArray) -> str:
-        """As the tokenizer."""
-        return self._own.decode(tokens)

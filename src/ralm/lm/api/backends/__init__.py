@@ -17,7 +17,7 @@ from ralm.errors import ServerError
 from ralm.lm.api.client import Client
 from ralm.lm.api.predictions import Prediction, ServerTokenNames
 from ralm.lm.api.transport import ApiRequest, JsonObject
-from ralm.protocols import FullTokenizer
+from ralm.protocols import Tokenizer
 from ralm.records import IntArray
 
 _Given = ParamSpec("_Given")
@@ -27,40 +27,38 @@ END: Final = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptFormat:
-    """How a prompt is sent: as token ids, or as text, before which the server may put the token `begin` (a BOS)."""
+class BackendConfig:
+    """How a server is asked: by the backend of this name, for the `top_logprobs` most likely tokens (0: text only).
 
-    tokenizer: FullTokenizer
-    as_ids: bool
+    With `as_ids`, prompts are token ids, not text. `begin` is the token (a BOS) that the server puts before a text.
+    """
+
+    backend: str
+    top_logprobs: int = 0
+    as_ids: bool = True
     begin: int | None = None
 
-    def encode(self, tokens: IntArray) -> JsonValue:
-        """These tokens as the prompt of a request. Raises ServerError if the server would add a BOS that they lack."""
-        return tokens.tolist() if self.as_ids else self.tokenizer.decode(self._without_bos(tokens))
-
-    def keeps_tokens(self, tokens: IntArray) -> bool:
-        """Whether the server reads exactly these tokens: it may split a text into others, and rejects an empty one."""
-        if self.as_ids:
-            return True
-        sent = self._without_bos(tokens)
-        return len(sent) > 0 and np.array_equal(self.tokenizer.encode(self.tokenizer.decode(sent)), sent)
-
-    def _without_bos(self, tokens: IntArray) -> IntArray:
-        if self.begin is None:
-            return tokens
-        if len(tokens) == 0 or tokens[0] != self.begin:
-            raise ServerError(
-                "the server takes text and puts a BOS before it, and this prompt has none: read with `bos` always."
-            )
-        return tokens[1:]
+    def describe(self) -> str:
+        """The backend in words, as `ralm probe` prints it."""
+        either = self.backend in ("completions", "echo", "bias")
+        return f"{self.backend} of {'token ids' if self.as_ids else 'text'}" if either else self.backend
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_TIERS: Final = (
+    "1: log-probabilities of given texts (scoring, reranking, ensembles and signals are exact)",
+    "2: the most likely next tokens (greedy answers and ensembles with certified tokens; scores as bounds)",
+    "3: text alone (generation with passages in one context; answers that add up over passages)",
+)
+
+
+@dataclass(frozen=True)
 class Backend(ABC):
-    """Asks a server for the `top_logprobs` most likely tokens of `model`; `names` finds their ids.
+    """Asks a server for the most likely tokens of `model`; `names` finds their ids.
 
     The class variables declare what a server returns:
 
+    text_path            where an answer has the generated text
+    count_path           where an answer has the number of tokens that the server read
     scores_prompts       the log-probability of every token of a prompt
     lists_prompt_tokens  with them, the most likely tokens at each position
     max_chosen           the log-probabilities of so many chosen next tokens in one request
@@ -71,6 +69,8 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
+    text_path: ClassVar[tuple[str | int, ...]]
+    count_path: ClassVar[tuple[str, ...]] = ()
     scores_prompts: ClassVar[bool] = False
     lists_prompt_tokens: ClassVar[bool] = True
     max_chosen: ClassVar[int] = 0
@@ -78,10 +78,19 @@ class Backend(ABC):
     text_only: ClassVar[bool] = False
     takes_text: ClassVar[bool] = False
     hides_special_tokens: ClassVar[bool] = False
-    top_logprobs: int
+    config: BackendConfig
     model: str
-    prompts: PromptFormat
     names: ServerTokenNames
+
+    @property
+    def top_logprobs(self) -> int:
+        """How many most likely tokens are requested."""
+        return self.config.top_logprobs
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model."""
+        return self.names.tokenizer
 
     @property
     def reserved_tokens(self) -> int:
@@ -90,14 +99,35 @@ class Backend(ABC):
         return 2 if self.scores_prompts else 1
 
     @property
-    def takes_token_ids(self) -> bool:
-        """Whether prompts are token ids, so that the server reads them unchanged."""
-        return self.prompts.as_ids
+    def is_exact(self) -> bool:
+        """Whether the server returns the log-probabilities of given texts."""
+        return self.scores_prompts or self.max_chosen > 0
 
     @property
-    def settings(self) -> dict[str, JsonValue]:
-        """The settings that decide the answers, besides the model."""
-        return {"backend": self.name, "top_logprobs": self.top_logprobs}
+    def tier(self) -> str:
+        """What is exact, in words."""
+        return _TIERS[0 if self.is_exact else 1 if self.top_logprobs else 2]
+
+    def encode(self, tokens: IntArray) -> JsonValue:
+        """These tokens as the prompt of a request. Raises ServerError if the server would add a BOS that they lack."""
+        return tokens.tolist() if self.config.as_ids else self.tokenizer.decode(self._without_bos(tokens))
+
+    def keeps_tokens(self, text: IntArray) -> bool:
+        """Whether the server reads exactly these tokens: it may split a text into others, and rejects an empty one. A
+        message is its text, however the server splits it."""
+        if self.config.as_ids or not self.continues_own_text:
+            return True
+        sent = self._without_bos(text)
+        return len(sent) > 0 and np.array_equal(self.tokenizer.encode(self.tokenizer.decode(sent)), sent)
+
+    def _without_bos(self, tokens: IntArray) -> IntArray:
+        if self.config.begin is None:
+            return tokens
+        if len(tokens) == 0 or tokens[0] != self.config.begin:
+            raise ServerError(
+                "the server takes text and puts a BOS before it, and this prompt has none: read with `bos` always."
+            )
+        return tokens[1:]
 
     @abstractmethod
     def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
@@ -111,21 +141,20 @@ class Backend(ABC):
         """The prediction of the first generated token, also if its id is not known; `end_prediction()` if none was."""
         return next(iter(self.generated(answer, 1)), end_prediction())
 
-    @abstractmethod
-    def generated_text(self, answer: JsonObject) -> str | None:
-        """The generated text, if it can be compared with the tokens."""
+    def generated_text(self, answer: JsonObject) -> str:
+        """The generated text."""
+        return str(answer_field(answer, *self.text_path) or "")
 
-    @abstractmethod
     def prompt_token_count(self, answer: JsonObject) -> int | None:
         """The number of tokens that the server read, if it reports it."""
+        found: Any = answer
+        for step in self.count_path:
+            found = found.get(step) if isinstance(found, Mapping) else None
+        return found if isinstance(found, int) else None
 
     def token_count_request(self, text: IntArray) -> ApiRequest:
         """The request whose answer `prompt_token_count` reads."""
         return self.generation_request(text, 1)
-
-    def keeps_tokens(self, text: IntArray) -> bool:
-        """Whether the server reads exactly these tokens."""
-        return self.prompts.keeps_tokens(text)
 
     def prompt_request(self, tokens: IntArray) -> ApiRequest:
         """The request for the log-probabilities of the tokens of a prompt."""
@@ -171,7 +200,6 @@ class ServerKind:
     `owned_by` of the server's models; with no `owner` it asks for an endpoint that only this kind has.
     """
 
-    name: str
     backends: tuple[type[Backend], ...]
     find: Callable[[Client, ModelList], JsonObject | None]
     owner: str = ""
@@ -231,9 +259,3 @@ def answer_field(answer: object, *path: str | int) -> Any:
         except (LookupError, TypeError):
             raise unexpected(f"the server's answer has no {'.'.join(map(str, path))}") from None
     return found
-
-
-def count_in(fields: object, name: str) -> int | None:
-    """A count among the fields of an answer; None if there is none."""
-    count = fields.get(name) if isinstance(fields, Mapping) else None
-    return count if isinstance(count, int) else None

@@ -6,8 +6,7 @@ list of the most likely tokens, which the bias does not change, has the needed v
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -17,7 +16,6 @@ from ralm.lm.api.backends import (
     ModelList,
     ServerKind,
     answer_field,
-    count_in,
     end_prediction,
     parsing,
     unexpected,
@@ -33,93 +31,74 @@ _BIAS: Final = 1000
 """A bias that makes any token the greedy one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaCppCompletion(Backend):
+class _Completion(Backend):
     """POST /completion of a llama.cpp server, at its root."""
 
-    name: ClassVar[str] = _NAME
-    max_chosen: ClassVar[int] = 1
+    name = _NAME
+    text_path = ("content",)
+    count_path = ("tokens_evaluated",)
+    max_chosen = 1
 
     def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
         """Greedy tokens with `n_probs`. For one token the bias ensures that the server lists the most likely ones."""
         if max_tokens == 1:
-            return _request(text, 1, {"n_probs": self.top_logprobs, "logit_bias": [[self._ordinary, _BIAS]]})
-        return _request(text, max_tokens, {"n_probs": self.top_logprobs, "return_tokens": True})
+            return _request(text, 1, n_probs=self.top_logprobs, logit_bias=[[self._ordinary, _BIAS]])
+        return _request(text, max_tokens, n_probs=self.top_logprobs, return_tokens=True)
 
     @parsing
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
         """One prediction for each generated token, up to one that ends inside a character."""
         if max_tokens == 1:
-            return [self._top_prediction(answer_field(answer, "completion_probabilities", 0))]
+            row = answer_field(answer, "completion_probabilities", 0)
+            first = answer_field(row, "top_logprobs", 0)  # the greedy token, which the bias replaced
+            return [self._prediction(first, row)]
         rows: Any = answer.get("completion_probabilities") or []
         tokens = answer_field(answer, "tokens")
         found: list[Prediction] = []
         for token, row in zip(tokens, rows, strict=False):
             if answer_field(row, "id") != token:
                 return found
-            found.append(self._prediction(int(token), _log_prob(row), row))
+            found.append(self._prediction(row, row))
         ended = answer.get("stop_type") == "eos" and len(rows) == len(tokens)
         return [*found, end_prediction()] if ended and len(found) < max_tokens else found
-
-    @parsing
-    def generated_text(self, answer: JsonObject) -> str | None:
-        """`content`."""
-        return str(answer_field(answer, "content"))
-
-    @parsing
-    def prompt_token_count(self, answer: JsonObject) -> int | None:
-        """`tokens_evaluated`."""
-        return count_in(answer, "tokens_evaluated")
 
     def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
         """One token, which a bias makes the greedy one; the whole vocabulary if the token ends inside a character."""
         [token] = tokens
         if self._is_part(token):
-            return _request(text, 1, {"n_probs": self.names.size, "logit_bias": [[self._ordinary, _BIAS]]})
-        return _request(text, 1, {"n_probs": 1, "logit_bias": [[token, _BIAS]]})
+            return _request(text, 1, n_probs=self.names.size, logit_bias=[[self._ordinary, _BIAS]])
+        return _request(text, 1, n_probs=1, logit_bias=[[token, _BIAS]])
 
     @parsing
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """The log-probability of the chosen token."""
         [token] = tokens
         row = answer_field(answer, "completion_probabilities", 0)
         rows = answer_field(row, "top_logprobs") if self._is_part(token) else [row]
         found = next((one for one in rows if answer_field(one, "id") == token), None)
         if found is None:
             raise unexpected(f"the server returns token {row['id']} where {token} was chosen: it ignores `logit_bias`")
-        return [_log_prob(found)]
+        return [_pair(found)[1]]
 
     @property
     def _ordinary(self) -> int:
         """A token that is not part of a character."""
-        return int(self.prompts.tokenizer.encode("a")[-1])
+        return int(self.tokenizer.encode("a")[-1])
 
     def _is_part(self, token: int) -> bool:
         """Whether a token ends inside a character."""
-        return "\N{REPLACEMENT CHARACTER}" in self.prompts.tokenizer.decode(np.array([token], dtype=np.int64))
+        return "\N{REPLACEMENT CHARACTER}" in self.tokenizer.decode(np.array([token], dtype=np.int64))
 
-    def _top_prediction(self, row: Mapping[str, Any]) -> Prediction:
-        """The prediction of the greedy token, which the bias replaced."""
-        first = answer_field(row, "top_logprobs", 0)
-        return self._prediction(int(answer_field(first, "id")), _log_prob(first), row)
-
-    def _prediction(self, token: int, log_prob: float, row: Mapping[str, Any]) -> Prediction:
-        pairs = [(int(answer_field(one, "id")), _log_prob(one)) for one in answer_field(row, "top_logprobs")]
-        return build_prediction(token, log_prob, pairs, self.top_logprobs)
+    def _prediction(self, token: Mapping[str, Any], row: Mapping[str, Any]) -> Prediction:
+        return build_prediction(*_pair(token), [*map(_pair, answer_field(row, "top_logprobs"))], self.top_logprobs)
 
 
-def _log_prob(row: Mapping[str, Any]) -> float:
-    return parse_log_prob(answer_field(row, "logprob"), _NAME)
+def _pair(one: Mapping[str, Any]) -> tuple[int, float]:
+    """The id of a token and its log-probability."""
+    return int(answer_field(one, "id")), parse_log_prob(answer_field(one, "logprob"), _NAME)
 
 
-def _request(text: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
-    body: dict[str, JsonValue] = {
-        "prompt": text.tolist(),
-        "n_predict": max_tokens,
-        "temperature": 0,
-        "cache_prompt": True,
-        **more,
-    }
+def _request(text: IntArray, max_tokens: int, **more: JsonValue) -> ApiRequest:
+    body = {"prompt": text.tolist(), "n_predict": max_tokens, "temperature": 0, "cache_prompt": True, **more}
     return ApiRequest("//completion", body, len(text), max_tokens)
 
 
@@ -129,4 +108,4 @@ def _find(client: Client, listed: ModelList) -> JsonObject:
     return listed.entry
 
 
-LLAMA_CPP: Final = ServerKind(_NAME, (LlamaCppCompletion,), _find, owner="llamacpp")
+LLAMA_CPP: Final = ServerKind((_Completion,), _find, owner="llamacpp")

@@ -5,15 +5,13 @@ beginning and shift a full context while it generates; both are switched off.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import ModelList, ServerKind, answer_field, count_in, get_or_empty, parsing
-from ralm.lm.api.backends.openai import Completions, retokenize
+from ralm.lm.api.backends import ModelList, ServerKind, get_or_empty
+from ralm.lm.api.backends.openai import Completions
 from ralm.lm.api.client import Client
-from ralm.lm.api.predictions import Prediction
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
 
@@ -27,35 +25,23 @@ _GREEDY: Final[Mapping[str, JsonValue]] = {
 """Options that the settings of a model may change."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaGenerate(Completions):
-    """POST /api/generate of an Ollama server, at its root."""
-
-    name: ClassVar[str] = "ollama"
-    names_parts: ClassVar[bool] = True
-    takes_text: ClassVar[bool] = True
-
-    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """Greedy tokens with `top_logprobs`."""
-        return self._request(text, max_tokens, {"logprobs": True, "top_logprobs": self.top_logprobs})
-
-    @parsing
-    def generated_text(self, answer: JsonObject) -> str | None:
-        """`response`."""
-        return str(answer_field(answer, "response"))
-
-    @parsing
-    def prompt_token_count(self, answer: JsonObject) -> int | None:
-        """`prompt_eval_count`."""
-        return count_in(answer, "prompt_eval_count")
+class _Generate(Completions):
+    name = "ollama"
+    text_path = ("response",)
+    count_path = ("prompt_eval_count",)
+    lists_as_chat = True
+    names_parts = True
+    takes_text = True
 
     def _choice(self, answer: JsonObject) -> Mapping[str, Any]:
-        return {"logprobs": {"content": answer_field(answer, "logprobs")}, "finish_reason": answer.get("done_reason")}
+        listed = answer.get("logprobs")
+        logprobs = None if listed is None else {"content": listed}
+        return {"logprobs": logprobs, "finish_reason": answer.get("done_reason")}
 
     def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
         body: dict[str, JsonValue] = {
             "model": self.model,
-            "prompt": self.prompts.encode(tokens),
+            "prompt": self.encode(tokens),
             "raw": True,
             "stream": False,
             "truncate": False,
@@ -66,22 +52,12 @@ class OllamaGenerate(Completions):
         return ApiRequest("//api/generate", body, len(tokens), max_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaTextGenerate(OllamaGenerate):
-    """The same for a version that returns only text, which is tokenized again."""
+class _TextGenerate(_Generate):
+    """The same for a version that returns only text."""
 
-    name: ClassVar[str] = "ollama text"
-    text_only: ClassVar[bool] = True
-    hides_special_tokens: ClassVar[bool] = True
-
-    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """Greedy text."""
-        return self._request(text, max_tokens, {})
-
-    @parsing
-    def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
-        """One prediction without log-probabilities for each token of the text."""
-        return retokenize(str(answer_field(answer, "response")), answer.get("done_reason"), self.prompts, max_tokens)
+    name = "ollama text"
+    text_only = True
+    hides_special_tokens = True
 
 
 def _find(client: Client, _: ModelList) -> JsonObject | None:
@@ -95,4 +71,4 @@ def _find(client: Client, _: ModelList) -> JsonObject | None:
     return next((one for one in models if one.get("name") in (model, f"{model}:latest")), {})
 
 
-OLLAMA: Final = ServerKind("ollama", (OllamaGenerate, OllamaTextGenerate), _find)
+OLLAMA: Final = ServerKind((_Generate, _TextGenerate), _find)

@@ -5,25 +5,14 @@ bias chooses any next token, and a chat takes the prompt as a message, which the
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import (
-    Backend,
-    PromptFormat,
-    answer_field,
-    count_in,
-    end_prediction,
-    expect_length,
-    parsing,
-    unexpected,
-)
+from ralm.lm.api.backends import Backend, answer_field, end_prediction, expect_length, parsing, unexpected
 from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, text_prediction
 from ralm.lm.api.transport import ApiRequest, JsonObject
-from ralm.protocols import Tokenizer
 from ralm.records import IntArray
 
 _BIAS: Final = 100
@@ -32,28 +21,38 @@ _Row: TypeAlias = tuple[object, object, Sequence[tuple[str, object]]]
 """The name of a token, its log-probability, and the most likely tokens at its position."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Completions(Backend):
-    """/completions with the most likely tokens.
+    """/completions with the most likely tokens; if the server is `text_only`, its text is tokenized again.
 
     Servers that take token ids name parts of characters, and so do those with `names_parts`. llama-cpp-python leaves
-    the parts out of names: what it lists as a space may be a space and a part.
+    the parts out of names: what it lists as a space may be a space and a part. `lists_as_chat` servers are asked for
+    the most likely tokens as in a chat.
     """
 
-    name: ClassVar[str] = "completions"
+    name = "completions"
+    text_path: ClassVar[tuple[str | int, ...]] = ("choices", 0, "text")
+    count_path: ClassVar[tuple[str, ...]] = ("usage", "prompt_tokens")
+    lists_as_chat: ClassVar[bool] = False
     names_parts: ClassVar[bool] = False
 
     def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """Greedy tokens with `logprobs`."""
-        return self._request(text, max_tokens, {"logprobs": self.top_logprobs})
+        """Greedy tokens, and the most likely ones if the server lists them."""
+        listed: dict[str, JsonValue] = {"logprobs": self.top_logprobs}
+        if self.lists_as_chat:
+            listed = {"logprobs": True, "top_logprobs": self.top_logprobs}
+        return self._request(text, max_tokens, {} if self.text_only else listed)
 
     @parsing
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
-        """One prediction for each generated token."""
+        """One prediction for each generated token; without log-probabilities if the server returns only text."""
         choice = self._choice(answer)
-        found = self._predictions(choice, ())
-        stopped = choice.get("finish_reason") == "stop"
-        return [*found, end_prediction()] if stopped and len(found) < max_tokens else found
+        reason = choice.get("finish_reason")
+        if self.text_only:
+            found = [text_prediction(int(token)) for token in self._continuation(self.generated_text(answer))]
+            found, ended = found[:max_tokens], reason != "length"
+        else:
+            found, ended = self._predictions(choice, ()), reason == "stop"
+        return [*found, end_prediction()] if ended and len(found) < max_tokens else found
 
     @parsing
     def first_generated(self, answer: JsonObject) -> Prediction:
@@ -61,20 +60,10 @@ class Completions(Backend):
         rows = self._rows(self._choice(answer))
         return self._prediction(*rows[0], None) if rows else end_prediction()
 
-    @parsing
-    def generated_text(self, answer: JsonObject) -> str | None:
-        """`text`."""
-        return str(answer_field(answer, "choices", 0, "text"))
-
-    @parsing
-    def prompt_token_count(self, answer: JsonObject) -> int | None:
-        """`usage.prompt_tokens`."""
-        return count_in(answer.get("usage"), "prompt_tokens")
-
     def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
         body: dict[str, JsonValue] = {
             "model": self.model,
-            "prompt": self.prompts.encode(tokens),
+            "prompt": self.encode(tokens),
             "max_tokens": max_tokens,
             "temperature": 0,
             **more,
@@ -127,28 +116,30 @@ class Completions(Backend):
             raise unexpected(
                 f"the server reads {name!r} where a prompt has token {token}: it splits the text into other tokens"
             )
-        whole = self.names.id_of if self.prompts.as_ids or self.names_parts else self.names.unambiguous_id
+        whole = self.names.id_of if self.config.as_ids or self.names_parts else self.names.unambiguous_id
         pairs = [(found if one == name else whole(one), parse_log_prob(other, "the server")) for one, other in listed]
         return build_prediction(token, log_prob, pairs, self.top_logprobs)
 
+    def _continuation(self, text: str) -> IntArray:
+        """The tokens of a text that continues another one; alone, some tokenizers would put a space before it."""
+        line, whole = self.tokenizer.encode("\n"), self.tokenizer.encode("\n" + text)
+        return whole[len(line) :] if np.array_equal(whole[: len(line)], line) else self.tokenizer.encode(text)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EchoCompletions(Completions):
+
+class _EchoCompletions(Completions):
     """/completions with `echo`, which returns the log-probabilities of the prompt.
 
     It asks for one new token, since some servers read 0 new tokens as no limit.
     """
 
-    name: ClassVar[str] = "echo"
-    scores_prompts: ClassVar[bool] = True
+    name = "echo"
+    scores_prompts = True
 
     def prompt_request(self, tokens: IntArray) -> ApiRequest:
-        """The prompt, echoed."""
         return self._request(tokens, 1, {"logprobs": self.top_logprobs, "echo": True})
 
     @parsing
     def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
-        """The predictions of the prompt and of the new token."""
         choice = answer_field(answer, "choices", 0)
         logprobs = answer_field(choice, "logprobs", "token_logprobs")
         ended = choice.get("finish_reason") == "stop" and len(logprobs) == len(tokens)
@@ -159,15 +150,13 @@ class EchoCompletions(Completions):
         return self._predictions(choice, tokens[1:])[begin - 1 :]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BiasedCompletions(Completions):
+class _BiasedCompletions(Completions):
     """/completions of a server on which a bias chooses any token, and which returns its log-probability without it."""
 
-    name: ClassVar[str] = "bias"
-    max_chosen: ClassVar[int] = 1
+    name = "bias"
+    max_chosen = 1
 
     def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
-        """One token, which a bias makes the greedy one."""
         [token] = tokens
         bias: JsonValue = {str(token): _BIAS}
         return self._request(text, 1, {"logprobs": self.top_logprobs, "logit_bias": bias})
@@ -181,107 +170,70 @@ class BiasedCompletions(Completions):
         return [self._predictions(choice, tokens)[0].log_prob]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextCompletions(Completions):
-    """/completions of a server that returns only text, which is tokenized again."""
-
-    name: ClassVar[str] = "text"
-    text_only: ClassVar[bool] = True
-    hides_special_tokens: ClassVar[bool] = True
-
-    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """Greedy text."""
-        return self._request(text, max_tokens, {})
-
-    @parsing
-    def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
-        """One prediction without log-probabilities for each token of the text."""
-        choice = answer_field(answer, "choices", 0)
-        return retokenize(str(answer_field(choice, "text")), choice.get("finish_reason"), self.prompts, max_tokens)
+class _TextCompletions(Completions):
+    name = "text"
+    text_only = True
+    hides_special_tokens = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCompletions(Completions):
+class _ChatCompletions(Completions):
     """/chat/completions with the most likely tokens of an answer.
 
     The prompt is a message of the user. No text can continue the beginning of an answer.
     """
 
-    name: ClassVar[str] = "chat"
-    names_parts: ClassVar[bool] = True
-    continues_own_text: ClassVar[bool] = False
-    hides_special_tokens: ClassVar[bool] = True
+    name = "chat"
+    text_path = ("choices", 0, "message", "content")
+    lists_as_chat = True
+    names_parts = True
+    continues_own_text = False
+    hides_special_tokens = True
     max_tokens_field: ClassVar[str] = "max_tokens"
 
-    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """A greedy answer with `top_logprobs`."""
-        return self._message(text, max_tokens, {"logprobs": True, "top_logprobs": self.top_logprobs})
-
-    def keeps_tokens(self, text: IntArray) -> bool:  # noqa: ARG002
-        """True: a message is its text, however the server splits it."""
-        return True
-
-    @parsing
-    def generated_text(self, answer: JsonObject) -> str | None:
-        """The content of the message."""
-        return str(answer_field(answer, "choices", 0, "message", "content") or "")
-
-    def _message(self, text: IntArray, max_tokens: int, more: dict[str, JsonValue]) -> ApiRequest:
+    def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
         body: dict[str, JsonValue] = {
             "model": self.model,
-            "messages": [{"role": "user", "content": self.prompts.tokenizer.decode(text)}],
+            "messages": [{"role": "user", "content": self.tokenizer.decode(tokens)}],
             self.max_tokens_field: max_tokens,
             "temperature": 0,
             **more,
         }
-        return ApiRequest("/chat/completions", body, len(text), max_tokens)
+        return ApiRequest("/chat/completions", body, len(tokens), max_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextChatCompletions(ChatCompletions):
-    """/chat/completions of a server that returns only text, which is tokenized again."""
-
-    name: ClassVar[str] = "text chat"
-    text_only: ClassVar[bool] = True
-
-    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """A greedy answer."""
-        return self._message(text, max_tokens, {})
-
-    @parsing
-    def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
-        """One prediction without log-probabilities for each token of the answer."""
-        choice = answer_field(answer, "choices", 0)
-        return retokenize(self.generated_text(answer) or "", choice.get("finish_reason"), self.prompts, max_tokens)
+class _TextChatCompletions(_ChatCompletions):
+    name = "text chat"
+    text_only = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewChatCompletions(ChatCompletions):
+class _NewChatCompletions(_ChatCompletions):
     """/chat/completions of models that reject `max_tokens`, such as OpenAI's newer ones."""
 
-    name: ClassVar[str] = "new chat"
-    max_tokens_field: ClassVar[str] = "max_completion_tokens"
+    name = "new chat"
+    max_tokens_field = "max_completion_tokens"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewTextChatCompletions(TextChatCompletions):
-    """The same for models that return only text."""
-
-    name: ClassVar[str] = "new text chat"
-    max_tokens_field: ClassVar[str] = NewChatCompletions.max_tokens_field
+class _NewTextChatCompletions(_NewChatCompletions):
+    name = "new text chat"
+    text_only = True
 
 
-def retokenize(text: str, finish_reason: object, prompts: PromptFormat, max_tokens: int) -> list[Prediction]:
-    """Generated text as predictions without log-probabilities; `end_prediction()` is last if the text ended there."""
-    tokens = [text_prediction(int(token)) for token in _encode_continuation(text, prompts.tokenizer)]
-    ended = finish_reason != "length" and len(tokens) < max_tokens
-    return [*tokens, end_prediction()] if ended else tokens[:max_tokens]
-
-
-def _encode_continuation(text: str, tokenizer: Tokenizer) -> IntArray:
-    """The tokens of a text that continues another one; alone, some tokenizers would put a space before it."""
-    line, whole = tokenizer.encode("\n"), tokenizer.encode("\n" + text)
-    return whole[len(line) :] if np.array_equal(whole[: len(line)], line) else tokenizer.encode(text)
+OPENAI_BACKENDS: Final[Sequence[tuple[type[Backend], bool]]] = (
+    (_EchoCompletions, True),
+    (_BiasedCompletions, True),
+    (_EchoCompletions, False),
+    (Completions, True),
+    (Completions, False),
+    (_ChatCompletions, False),
+    (_TextCompletions, False),
+    (_TextChatCompletions, False),
+)
+"""The backends to try on any server, the best first, and whether prompts are token ids."""
+NEWER_CHATS: Final[Mapping[type[Backend], type[_ChatCompletions]]] = {
+    _ChatCompletions: _NewChatCompletions,
+    _TextChatCompletions: _NewTextChatCompletions,
+}
+"""The chats to try next if an error asks for the field that newer models have instead of `max_tokens`."""
 
 
 def _pairs(top: object) -> list[tuple[str, object]]:

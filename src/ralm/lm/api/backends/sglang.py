@@ -1,8 +1,7 @@
 """SGLang's own /generate: it names tokens by id, and returns the log-probabilities of prompts and of chosen ids."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from pydantic import JsonValue
 
@@ -11,7 +10,6 @@ from ralm.lm.api.backends import (
     ModelList,
     ServerKind,
     answer_field,
-    count_in,
     expect_length,
     get_or_empty,
     parsing,
@@ -23,61 +21,43 @@ from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SgLangGenerate(Backend):
-    """POST /generate of an SGLang server, at its root."""
-
-    name: ClassVar[str] = "sglang"
-    scores_prompts: ClassVar[bool] = True
-    max_chosen: ClassVar[int] = 128
+class _Generate(Backend):
+    name = "sglang"
+    text_path = ("text",)
+    count_path = ("meta_info", "prompt_tokens")
+    scores_prompts = True
+    max_chosen = 128
 
     def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """Greedy tokens, without the log-probabilities of the prompt."""
-        return _request(text, max_tokens, {"logprob_start_len": -1, "top_logprobs_num": self.top_logprobs})
+        return _request(text, max_tokens, logprob_start_len=-1, top_logprobs_num=self.top_logprobs)
 
     @parsing
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:  # noqa: ARG002
         """One prediction for each generated token, the end of the text included."""
         return self._predictions(answer, "output", 0)
 
-    @parsing
-    def generated_text(self, answer: JsonObject) -> str | None:
-        """`text`."""
-        return str(answer_field(answer, "text"))
-
-    @parsing
-    def prompt_token_count(self, answer: JsonObject) -> int | None:
-        """`prompt_tokens`."""
-        return count_in(answer_field(answer, "meta_info"), "prompt_tokens")
-
     def prompt_request(self, tokens: IntArray) -> ApiRequest:
-        """The log-probabilities of the prompt from its beginning, and of one more token."""
-        return _request(tokens, 1, {"logprob_start_len": 0, "top_logprobs_num": self.top_logprobs})
+        return _request(tokens, 1, logprob_start_len=0, top_logprobs_num=self.top_logprobs)
 
     @parsing
     def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
-        """The predictions of the prompt and of the next token."""
         _prompt_rows(answer, tokens)
         return self._predictions(answer, "input", 1)[begin - 1 :] + self._predictions(answer, "output", 0)
 
     def scoring_request(self, tokens: IntArray) -> ApiRequest:
-        """The prompt without the most likely tokens."""
-        return _request(tokens, 1, {"logprob_start_len": 0, "top_logprobs_num": 0})
+        return _request(tokens, 1, logprob_start_len=0, top_logprobs_num=0)
 
     @parsing
     def scored_log_probs(self, answer: JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
-        """The log-probabilities of the tokens at these positions."""
         values = [value for value, *_ in _prompt_rows(answer, tokens)]
         found: list[float] = parse_log_probs(values[1:], "SGLang")[positions - 1].tolist()
         return found
 
     def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
-        """One token, with the log-probabilities of the chosen ones."""
-        return _request(text, 1, {"logprob_start_len": -1, "top_logprobs_num": 0, "token_ids_logprob": [*tokens]})
+        return _request(text, 1, logprob_start_len=-1, top_logprobs_num=0, token_ids_logprob=[*tokens])
 
     @parsing
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """The log-probabilities of the chosen tokens."""
         rows = answer_field(answer, "meta_info", "output_token_ids_logprobs", 0)
         values = {int(number): value for value, number, *_ in rows}
         return [parse_log_prob(answer_field(values, token), "SGLang") for token in tokens]
@@ -97,13 +77,9 @@ class SgLangGenerate(Backend):
         return build_prediction(token, parse_log_prob(value, "SGLang"), pairs, self.top_logprobs)
 
 
-def _request(text: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
-    body: dict[str, JsonValue] = {
-        "input_ids": text.tolist(),
-        "sampling_params": {"max_new_tokens": max_tokens, "temperature": 0},
-        "return_logprob": True,
-        **more,
-    }
+def _request(text: IntArray, max_tokens: int, **more: JsonValue) -> ApiRequest:
+    sampling: JsonValue = {"max_new_tokens": max_tokens, "temperature": 0}
+    body = {"input_ids": text.tolist(), "sampling_params": sampling, "return_logprob": True, **more}
     return ApiRequest("//generate", body, len(text), max_tokens)
 
 
@@ -124,4 +100,4 @@ def _find(client: Client, listed: ModelList) -> JsonObject | None:
     return info if length is None else {**info, "max_model_len": length}
 
 
-SGLANG: Final = ServerKind("sglang", (SgLangGenerate,), _find)
+SGLANG: Final = ServerKind((_Generate,), _find)

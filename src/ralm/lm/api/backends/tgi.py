@@ -4,8 +4,7 @@ It puts a BOS before a text if the model's tokenizer does. For the tokens of a p
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from pydantic import JsonValue
 
@@ -29,15 +28,14 @@ _ANY_MODEL: Final = "tgi"
 """A name for the only model of a TGI server, whatever it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TgiTopTokens(Backend):
+class _TopTokens(Backend):
     """POST /generate of a server that lists the most likely new tokens and scores no prompts."""
 
-    name: ClassVar[str] = "tgi top tokens"
-    takes_text: ClassVar[bool] = True
+    name = "tgi top tokens"
+    text_path = ("generated_text",)
+    takes_text = True
 
     def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
-        """Greedy tokens with `top_n_tokens`."""
         return self._request(text, max_tokens, {})
 
     @parsing
@@ -47,42 +45,32 @@ class TgiTopTokens(Backend):
         expect_length(top, len(own), "tokens")
         return [_prediction(one, listed, self.top_logprobs) for one, listed in zip(own, top, strict=True)]
 
-    @parsing
-    def generated_text(self, answer: JsonObject) -> str | None:
-        """`generated_text`."""
-        return str(answer_field(answer, "generated_text"))
-
     def token_count_request(self, text: IntArray) -> ApiRequest:
-        """/tokenize, which costs nothing."""
-        return ApiRequest("//tokenize", {"inputs": self.prompts.encode(text)}, 0)
+        """/tokenize, which costs nothing; /generate reports no count."""
+        return ApiRequest("//tokenize", {"inputs": self.encode(text)}, 0)
 
-    @parsing
     def prompt_token_count(self, answer: JsonObject) -> int | None:
-        """The tokens in an answer of /tokenize; /generate reports none."""
         tokens = answer.get("data")
         return len(tokens) if isinstance(tokens, list) else None
 
     def _request(self, text: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
         parameters = {"max_new_tokens": max_tokens, "details": True, "top_n_tokens": self.top_logprobs, **more}
-        body: dict[str, JsonValue] = {"inputs": self.prompts.encode(text), "parameters": parameters}
+        body: dict[str, JsonValue] = {"inputs": self.encode(text), "parameters": parameters}
         return ApiRequest("//generate", body, len(text), max_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TgiPrompts(TgiTopTokens):
+class _Prompts(_TopTokens):
     """The same for a server that was started with --enable-prefill-logprobs, or is older than version 3."""
 
-    name: ClassVar[str] = "tgi"
-    scores_prompts: ClassVar[bool] = True
-    lists_prompt_tokens: ClassVar[bool] = False
+    name = "tgi"
+    scores_prompts = True
+    lists_prompt_tokens = False
 
     def prompt_request(self, tokens: IntArray) -> ApiRequest:
-        """The prompt with its log-probabilities, and one more token."""
         return self._request(tokens, 1, {"decoder_input_details": True})
 
     @parsing
     def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
-        """The predictions of the prompt, which list no other tokens, and of the next token."""
         prefill = answer_field(answer, "details", "prefill")
         if not prefill:
             raise unexpected("the server does not score prompts: it was started without --enable-prefill-logprobs")
@@ -116,4 +104,4 @@ def _find(client: Client, _: ModelList) -> JsonObject | None:
     return {**info, "max_model_len": min((one for one in lengths if isinstance(one, int)), default=None)}
 
 
-TGI: Final = ServerKind("tgi", (TgiPrompts, TgiTopTokens), _find)
+TGI: Final = ServerKind((_Prompts, _TopTokens), _find)

@@ -1,8 +1,7 @@
 """vLLM's /completions: it names tokens by id, and returns the log-probabilities of prompts and of chosen ids."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from pydantic import JsonValue
 
@@ -13,13 +12,10 @@ from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import DoubleArray, IntArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmCompletions(Completions):
-    """/completions with vLLM's own parameters."""
-
-    name: ClassVar[str] = "vllm"
-    scores_prompts: ClassVar[bool] = True
-    max_chosen: ClassVar[int] = 128
+class _VllmCompletions(Completions):
+    name = "vllm"
+    scores_prompts = True
+    max_chosen = 128
 
     def prompt_request(self, tokens: IntArray) -> ApiRequest:
         """The prompt with `prompt_logprobs`; vLLM generates at least one token."""
@@ -27,14 +23,9 @@ class VllmCompletions(Completions):
 
     @parsing
     def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
-        """The predictions of the prompt and of the next token."""
         rows, log_probs = _prompt_log_probs(answer, tokens)
-        prompt = [
-            self._prompt_prediction(listed, int(token), log_prob)
-            for listed, token, log_prob in zip(
-                rows[begin - 1 :], tokens[begin:], log_probs[begin - 1 :].tolist(), strict=True
-            )
-        ]
+        places = range(begin - 1, len(rows))
+        prompt = [self._prompt_prediction(rows[at], int(tokens[at + 1]), float(log_probs[at])) for at in places]
         return prompt + self._predictions(answer_field(answer, "choices", 0), ())
 
     def scoring_request(self, tokens: IntArray) -> ApiRequest:
@@ -43,18 +34,15 @@ class VllmCompletions(Completions):
 
     @parsing
     def scored_log_probs(self, answer: JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
-        """The log-probabilities of the tokens at these positions."""
         _, log_probs = _prompt_log_probs(answer, tokens)
         found: list[float] = log_probs[positions - 1].tolist()
         return found
 
     def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
-        """One token, with the log-probabilities of the chosen ones."""
         return self._request(text, 1, {"logprobs": 0, "logprob_token_ids": [*tokens]})
 
     @parsing
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """The log-probabilities of the chosen tokens."""
         listed = answer_field(answer, "choices", 0, "logprobs", "top_logprobs", 0)
         return [parse_log_prob(answer_field(listed, f"token_id:{token}"), "vLLM") for token in tokens]
 
@@ -64,7 +52,7 @@ class VllmCompletions(Completions):
 
     def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
         ids: dict[str, JsonValue] = {"return_tokens_as_token_ids": True, "add_special_tokens": False}
-        return Completions._request(self, tokens, max_tokens, {**more, **ids})
+        return super()._request(tokens, max_tokens, {**more, **ids})
 
 
 def _prompt_log_probs(answer: JsonObject, tokens: IntArray) -> tuple[Sequence[Mapping[str, Any]], DoubleArray]:
@@ -81,4 +69,4 @@ def _prompt_log_probs(answer: JsonObject, tokens: IntArray) -> tuple[Sequence[Ma
     return rows[1:], parse_log_probs(values, "vLLM")
 
 
-VLLM: Final = ServerKind("vllm", (VllmCompletions,), lambda _, listed: listed.entry, owner="vllm")
+VLLM: Final = ServerKind((_VllmCompletions,), lambda _, listed: listed.entry, owner="vllm")
