@@ -15,46 +15,28 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tests.tiny_models import BOS, EOS, PAD, POSITIONS, VOCABULARY
 
-NOT_BUILT = {
-    "dots3_note": "the text model of a model that hears, as dots3_note_text",
-    "gemma4_assistant": "drafts for another model, whose states it needs",
-    "gemma4_unified_assistant": "drafts for another model, whose states it needs",
-    "gemma3n": "sees with a network of the package timm",
-    "musicgen": "reads several books of codes at once, not text",
-    "musicgen_melody": "reads several books of codes at once, not text",
-    "blt": "reads bytes in patches that a second model cuts",
-    "fuyu": "fixed sizes; its text model is persimmon",
-    "got_ocr2": "fixed sizes; its text model is qwen2",
-    "git": "fixed sizes of its eye",
-    "gemma3": "fixed sizes of its eye; tried with sizes of its own",
-    "gemma4": "fixed sizes of its eye; its text model is gemma4_text",
-    "gemma4_unified": "fixed sizes of its eye; its text model is gemma4_unified_text",
-    "emu3": "fixed sizes of its eye; its text model is like llama",
-    "llama4": "fixed sizes of its eye; its text model is llama4_text",
-    "mllama": "fixed sizes of its eye",
-    "moss_transcribe_diarize": "fixed sizes of its ear",
-    "phi4_multimodal": "fixed sizes of its eye and ear; its text model is like phi3",
-    "qwen3_5": "fixed sizes of its eye; its text model is qwen3_5_text",
-    "qwen3_5_moe": "fixed sizes of its eye; its text model is qwen3_5_moe_text",
-    "qwen4_exp": "fixed sizes of its eye; its text model is qwen4_exp_text",
-}
-"""Families that a few small numbers do not make, and why."""
+NOT_BUILT = frozenset(
+    "dots3_note gemma4_assistant gemma4_unified_assistant gemma3n musicgen musicgen_melody blt fuyu got_ocr2 git "
+    "gemma3 gemma4 gemma4_unified emu3 llama4 mllama moss_transcribe_diarize phi4_multimodal qwen3_5 qwen3_5_moe "
+    "qwen4_exp".split()
+)
+"""Families that a few small numbers do not make: models that see or hear, with fixed sizes of their eye or ear, whose
+text models are families of their own; drafts for another model, whose states they need; several books of codes; bytes
+in patches that a second model cuts."""
 
-LOOK_AHEAD = {
-    "bert", "bert-generation", "big_bird", "camembert", "cpmant", "data2vec-text", "electra", "ernie", "megatron-bert",
-    "prophetnet", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta",
-    "xlm-roberta-xl", "xlnet", "xmod",
-}  # fmt: skip
+LOOK_AHEAD = frozenset(
+    "bert bert-generation big_bird camembert cpmant data2vec-text electra ernie megatron-bert prophetnet rembert "
+    "roberta roberta-prelayernorm roc_bert roformer xlm xlm-roberta xlm-roberta-xl xlnet xmod".split()
+)
 """Families that attend to later tokens as they come."""
 
-READ_WHOLE = {
-    "axk2", "bailing_hybrid", "bamba", "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "deepseek_v32",
-    "deepseek_v4", "dory", "dots3_note_text", "falcon_h1", "falcon_mamba", "glm_moe_dsa", "granitemoehybrid", "hy_v4",
-    "inkling2_loop_text", "inkling2_text", "inkling_text", "jamba", "kimi_linear", "lara_mini", "lfm2", "lfm2_moe",
-    "lfm3", "mamba", "mamba2", "marian", "mbart", "minimax", "mvp", "nemotron_h", "olmo_hybrid", "openai-gpt",
-    "pegasus", "plbart", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma",
-    "reformer", "rwkv", "trocr", "whisper", "xlstm", "zamba", "zamba2", "zaya",
-}  # fmt: skip
+READ_WHOLE = frozenset(
+    "axk2 bailing_hybrid bamba bart bigbird_pegasus blenderbot blenderbot-small deepseek_v32 deepseek_v4 dory "
+    "dots3_note_text falcon_h1 falcon_mamba glm_moe_dsa granitemoehybrid hy_v4 inkling2_loop_text inkling2_text "
+    "inkling_text jamba kimi_linear lara_mini lfm2 lfm2_moe lfm3 mamba mamba2 marian mbart minimax mvp nemotron_h "
+    "olmo_hybrid openai-gpt pegasus plbart qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text recurrent_gemma "
+    "reformer rwkv trocr whisper xlstm zamba zamba2 zaya".split()
+)
 """Families that cannot continue from rows of keys and values. Their state is of another kind: state spaces and linear
 attention, indexed or compressed keys (DeepSeek V3.2 and V4), loops that share keys (Dory), or none that they take back
 (OpenAI GPT). Or they count positions by columns, padding included (BART and its kin)."""
@@ -95,17 +77,9 @@ _SIZES: dict[str, Any] = (
 
 _LATENT = {"num_key_value_heads": 4}
 _LATENT_WIDE = {"num_key_value_heads": 4, "qk_rope_head_dim": 8}
-_PADDED_POSITIONS = (
-    "camembert",
-    "data2vec-text",
-    "prophetnet",
-    "roberta",
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "xglm",
-)
-_OWN: dict[str, dict[str, Any]] = {family: {"pad_token_id": 1} for family in _PADDED_POSITIONS} | {
+_PADDED = "camembert data2vec-text prophetnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xglm".split()
+_PER_LAYER = {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8}
+_OWN: dict[str, dict[str, Any]] = {family: {"pad_token_id": 1} for family in _PADDED} | {
     "axk1": _LATENT,
     "axk2": _LATENT_WIDE,
     "cohere_compass_text": {"layer_types": ["full_attention"] * 2, "rope_parameters": {"full_attention": None}},
@@ -118,18 +92,8 @@ _OWN: dict[str, dict[str, Any]] = {family: {"pad_token_id": 1} for family in _PA
     "deepseek_v32": _LATENT_WIDE,
     "dots1": {"n_shared_experts": 1},
     "dots3_note_text": _LATENT,
-    "gemma3n_text": {
-        "num_kv_shared_layers": 0,
-        "vocab_size_per_layer_input": VOCABULARY,
-        "hidden_size_per_layer_input": 8,
-        "laurel_rank": 4,
-        "altup_num_inputs": 2,
-    },
-    "gemma4_text": {
-        "num_kv_shared_layers": 0,
-        "vocab_size_per_layer_input": VOCABULARY,
-        "hidden_size_per_layer_input": 8,
-    },
+    "gemma3n_text": {**_PER_LAYER, "laurel_rank": 4, "altup_num_inputs": 2},
+    "gemma4_text": _PER_LAYER,
     "glm4_moe_lite": _LATENT_WIDE,
     "glm_moe_dsa": _LATENT_WIDE,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},

@@ -53,22 +53,13 @@ def test_the_page_holds_the_data_and_nothing_of_the_text_is_markup(report: Repor
     assert data_of(page) == json.loads(json.dumps(report.as_json()))
     assert page.count("<script") == 2
     assert NASTY not in page
+    assert not re.search(r"https?://|//\w|@import|url\(|<link|src=", page.replace("//w", "")), "the page stands alone"
 
 
-@pytest.mark.parametrize(
-    "awkward",
-    [
-        "{{data}}",
-        "{{title}}",
-        "</title><script>",
-        "<!--<script>",
-        "\u2028\u2029",
-        "a\0b",
-        "\udcff",
-        "\\1\\g<0>",
-        "\x1b]0;x\x07",
-    ],
-)
+AWKWARD = ["{{data}}", "{{title}}", "</title><script>", "<!--<script>", "\u2028\u2029", "a\0b", "\udcff", "\\1\\g<0>"]
+
+
+@pytest.mark.parametrize("awkward", [*AWKWARD, "\x1b]0;x\x07"])
 def test_awkward_texts_and_names_change_nothing_but_themselves(report: Report, awkward: str) -> None:
     text = report.text
     named = replace(
@@ -111,11 +102,6 @@ def test_passages_are_those_of_the_tokens_shown_and_the_best_and_worst() -> None
     assert given == pytest.approx(begin["gain"]["nats"] - begin["gain"]["unattributed"], abs=1e-6)
 
 
-def test_the_page_stands_alone(report: Report) -> None:
-    page = render_report(report)
-    assert not re.search(r"https?://|//\w|@import|url\(|<link|src=", page.replace("//w", ""))
-
-
 def test_gains_and_contributions_of_the_data(report: Report) -> None:
     data: Any = report.as_json()
     texts, passages = data["text"], data["passages"]
@@ -139,50 +125,41 @@ def test_a_browser_draws_it(report: Report, tmp_path: Path) -> None:
       document.body.dataset.card = document.getElementById("card").textContent;
       document.querySelector(".docs button").click();
       document.body.dataset.marked = document.querySelectorAll(".t.by").length;
+      document.querySelectorAll("details").forEach(one => { one.open = true; });
     </script></body>"""
     file = tmp_path / "report.html"
-    acts = acts.replace(
-        "</script>", 'document.querySelectorAll("details").forEach(one => { one.open = true; });</script>'
-    )
-    metadata: Metadata = {
-        "url": 'https://example.org/?a="1"&b=2',
-        "bad": "javascript:alert(1)",
-        "page": 3,
-        "tags": [{"<i>": None}],
-    }
+    metadata: Metadata = {"url": 'https://example.org/?a="1"&b=2', "bad": "javascript:alert(1)", "page": 3}
+    metadata = {**metadata, "tags": [{"<i>": None}]}
     passages = {number: replace(passage, metadata=metadata) for number, passage in report.text.passages.items()}
     page = render_report(replace(report, text=replace(report.text, passages=passages)))
     file.write_text(page.replace("</body>", acts), encoding="utf-8")
-    done = subprocess.run(
-        browser_command(
-            tmp_path / "profile",
-            "--enable-logging=stderr",
-            "--virtual-time-budget=3000",
-            "--dump-dom",
-            file.as_uri(),
-        ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    flags = ["--enable-logging=stderr", "--virtual-time-budget=3000", "--dump-dom"]
+    command = browser_command(tmp_path / "profile", *flags, file.as_uri())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     dom = done.stdout
     assert "CONSOLE" not in done.stderr
     assert 'data-ready="true"' in dom
     assert len(re.findall(r'<span class="t [hd]', dom)) == 5
     assert "&lt;b&gt;time" in dom
     assert dom.count("<details open") == 2
-    assert (
-        re.findall(r"<a href=[^>]*>[^<]*", dom)
-        == [
-            '<a href="https://example.org/?a=&quot;1&quot;&amp;b=2" target="_blank" rel="noopener noreferrer">'
-            'https://example.org/?a="1"&amp;b=2'
-        ]
-        * 2
-    )
+    link = '<a href="https://example.org/?a=&quot;1&quot;&amp;b=2" target="_blank" rel="noopener noreferrer">'
+    assert re.findall(r"<a href=[^>]*>[^<]*", dom) == [link + 'https://example.org/?a="1"&amp;b=2'] * 2
     assert dom.count("<dt>bad</dt><dd>javascript:alert(1)</dd>") == 2
     assert dom.count("<dt>page</dt><dd>3</dd>") == 2
     assert dom.count('<dt>tags</dt><dd>[{"&lt;i&gt;":null}]</dd>') == 2
     assert 'data-focused="t1"' in dom
     assert "\N{MINUS SIGN}0.69 nats" in dom
     assert 'data-marked="3"' in dom, "of the first passage of token 1, with at least a twentieth of the weight"
+
+
+@pytest.mark.parametrize("names", [["10", "1", "2"], ["k10", "k1", "k2"]])
+def test_the_plot_of_a_sweep_has_a_line_for_numbers_and_bars_for_names(tmp_path: Path, names: list[str]) -> None:
+    pytest.importorskip("matplotlib")
+    from ralm.runs.plot import draw_sweep
+
+    draw_sweep(
+        "documents",
+        [{"documents": name, "token_perplexity": 6.0, "none_token_perplexity": 9.0} for name in names],
+        tmp_path / "sweep.png",
+    )
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG\r\n")

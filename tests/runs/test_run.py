@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,17 +25,19 @@ TEXT = "a b c d e a b c d e f g h a b c d e f g"
 OPTIONS = PlanOptions(stride=3, query_tokens=2, document_tokens=4, max_length=10)
 
 
-def evaluated(*, baseline: bool, reader: Ensemble | None = None) -> tuple[Evaluation, dict[str, object]]:
+def written(out: Path, *, baseline: bool = True, reader: Ensemble | None = None, config: Any = None) -> Evaluation:
+    """An evaluation whose run is in the folder `out`."""
     passages = passages_of("c d c d", "e f e f")
     source = FromRetriever(SharedWordsRetriever(passages), passages, config={"index": "fake"})
     model = CountingModel(WordTokenizer(), max_length=10)
     evaluation = evaluate_text(TEXT, model, OPTIONS, source=source, reader=reader, baseline=baseline)
-    return evaluation, dict(evaluation_config(Path("t.txt"), TEXT, model, OPTIONS, source, None))
+    settings = evaluation_config(Path("t.txt"), TEXT, model, OPTIONS, source, None) if config is None else config
+    write_run(out, evaluation, settings, force=False)
+    return evaluation
 
 
 def test_every_target_has_a_row_with_its_source(tmp_path: Path) -> None:
-    evaluation, config = evaluated(baseline=True)
-    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
+    evaluation = written(tmp_path / "run")
     rows = pq.read_table(tmp_path / "run" / "tokens.parquet").to_pylist()
     assert [row["position"] for row in rows] == list(range(1, 20))
     assert "".join(row["text"] for row in rows) == TEXT.removeprefix("a")
@@ -47,18 +50,18 @@ def test_every_target_has_a_row_with_its_source(tmp_path: Path) -> None:
 
 
 def test_without_a_baseline_its_column_is_null(tmp_path: Path) -> None:
-    evaluation, config = evaluated(baseline=False)
-    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
+    written(tmp_path / "run", baseline=False)
+    with pytest.raises(UsageError, match="score the text again with a baseline .`ralm eval --baseline`"):
+        open_run(tmp_path / "run")
+    assert pq.read_table(tmp_path / "run" / "passages.parquet")["gain"].null_count == 2
     table = pq.read_table(tmp_path / "run" / "tokens.parquet")
     assert table["baseline_log_prob"].null_count == len(table)
     assert "baseline" not in json.loads((tmp_path / "run" / "summary.json").read_text())
 
 
 def test_the_manifest_holds_configuration_and_environment(tmp_path: Path) -> None:
-    evaluation, config = evaluated(baseline=False)
-    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
+    written(tmp_path / "run", baseline=False)
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert manifest["settings"]["config"] == json.loads(json.dumps(config))
     assert manifest["settings"]["config"]["plan"]["stride"] == 3
     assert manifest["settings"]["environment"]["numpy"]
     assert manifest["counts"] == {"targets": 19}
@@ -66,8 +69,7 @@ def test_the_manifest_holds_configuration_and_environment(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("reader", [None, Ensemble(documents=2, weights="uniform")])
 def test_what_each_passage_was_worth_adds_up_in_every_file(tmp_path: Path, reader: Ensemble | None) -> None:
-    evaluation, config = evaluated(baseline=True, reader=reader)
-    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
+    evaluation = written(tmp_path / "run", reader=reader)
     rows = pq.read_table(tmp_path / "run" / "tokens.parquet").to_pylist()
     passages = pq.read_table(tmp_path / "run" / "passages.parquet").to_pylist()
     gain = json.loads((tmp_path / "run" / "summary.json").read_text())["gain"]
@@ -91,28 +93,18 @@ def test_what_each_passage_was_worth_adds_up_in_every_file(tmp_path: Path, reade
 
 @pytest.mark.parametrize("reader", [None, Ensemble(documents=2)])
 def test_a_run_is_read_back_as_it_was_written(tmp_path: Path, reader: Ensemble | None) -> None:
-    evaluation, config = evaluated(baseline=True, reader=reader)
-    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
+    evaluation = written(tmp_path / "run", reader=reader)
     assert evaluation.baseline is not None
-    written = evaluation.traced
+    traced = evaluation.traced
     run = open_run(tmp_path / "run")
-    assert run.summary == json.loads(json.dumps(evaluation.summary(config)))  # type: ignore[arg-type]
+    assert run.summary["nll"] == evaluation.reading.measures.nll
     assert run.text.before + "".join(run.text.texts) == TEXT
-    assert (run.text.before, run.text.texts, run.text.passages) == (written.before, written.texts, written.passages)
-    assert run.text.contributions == written.contributions
+    assert (run.text.before, run.text.texts, run.text.passages) == (traced.before, traced.texts, traced.passages)
+    assert run.text.contributions == traced.contributions
     for name in ("log_probs_T", "baseline_T", "gain_T"):
-        np.testing.assert_array_equal(getattr(run.text, name), getattr(written, name))
+        np.testing.assert_array_equal(getattr(run.text, name), getattr(traced, name))
     for name in ("passages_TK", "posteriors_TK"):
-        np.testing.assert_array_equal(getattr(run.text.provenance, name), getattr(written.provenance, name))
-
-
-def test_a_run_that_no_report_can_be_made_of(tmp_path: Path) -> None:
-    evaluation, config = evaluated(baseline=False)
-    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="score the text again with a baseline .`ralm eval --baseline`"):
-        open_run(tmp_path / "run")
-    passages = pq.read_table(tmp_path / "run" / "passages.parquet")
-    assert passages["gain"].null_count == passages.num_rows == 2
+        np.testing.assert_array_equal(getattr(run.text.provenance, name), getattr(traced.provenance, name))
 
 
 @pytest.mark.parametrize(
@@ -147,21 +139,18 @@ def test_a_run_that_no_report_can_be_made_of(tmp_path: Path) -> None:
 def test_what_a_run_does_not_record_is_left_out_of_its_report(
     tmp_path: Path, config: dict[str, JsonValue], settings: dict[str, str]
 ) -> None:
-    evaluation, _ = evaluated(baseline=True)
-    write_run(tmp_path / "run", evaluation, config, force=False)
+    evaluation = written(tmp_path / "run", config=config)
     report = build_report(open_run(tmp_path / "run"), tokens=5)
-    assert dict(report.settings) == settings
-    assert report.title == "run"
+    assert (dict(report.settings), report.title) == (settings, "run")
     assert report.perplexity == pytest.approx(evaluation.reading.measures.token_perplexity)
     assert report.baseline_perplexity > 0
     assert render_report(report)
 
 
 def test_an_existing_run_is_kept(tmp_path: Path) -> None:
-    evaluation, config = evaluated(baseline=False)
-    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
+    written(tmp_path / "run")
     with pytest.raises(FolderExistsError):
-        write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
+        written(tmp_path / "run")
 
 
 def test_numbers_that_json_has_no_word_for_become_null() -> None:
@@ -170,27 +159,24 @@ def test_numbers_that_json_has_no_word_for_become_null() -> None:
 
 @pytest.mark.parametrize("what", ["a column", "a passage", "weights", "nulls", "no table", "no summary"])
 def test_runs_whose_tables_do_not_fit_together(tmp_path: Path, what: str) -> None:
-    evaluation, config = evaluated(baseline=True)
-    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
-    file = tmp_path / "run" / "tokens.parquet"
-    table, none = pq.read_table(file), pa.nulls(19)
+    run = tmp_path / "run"
+    written(run)
+    tokens, passages = (pq.read_table(run / name) for name in ("tokens.parquet", PASSAGES))
+    shuffled = tokens["posteriors"].take(list(range(18, -1, -1)))
     match what:
         case "a column":
-            pq.write_table(table.drop_columns("posteriors"), file)
+            tokens = tokens.drop_columns("posteriors")
         case "a passage":
-            pq.write_table(pq.read_table(tmp_path / "run" / PASSAGES).slice(1), tmp_path / "run" / PASSAGES)
+            pq.write_table(passages.slice(1), run / PASSAGES)
         case "weights":
-            place = table.schema.get_field_index("posteriors")
-            pq.write_table(
-                table.set_column(place, "posteriors", table["posteriors"].take(list(range(18, -1, -1)))), file
-            )
+            tokens = tokens.set_column(tokens.schema.get_field_index("posteriors"), "posteriors", shuffled)
         case "nulls":
-            place = table.schema.get_field_index("text")
-            pq.write_table(table.set_column(place, "text", none.cast(pa.string())), file)
-        case "no table":
-            file.write_text("nothing of the kind")
+            tokens = tokens.set_column(tokens.schema.get_field_index("text"), "text", pa.nulls(19, pa.string()))
         case "no summary":
-            (tmp_path / "run" / "summary.json").write_text("{")
-    mend(tmp_path / "run")
+            (run / "summary.json").write_text("{")
+    pq.write_table(tokens, run / "tokens.parquet")
+    if what == "no table":
+        (run / "tokens.parquet").write_text("nothing of the kind")
+    mend(run)
     with pytest.raises(DamagedFolderError, match="is damaged"):
-        open_run(tmp_path / "run")
+        open_run(run)
