@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from contextvars import ContextVar
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer, current_thread, main_thread
@@ -22,7 +21,8 @@ from ralm.terminal import no_progress, one_line
 _PYTHONS_OWN: Final = warnings.showwarning
 _AFTER_FINALIZER: Final = 0.01
 """Seconds until a signal is sent again that arrived in a finalizer."""
-_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+_logger: Final = logging.getLogger("ralm")
+"""Notes of commands and messages of the library; `ralm --quiet` raises its level."""
 
 _QUOTE: Final = '"'
 _ARGUMENT: Final = re.compile(r'`(?:([\w.]+)(?:=("[^"`]*"|[^"`]*))?|"([^"`]*)")`')
@@ -30,8 +30,7 @@ _ARGUMENT: Final = re.compile(r'`(?:([\w.]+)(?:=("[^"`]*"|[^"`]*))?|"([^"`]*)")`
 
 def print_note(text: str) -> None:
     """Print one line, unless `ralm --quiet` is given."""
-    if not _quiet.get():
-        print_error(text)
+    _logger.info("%s", text)
 
 
 def print_error(text: str) -> None:
@@ -42,35 +41,34 @@ def print_error(text: str) -> None:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Inside the block, print no notes and no progress, only warnings and errors."""
-    before = _quiet.set(True)
+    level = _logger.level
+    _logger.setLevel(logging.WARNING)
     try:
         with no_progress():
             yield
     finally:
-        _quiet.reset(before)
+        _logger.setLevel(level)
 
 
 @contextmanager
 def library_messages() -> Iterator[None]:
     """Inside the block, print warnings and log records of the library as lines of this program."""
-    logger, lines = logging.getLogger("ralm"), _Lines(logging.INFO)
-    level = logger.level
-    logger.addHandler(lines)
-    logger.setLevel(logging.INFO)
+    lines, level = _Lines(), _logger.level
+    _logger.addHandler(lines)
+    _logger.setLevel(logging.INFO)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", RalmWarning)
             warnings.showwarning = _show_warning
             yield
     finally:
-        logger.setLevel(level)
-        logger.removeHandler(lines)
+        _logger.setLevel(level)
+        _logger.removeHandler(lines)
 
 
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        show = print_note if record.levelno < logging.WARNING else print_error
-        show(record.getMessage())
+        print_error(record.getMessage())
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
