@@ -1,6 +1,7 @@
 """A step is found again by everything that decides it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,83 +13,76 @@ from ralm.errors import DamagedFolderError, UsageError
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions
 from ralm.reading.plan import PlanOptions
-from ralm.recipes.folder import MARK, CommandOptions, RecipeFolder, check_replacements
+from ralm.recipes.folder import MARK, CommandOptions, RecipeFolder
 from ralm.recipes.readings import trained_retriever
 from ralm.recipes.recipe import FULL_SCALE
 from ralm.recipes.resources import CONTRIEVER, GPT2, OPT, WIKITEXT_TEST, WIKITEXT_TITLES, WIKITEXT_TRAIN
 from ralm.recipes.steps import Step, eval_step, index_step, retrieve_step
 from tests.cli.program import ralm
+from tests.cli.test_cli import failed
 
 STEP = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions())
+Named = Callable[..., str]
 
 
-def name(step: Step, tmp_path: Path, given: dict[str, str] | None = None, options: CommandOptions | None = None) -> str:
-    place = RecipeFolder(tmp_path / "out", given or {}, stand_in=False, options=options or CommandOptions())
-    return place.path_of(step).name
+@pytest.fixture
+def name(tmp_path: Path) -> Named:
+    """The name of a step's result, with replacements, and options of the model or a cluster."""
+
+    def named(step: Step, given: dict[str, str] | None = None, ray: str | None = None, **model: Any) -> str:
+        options = CommandOptions(model=ModelOptions(**model), ray=ray)
+        return RecipeFolder(tmp_path / "out", given or {}, options=options).path_of(step).name
+
+    return named
 
 
-def test_what_decides_a_step_is_in_its_name(tmp_path: Path) -> None:
+def test_what_decides_a_step_is_in_its_name(name: Named, tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("one")
     given = {WIKITEXT_TEST.name: str(file)}
-    names = [name(STEP, tmp_path), name(STEP, tmp_path, given)]
+    names = [name(STEP), name(STEP, given)]
     file.write_text("two")
-    names.append(name(STEP, tmp_path, given))
-    names.append(name(eval_step(WIKITEXT_TEST, GPT2[1], PlanOptions()), tmp_path))
-    names.append(name(eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions(stride=8)), tmp_path))
-    names.append(name(STEP, tmp_path, options=CommandOptions(model=ModelOptions(dtype="bfloat16"))))
+    names.append(name(STEP, given))
+    names.append(name(eval_step(WIKITEXT_TEST, GPT2[1], PlanOptions())))
+    names.append(name(eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions(stride=8))))
+    names.append(name(STEP, dtype="bfloat16"))
     assert len(set(names)) == len(names)
-    assert name(STEP, tmp_path, given) == names[2], "the same file has the same name"
-    assert name(STEP, tmp_path, options=CommandOptions(model=ModelOptions(device="cpu"), ray="auto")) == names[0]
+    assert name(STEP, given) == names[2], "the same file has the same name"
+    assert name(STEP, ray="auto", device="cpu") == names[0]
 
 
-def test_what_decides_an_earlier_step_decides_a_later_one(tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("{}")
-    step = retrieve_step(WIKITEXT_TEST, GPT2[0], index_step(WIKITEXT_TRAIN), PlanOptions(), k=2)
-    given = {WIKITEXT_TRAIN.name: str(corpus)}
-    first = name(step, tmp_path, given)
-    corpus.write_text('{"text": "more"}')
-    assert name(step, tmp_path, given) != first
-
-
-def test_what_is_behind_a_url_decides(tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").write_text('{"text": "one"}')
-    given = {WIKITEXT_TRAIN.name: f"file://{tmp_path}/corpus.jsonl"}
-    first = name(index_step(WIKITEXT_TRAIN), tmp_path, given)
-    assert name(index_step(WIKITEXT_TRAIN), tmp_path, given) == first
-    (tmp_path / "corpus.jsonl").write_text('{"text": "two"}')
-    assert name(index_step(WIKITEXT_TRAIN), tmp_path, given) != first
-
-
-def test_a_file_of_a_model_decides(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    first = name(STEP, tmp_path, {GPT2[0].name: str(model)})
-    (model / "config.json").write_text('{"a": 1}')
-    assert name(STEP, tmp_path, {GPT2[0].name: str(model)}) != first
-
-
-def test_titles_depend_on_the_texts_that_they_are_taken_from(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text(" = One = \n")
-    step = index_step(WIKITEXT_TRAIN, titles=WIKITEXT_TITLES)
-    given = {WIKITEXT_TEST.name: str(text)}
-    first = name(step, tmp_path, given)
-    assert first != name(step, tmp_path)
-    file = RecipeFolder(tmp_path / "out", given, stand_in=False, options=CommandOptions()).source_of(WIKITEXT_TITLES)
-    text.write_text(" = Two = \n")
-    assert name(step, tmp_path, given) != first
-    assert (
-        RecipeFolder(tmp_path / "out", given, stand_in=False, options=CommandOptions()).source_of(WIKITEXT_TITLES)
-        != file
-    )
+@pytest.mark.parametrize(
+    ("resource", "file", "step", "prefix"),
+    [
+        (WIKITEXT_TRAIN, "corpus.jsonl", index_step(WIKITEXT_TRAIN), "file://"),
+        (
+            WIKITEXT_TRAIN,
+            "corpus.jsonl",
+            retrieve_step(WIKITEXT_TEST, GPT2[0], index_step(WIKITEXT_TRAIN), PlanOptions(), k=2),
+            "",
+        ),
+        (GPT2[0], "model/config.json", STEP, ""),
+        (WIKITEXT_TEST, "text.txt", index_step(WIKITEXT_TRAIN, titles=WIKITEXT_TITLES), ""),
+    ],
+    ids=["behind-a-url", "of-an-earlier-step", "in-a-model", "that-titles-are-taken-from"],
+)
+def test_the_content_of_a_file_decides(
+    name: Named, tmp_path: Path, resource: Any, file: str, step: Step, prefix: str
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{"text": "one"}')
+    given = {resource.name: prefix + str(path.parent if resource.kind == "model" else path)}
+    first = name(step, given)
+    assert first == name(step, given)
+    assert first != name(step)
+    path.write_text('{"text": "two"}')
+    assert name(step, given) != first
 
 
 def test_the_command_line_of_a_step(tmp_path: Path) -> None:
     options = CommandOptions(model=ModelOptions(dtype="bfloat16", device="cuda"), ray="auto")
-    place = RecipeFolder(tmp_path / "out", {"gpt2": "mine"}, stand_in=False, options=options)
+    place = RecipeFolder(tmp_path / "out", {"gpt2": "mine"}, options=options)
     line = place.command_line(STEP)
     assert line[0] == "eval"
     assert line[2:] == [
@@ -101,50 +95,44 @@ def test_the_command_line_of_a_step(tmp_path: Path) -> None:
 
 
 def test_results_of_another_version_are_not_mixed(tmp_path: Path) -> None:
-    place = RecipeFolder(tmp_path / "out", {}, stand_in=False, options=CommandOptions())
+    place = RecipeFolder(tmp_path / "out")
+    (tmp_path / "out" / f".{MARK}.partial").mkdir(parents=True)  # what a kill left is in no way
     place.begin()
     mark = json.loads((tmp_path / "out" / MARK).read_text())
     with pytest.raises(UsageError, match="holds results with no stand-ins"):
-        RecipeFolder(tmp_path / "out", {}, stand_in=True, options=CommandOptions()).check()
+        RecipeFolder(tmp_path / "out", stand_in=True).check()
     (tmp_path / "out" / MARK).write_text(json.dumps({**mark, "ralm": "0.0.1"}))
     with pytest.raises(UsageError, match=r"holds results of ralm 0\.0\.1"):
         place.check()
     (tmp_path / "out" / MARK).write_text("{")
     with pytest.raises(DamagedFolderError, match="recipes.json cannot be read"):
         place.check()
+    with pytest.raises(UsageError, match="is not a folder of recipes, and is not empty"):
+        RecipeFolder(tmp_path).check()
 
 
-def test_what_a_kill_left_of_the_mark_is_in_no_way(tmp_path: Path) -> None:
-    (tmp_path / "out" / f".{MARK}.partial").mkdir(parents=True)
-    place = RecipeFolder(tmp_path / "out", {}, stand_in=False, options=CommandOptions())
-    place.begin()
-    assert (tmp_path / "out" / MARK).exists()
-
-
-def test_options_go_to_the_commands_that_take_them(tmp_path: Path) -> None:
+def test_options_go_to_the_commands_that_take_them(name: Named, tmp_path: Path) -> None:
     def told(step: Step, given: dict[str, str], **how: Any) -> list[str]:
         options = CommandOptions(model=ModelOptions(**how))
-        return RecipeFolder(tmp_path / "out", given, stand_in=False, options=options).command_line(step)
+        return RecipeFolder(tmp_path / "out", given, options=options).command_line(step)
 
     dense = index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER)
     assert "--device" not in told(dense, {}, device="map")
     assert told(dense, {}, device="cuda:1")[-4:-2] == ["--device", "cuda:1"]
-    training = trained_retriever(FULL_SCALE)
-    assert "--dtype" in told(training, {}, dtype="bfloat16", device="all")
-    assert "--device" not in told(training, {}, dtype="bfloat16", device="all")
+    training = told(trained_retriever(FULL_SCALE), {}, dtype="bfloat16", device="all")
+    assert "--dtype" in training
+    assert "--device" not in training
     api = {"gpt2": "http://localhost:1/v1#gpt2"}
     asked = told(STEP, api, dtype="bfloat16", device="cuda", api=ApiOptions(top_logprobs=5))
     assert asked[-4:-2] == ["--top-logprobs", "5"]
     assert "--dtype" not in asked
     assert "--device" not in asked
     assert "--top-logprobs" not in told(STEP, {}, api=ApiOptions(top_logprobs=5))
-    first = name(STEP, tmp_path, api)
+    first = name(STEP, api)
     for options in (ApiOptions(top_logprobs=5), ApiOptions(tokenizer="gpt2"), ApiOptions(context_length=99)):
-        assert name(STEP, tmp_path, api, CommandOptions(model=ModelOptions(api=options))) != first
+        assert name(STEP, api, api=options) != first
     paying = ApiOptions(requests_at_once=4, max_requests=2000, timeout=60, retries=9)
-    assert name(STEP, tmp_path, api, CommandOptions(model=ModelOptions(api=paying))) == first, (
-        "a step that was paid for is found"
-    )
+    assert name(STEP, api, api=paying) == first, "a step that was paid for is found"
     flags = told(STEP, api, api=paying)
     for flag, value in (("--requests-at-once", "4"), ("--max-requests", "2000"), ("--retries", "9")):
         assert flags[flags.index(flag) + 1] == value
@@ -174,42 +162,26 @@ def test_a_part_and_a_changed_run_say_so(tmp_path: Path) -> None:
     assert "ralm index" in commands, "where the passages come from is told, too"
 
 
-def test_options_without_effect_are_refused(tmp_path: Path) -> None:
-    answer = ralm("recipe", "run", "replug/table-3", "--limit-tokens", 90, "--out", tmp_path)
-    assert answer.status == 2
-    assert "--limit-tokens has no effect" in answer.err or "reads questions" in answer.err
-    answer = ralm("recipe", "run", "replug/table-3", "--use", "mmlu=a", "--out", tmp_path)
-    assert "no resource 'mmlu' here" in answer.err
-    twice = ["--use", "llama-13b=a", "--use", "llama-13b=b"]
-    assert "names a resource twice" in ralm("recipe", "run", "replug/table-3", *twice, "--out", tmp_path).err
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match="is not a folder of recipes, and is not empty"):
-        RecipeFolder(tmp_path, {}, stand_in=False, options=CommandOptions()).check()
-
-
-def test_the_nearest_names_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no resource 'gpt-2' here; did you mean gpt2"):
-        check_replacements({"gpt-2": "x"}, ["gpt2", "wikipedia-2018"])
-    answer = ralm("recipe", "run", "in-context-ralm/tabel-1", "--out", tmp_path)
-    assert answer.status == 2
-    assert "no recipe 'in-context-ralm/tabel-1'; did you mean in-context-ralm/table-1" in answer.err
-    answer = ralm("recipe", "run", "in-context-ralm/table-1", "--only", "GPT-2 XXL", "--out", tmp_path)
-    assert answer.status == 2
-    assert "no model 'GPT-2 XXL' that can be run; did you mean GPT-2 XL" in answer.err
-    answer = ralm("recipe", "run", "in-context-ralm/table-1", "--use", "gpt2", "--out", tmp_path)
-    assert answer.status == 2
-    assert "--use takes NAME=VALUE" in answer.err
-
-
-def test_what_the_hub_does_not_give_can_be_given(tmp_path: Path) -> None:
-    answer = ralm("recipe", "run", "in-context-ralm/figure-6", "--out", tmp_path / "out")
-    assert answer.status == 1
-    assert "cannot read the dataset Salesforce/wikitext:wikitext-103-v1:validation" in answer.err
-    assert "From the hub it reads wikitext-103-dev, gpt2; give your own with --use wikitext-103-dev=PATH." in answer.err
-    assert "Traceback" not in answer.err
+@pytest.mark.parametrize(
+    ("recipe", "options", "status", "said"),
+    [
+        ("replug/table-3", ["--limit-tokens", "90"], 2, "reads questions, not texts"),
+        ("replug/table-3", ["--use", "mmlu=a"], 2, "no resource 'mmlu' here"),
+        ("replug/table-3", ["--use", "llama-13b=a", "--use", "llama-13b=b"], 2, "names a resource twice"),
+        ("in-context-ralm/table-1", ["--use", "gpt-2=x"], 2, "no resource 'gpt-2' here; did you mean gpt2"),
+        ("in-context-ralm/table-1", ["--use", "gpt2"], 2, "--use takes NAME=VALUE"),
+        ("in-context-ralm/table-1", ["--only", "GPT-2 XXL"], 2, "that can be run; did you mean GPT-2 XL"),
+        ("in-context-ralm/tabel-1", [], 2, "did you mean in-context-ralm/table-1"),
+        (
+            "in-context-ralm/figure-6",
+            [],
+            1,
+            "From the hub it reads wikitext-103-dev, gpt2; give your own with --use wikitext-103-dev=PATH.",
+        ),
+    ],
+)
+def test_what_cannot_run(tmp_path: Path, recipe: str, options: list[str], status: int, said: str) -> None:
+    failed(ralm("recipe", "run", recipe, *options, "--out", tmp_path / "out"), status, said)
 
 
 def test_what_does_not_fit_is_refused_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,13 +191,9 @@ def test_what_does_not_fit_is_refused_before_it_begins(tmp_path: Path, monkeypat
     run += ["--use", f"wikitext-103-dev={text}"]
     monkeypatch.setattr("ralm.recipes.runner._memory", lambda: 10**9)
     monkeypatch.setattr("ralm.recipes.runner._has_gpu", lambda: False)
-    answer = ralm(*run)
-    assert answer.status == 2
-    assert "needs about 6.2 GB of memory for its model, and this machine has 1.0 GB: run smaller models" in answer.err
+    failed(ralm(*run), 2, "needs about 6.2 GB of memory for its model, and this machine has 1.0 GB: run smaller models")
     monkeypatch.setattr("ralm.recipes.runner.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
-    answer = ralm(*run)
-    assert answer.status == 1
-    assert "of disk, and" in answer.err
+    failed(ralm(*run), 1, "of disk, and")
     assert not (tmp_path / "out" / "steps").exists()
 
 

@@ -17,23 +17,21 @@ from ralm.errors import DamagedFolderError
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.folder import RecipeFolder
 from ralm.recipes.measures import (
-    AnswerScore,
-    ChoiceAccuracy,
-    CurveExactMatch,
     Measure,
-    Perplexity,
-    PerplexityBySpaces,
     Sample,
-    stretches,
-)
-from ralm.recipes.recipe import Cell, Order, Recipe
-from ralm.recipes.replug_figures_5_6_7_8 import (
-    GainBelowOverlap,
-    GainByFrequency,
-    GainOfClass,
+    choice_accuracy,
     class_of,
+    exact_matches,
+    exact_matches_at,
+    gain_below_overlap,
+    gain_by_frequency,
+    gain_of_class,
+    gold_log_probs_of,
+    perplexity_of,
+    stretches,
     words_of_tokens,
 )
+from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN
 from ralm.recipes.results import MeasuredOrder, measure_recipe
 from ralm.recipes.steps import Step, eval_step, index_step
@@ -84,8 +82,8 @@ def gains(folders: dict[Step, Path]) -> list[float]:
 @pytest.mark.parametrize(
     ("per", "name"), [("token", "token_perplexity"), ("word", "word_perplexity"), ("byte", "bits_per_byte")]
 )
-def test_perplexities_are_those_of_the_run(folders: dict[Step, Path], per: str, name: str) -> None:
-    sample = Perplexity(WITH, per).sample(folders)  # type: ignore[arg-type]
+def test_perplexities_are_those_of_the_run(folders: dict[Step, Path], per: Any, name: str) -> None:
+    sample = perplexity_of(WITH, per).sample(folders)
     summary = json.loads((folders[WITH] / "summary.json").read_text())
     assert sample.value == pytest.approx(summary[name], rel=1e-5)
     low, high = sample.interval or (math.nan, math.nan)
@@ -99,45 +97,27 @@ def test_short_texts_have_twenty_stretches_and_long_ones_of_512() -> None:
 
 
 def order_of(better: Measure, worse: Measure, folders: dict[Step, Path]) -> MeasuredOrder:
-    order = Order(better=better, worse=worse, text="")
-    recipe = Recipe(
-        name="x",
-        paper="",
-        about="",
-        cells=(Cell(model="m", how="h", column="c", measure=better, published=2.0),),
-        orders=(order,),
-    )
+    cell = Cell(model="m", how="h", column="c", measure=better, published=2.0)
+    recipe = Recipe(name="x", paper="", about="", cells=(cell,), orders=(Order(better, worse, ""),))
     result = measure_recipe(recipe, cast("RecipeFolder", SimpleNamespace(path_of=folders.__getitem__)))
     assert result.cells[0].difference == pytest.approx(better.sample(folders).value - 2.0)
     return result.orders[0]
 
 
 def test_an_order_is_judged_by_paired_draws(folders: dict[Step, Path]) -> None:
-    one = order_of(Perplexity(WITH), Perplexity(WITHOUT), folders)
+    one = order_of(perplexity_of(WITH), perplexity_of(WITHOUT), folders)
     assert one.change == pytest.approx(math.exp(-np.mean(gains(folders))) - 1, rel=1e-4)
     assert one.interval is not None
-    both = order_of(Perplexity(WITHOUT), Perplexity(WITH), folders)
+    both = order_of(perplexity_of(WITHOUT), perplexity_of(WITH), folders)
     assert {one.verdict, both.verdict} in ({"seen", "the other way"}, {"not clear"})
-    same = order_of(Perplexity(WITH), Perplexity(WITH), folders)
+    same = order_of(perplexity_of(WITH), perplexity_of(WITH), folders)
     assert (same.change, same.interval, same.verdict) == (0, (0, 0), "not clear")
 
 
-class _Given(Measure):
-    """Values that are given, a question each."""
-
-    values: tuple[float, ...] = ()
-
-    @property
-    def label(self) -> str:
-        return "given"
-
-    def sample(self, folders: object) -> Sample:
-        return Sample(np.array(self.values), np.ones(len(self.values), np.int64), lambda mean: mean)
-
-
 def given(*values: float) -> Measure:
-    kind = type(f"Given{len(values)}{values[0]}", (_Given,), {"values": values})
-    return kind(WITH)  # type: ignore[no-any-return]
+    """Values that are given, a question each."""
+    sample = Sample(np.array(values), np.ones(len(values), np.int64), lambda mean: mean)
+    return Measure("given", lambda _: sample, (WITH,))
 
 
 def test_verdicts_follow_the_interval() -> None:
@@ -168,15 +148,8 @@ def test_classes_of_tokens(text: str, before: str, kind: str) -> None:
 
 
 def test_words_of_tokens() -> None:
-    assert words_of_tokens(["The", " rad", "ium", ",", " of", " 18", "98"]) == [
-        "The",
-        "radium",
-        "radium",
-        "",
-        "of",
-        "1898",
-        "1898",
-    ]
+    texts = ["The", " rad", "ium", ",", " of", " 18", "98"]
+    assert words_of_tokens(texts) == ["The", "radium", "radium", "", "of", "1898", "1898"]
 
 
 def test_gains_by_class_are_those_of_a_loop(folders: dict[Step, Path]) -> None:
@@ -184,7 +157,7 @@ def test_gains_by_class_are_those_of_a_loop(folders: dict[Step, Path]) -> None:
     kinds = [class_of(str(row["text"]), str(rows[i - 1]["text"]) if i else "") for i, row in enumerate(rows)]
     for kind in {*kinds}:
         own = [value for value, found in zip(gain, kinds, strict=True) if found == kind]
-        measured = GainOfClass(WITH, WITHOUT, kind).sample(folders)
+        measured = gain_of_class(WITH, WITHOUT, kind).sample(folders)
         assert measured.value == pytest.approx(np.mean(own), abs=1e-6)
 
 
@@ -205,7 +178,7 @@ def test_gains_by_frequency_are_those_of_a_loop(folders: dict[Step, Path]) -> No
             if found is not None and least <= found < (math.inf if most is None else most)
         ]
         filled += bool(own)
-        measured = GainByFrequency(WITH, WITHOUT, CORPUS, least, most).sample(folders)
+        measured = gain_by_frequency(WITH, WITHOUT, CORPUS, least, most).sample(folders)
         expected = np.mean(own) if own else math.nan
         assert measured.value == pytest.approx(expected, abs=1e-6, nan_ok=True)
     assert filled > 1
@@ -214,20 +187,17 @@ def test_gains_by_frequency_are_those_of_a_loop(folders: dict[Step, Path]) -> No
 def test_the_contamination_curve_is_that_of_a_loop(folders: dict[Step, Path]) -> None:
     rows, gain = tokens(folders[WITH]), gains(folders)
     passages = pq.read_table(folders[WITH] / "passages.parquet").to_pylist()
-    evaluated = runs(TEXT)
-    overlap = {
-        row["passage"]: (sum(one in evaluated for one in runs(row["text"])) / len(runs(row["text"])))
-        if runs(row["text"])
-        else 0.0
-        for row in passages
-    }
+    evaluated, overlap = runs(TEXT), {}
+    for row in passages:
+        own = runs(row["text"])
+        overlap[row["passage"]] = sum(one in evaluated for one in own) / len(own) if own else 0.0
     assert any(overlap.values())
     for most in (0.0, 0.3, 1.0):
         kept = [row["passage"] is None or overlap[row["passage"]] <= most for row in rows]
-        own = [value if stays else 0.0 for value, stays in zip(gain, kept, strict=True)]
-        measured = GainBelowOverlap(WITH, WITHOUT, most).sample(folders)
-        assert measured.value == pytest.approx(100 * (1 - math.exp(-np.mean(own))), abs=1e-4)
-        share = GainBelowOverlap(WITH, WITHOUT, most, share=True).sample(folders)
+        left = [value if stays else 0.0 for value, stays in zip(gain, kept, strict=True)]
+        measured = gain_below_overlap(WITH, WITHOUT, most).sample(folders)
+        assert measured.value == pytest.approx(100 * (1 - math.exp(-np.mean(left))), abs=1e-4)
+        share = gain_below_overlap(WITH, WITHOUT, most, share=True).sample(folders)
         assert share.value == pytest.approx(100 * np.mean(kept))
 
 
@@ -255,20 +225,20 @@ def test_answers_and_choices(tmp_path: Path) -> None:
         "gold_tokens": [1, 3, 0, 2],
     }
     answers = finished(tmp_path / "answers", "answers", {"answers.parquet": table})
-    assert AnswerScore(WITH).sample(answers).value == pytest.approx(200 / 3)
-    assert AnswerScore(WITH, "gold_log_prob").sample(answers).value == pytest.approx(-8 / 6)
+    assert exact_matches(WITH).sample(answers).value == pytest.approx(200 / 3)
+    assert gold_log_probs_of(WITH).sample(answers).value == pytest.approx(-8 / 6)
     rows = {"right": [True, False, True], "subject": ["anatomy", "philosophy", "anatomy"]}
     choices = finished(tmp_path / "choices", "choices", {"choices.parquet": rows})
-    assert ChoiceAccuracy(WITH).sample(choices).value == pytest.approx(200 / 3)
-    assert ChoiceAccuracy(WITH, "STEM").sample(choices).value == 100
-    assert ChoiceAccuracy(WITH, "humanities").sample(choices).value == 0
-    assert math.isnan(ChoiceAccuracy(WITH, "social sciences").sample(choices).value), "there are none"
+    assert choice_accuracy(WITH).sample(choices).value == pytest.approx(200 / 3)
+    assert choice_accuracy(WITH, "STEM").sample(choices).value == 100
+    assert choice_accuracy(WITH, "humanities").sample(choices).value == 0
+    assert math.isnan(choice_accuracy(WITH, "social sciences").sample(choices).value), "there are none"
     known = {"exact_match": 0.75, "exact_match_low": 0.5, "exact_match_high": 1.0}
     points = [{"documents": 0, "questions": 4, "exact_match": None}, {"documents": 2, "questions": 4, **known}]
     curve = finished(tmp_path / "curve", "answers-curve", {"summary.json": {"rows": points}})
-    two = CurveExactMatch(WITH, 2).sample(curve)
+    two = exact_matches_at(WITH, 2).sample(curve)
     assert (two.value, two.interval) == (75, (50, 100))
-    assert math.isnan(CurveExactMatch(WITH, 0).sample(curve).value), "no question could be judged"
+    assert math.isnan(exact_matches_at(WITH, 0).sample(curve).value), "no question could be judged"
 
 
 def test_steps_that_were_altered_give_no_figure(folders: dict[Step, Path], tmp_path: Path) -> None:
@@ -284,10 +254,10 @@ def test_steps_that_were_altered_give_no_figure(folders: dict[Step, Path], tmp_p
     shutil.copytree(folders[WITH], run[WITH])
     (run[WITH] / "summary.json").write_text("{}")
     altered = (
-        (AnswerScore(WITH), answers),
-        (ChoiceAccuracy(WITH), choices),
-        (CurveExactMatch(WITH, 2), curve),
-        (Perplexity(WITH), run),
+        (exact_matches(WITH), answers),
+        (choice_accuracy(WITH), choices),
+        (exact_matches_at(WITH, 2), curve),
+        (perplexity_of(WITH), run),
     )
     for measure, found in altered:
         with pytest.raises(DamagedFolderError, match="is damaged"):
@@ -308,4 +278,4 @@ def test_a_text_without_spaces_has_no_perplexity_by_them(tmp_path: Path) -> None
     (tmp_path / "text.txt").write_text("猫は夢を見る。" * 9)
     answer = ralm("eval", tmp_path / "text.txt", "--lm", "ralm-tiny", "--out", tmp_path / "run")
     assert answer.status == 0, answer.err
-    assert math.isnan(PerplexityBySpaces(WITH).sample({WITH: tmp_path / "run"}).value)
+    assert math.isnan(perplexity_of(WITH, "space").sample({WITH: tmp_path / "run"}).value)

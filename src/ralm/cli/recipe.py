@@ -42,11 +42,11 @@ def show_command(name: Name) -> Output:
     """Show a recipe: its inputs, its models, differences from the paper, and its commands."""
     from ralm.cli.output import print_line
     from ralm.recipes.catalogue import recipe_named, resources_of
-    from ralm.recipes.folder import CommandOptions, RecipeFolder
+    from ralm.recipes.folder import RecipeFolder
     from ralm.recipes.runner import command_text
 
     recipe = recipe_named(name)
-    folder = RecipeFolder(_OUT, {}, stand_in=False, options=CommandOptions())
+    folder = RecipeFolder(_OUT)
     read = resources_of(recipe.steps)
     lines = [command_text(folder.command_line(step)) for step in recipe.steps]
 

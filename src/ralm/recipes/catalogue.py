@@ -3,71 +3,35 @@
 from typing import Final
 
 from ralm.errors import UsageError
-from ralm.recipes.analyses import oracle_by_candidates, paper_or_code
+from ralm.recipes import (
+    analyses,
+    icr_figures_3_4_5_6_7_8_9_10,
+    icr_tables_1_2_3_4_5,
+    replug_figures_4_5_6_7_8,
+    replug_tables_1_2_3,
+)
 from ralm.recipes.folder import nearest_names
-from ralm.recipes.icr_figures_3_5_6_7_9_10 import (
-    icr_figure_3,
-    icr_figure_5,
-    icr_figure_6,
-    icr_figure_7,
-    icr_figure_9,
-    icr_figure_10,
-)
-from ralm.recipes.icr_tables_1_2_3_4_5_figures_4_8 import (
-    icr_figure_4,
-    icr_figure_8,
-    icr_table_1,
-    icr_table_2,
-    icr_table_3,
-    icr_table_4,
-    icr_table_5,
-)
-from ralm.recipes.recipe import FULL_SCALE, Builder, Recipe, Scale
-from ralm.recipes.replug_figures_5_6_7_8 import (
-    contamination,
-    gain_by_token,
-    replug_figure_5,
-    replug_figure_6,
-    replug_figure_7,
-    replug_figure_8,
-)
-from ralm.recipes.replug_tables_1_2_3_figure_4 import replug_figure_4, replug_table_1, replug_table_2, replug_table_3
+from ralm.recipes.recipe import FULL_SCALE, Declaration, Recipe, Scale
 from ralm.recipes.resources import Resource
 from ralm.recipes.steps import Step
 
-_BUILDERS: Final[tuple[Builder, ...]] = (
-    icr_table_1,
-    icr_table_2,
-    icr_table_3,
-    icr_table_4,
-    icr_table_5,
-    icr_figure_3,
-    icr_figure_4,
-    icr_figure_5,
-    icr_figure_6,
-    icr_figure_7,
-    icr_figure_8,
-    icr_figure_9,
-    icr_figure_10,
-    replug_table_1,
-    replug_table_2,
-    replug_table_3,
-    replug_figure_4,
-    replug_figure_5,
-    replug_figure_6,
-    replug_figure_7,
-    replug_figure_8,
-    gain_by_token,
-    contamination,
-    oracle_by_candidates,
-    paper_or_code,
-)
+_DECLARED: Final = [
+    one
+    for module in (
+        icr_tables_1_2_3_4_5,
+        icr_figures_3_4_5_6_7_8_9_10,
+        replug_tables_1_2_3,
+        replug_figures_4_5_6_7_8,
+        analyses,
+    )
+    for one in vars(module).values()
+    if isinstance(one, Declaration)
+]
 
 
 def recipes(scale: Scale = FULL_SCALE) -> dict[str, Recipe]:
     """Every recipe at a scale, by name."""
-    built = [build(scale) for build in _BUILDERS]
-    return {recipe.name: recipe for recipe in built}
+    return {one.name: one.at(scale) for one in _DECLARED}
 
 
 def recipe_named(name: str, scale: Scale = FULL_SCALE, *, only: str | None = None) -> Recipe:

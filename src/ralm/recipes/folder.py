@@ -14,7 +14,7 @@ of that step's own hash.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -56,7 +56,8 @@ class CommandOptions:
     def flags(self, step: Step, *, api: bool) -> list[str]:
         """The flags that the command of a step gets for them; `api`: whether its model is behind an API."""
         takes_model = step.command in _TAKES_MODEL_OPTIONS
-        requests = flags_of(_without(self.model.api, _DECISIVE), ApiOptions()) if api and takes_model else []
+        decisive = {name: getattr(ApiOptions(), name) for name in _DECISIVE}
+        requests = flags_of(replace(self.model.api, **decisive), ApiOptions()) if api and takes_model else []
         on_cluster = takes_model or (step.command == "index" and not step.has(EncoderOptions))
         ray = ["--ray", self.ray] if self.ray is not None and on_cluster else []
         return [*self.decisive_flags(step, api=api), *requests, *self._device(step, api=api), *ray]
@@ -80,37 +81,56 @@ class CommandOptions:
         return ["--device", device] if takes and device != "auto" else []
 
 
+@dataclass(eq=False)
 class RecipeFolder:
     """The folder of recipes, with the user's `replacements` of resources, by name.
 
     Nothing is read or written before `check` or `begin`.
     """
 
-    def __init__(
-        self, folder: Path, replacements: Mapping[str, str], *, stand_in: bool, options: CommandOptions
-    ) -> None:
-        self.folder = folder
-        self.replacements = replacements
-        self.stand_in = stand_in
-        self.options = options
-        self._keys: dict[Step, str] = {}
-        self._identities: dict[Resource, str] = {}
-
-    @property
-    def _mark(self) -> dict[str, object]:
-        return {"kind": "recipes", "ralm": __version__, "stand_in": self.stand_in}
+    folder: Path
+    replacements: Mapping[str, str] = field(default_factory=dict)
+    _: KW_ONLY
+    stand_in: bool = False
+    options: CommandOptions = field(default_factory=CommandOptions)
+    _keys: dict[Step, str] = field(default_factory=dict)
+    _identities: dict[Resource, str] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise UsageError if the folder belongs to another version of ralm, holds results of the other kind
         (stand-ins or not), or is something else; DamagedFolderError if its mark cannot be read."""
-        _check_mark(self.folder, self._mark)
+        folder = self.folder
+        if not (folder / MARK).exists():
+            # A killed process leaves a hidden partial mark, which does not make the folder someone else's.
+            if folder.exists() and not (
+                folder.is_dir() and all(one.name.startswith(f".{MARK}") for one in folder.iterdir())
+            ):
+                raise UsageError(f"{folder} is not a folder of recipes, and is not empty: choose another `out`.")
+            return
+        try:
+            found = json.loads((folder / MARK).read_bytes())
+            kind, version, stand_in = found["kind"], found["ralm"], found["stand_in"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedFolderError(
+                f"{folder} is damaged: its {MARK} cannot be read; choose another `out`."
+            ) from error
+        if kind != "recipes":
+            raise UsageError(f"{folder} is not a folder of recipes: choose another `out`.")
+        if version != __version__:
+            raise UsageError(
+                f"{folder} holds results of ralm {version}, and this is {__version__}: figures of two versions are not "
+                "mixed. Choose another `out`, or use that version."
+            )
+        if stand_in != self.stand_in:
+            held = "stand-ins" if stand_in else "no stand-ins"
+            raise UsageError(f"{folder} holds results with {held}: choose another `out`.")
 
     def begin(self) -> None:
         """Make the folder and mark it; raises what `check` raises."""
         self.check()
         if not (self.folder / MARK).exists():
             with replaced_file(self.folder / MARK) as stream:
-                json.dump(self._mark, stream)
+                json.dump({"kind": "recipes", "ralm": __version__, "stand_in": self.stand_in}, stream)
 
     @cached_property
     def _stand_ins(self) -> Path:
@@ -122,7 +142,7 @@ class RecipeFolder:
     def path_of(self, step: Step) -> Path:
         """The path of a step's result, finished or not yet."""
         name = f"{step.command.replace(' ', '-')}-{self._key(step)}"
-        return self.folder / "steps" / (f"{name}.json" if step.makes_file else name)
+        return self.folder / "steps" / (f"{name}.json" if step.command == "retrieve" else name)
 
     def is_done(self, step: Step) -> bool:
         """Whether the result of a step exists; it appears at once, when it is complete."""
@@ -156,8 +176,7 @@ class RecipeFolder:
             cells.setdefault((cell.how, cell.column, cell.at, own), cell)
         orders: dict[object, Order] = {}
         for order in recipe.orders:
-            key = (self._identity_of_measure(order.better), self._identity_of_measure(order.worse))
-            orders.setdefault(key, order)
+            orders.setdefault((self._identity_of_measure(order.better), self._identity_of_measure(order.worse)), order)
         named = [
             replace(cell, model=f"{STAND_IN_MODEL} for {cell.model}") if cell.measure else cell
             for cell in cells.values()
@@ -165,9 +184,7 @@ class RecipeFolder:
         return replace(recipe, cells=tuple(named), orders=tuple(orders.values()))
 
     def _identity_of_measure(self, measure: Measure) -> tuple[object, ...]:
-        """The type of a measure with its values, each step as the path of its result."""
-        values = [getattr(measure, field.name) for field in fields(measure)]
-        return (type(measure), *(self.path_of(one) if isinstance(one, Step) else one for one in values))
+        return measure.read, measure.options, *map(self.path_of, measure.steps)
 
     def source_of(self, resource: Resource) -> str:
         """The argument of a command for a resource; a file may not exist yet (`write_inputs`)."""
@@ -270,37 +287,5 @@ def nearest_names(name: str, known: list[str]) -> str:
     return f"did you mean {', '.join(like)}?" if like else f"there are {', '.join(known)}"
 
 
-def _without(options: ApiOptions, names: Sequence[str]) -> ApiOptions:
-    """Options with the defaults of some."""
-    plain = ApiOptions()
-    return replace(options, **{name: getattr(plain, name) for name in names})
-
-
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:_HASH]
-
-
-def _check_mark(folder: Path, mark: Mapping[str, object]) -> None:
-    file = folder / MARK
-    if not file.exists():
-        # A killed process leaves a hidden partial mark, which does not make the folder someone else's.
-        if folder.exists() and (
-            not folder.is_dir() or any(not one.name.startswith(f".{MARK}") for one in folder.iterdir())
-        ):
-            raise UsageError(f"{folder} is not a folder of recipes, and is not empty: choose another `out`.")
-        return
-    try:
-        found = json.loads(file.read_bytes())
-        kind, version, stand_in = found["kind"], found["ralm"], found["stand_in"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedFolderError(f"{folder} is damaged: its {MARK} cannot be read; choose another `out`.") from error
-    if kind != mark["kind"]:
-        raise UsageError(f"{folder} is not a folder of recipes: choose another `out`.")
-    if version != mark["ralm"]:
-        raise UsageError(
-            f"{folder} holds results of ralm {version}, and this is {__version__}: figures of two versions are not "
-            "mixed. Choose another `out`, or use that version."
-        )
-    if stand_in != mark["stand_in"]:
-        held = "stand-ins" if stand_in else "no stand-ins"
-        raise UsageError(f"{folder} holds results with {held}: choose another `out`.")

@@ -12,10 +12,9 @@ passages with the same words, and there is something to learn.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -44,6 +43,7 @@ _FILES: Final[dict[ResourceKind, str]] = {
     "encoder": "encoder",
 }
 """The files and the folder of stand-ins, by the kind of resource."""
+_Row: TypeAlias = dict[str, Any]
 _CHOICES: Final = 4
 _DEMONSTRATIONS: Final = 40
 _DOCUMENTED: Final = re.compile(r"^(?:async )?def (\w+)\(.*\):\n    (\w.{20,140}?\.)$", re.MULTILINE)
@@ -58,12 +58,9 @@ def write_resource(resource: Resource, path: Path) -> None:
 
     Raises CorpusError if the data set cannot be read or gives nothing, MissingExtraError without the extra `datasets`.
     """
-    texts = _texts(resource)
     with replaced_file(path) as stream:
-        lines = 0
-        for lines, text in enumerate(_written(resource, texts), 1):  # noqa: B007
-            stream.write(text)
-        if not lines:
+        stream.writelines(_written(resource, _texts(resource)))
+        if not stream.tell():
             raise CorpusError(f"{resource.source} has nothing for {resource.name}.")
 
 
@@ -97,22 +94,20 @@ def articles(rows: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def _texts(resource: Resource) -> Iterator[str]:
     name = resource.source.removeprefix(HUB_PREFIX)
-    field = resource.only[0].partition(".")[0] if resource.only else ""
-    records = dataset_records(name, lambda schema: [one for one in schema.names if one in ("text", field)])
-    kept = (
-        record for record in records if resource.only is None or _value(record, resource.only[0]) == resource.only[1]
-    )
-    for record in islice(kept, resource.max_rows):
+    path, value = resource.only or ("", None)
+    first, *rest = path.split(".")
+
+    def chosen(record: Mapping[str, Any]) -> bool:
+        found: Any = record.get(first)
+        for field in rest:
+            found = found.get(field) if isinstance(found, Mapping) else None
+        return resource.only is None or found == value
+
+    records = dataset_records(name, lambda schema: [one for one in schema.names if one in ("text", first)])
+    for record in islice(filter(chosen, records), resource.max_rows):
         if not isinstance(record.get("text"), str):
             raise CorpusError(f"{resource.source} has a record without a text.")
         yield str(record["text"])
-
-
-def _value(record: Mapping[str, Any], field: str) -> Any:
-    value: Any = record
-    for name in field.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
 
 
 def _written(resource: Resource, texts: Iterator[str]) -> Iterator[str]:
@@ -149,61 +144,47 @@ def make_stand_ins(folder: Path) -> None:
     questions = [*_described(corpus)]
     np.random.default_rng(0).shuffle(questions)
     choices = [*_with_choices(questions)]
+    rows: dict[ResourceKind, Sequence[_Row]] = {
+        "corpus": [{"id": one.id, "title": one.title, "text": one.text} for one in corpus],
+        "demonstrations": questions[:_DEMONSTRATIONS],
+        "choice-demonstrations": choices[:_DEMONSTRATIONS],
+        "questions": questions[_DEMONSTRATIONS:],
+        "choices": choices[_DEMONSTRATIONS:],
+    }
     with new_folder(folder, kind=_KIND, force=False) as partial:
         (partial / _FILES["text"]).write_text(held_out_text(held_out), encoding="utf-8")
-        _write_rows(
-            partial / _FILES["corpus"], [{"id": one.id, "title": one.title, "text": one.text} for one in corpus]
-        )
         (partial / _FILES["titles"]).write_text("".join(f"{one.title}\n" for one in held_out), encoding="utf-8")
-        for kind, rows in (("demonstrations", questions), ("choice-demonstrations", choices)):
-            _write_rows(partial / _FILES[kind], [_as_row(one) for one in rows[:_DEMONSTRATIONS]])  # type: ignore[index]
-        for kind, rows in (("questions", questions), ("choices", choices)):
-            _write_rows(partial / _FILES[kind], [_as_row(one) for one in rows[_DEMONSTRATIONS:]])  # type: ignore[index]
+        for kind, own in rows.items():
+            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in own)
+            (partial / _FILES[kind]).write_text("".join(lines), encoding="utf-8")
         _save_encoder(partial / _FILES["encoder"])
         write_manifest(folder=partial, kind=_KIND, settings={}, counts={})
 
 
-@dataclass(frozen=True, slots=True)
-class _StandInQuestion:
-    """A question about a function, its name, and four names to choose from with a subject."""
-
-    question: str
-    answer: str
-    choices: tuple[str, ...] = ()
-    subject: str = ""
-
-
-def _as_row(one: _StandInQuestion) -> dict[str, Any]:
-    if one.choices:
-        return {
-            "question": one.question,
-            "choices": [*one.choices],
-            "answer": one.choices.index(one.answer),
-            "subject": one.subject,
-        }
-    return {"question": one.question, "answer": [one.answer]}
-
-
-def _described(documents: Sequence[Document]) -> Iterator[_StandInQuestion]:
+def _described(documents: Sequence[Document]) -> Iterator[_Row]:
     """A question for the first documented function of each document."""
     for document in documents:
         for name, description in _DOCUMENTED.findall(document.text)[:1]:
-            yield _StandInQuestion(f"Which function of {document.title} does this: {description}", name)
+            question = f"Which function of {document.title} does this: {description}"
+            yield {"question": question, "answer": [name]}
 
 
-def _with_choices(questions: Sequence[_StandInQuestion]) -> Iterator[_StandInQuestion]:
+def _with_choices(questions: Sequence[_Row]) -> Iterator[_Row]:
     """The same with four choices, and one subject of each category of MMLU in turn."""
-    random, names = np.random.default_rng(1), sorted({one.answer for one in questions})
+    random, names = np.random.default_rng(1), sorted({one["answer"][0] for one in questions})
     subjects = cycle([category[0] for category in CATEGORIES.values()])
     for one, subject in zip(questions, subjects, strict=False):
-        others = [name for name in random.choice(names, _CHOICES, replace=False).tolist() if name != one.answer]
+        [right] = one["answer"]
+        others = [name for name in random.choice(names, _CHOICES, replace=False).tolist() if name != right]
         order = random.permutation(_CHOICES).tolist()
-        four = [one.answer, *others[: _CHOICES - 1]]
-        yield _StandInQuestion(one.question, one.answer, tuple(four[place] for place in order), subject)
-
-
-def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        four = [right, *others[: _CHOICES - 1]]
+        choices = [four[place] for place in order]
+        yield {
+            "question": one["question"],
+            "choices": choices,
+            "answer": choices.index(right),
+            "subject": subject,
+        }
 
 
 def _save_encoder(folder: Path) -> None:

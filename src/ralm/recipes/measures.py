@@ -1,38 +1,54 @@
-"""Measures: figures with intervals from the folders of finished steps.
+"""Measures: figures with intervals from the results of finished steps.
 
-A measure names the steps that it needs. It gives a `Sample`: sums and counts over units (stretches of a text, or
-questions), of which the figure is a function. So every figure has an interval by bootstrap over units, and two figures
-over the same units have a paired one for their difference.
+A measure reads a `Sample`: sums and counts over units (stretches of a text, or questions), of which the figure is a
+function. So every figure has an interval by bootstrap over units, and two figures over the same units have a paired one
+for their difference. A gain is the difference of the log-probabilities of a token in two runs over the same targets,
+one with passages and one without, in nats.
 """
 
 import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from ralm.answering import curve, run as answers, run as choices
+from ralm.answering import curve, run as answering
 from ralm.answering.multiple_choice import category_of
+from ralm.corpus.decontamination import Decontamination
+from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.recipes.steps import Step
 from ralm.records import DoubleArray, IntArray
+from ralm.retrieval.index import open_index
 from ralm.runs.compare import TARGETS_PER_DOCUMENT
-from ralm.runs.run import RUN_KIND, SUMMARY, damage_errors, read_tokens
+from ralm.runs.run import PASSAGES, RUN_KIND, RUN_TOKENS, SUMMARY, damage_errors, read_tokens
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import FolderKind
 
-Folders = Mapping[Step, Path]
-Per = Literal["token", "word", "byte"]
-REMEDY: Final = "remove it and run the recipe again"
-"""The remedy for a damaged step, in messages."""
+Per = Literal["token", "word", "space", "byte"]
+"""What a perplexity is per: words as WikiText has them, or as many as the text has spaces, as the official code counts
+them."""
+TokenClass = Literal["capitalised word", "other word", "rest of a word", "number", "punctuation and space"]
+CLASSES: Final[tuple[TokenClass, ...]] = get_args(TokenClass)
+_LABELS: Final[dict[Per, str]] = {
+    "token": "token perplexity",
+    "word": "word perplexity",
+    "space": "word perplexity",
+    "byte": "bits per byte",
+}
+_GAIN: Final = "gain, nats a token"
+_REMEDY: Final = "remove it and run the recipe again"
 _MIN_UNITS: Final = 20
 """A text with fewer stretches is cut into shorter ones."""
+_NGRAM: Final = 8
+_WORD: Final = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,86 +79,47 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Measure(ABC):
-    """A figure of a finished step."""
+class Measure:
+    """A figure of finished steps, with its name in a table: `read` takes the paths of their results, and `options`."""
 
-    step: Step
-    smaller_is_better: ClassVar[bool] = False
+    label: str
+    read: Callable[..., Sample]
+    steps: tuple[Step, ...]
+    options: tuple[object, ...] = ()
+    smaller_is_better: bool = False
 
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The steps whose folders it reads."""
-        return (self.step,)
-
-    @property
-    @abstractmethod
-    def label(self) -> str:
-        """Its name in a table."""
-
-    @abstractmethod
-    def sample(self, folders: Folders) -> Sample:
+    def sample(self, paths: Mapping[Step, Path]) -> Sample:
         """The figure with its sums and counts."""
+        return self.read(*(paths[step] for step in self.steps), *self.options)
 
 
-@dataclass(frozen=True, slots=True)
-class Perplexity(Measure):
-    """How well a text was predicted by `ralm eval`: token or word perplexity, or bits per byte."""
-
-    per: Per = "token"
-    smaller_is_better: ClassVar[bool] = True
-
-    @property
-    def label(self) -> str:
-        """Its name in a table."""
-        return {"token": "token perplexity", "word": "word perplexity", "byte": "bits per byte"}[self.per]
-
-    def sample(self, folders: Folders) -> Sample:
-        """Negative log-probabilities over stretches of the text."""
-        nll_T, counted = _read(folders[self.step])
-        scale = _ratio(len(nll_T), counted[self.per])
-        figure = _bits if self.per == "byte" else np.exp
-        return stretches(nll_T, lambda mean: figure(mean * scale))
+def perplexity_of(run: Step, per: Per = "token") -> Measure:
+    """How well a text was predicted by `ralm eval`; per byte, it is in bits."""
+    return Measure(_LABELS[per], _perplexity, (run,), (per,), smaller_is_better=True)
 
 
-@dataclass(frozen=True, slots=True)
-class PerplexityBySpaces(Measure):
-    """The word perplexity of a run with as many words as its text has spaces, as the official code counts them."""
-
-    smaller_is_better: ClassVar[bool] = True
-
-    @property
-    def label(self) -> str:
-        """Its name in a table."""
-        return "word perplexity"
-
-    def sample(self, folders: Folders) -> Sample:
-        """Negative log-probabilities over stretches of the text."""
-        run = read_tokens(folders[self.step])
-        scale = _ratio(len(run.texts), (run.before + "".join(run.texts)).count(" "))
-        return stretches(-run.log_probs_T.astype(np.float64), lambda mean: np.exp(mean * scale))
-
-
-def _ratio(tokens: int, counted: float) -> float:
-    """Tokens for each word, space or byte; NaN, as `ralm eval` has it, for a text without any."""
-    return tokens / counted if counted else math.nan
-
-
-def _bits(nats: Any) -> Any:
-    return nats / math.log(2)
+def _perplexity(run: Path, per: Per) -> Sample:
+    nll_T, counted = _read_run(run)
+    # NaN, as `ralm eval` has it, for a text without any
+    scale = len(nll_T) / counted[per] if counted[per] else math.nan
+    if per == "byte":
+        return stretches(nll_T, lambda mean: mean * scale / math.log(2))
+    return stretches(nll_T, lambda mean: np.exp(mean * scale))
 
 
 @lru_cache(maxsize=8)
-def _read(run: Path) -> tuple[DoubleArray, dict[str, float]]:
+def _read_run(run: Path) -> tuple[DoubleArray, dict[Per, float]]:
     """The negative log-probability of every target, and the counts by which perplexities divide."""
-    summary = summary_of(run, RUN_KIND)
-    counted = {"token": summary["tokens"], "word": summary["words"], "byte": summary["bytes"]}
-    return -read_tokens(run).log_probs_T.astype(np.float64), counted
+    summary, tokens = _summary_of(run, RUN_KIND), read_tokens(run)
+    spaces = (tokens.before + "".join(tokens.texts)).count(" ")
+    counted: dict[Per, float] = {"token": summary["tokens"], "word": summary["words"], "byte": summary["bytes"]}
+    return -tokens.log_probs_T.astype(np.float64), {**counted, "space": spaces}
 
 
-def summary_of(folder: Path, kind: FolderKind) -> dict[str, Any]:
+def _summary_of(folder: Path, kind: FolderKind) -> dict[str, Any]:
     """The summary of a finished step; DamagedFolderError if it was altered or cannot be read."""
     read_manifest(folder, kind=kind)
-    with damage_errors(folder, REMEDY):
+    with damage_errors(folder, _REMEDY):
         found: dict[str, Any] = json.loads((folder / SUMMARY).read_bytes())
     return found
 
@@ -154,61 +131,44 @@ def stretches(values_T: DoubleArray, figure: Callable[[Any], Any]) -> Sample:
     return Sample(np.bincount(units_T, values_T).astype(np.float64), np.bincount(units_T).astype(np.int64), figure)
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerScore(Measure):
-    """How often `ralm qa` answered exactly right, as a percentage; with `measure="gold_log_prob"`, how likely the right
-    answer was, in nats a token."""
-
-    measure: Literal["exact_match", "gold_log_prob"] = "exact_match"
-
-    @property
-    def label(self) -> str:
-        """Its name in a table."""
-        return "exact match, %" if self.measure == "exact_match" else "log-probability of a right token"
-
-    def sample(self, folders: Folders) -> Sample:
-        """The score of each question."""
-        if self.measure == "exact_match":
-            return _percent(*_answers(folders[self.step], "exact_match"))
-        columns = _answers(folders[self.step], "gold_log_prob", "gold_tokens")
-        known = [
-            (0, 0) if total is None or not tokens else (total, tokens) for total, tokens in zip(*columns, strict=True)
-        ]
-        sums, counts = np.array(known, np.float64).reshape(-1, 2).T
-        return Sample(sums, counts.astype(np.int64), lambda mean: mean)
+def exact_matches(answers: Step) -> Measure:
+    """How often `ralm qa` answered exactly right, as a percentage."""
+    return Measure("exact match, %", _exact_matches, (answers,))
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceAccuracy(Measure):
+def _exact_matches(folder: Path) -> Sample:
+    [right] = _columns(folder, answering.ANSWERS_KIND, answering.ANSWERS_TABLE, "exact_match")
+    return _percent(right)
+
+
+def gold_log_probs_of(answers: Step) -> Measure:
+    """How likely the right answer was in `ralm qa`, in nats a token."""
+    return Measure("log-probability of a right token", _gold_log_probs, (answers,))
+
+
+def _gold_log_probs(folder: Path) -> Sample:
+    columns = _columns(folder, answering.ANSWERS_KIND, answering.ANSWERS_TABLE, "gold_log_prob", "gold_tokens")
+    scored = [
+        (0, 0) if total is None or not tokens else (total, tokens) for total, tokens in zip(*columns, strict=True)
+    ]
+    sums, counts = np.array(scored, np.float64).reshape(-1, 2).T
+    return Sample(sums, counts.astype(np.int64), lambda mean: mean)
+
+
+def choice_accuracy(choices: Step, category: str | None = None) -> Measure:
     """How often `ralm choice` chose right, as a percentage, in a category of MMLU or in all."""
-
-    category: str | None = None
-
-    @property
-    def label(self) -> str:
-        """Its name in a table."""
-        return "accuracy, %"
-
-    def sample(self, folders: Folders) -> Sample:
-        """Which questions are right."""
-        folder = folders[self.step]
-        read_manifest(folder, kind=choices.CHOICES_KIND)
-        right, subjects = _columns(folder, choices.CHOICES_TABLE, "right", "subject")
-        kept = [
-            one
-            for one, subject in zip(right, subjects, strict=True)
-            if self.category in (None, category_of(subject or ""))
-        ]
-        return _percent(kept)
+    return Measure("accuracy, %", _accuracy, (choices,), (category,))
 
 
-def _answers(folder: Path, *names: str) -> list[list[Any]]:
-    read_manifest(folder, kind=answers.ANSWERS_KIND)
-    return _columns(folder, answers.ANSWERS_TABLE, *names)
+def _accuracy(folder: Path, category: str | None) -> Sample:
+    right, subjects = _columns(folder, answering.CHOICES_KIND, answering.CHOICES_TABLE, "right", "subject")
+    pairs = zip(right, subjects, strict=True)
+    return _percent([one for one, subject in pairs if category in (None, category_of(subject or ""))])
 
 
-def _columns(folder: Path, table: str, *names: str) -> list[list[Any]]:
-    with damage_errors(folder, REMEDY):
+def _columns(folder: Path, kind: FolderKind, table: str, *names: str) -> list[list[Any]]:
+    read_manifest(folder, kind=kind)
+    with damage_errors(folder, _REMEDY):
         read = pq.read_table(folder / table, columns=[*names])
     return [read[name].to_pylist() for name in names]
 
@@ -219,22 +179,129 @@ def _percent(values: list[bool | None]) -> Sample:
     return Sample(np.array([bool(value) for value in values], np.float64), judged, lambda mean: 100 * mean)
 
 
-@dataclass(frozen=True, slots=True)
-class CurveExactMatch(Measure):
+def exact_matches_at(answers_curve: Step, number: int) -> Measure:
     """The exact match of `ralm curve` with a number of passages, as a percentage."""
+    return Measure("exact match, %", _exact_matches_at, (answers_curve,), (number,))
 
-    number: int
 
-    @property
-    def label(self) -> str:
-        """Its name in a table."""
-        return "exact match, %"
+def _exact_matches_at(folder: Path, number: int) -> Sample:
+    rows = _summary_of(folder, curve.CURVE_KIND)["rows"]
+    row = next(row for row in rows if row["documents"] == number)
+    if row["exact_match"] is None:
+        return Sample(np.zeros(1), np.zeros(1, np.int64), lambda mean: mean)
+    known = 100 * row["exact_match_low"], 100 * row["exact_match_high"]
+    return Sample(np.array([row["exact_match"]]), np.ones(1, np.int64), lambda mean: 100 * mean, known)
 
-    def sample(self, folders: Folders) -> Sample:
-        """The row of the curve, which has its interval."""
-        rows = summary_of(folders[self.step], curve.CURVE_KIND)["rows"]
-        row = next(row for row in rows if row["documents"] == self.number)
-        if row["exact_match"] is None:
-            return Sample(np.zeros(1), np.zeros(1, np.int64), lambda mean: mean)
-        known = 100 * row["exact_match_low"], 100 * row["exact_match_high"]
-        return Sample(np.array([row["exact_match"]]), np.ones(1, np.int64), lambda mean: 100 * mean, known)
+
+def gain_of_class(run: Step, without: Step, kind: TokenClass) -> Measure:
+    """The mean gain of the tokens of a class."""
+    return Measure(_GAIN, _gain_of_class, (run, without), (kind,))
+
+
+def _gain_of_class(run: Path, without: Path, kind: TokenClass) -> Sample:
+    return _mean_of_some(_gains(run, without), _classes(run) == kind)
+
+
+@lru_cache(maxsize=8)
+def _gains(run: Path, without: Path) -> DoubleArray:
+    """The gain of each target in nats."""
+    first, second = read_tokens(run), read_tokens(without)
+    if not np.array_equal(first.tokens_T, second.tokens_T):
+        raise UsageError(f"{run} and {without} are runs over different targets.")
+    return first.log_probs_T.astype(np.float64) - second.log_probs_T
+
+
+def _mean_of_some(values_T: DoubleArray, chosen_T: NDArray[np.bool_]) -> Sample:
+    """The mean of some targets, over stretches of the text."""
+    whole = stretches(values_T * chosen_T, lambda mean: mean)
+    sizes = whole.counts_U
+    units_T = np.repeat(np.arange(len(sizes)), sizes)
+    counts_U = np.bincount(units_T, chosen_T, minlength=len(sizes)).astype(np.int64)
+    there_U = counts_U > 0
+    return Sample(whole.sums_U[there_U], counts_U[there_U], lambda mean: mean)
+
+
+@lru_cache(maxsize=4)
+def _classes(run: Path) -> NDArray[np.str_]:
+    """The class of each target."""
+    texts = read_tokens(run).texts
+    return np.array([class_of(*pair) for pair in zip(texts, ["", *texts[:-1]], strict=True)])
+
+
+def class_of(text: str, before: str) -> TokenClass:
+    """The class of a token by what it adds to a text; `before` is the text of the token before it."""
+    core = text.strip()
+    if not any(character.isalnum() for character in core):
+        return "punctuation and space"
+    if core[:1].isdigit():
+        return "number"
+    if not text[:1].isspace() and before[-1:].isalnum():
+        return "rest of a word"
+    return "capitalised word" if core[:1].isupper() else "other word"
+
+
+def gain_by_frequency(run: Step, without: Step, index: Step, lowest: float, end: float | None) -> Measure:
+    """The mean gain of tokens in words that stand in `lowest` to `end` of a million passages; `end` None is no bound.
+
+    `index` is an index for BM25 of the corpus: its terms are counted, so words without a term, such as stop words, are
+    left out.
+    """
+    return Measure(_GAIN, _gain_by_frequency, (run, without, index), (lowest, end))
+
+
+def _gain_by_frequency(run: Path, without: Path, index: Path, lowest: float, end: float | None) -> Sample:
+    rates_T = _rates(run, index)
+    with np.errstate(invalid="ignore"):
+        chosen_T = (rates_T >= lowest) & (rates_T < (np.inf if end is None else end))
+    return _mean_of_some(_gains(run, without), chosen_T)
+
+
+@lru_cache(maxsize=4)
+def _rates(run: Path, index: Path) -> DoubleArray:
+    """In how many of a million passages the word of each target stands; NaN for a word without a term."""
+    opened = open_index(index)
+    words = words_of_tokens(read_tokens(run).texts)
+    frequency = {word: opened.bm25.frequency(word) for word in {*words}}
+    rate = {word: np.nan if found is None else 1e6 * found / len(opened.passages) for word, found in frequency.items()}
+    return np.array([rate[word] for word in words])
+
+
+def words_of_tokens(texts: Sequence[str]) -> list[str]:
+    """The word of the text that each token is a part of, empty for tokens without one."""
+    ends = np.cumsum([len(one) for one in texts])
+    words = [""] * len(texts)
+    for match in _WORD.finditer("".join(texts)):
+        first, last = np.searchsorted(ends, [match.start(), match.end() - 1], side="right").tolist()
+        for place in range(first, last + 1):
+            words[place] = match[0]
+    return words
+
+
+def gain_below_overlap(run: Step, without: Step, limit: float, *, share: bool = False) -> Measure:
+    """By how many percent passages lower the token perplexity, if those that overlap the text more are taken out.
+
+    The overlap of a passage is the share of its runs of eight words that stand in the evaluated text. A target whose
+    passage overlaps more than `limit` counts as read without passages. With `share` the figure is how many percent of
+    the targets keep their passage.
+    """
+    label = "targets that keep their passage, %" if share else "lower perplexity, %"
+    return Measure(label, _gain_below_overlap, (run, without), (limit, share))
+
+
+def _gain_below_overlap(run: Path, without: Path, limit: float, share: bool) -> Sample:
+    kept_T = _overlaps(run) <= limit
+    if share:
+        return stretches(kept_T.astype(np.float64), lambda mean: 100 * mean)
+    return stretches(np.where(kept_T, _gains(run, without), 0.0), lambda mean: -100 * np.expm1(-mean))
+
+
+@lru_cache(maxsize=4)
+def _overlaps(run: Path) -> DoubleArray:
+    """For each target, the overlap of the passage that it was read with; 0 without a passage."""
+    tokens = read_tokens(run)
+    evaluated = Decontamination.of(texts=[tokens.before + "".join(tokens.texts)], ngram=_NGRAM)
+    with damage_errors(run, _REMEDY):
+        passages = pq.read_table(run / PASSAGES, columns=["passage", "text"]).to_pylist()
+        read = pq.read_table(run / RUN_TOKENS, columns=["passage"])["passage"].to_pylist()
+    overlap = {row["passage"]: evaluated.overlap(row["text"]) for row in passages}
+    return np.array([0.0 if number is None else overlap[number] for number in read])

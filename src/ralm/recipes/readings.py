@@ -5,13 +5,13 @@ its published code too: rolling windows of 127 tokens of query and 769 predicted
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from ralm.corpus.splitting import Splitting
 from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
-from ralm.recipes.measures import Per, Perplexity
+from ralm.recipes.measures import Measure, Per, perplexity_of
 from ralm.recipes.recipe import Scale
 from ralm.recipes.resources import (
     CONTRIEVER,
@@ -26,6 +26,7 @@ from ralm.recipes.resources import (
     Resource,
 )
 from ralm.recipes.steps import (
+    FIRST_PASSAGE,
     Step,
     eval_step,
     index_step,
@@ -34,7 +35,7 @@ from ralm.recipes.steps import (
     train_reranker_step,
     train_retriever_step,
 )
-from ralm.reranking import Method, RerankOptions
+from ralm.reranking import RerankOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import (
     REPLUG,
@@ -64,10 +65,8 @@ REPLUG_SUPERVISION: Final = (
     "GPT-3 Curie, which supervised the retriever, is no longer offered. GPT-J 6B, which is about as large, takes its "
     "place."
 )
-NO_FIGURES: Final = "The paper shows a plot without figures."
 BM25_SEARCH: Final = RetrieverOptions()
 DENSE_SEARCH: Final = RetrieverOptions(retriever="dense")
-_FIRST_PASSAGE: Final = ReadingOptions()
 
 
 def wikipedia() -> Step:
@@ -103,29 +102,30 @@ class Readings:
         """The same readings with another plan."""
         return replace(self, plan=plan)
 
-    def plain(self, lm: Resource) -> Perplexity:
+    def plain(self, lm: Resource) -> Measure:
         """Without passages."""
-        return Perplexity(eval_step(self.text, lm, self._plan, limit_tokens=self.scale.limit_tokens), self.per)
+        return self._measure(lm, None)
 
-    def bm25(self, lm: Resource) -> Perplexity:
+    def bm25(self, lm: Resource) -> Measure:
         """With the first passage."""
-        return self._chosen(lm, _FIRST_PASSAGE)
+        return self._chosen(lm)
 
-    def dense(self, lm: Resource, index: Step) -> Perplexity:
+    def dense(self, lm: Resource, index: Step) -> Measure:
         """With the first passage of a dense retriever."""
-        return self._read(lm, _FIRST_PASSAGE, self._retrieved(index, 1, DENSE_SEARCH))
+        return self._measure(lm, self._retrieved(index, 1, DENSE_SEARCH))
 
-    def zero_shot(self, lm: Resource, rerank_lm: Resource | None = None) -> Perplexity:
+    def zero_shot(self, lm: Resource, rerank_lm: Resource | None = None) -> Measure:
         """With the passage that a language model chooses by the last tokens of the prefix (section 6.1)."""
-        return self._chosen(lm, self._reranked("zero-shot", ICR_CANDIDATES), rerank_lm=rerank_lm)
+        return self._chosen(lm, RerankOptions(method="zero-shot"), rerank_lm=rerank_lm)
 
-    def oracle(self, lm: Resource, candidates: int = ICR_CANDIDATES) -> Perplexity:
+    def oracle(self, lm: Resource, candidates: int = ICR_CANDIDATES) -> Measure:
         """With the passage that makes the targets most likely."""
-        return self._chosen(lm, self._reranked("oracle", candidates))
+        return self._chosen(lm, RerankOptions(method="oracle", candidates=candidates))
 
-    def predictive(self, lm: Resource) -> Perplexity:
+    def predictive(self, lm: Resource) -> Measure:
         """With the passage that a trained reranker chooses (section 6.2)."""
-        return self._chosen(lm, self._reranked("predictive", ICR_CANDIDATES), reranker=predictive_reranker(self.scale))
+        reranking = RerankOptions(method="predictive", cross_encoder="")
+        return self._chosen(lm, reranking, reranker=predictive_reranker(self.scale))
 
     def ensemble(
         self,
@@ -136,60 +136,37 @@ class Readings:
         retrieved: int = REPLUG_DOCUMENTS,
         retrieval: RetrieverOptions = DENSE_SEARCH,
         vectors: Step | None = None,
-    ) -> Perplexity:
+    ) -> Measure:
         """With an ensemble over the first passages of an index, of those that are `retrieved`.
 
         `vectors`: with those that the training of a retriever added to the index.
         """
         found = self._retrieved(index, self.scale.documents(max(retrieved, documents)), retrieval, vectors)
-        return self._read(lm, ensemble_of(self.scale.documents(documents)), found)
+        return self._measure(lm, found, ensemble_of(self.scale.documents(documents)))
 
-    @property
-    def _plan(self) -> PlanOptions:
-        return self.scale.plan(self.plan)
-
-    def _reranked(self, method: Method, candidates: int) -> ReadingOptions:
-        name = "" if method == "predictive" else None
-        number = self.scale.candidates(candidates)
-        return ReadingOptions(reranking=RerankOptions(method=method, candidates=number, cross_encoder=name))
-
-    def _chosen(
-        self,
-        lm: Resource,
-        reading: ReadingOptions,
-        *,
-        reranker: Step | None = None,
-        rerank_lm: Resource | None = None,
-    ) -> Perplexity:
+    def _chosen(self, lm: Resource, reranking: RerankOptions | None = None, **by: Any) -> Measure:
+        """With the best passage of BM25 by the retriever, or by a reranker."""
         assert self.index is not None
+        reading = FIRST_PASSAGE
+        if reranking is not None:
+            candidates = self.scale.candidates(reranking.candidates)
+            reading = ReadingOptions(reranking=replace(reranking, candidates=candidates))
         found = self._retrieved(self.index, self.scale.candidates(ICR_CANDIDATES), BM25_SEARCH)
-        return self._read(lm, reading, found, reranker, rerank_lm)
+        return self._measure(lm, found, reading, **by)
 
     def _retrieved(self, index: Step, k: int, retrieval: RetrieverOptions, vectors: Step | None = None) -> Step:
-        limit = self.scale.limit_tokens
+        plan, limit = self.scale.plan(self.plan), self.scale.limit_tokens
         return retrieve_step(
-            self.text, self.tokenizer, index, self._plan, k=k, retrieval=retrieval, vectors=vectors, limit_tokens=limit
+            self.text, self.tokenizer, index, plan, k=k, retrieval=retrieval, vectors=vectors, limit_tokens=limit
         )
 
-    def _read(
-        self,
-        lm: Resource,
-        reading: ReadingOptions,
-        retrieved: Step,
-        reranker: Step | None = None,
-        rerank_lm: Resource | None = None,
-    ) -> Perplexity:
-        step = eval_step(
-            self.text,
-            lm,
-            self._plan,
-            retrieved=retrieved,
-            reading=reading,
-            reranker=reranker,
-            rerank_lm=rerank_lm,
-            limit_tokens=self.scale.limit_tokens,
+    def _measure(
+        self, lm: Resource, retrieved: Step | None, reading: ReadingOptions = FIRST_PASSAGE, **by: Any
+    ) -> Measure:
+        plan, limit = self.scale.plan(self.plan), self.scale.limit_tokens
+        return perplexity_of(
+            eval_step(self.text, lm, plan, retrieved=retrieved, reading=reading, limit_tokens=limit, **by), self.per
         )
-        return Perplexity(step, self.per)
 
 
 def on_wikitext_dev(scale: Scale) -> Readings:

@@ -1,17 +1,20 @@
 """Recipes: tables whose cells are figures of steps, with the paper's own figures beside them.
 
-A recipe is built for a scale: the paper's, or a small one for stand-ins (`STAND_IN_SCALE`). Both give the same graph.
+A recipe is declared as a function of a scale, the paper's or a small one for stand-ins (`STAND_IN_SCALE`), that yields
+its cells and orders. Both scales give the same graph of steps.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.measures import Measure
 from ralm.recipes.steps import Step, in_order
 from ralm.training.options import ExampleOptions, RerankerOptions, RetrieverTrainingOptions, TrainingOptions
+
+_PAPERS = {"in-context-ralm": "In-Context RALM", "replug": "REPLUG", "analysis": "Analysis"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +95,16 @@ class Cell:
     why_not: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Order:
     """An order that the paper reports: one figure is better than another."""
 
     better: Measure
     worse: Measure
     text: str
+
+
+Entries: TypeAlias = Iterable[Cell | Order]
 
 
 def cells_of(
@@ -117,6 +123,11 @@ def cells_of(
     ]
 
 
+def line_of(model: str, column: str, how: str, measured: Mapping[int, Measure]) -> list[Cell]:
+    """The cells of a line, by their place on the x axis."""
+    return [cell for at, measure in measured.items() for cell in cells_of(model, column, {how: measure}, at=at)]
+
+
 def discontinued(model: str, column: str, published: Mapping[str, float]) -> list[Cell]:
     """The cells of a model that is no longer offered, by the name of the way of reading."""
     return [
@@ -129,16 +140,16 @@ def orders_of(label: str, measured: Mapping[str, Measure], *pairs: tuple[str, st
     """The orders among ways of reading: pairs of names, the better one first. Pairs with unknown names are skipped."""
     return [
         Order(
-            better=measured[one],
-            worse=measured[other],
-            text=f"{label}{': ' if label else ''}{one} {'<' if measured[one].smaller_is_better else '>'} {other}",
+            measured[one],
+            measured[other],
+            f"{label}{': ' if label else ''}{one} {'<' if measured[one].smaller_is_better else '>'} {other}",
         )
         for one, other in pairs
         if one in measured
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
     """How the cells are drawn: lines over `at`, or bars; `over` is the name of the x axis."""
 
@@ -186,4 +197,36 @@ class Recipe:
         return replace(self, cells=cells, orders=orders)
 
 
-Builder = Callable[[Scale], Recipe]
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A recipe as a function of the scale; its docstring says what the recipe is about."""
+
+    entries: Callable[[Scale], Entries]
+    name: str
+    paper: str
+    figure: Figure | None
+    differs: tuple[str, ...]
+
+    def at(self, scale: Scale) -> Recipe:
+        """The recipe at a scale."""
+        entries = [*self.entries(scale)]
+        return Recipe(
+            name=self.name,
+            paper=self.paper,
+            about=" ".join((self.entries.__doc__ or "").split()),
+            cells=tuple(one for one in entries if isinstance(one, Cell)),
+            orders=tuple(one for one in entries if isinstance(one, Order)),
+            figure=self.figure,
+            differs=self.differs,
+        )
+
+
+def recipe(
+    name: str, title: str = "", *, figure: Figure | None = None, differs: Sequence[str] = ()
+) -> Callable[[Callable[[Scale], Entries]], Declaration]:
+    """Declares a recipe by its name, such as `replug/table-1`, with the title of its table or figure if it is another
+    than that in the name."""
+    paper, _, item = name.partition("/")
+    title = title or item.replace("-", " ").capitalize()
+    joined = f"{_PAPERS[paper]}{':' if paper == 'analysis' else ','} {title}"
+    return lambda entries: Declaration(entries, name, joined, figure, tuple(differs))

@@ -1,7 +1,7 @@
 """The texts, corpora, questions and models that recipes read: hub names and files, with the sizes for estimates."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 ResourceKind = Literal[
     "text", "corpus", "titles", "questions", "demonstrations", "choices", "choice-demonstrations", "model", "encoder"
@@ -59,18 +59,11 @@ NEO = (
     _model("gpt-neo-2.7b", "EleutherAI/gpt-neo-2.7B", 2.7e9, "GPT-Neo 2.7B"),
     _model("gpt-j-6b", "EleutherAI/gpt-j-6b", 6.05e9, "GPT-J 6B"),
 )
+_OPT = {"125m": 125e6, "350m": 331e6, "1.3b": 1.3e9, "2.7b": 2.7e9, "6.7b": 6.7e9, "13b": 12.9e9}
+_LARGE_OPT = {"30b": 30e9, "66b": 65.7e9}
 OPT = tuple(
     _model(f"opt-{size}", f"facebook/opt-{size}", parameters, f"OPT {size.upper()}")
-    for size, parameters in (
-        ("125m", 125e6),
-        ("350m", 331e6),
-        ("1.3b", 1.3e9),
-        ("2.7b", 2.7e9),
-        ("6.7b", 6.7e9),
-        ("13b", 12.9e9),
-        ("30b", 30e9),
-        ("66b", 65.7e9),
-    )
+    for size, parameters in (_OPT | _LARGE_OPT).items()
 )
 BLOOM = tuple(
     _model(f"bloom-{size}", f"bigscience/bloom-{hub}", parameters)
@@ -95,27 +88,17 @@ DPR = _encoder("dpr-passages", "facebook/dpr-ctx_encoder-single-nq-base", 110e6)
 DPR_QUESTIONS = _encoder("dpr-questions", "facebook/dpr-question_encoder-single-nq-base", 110e6)
 ROBERTA = _encoder("roberta", "roberta-base", 125e6)
 
-WIKITEXT_TEST = Resource(
-    name="wikitext-103-test",
-    kind="text",
-    source="hf:Salesforce/wikitext:wikitext-103-v1:test",
-    form="wikitext",
-    tokens=286_221,
-)
-WIKITEXT_DEV = Resource(
-    name="wikitext-103-dev",
-    kind="text",
-    source="hf:Salesforce/wikitext:wikitext-103-v1:validation",
-    form="wikitext",
-    tokens=249_887,
-)
-WIKITEXT_TRAIN = Resource(
-    name="wikitext-103-train",
-    kind="corpus",
-    source="hf:Salesforce/wikitext:wikitext-103-v1:train",
-    form="articles",
-    passages=1_030_000,
-)
+
+def _wikitext(name: str, split: str, *, tokens: int = 0, passages: int = 0) -> Resource:
+    kind: ResourceKind = "corpus" if split == "train" else "text"
+    form: FileForm = "articles" if split == "train" else "wikitext"
+    source = f"hf:Salesforce/wikitext:wikitext-103-v1:{split}"
+    return Resource(name=f"wikitext-103-{name}", kind=kind, source=source, form=form, tokens=tokens, passages=passages)
+
+
+WIKITEXT_TEST = _wikitext("test", "test", tokens=286_221)
+WIKITEXT_DEV = _wikitext("dev", "validation", tokens=249_887)
+WIKITEXT_TRAIN = _wikitext("train", "train", passages=1_030_000)
 WIKITEXT_TITLES = Resource(
     name="wikitext-103-titles",
     kind="titles",
@@ -147,60 +130,43 @@ REALNEWS_TRAIN = Resource(
     passages=65_000_000,
     note="see realnews-dev",
 )
-_PILE = (
-    "The Pile's own copies are no longer public; this is the Pile without the parts that are under copyright, "
-    "which has this one"
-)
 
 
-def _pile(
-    subset: str, split: str, kind: ResourceKind, *, max_rows: int | None = None, tokens: int = 0, passages: int = 0
-) -> Resource:
-    name = subset.lower().replace(" ", "-")
-    return Resource(
-        name=f"pile-{name}-{split}",
-        kind=kind,
-        source=f"hf:monology/pile-uncopyrighted:{split}",
-        form="joined" if kind == "text" else "lines",
-        only=("meta.pile_set_name", subset),
-        max_rows=max_rows,
-        note=_PILE
-        if max_rows is None
-        else f"{_PILE}. The paper does not say how much it reads; these are the first {max_rows}",
-        tokens=tokens,
-        passages=passages,
-    )
+def _pile(name: str, split: str, note: str, **rest: Any) -> Resource:
+    kind: ResourceKind = "corpus" if split == "train" else "text"
+    form: FileForm = "lines" if split == "train" else "joined"
+    source = f"hf:monology/pile-uncopyrighted:{split}"
+    return Resource(name=f"pile-{name}", kind=kind, source=source, form=form, note=f"{_PILE}{note}", **rest)
 
 
+def _part_of_pile(subset: str, split: str, note: str = "", **rest: Any) -> Resource:
+    only = ("meta.pile_set_name", subset)
+    return _pile(f"{subset.lower()}-{split}", split, f", which has this one{note}", only=only, **rest)
+
+
+_PILE = "The Pile's own copies are no longer public; this is the Pile without the parts that are under copyright"
+_FIRST = ". The paper does not say how much it reads; these are the first"
 PILE_TEST = tuple(
-    _pile(name, "test", "text", max_rows=rows, tokens=500_000)
+    _part_of_pile(name, "test", f"{_FIRST} {rows}", max_rows=rows, tokens=500_000)
     for name, rows in (("ArXiv", 40), ("StackExchange", 800), ("FreeLaw", 140))
 )
 PILE_TRAIN = tuple(
-    _pile(name, "train", "corpus", passages=passages)
+    _part_of_pile(name, "train", passages=passages)
     for name, passages in (("ArXiv", 60_000_000), ("StackExchange", 45_000_000), ("FreeLaw", 85_000_000))
 )
-_PILE_NOTE = (
-    "The Pile's own copies are no longer public; this is the Pile without the parts that are under copyright. "
-    "The paper "
-)
-PILE_ALL_TEST = Resource(
-    name="pile-test",
-    kind="text",
-    source="hf:monology/pile-uncopyrighted:test",
-    form="joined",
+PILE_ALL_TEST = _pile(
+    "test",
+    "test",
+    ". The paper does not say how much of the test data it reads; these are the first 2,000 documents",
     max_rows=2_000,
     tokens=3_000_000,
-    note=f"{_PILE_NOTE}does not say how much of the test data it reads; these are the first 2,000 documents",
 )
-PILE_ALL_TRAIN = Resource(
-    name="pile-train-sample",
-    kind="corpus",
-    source="hf:monology/pile-uncopyrighted:train",
-    form="lines",
+PILE_ALL_TRAIN = _pile(
+    "train-sample",
+    "train",
+    ". The paper samples 36 million passages of 128 tokens; these are about as many, of the first documents",
     max_rows=3_000_000,
     passages=36_000_000,
-    note=f"{_PILE_NOTE}samples 36 million passages of 128 tokens; these are about as many, of the first documents",
 )
 NQ = Resource(
     name="natural-questions",

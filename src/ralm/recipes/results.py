@@ -21,7 +21,7 @@ from pydantic import JsonValue
 
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.recipes.folder import RecipeFolder
-from ralm.recipes.measures import Folders, Measure, Sample
+from ralm.recipes.measures import Measure, Sample
 from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.runner import command_text
 from ralm.recipes.steps import in_order
@@ -56,13 +56,13 @@ Verdict = Literal["seen", "not clear", "the other way", "not comparable"]
 _Interval = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MeasuredCell:
     """A cell with our figure and its 95% interval; None if nothing can be measured, or of one unit."""
 
     cell: Cell
-    value: float | None
-    interval: _Interval | None
+    value: float | None = None
+    interval: _Interval | None = None
 
     @property
     def difference(self) -> float | None:
@@ -72,7 +72,7 @@ class MeasuredCell:
         return self.value - self.cell.published
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MeasuredOrder:
     """An order, by how much the better figure is better, with its 95% interval from a paired bootstrap.
 
@@ -83,18 +83,13 @@ class MeasuredOrder:
     order: Order
     better: float
     worse: float
-    change: float | None
-    interval: _Interval | None
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether the change is a fraction."""
-        return self.order.better.smaller_is_better
+    change: float | None = None
+    interval: _Interval | None = None
 
     @property
     def verdict(self) -> Verdict:
         """Whether the order is seen."""
-        if self.interval is None or self.change is None:
+        if self.interval is None:
             return "not comparable"
         sign = -1 if self.order.better.smaller_is_better else 1
         low, high = sorted(sign * end for end in self.interval)
@@ -112,8 +107,8 @@ class Result:
     folder: RecipeFolder
     cells: Sequence[MeasuredCell]
     orders: Sequence[MeasuredOrder]
-    changes: Sequence[str] = ()
-    is_partial: bool = False
+    changes: Sequence[str]
+    is_partial: bool
 
     @property
     def is_comparable(self) -> bool:
@@ -137,38 +132,38 @@ def measure_recipe(
 
     Raises DamagedFolderError if one cannot be read.
     """
-    paths: Folders = {step: folder.path_of(step) for step in recipe.steps}
+    paths = {step: folder.path_of(step) for step in recipe.steps}
     samples = {measure: measure.sample(paths) for measure in recipe.measures}
     return Result(
         recipe=recipe,
         folder=folder,
-        cells=[_cell_with_figure(cell, samples.get(cell.measure) if cell.measure else None) for cell in recipe.cells],
-        orders=[_order_with_figures(order, samples) for order in recipe.orders],
+        cells=[_measured_cell(cell, samples) for cell in recipe.cells],
+        orders=[_measured_order(order, samples) for order in recipe.orders],
         changes=changes,
         is_partial=is_partial,
     )
 
 
-def _cell_with_figure(cell: Cell, sample: Sample | None) -> MeasuredCell:
+def _measured_cell(cell: Cell, samples: Mapping[Measure, Sample]) -> MeasuredCell:
+    sample = None if cell.measure is None else samples[cell.measure]
     if sample is None or math.isnan(sample.value):
-        return MeasuredCell(cell=cell, value=None, interval=None)
-    return MeasuredCell(cell=cell, value=sample.value, interval=sample.interval)
+        return MeasuredCell(cell)
+    return MeasuredCell(cell, sample.value, sample.interval)
 
 
-def _order_with_figures(order: Order, samples: dict[Measure, Sample]) -> MeasuredOrder:
+def _measured_order(order: Order, samples: Mapping[Measure, Sample]) -> MeasuredOrder:
     better, worse = samples[order.better], samples[order.worse]
-    change = ends = None
-    judged = better.counts_U.sum() > 0
-    if judged and len(better.counts_U) > 1 and np.array_equal(better.counts_U, worse.counts_U):
-        # Both figures are of the same units, so each draw takes the same units for both: a paired bootstrap.
-        sums_UR = np.stack([better.sums_U, worse.sums_U], axis=1)
-        drawn_DR = bootstrap_means(sums_UR, better.counts_U)
-        drawn = better.figure(drawn_DR[:, 0]), worse.figure(drawn_DR[:, 1])
-        if order.better.smaller_is_better:
-            change, ends = better.value / worse.value - 1, interval(drawn[0] / drawn[1] - 1)
-        else:
-            change, ends = better.value - worse.value, interval(drawn[0] - drawn[1])
-    return MeasuredOrder(order=order, better=better.value, worse=worse.value, change=change, interval=ends)
+    several = len(better.counts_U) > 1 and better.counts_U.sum() > 0
+    if not (several and np.array_equal(better.counts_U, worse.counts_U)):
+        return MeasuredOrder(order, better.value, worse.value)
+    # Both figures are of the same units, so each draw takes the same units for both: a paired bootstrap.
+    drawn_DR = bootstrap_means(np.stack([better.sums_U, worse.sums_U], axis=1), better.counts_U)
+    drawn, other = better.figure(drawn_DR[:, 0]), worse.figure(drawn_DR[:, 1])
+    if order.better.smaller_is_better:
+        change, ends = better.value / worse.value - 1, interval(drawn / other - 1)
+    else:
+        change, ends = better.value - worse.value, interval(drawn - other)
+    return MeasuredOrder(order, better.value, worse.value, change, ends)
 
 
 def folder_name(recipe: str, only: str | None = None) -> str:
@@ -180,10 +175,12 @@ def folder_name(recipe: str, only: str | None = None) -> str:
 def write_result(result: Result, only: str | None = None) -> Path:
     """Write the folder of a recipe's result, or of its part about one model, atomically, in place of an older one;
     returns it."""
-    recipe, stand_in = result.recipe, result.folder.stand_in
+    recipe = result.recipe
     path = result.folder.folder / "tables" / folder_name(recipe.name, only)
+    kinds = {name: pa.string() for name in _TEXTS} | {name: pa.float64() for name in _NUMBERS}
+    schema = pa.schema([*kinds.items(), ("stand_in", pa.bool_())])
+    cells = pa.Table.from_pylist([_row(one, result) for one in result.cells], schema=schema)
     with new_folder(path, kind=RECIPE_KIND, force=True) as partial:
-        cells = _cell_table(result)
         pq.write_table(cells, partial / CELLS, compression="zstd")
         pyarrow.csv.write_csv(cells, partial / CSV)
         (partial / MARKDOWN).write_text(as_markdown(result), encoding="utf-8")
@@ -192,20 +189,18 @@ def write_result(result: Result, only: str | None = None) -> Path:
             from ralm.recipes.figures import draw
 
             draw(result, partial / FIGURE)
-        settings: dict[str, JsonValue] = {
-            "recipe": recipe.name,
-            "stand_in": stand_in,
-            "changes": [*result.changes],
-        }
-        counts = {"cells": len(result.cells)}
-        write_manifest(partial, kind=RECIPE_KIND, settings=settings, counts=counts)
+        write_manifest(
+            partial,
+            kind=RECIPE_KIND,
+            settings={"recipe": recipe.name, "stand_in": result.folder.stand_in, "changes": [*result.changes]},
+            counts={"cells": len(result.cells)},
+        )
     return path
 
 
 def result_as_json(result: Result, path: Path) -> JsonValue:
     """The cells and orders by name; `path` is that of the written result."""
-    cells: list[JsonValue] = [{**_row(one, result)} for one in result.cells]  # type: ignore[dict-item]
-    found: list[JsonValue] = [
+    orders: list[JsonValue] = [
         {
             "order": one.order.text,
             "better": one.better,
@@ -220,18 +215,12 @@ def result_as_json(result: Result, path: Path) -> JsonValue:
         "recipe": result.recipe.name,
         "stand_in": result.folder.stand_in,
         "folder": str(path),
-        "cells": cells,
-        "orders": found,
+        "cells": [_row(one, result) for one in result.cells],
+        "orders": orders,
     }
 
 
-def _cell_table(result: Result) -> pa.Table:
-    kinds = {name: pa.string() for name in _TEXTS} | {name: pa.float64() for name in _NUMBERS}
-    schema = pa.schema([*kinds.items(), ("stand_in", pa.bool_())])
-    return pa.Table.from_pylist([_row(one, result) for one in result.cells], schema=schema)
-
-
-def _row(one: MeasuredCell, result: Result) -> Mapping[str, object]:
+def _row(one: MeasuredCell, result: Result) -> dict[str, JsonValue]:
     cell, folder = one.cell, result.folder
     steps = cell.measure.steps if cell.measure else ()
     low, high = one.interval or (None, None)
@@ -305,8 +294,9 @@ def _order_table(result: Result) -> _Table:
 def _change(one: MeasuredOrder) -> str:
     if one.change is None or one.interval is None:
         return _NOTHING
-    write: Callable[[float], str] = "{:+.1%}".format if one.is_relative else "{:+.2f}".format
-    return f"{write(one.change)} ({write(one.interval[0])} to {write(one.interval[1])})"
+    form = "+.1%" if one.order.better.smaller_is_better else "+.2f"
+    change, low, high = (format(value, form) for value in (one.change, *one.interval))
+    return f"{change} ({low} to {high})"
 
 
 def _source_table(result: Result) -> _Table:
@@ -316,11 +306,10 @@ def _source_table(result: Result) -> _Table:
     for one in result.cells:
         measured = one.cell.measure.steps if one.cell.measure else ()
         for step in in_order(measured):
-            path = result.folder.path_of(step)
-            name = f"{one.cell.model}, {one.cell.how}" if step in measured else ""
-            command = command_text(result.folder.command_line(step))
+            path, command = result.folder.path_of(step), command_text(result.folder.command_line(step))
             row = rows.setdefault(path.name, ["", f"steps/{path.name}", command])
-            row[0] = row[0] or name
+            if step in measured:
+                row[0] = row[0] or f"{one.cell.model}, {one.cell.how}"
     return _Table(["Figure", "Folder", "Command"], [*rows.values()], code=2)
 
 

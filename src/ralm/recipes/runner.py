@@ -74,8 +74,7 @@ def run_steps(steps: Sequence[Step], folder: RecipeFolder, run: Callable[[list[s
             folder.write_inputs(step)
             run(line)
         except RalmError as error:
-            text = str(error)
-            error.args = (f"{at}: {text}{'' if text.endswith('.') else '.'}{_replaceable(step, folder)}",)
+            error.args = (f"{at}: {str(error).removesuffix('.')}.{_replaceable(step, folder)}",)
             raise
 
 
@@ -106,22 +105,24 @@ class Estimate:
 
 def estimate(step: Step, folder: RecipeFolder) -> Estimate:
     """The estimate of a step."""
-    sizes = _Sizes(folder)
+    sizes = _Sizes(step, folder)
     match step.command:
         case "index":
-            return sizes.index(step)
+            return sizes.index()
         case "retrieve":
-            queries = sizes.strides(step)
+            queries = sizes.strides()
             disk = int(queries * step.option(Amounts).k * _HIT_BYTES)
             return Estimate(disk=disk, hours=queries / _QUERIES_PER_SECOND / 3600)
         case "eval":
-            return sizes.evaluation(step)
+            return sizes.evaluation()
         case "train reranker":
-            return sizes.reranker_training(step)
+            training = step.option(TrainingOptions)
+            tokens = training.steps * training.batch * CandidateOptions().candidates * _PAIR_TOKENS
+            return Estimate(tokens=tokens, hours=_TRAINING * _hours(tokens, _RANKER_PARAMETERS))
         case "signals" | "train retriever":
-            return sizes.signals(step)
+            return sizes.signals()
         case _:
-            return sizes.questions(step)
+            return sizes.questions()
 
 
 def total(estimates: Sequence[Estimate]) -> Estimate:
@@ -160,30 +161,30 @@ def check_step_fits(step: Step, folder: RecipeFolder) -> None:
 
 
 class _Sizes:
-    """Estimates steps with the sizes of the files that they read."""
+    """Estimates a step with the sizes of the files that it reads."""
 
-    def __init__(self, folder: RecipeFolder) -> None:
+    def __init__(self, step: Step, folder: RecipeFolder) -> None:
+        self._step = step
         self._folder = folder
 
-    def index(self, step: Step) -> Estimate:
-        corpus = step.resource("corpus")
-        passages = self._passages(corpus)
+    def index(self) -> Estimate:
+        corpus, passages = self._step.resource("corpus"), self._passages()
         disk = passages * _INDEX_BYTES
         disk += passages * _BYTES_PER_PASSAGE if corpus.form and self._folder.is_from_hub(corpus) else 0
-        if not step.has(EncoderOptions):
+        if not self._step.has(EncoderOptions):
             return Estimate(passages=passages, disk=disk, hours=passages / _PASSAGES_PER_SECOND / 3600)
-        encoders = [one for one in step.resources if one.kind == "encoder"]
+        encoders = [one for one in self._step.resources if one.kind == "encoder"]
         tokens, memory = passages * _TOKENS_PER_PASSAGE, passages * _VECTOR_BYTES
         hours = _hours(tokens, self._parameters(encoders[0]) if encoders else 110e6)
         return Estimate(passages=passages, tokens=tokens, disk=disk + memory, memory=memory, hours=hours)
 
-    def strides(self, step: Step) -> float:
-        return self._tokens(step) / step.option(PlanOptions).stride
+    def strides(self) -> float:
+        return self._tokens() / self._step.option(PlanOptions).stride
 
-    def evaluation(self, step: Step) -> Estimate:
-        tokens, plan, reading = self._tokens(step), step.option(PlanOptions), step.option(ReadingOptions)
-        retrieved = any(one.command == "retrieve" for one in step.steps)
-        windows = self.strides(step)
+    def evaluation(self) -> Estimate:
+        tokens, plan, reading = self._tokens(), self._step.option(PlanOptions), self._step.option(ReadingOptions)
+        retrieved = any(one.command == "retrieve" for one in self._step.steps)
+        windows = self.strides()
         if plan.windows == "blocked":
             windows = tokens / plan.block * (5 if retrieved else 1)
         several = 1
@@ -191,15 +192,10 @@ class _Sizes:
             several = reading.reranking.candidates
         elif reading.reader == "ensemble" and retrieved:
             several = reading.ensemble.documents
-        read = int(windows * min(plan.max_length, tokens) * several)
-        return self._reading(step, read, disk=tokens * _ROW_BYTES)
+        return self._reading(int(windows * min(plan.max_length, tokens) * several), disk=tokens * _ROW_BYTES)
 
-    def reranker_training(self, step: Step) -> Estimate:
-        training = step.option(TrainingOptions)
-        tokens = training.steps * training.batch * CandidateOptions().candidates * _PAIR_TOKENS
-        return Estimate(tokens=tokens, hours=_TRAINING * _hours(tokens, _RANKER_PARAMETERS))
-
-    def signals(self, step: Step) -> Estimate:
+    def signals(self) -> Estimate:
+        step = self._step
         examples, vectors = step.option(ExampleOptions).examples, 0
         if step.command == "signals":
             candidates = step.option(CandidateOptions).candidates
@@ -207,44 +203,40 @@ class _Sizes:
             training = step.option(TrainingOptions)
             examples = min(examples, training.steps * training.batch)
             candidates = step.option(RetrieverTrainingOptions).candidates
-            vectors = 2 * self._passages(step.resource("corpus")) * _VECTOR_BYTES
-        read = examples * candidates * _EXAMPLE_TOKENS
-        return self._reading(step, read, disk=examples * _SIGNAL_BYTES + vectors)
+            vectors = 2 * self._passages() * _VECTOR_BYTES
+        return self._reading(examples * candidates * _EXAMPLE_TOKENS, disk=examples * _SIGNAL_BYTES + vectors)
 
-    def questions(self, step: Step) -> Estimate:
-        amounts, reading = step.option(Amounts), step.option(ReadingOptions)
-        count = step.resource("questions", "choices").questions or 1000
+    def questions(self) -> Estimate:
+        amounts, reading = self._step.option(Amounts), self._step.option(ReadingOptions)
+        count = self._step.resource("questions", "choices").questions or 1000
         count = count if amounts.limit is None else min(count, amounts.limit)
-        prompts = reading.ensemble.documents if reading.reader == "ensemble" else 1
-        prompts = len(amounts.numbers) or prompts
-        return self._reading(step, count * prompts * _PROMPT_TOKENS, disk=count * _ANSWER_BYTES)
+        prompts = len(amounts.numbers) or (reading.ensemble.documents if reading.reader == "ensemble" else 1)
+        return self._reading(count * prompts * _PROMPT_TOKENS, disk=count * _ANSWER_BYTES)
 
-    def _reading(self, step: Step, tokens: int, disk: float) -> Estimate:
-        """A step whose language model reads so many tokens."""
-        parameters = self._parameters(step.resource("model"))
-        memory, hours = self._weights(parameters), _hours(tokens, parameters)
-        return Estimate(tokens=tokens, disk=int(disk), memory=memory, hours=hours)
+    def _reading(self, tokens: int, disk: float) -> Estimate:
+        """A step whose language model reads so many tokens. Large models are mostly saved in 16 bits, which
+        `dtype="auto"` keeps."""
+        parameters, dtype = self._parameters(self._step.resource("model")), self._folder.options.model.dtype
+        halves = parameters >= _LARGE_PARAMETERS if dtype == "auto" else dtype != "float32"
+        memory = int(parameters * (2 if halves else 4))
+        return Estimate(tokens=tokens, disk=int(disk), memory=memory, hours=_hours(tokens, parameters))
 
-    def _tokens(self, step: Step) -> float:
-        text, limit = step.resource("text"), step.option(Amounts).limit_tokens
+    def _tokens(self) -> float:
+        text, limit = self._step.resource("text"), self._step.option(Amounts).limit_tokens
         tokens = (self._bytes(text) or text.tokens * _BYTES_PER_TOKEN) / _BYTES_PER_TOKEN
         return tokens if limit is None else min(tokens, limit)
 
-    def _passages(self, corpus: Resource) -> int:
+    def _passages(self) -> int:
+        corpus = self._step.resource("corpus")
         return int((self._bytes(corpus) or corpus.passages * _BYTES_PER_PASSAGE) / _BYTES_PER_PASSAGE)
 
     def _parameters(self, resource: Resource) -> float:
         source = self._folder.source_of(resource)
         if source == STAND_IN_MODEL:
             return _TINY_PARAMETERS
-        weights = sum(one.stat().st_size for one in Path(source).glob("*.safetensors")) if Path(source).is_dir() else 0
-        return weights / 4 if weights else resource.parameters
-
-    def _weights(self, parameters: float) -> int:
-        """The bytes of a model's weights; large ones are mostly saved in 16 bits, which `dtype="auto"` keeps."""
-        dtype = self._folder.options.model.dtype
-        halves = parameters >= _LARGE_PARAMETERS if dtype == "auto" else dtype != "float32"
-        return int(parameters * (2 if halves else 4))
+        # A path that is no folder has no files.
+        weights = sum(one.stat().st_size for one in Path(source).glob("*.safetensors"))
+        return weights / 4 or resource.parameters
 
     def _bytes(self, resource: Resource) -> int:
         """The size of a file or folder; 0 if it is on the hub."""

@@ -31,7 +31,7 @@ _Record = TypeVar("_Record")
 
 _BM25 = RetrieverOptions()
 _PLAN = PlanOptions()
-_FIRST_PASSAGE = ReadingOptions()
+FIRST_PASSAGE = ReadingOptions()
 _SENTENCES = Splitting()
 _ENCODING = EncoderOptions(encoder="")
 """The encoder itself is an argument: a resource, or the step that trains it."""
@@ -57,11 +57,6 @@ class Step:
     command: Command
     arguments: "tuple[Argument, ...]"
     options: tuple[object, ...] = field(default=(), compare=False, repr=False)
-
-    @property
-    def makes_file(self) -> bool:
-        """Whether it writes one file instead of a folder."""
-        return self.command == "retrieve"
 
     @property
     def steps(self) -> "Iterator[Step]":
@@ -129,11 +124,10 @@ def index_step(
 
     `tokens_of` is the model whose tokens passages are measured in. `encoding` holds all of the encoder but its name.
     """
-    arguments: list[Argument] = [corpus, *flags_of(splitting, _SENTENCES)]
-    arguments += _flag("--lm", tokens_of) + _flag("--forbidden-titles", titles)
+    arguments = [corpus, *flags_of(splitting, _SENTENCES), *_given(lm=tokens_of, forbidden_titles=titles)]
     if encoder is None:
         return Step("index", tuple(arguments), (splitting,))
-    arguments += ["--retriever", "dense", "--encoder", encoder, *_flag("--query-encoder", query_encoder)]
+    arguments += _given(retriever="dense", encoder=encoder, query_encoder=query_encoder)
     return Step("index", (*arguments, *flags_of(encoding, _ENCODING)), (splitting, encoding))
 
 
@@ -150,12 +144,12 @@ def retrieve_step(
 ) -> Step:
     """Retrieves the k best passages for every stride of a text; `lm` decides the tokens. `vectors`: search those that
     the training of a retriever added to the index."""
-    arguments: list[Argument] = [text, "--lm", lm, "--index", index, "-k", str(k), *flags_of(retrieval, _BM25)]
-    arguments += ["--vectors", NameOf(vectors)] if vectors else []
+    arguments = [text, *_given(lm=lm, index=index), "-k", str(k), *flags_of(retrieval, _BM25)]
     unread, base = replace(plan, document_tokens=0), replace(_PLAN, document_tokens=0)
+    arguments += _given(vectors=vectors and NameOf(vectors))
     arguments += flags_of(unread, base, ("query_tokens",) if retrieval.is_dense else ())
-    amounts = Amounts(k=k, limit_tokens=limit_tokens)
-    return Step("retrieve", (*arguments, *_number("--limit-tokens", limit_tokens)), (plan, retrieval, amounts))
+    arguments += _given(limit_tokens=limit_tokens)
+    return Step("retrieve", tuple(arguments), (plan, retrieval, Amounts(k=k, limit_tokens=limit_tokens)))
 
 
 def eval_step(
@@ -164,7 +158,7 @@ def eval_step(
     plan: PlanOptions,
     *,
     retrieved: Step | None = None,
-    reading: ReadingOptions = _FIRST_PASSAGE,
+    reading: ReadingOptions = FIRST_PASSAGE,
     reranker: Step | None = None,
     rerank_lm: Resource | None = None,
     limit_tokens: int | None = None,
@@ -173,12 +167,12 @@ def eval_step(
 
     With a trained `reranker`, `reading` says among how many passages it chooses.
     """
-    arguments: list[Argument] = [text, "--lm", lm, *_flag("--retrieved", retrieved)]
-    base = replace(_FIRST_PASSAGE, reranking=replace(RerankOptions(), cross_encoder="")) if reranker else _FIRST_PASSAGE
-    arguments += flags_of(reading, base) + _flag("--reranker", reranker) + _flag("--rerank-lm", rerank_lm)
+    base = replace(FIRST_PASSAGE, reranking=RerankOptions(cross_encoder="")) if reranker else FIRST_PASSAGE
+    arguments = [text, *_given(lm=lm, retrieved=retrieved), *flags_of(reading, base)]
+    arguments += _given(reranker=reranker, rerank_lm=rerank_lm)
     if plan.windows != "rolling":  # passages were retrieved before, so the length of queries has no effect
         plan = replace(plan, query_tokens=_PLAN.query_tokens)
-    arguments += flags_of(plan, _PLAN) + _number("--limit-tokens", limit_tokens)
+    arguments += [*flags_of(plan, _PLAN), *_given(limit_tokens=limit_tokens)]
     return Step("eval", tuple(arguments), (plan, reading, Amounts(limit_tokens=limit_tokens)))
 
 
@@ -187,7 +181,7 @@ def signals_step(
 ) -> Step:
     """Scores retrieved passages with a model, in examples from a corpus."""
     flags = flags_of(examples, ExampleOptions()) + flags_of(candidates, CandidateOptions())
-    return Step("signals", (corpus, "--lm", lm, "--index", index, *flags), (examples, candidates))
+    return Step("signals", (corpus, *_given(lm=lm, index=index), *flags), (examples, candidates))
 
 
 def train_reranker_step(signals: Step, init: Resource, *, training: TrainingOptions, reading: RerankerOptions) -> Step:
@@ -208,7 +202,7 @@ def train_retriever_step(
     """Trains both encoders of a retriever from a model (REPLUG LSR); passages are encoded again meanwhile."""
     flags = flags_of(both, RetrieverTrainingOptions()) + flags_of(training, REPLUG)
     flags += flags_of(examples, REPLUG_EXAMPLES)
-    return Step("train retriever", (corpus, "--lm", lm, "--index", index, *flags), (both, training, examples))
+    return Step("train retriever", (corpus, *_given(lm=lm, index=index), *flags), (both, training, examples))
 
 
 def qa_step(
@@ -217,59 +211,30 @@ def qa_step(
     *,
     index: Step | None = None,
     retrieval: RetrieverOptions = _BM25,
-    reading: ReadingOptions = _FIRST_PASSAGE,
+    reading: ReadingOptions = FIRST_PASSAGE,
     demonstrations: Resource | None = None,
     shots: int | None = None,
     prompt: str | None = None,
-    answering: AnswerOptions | None = None,
+    answering: AnswerOptions | ChoiceOptions | None = None,
     numbers: tuple[int, ...] = (),
     semantics: AnswerSemantics = "paper",
     limit: int | None = None,
 ) -> Step:
-    """Answers questions; with `numbers`, with several numbers of passages (`ralm curve`)."""
-    retrieval, reading = (retrieval, reading) if index else (_BM25, _FIRST_PASSAGE)
-    arguments = _question_arguments(questions, lm, index, retrieval, reading)
-    arguments += _flag("--demonstrations", demonstrations) + _number("--shots", shots)
-    arguments += ["--prompt", prompt] if prompt else []
-    arguments += [] if semantics == "paper" else ["--semantics", semantics]
-    arguments += flags_of(answering or AnswerOptions(), AnswerOptions())
-    arguments += ["--numbers", ",".join(map(str, numbers))] if numbers else []
-    amounts = Amounts(limit=limit, numbers=numbers)
-    return Step("curve" if numbers else "qa", (*arguments, *_number("--limit", limit)), (reading, amounts))
+    """Answers questions or multiple choice; with `numbers`, with several numbers of passages (`ralm curve`)."""
+    reading = reading if index else FIRST_PASSAGE
+    arguments = [questions, *_given(lm=lm, index=index), *flags_of(retrieval if index else _BM25, _BM25)]
+    arguments += [*flags_of(reading, FIRST_PASSAGE), *_given(demonstrations=demonstrations, shots=shots, prompt=prompt)]
+    arguments += _given(semantics=None if semantics == "paper" else semantics)
+    arguments += flags_of(answering, type(answering)()) if answering else []
+    arguments += _given(numbers=",".join(map(str, numbers)) or None, limit=limit)
+    command: Command = "choice" if questions.kind == "choices" else "curve" if numbers else "qa"
+    return Step(command, tuple(arguments), (reading, Amounts(limit=limit, numbers=numbers)))
 
 
-def choice_step(
-    questions: Resource,
-    lm: Resource,
-    *,
-    demonstrations: Resource,
-    shots: int,
-    index: Step | None = None,
-    retrieval: RetrieverOptions = _BM25,
-    reading: ReadingOptions = _FIRST_PASSAGE,
-    choosing: ChoiceOptions | None = None,
-    prompt: str | None = None,
-    limit: int | None = None,
-) -> Step:
-    """Answers multiple choice."""
-    retrieval, reading = (retrieval, reading) if index else (_BM25, _FIRST_PASSAGE)
-    arguments = _question_arguments(questions, lm, index, retrieval, reading)
-    arguments += ["--prompt", prompt] if prompt else []
-    arguments += ["--demonstrations", demonstrations, "--shots", str(shots)]
-    arguments += flags_of(choosing or ChoiceOptions(), ChoiceOptions())
-    return Step("choice", (*arguments, *_number("--limit", limit)), (reading, Amounts(limit=limit)))
-
-
-def _question_arguments(
-    questions: Resource, lm: Resource, index: Step | None, retrieval: RetrieverOptions, reading: ReadingOptions
-) -> list[Argument]:
-    arguments: list[Argument] = [questions, "--lm", lm, *_flag("--index", index)]
-    return arguments + flags_of(retrieval, _BM25) + flags_of(reading, _FIRST_PASSAGE)
-
-
-def _flag(flag: str, value: Resource | Step | None) -> list[Argument]:
-    return [] if value is None else [flag, value]
-
-
-def _number(flag: str, value: int | None) -> list[Argument]:
-    return [] if value is None else [flag, str(value)]
+def _given(**values: Argument | int | None) -> list[Argument]:
+    """The flags of the values that are given."""
+    flags: list[Argument] = []
+    for name, value in values.items():
+        if value is not None:
+            flags += [f"--{name.replace('_', '-')}", str(value) if isinstance(value, int) else value]
+    return flags

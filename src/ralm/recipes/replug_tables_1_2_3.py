@@ -1,0 +1,169 @@
+"""REPLUG: Table 1, bits per byte on the Pile before and after LSR; Tables 2 and 3, MMLU and open-domain questions with
+an ensemble over ten passages."""
+
+from typing import Final
+
+from ralm.recipes.measures import choice_accuracy, exact_matches, gold_log_probs_of
+from ralm.recipes.readings import (
+    DENSE_SEARCH,
+    REPLUG_DOCUMENTS,
+    REPLUG_PLAN,
+    REPLUG_SUPERVISION,
+    REPLUG_WINDOWS,
+    Readings,
+    ensemble_of,
+    pile_index,
+    trained_retriever,
+)
+from ralm.recipes.recipe import Entries, Order, Scale, cells_of, discontinued, orders_of, recipe
+from ralm.recipes.resources import (
+    CONTRIEVER,
+    GPT2,
+    LLAMA,
+    MMLU,
+    MMLU_DEV,
+    NQ,
+    NQ_TRAIN,
+    PILE_ALL_TEST,
+    TRIVIA_QA,
+    TRIVIA_QA_TRAIN,
+    WIKIPEDIA,
+)
+from ralm.recipes.steps import Step, index_step, qa_step
+
+BITS_COLUMN: Final = "The Pile, bits per byte"
+_HOWS: Final = ("none", "REPLUG", "REPLUG LSR")
+_TABLE_1: Final = {
+    "GPT-2 S": (1.33, 1.26, 1.21),
+    "GPT-2 M": (1.20, 1.14, 1.11),
+    "GPT-2 L": (1.19, 1.15, 1.09),
+    "GPT-2 XL": (1.16, 1.09, 1.07),
+}
+_GPT3: Final = {
+    "GPT-3 Ada": (1.05, 0.98, 0.96),
+    "GPT-3 Babbage": (0.95, 0.90, 0.88),
+    "GPT-3 Curie": (0.88, 0.85, 0.82),
+    "GPT-3 Davinci": (0.80, 0.77, 0.75),
+}
+_CATEGORIES: Final = {
+    "Humanities": "humanities",
+    "Social.": "social sciences",
+    "STEM": "STEM",
+    "Other": "other",
+    "All": None,
+}
+_MMLU_ALL: Final = {"none": 55.6, "REPLUG": 58.8, "REPLUG LSR": 59.3}
+_MMLU_CODEX: Final = {
+    "none": (74.2, 76.9, 57.8, 70.1, 68.3),
+    "REPLUG": (76.0, 79.7, 58.8, 72.1, 71.4),
+    "REPLUG LSR": (76.5, 79.9, 58.9, 73.2, 71.8),
+}
+_QA: Final = {
+    "NQ": (NQ, NQ_TRAIN, (29.0, 36.1, 37.2), (40.6, 44.7, 45.5)),
+    "TriviaQA": (TRIVIA_QA, TRIVIA_QA_TRAIN, (69.6, 73.3, 74.1), (73.6, 76.8, 77.3)),
+}
+"""The questions, the demonstrations, and the figures of LLaMA-13B and of Codex."""
+PILE_COPY: Final = (
+    "The Pile's own copies are no longer public; this is the Pile without the parts under copyright, and the beginning "
+    "of its test data. Passages of a training text's own document are left out as candidates; the paper samples "
+    "passages and training texts from different documents."
+)
+_CODEX_GONE: Final = "Codex is no longer offered; its figures are the paper's alone."
+_LM: Final = LLAMA[1]
+_ORDERS: Final = (("REPLUG", "none"), ("REPLUG LSR", "REPLUG"))
+
+
+@recipe("replug/table-1", differs=(REPLUG_WINDOWS, REPLUG_SUPERVISION, PILE_COPY))
+def replug_table_1(scale: Scale) -> Entries:
+    """Bits per byte of the Pile: without retrieval, with an ensemble over Contriever's first ten passages, and with
+    Contriever trained by LSR."""
+    readings = Readings(scale=scale, text=PILE_ALL_TEST, tokenizer=GPT2[0], per="byte", plan=REPLUG_PLAN)
+    for lm in GPT2:
+        measured = {
+            "none": readings.plain(lm),
+            "REPLUG": readings.ensemble(lm, pile_index()),
+            "REPLUG LSR": readings.ensemble(lm, pile_index(), vectors=trained_retriever(scale)),
+        }
+        yield from cells_of(lm.label, BITS_COLUMN, measured, _TABLE_1[lm.label])
+        yield from orders_of(lm.label, measured, *_ORDERS)
+    for model, published in _GPT3.items():
+        yield from discontinued(model, BITS_COLUMN, dict(zip(_HOWS, published, strict=True)))
+
+
+@recipe(
+    "replug/table-2",
+    differs=(
+        REPLUG_SUPERVISION,
+        "All is the share of right answers; the paper's caption has the average of the categories.",
+        _CODEX_GONE,
+    ),
+)
+def replug_table_2(scale: Scale) -> Entries:
+    """MMLU with five demonstrations of the subject, each with its own first passage, and the question with each of ten
+    passages of Wikipedia; the letters' probabilities are averaged."""
+    steps = {
+        how: qa_step(
+            MMLU,
+            _LM,
+            index=index,
+            retrieval=DENSE_SEARCH,
+            reading=ensemble_of(scale.documents(REPLUG_DOCUMENTS)),
+            demonstrations=MMLU_DEV,
+            shots=scale.shots(5),
+            limit=scale.limit_each(4),
+        )
+        for how, index in _indexes(scale).items()
+    }
+    for how, step in steps.items():
+        for column, category in _CATEGORIES.items():
+            published = _MMLU_ALL[how] if category is None else None
+            measured = {how: choice_accuracy(step, category)}
+            yield from cells_of(_LM.label, f"{column}, accuracy, %", measured, [published])
+    for how, values in _MMLU_CODEX.items():
+        for column, value in zip(_CATEGORIES, values, strict=True):
+            yield from discontinued("Codex", f"{column}, accuracy, %", {how: value})
+    yield from orders_of("", {how: choice_accuracy(step) for how, step in steps.items()}, *_ORDERS)
+
+
+@recipe(
+    "replug/table-3",
+    differs=(
+        REPLUG_SUPERVISION,
+        "Demonstrations are the first 16 of the training sets; the paper does not say which it takes.",
+        _CODEX_GONE,
+    ),
+)
+def replug_table_3(scale: Scale) -> Entries:
+    """Questions with 16 demonstrations, each with its own first passage, and the question with each of ten passages of
+    Wikipedia; the distributions of every token are averaged. The log-probability of the right answer is ours."""
+    for column, (questions, demonstrations, published, of_codex) in _QA.items():
+        steps = {
+            how: qa_step(
+                questions,
+                _LM,
+                index=index,
+                retrieval=DENSE_SEARCH,
+                reading=ensemble_of(scale.documents(REPLUG_DOCUMENTS)),
+                demonstrations=demonstrations,
+                shots=scale.shots(16),
+                prompt="replug",
+                limit=scale.limit,
+            )
+            for how, index in _indexes(scale).items()
+        }
+        exact = {how: exact_matches(step) for how, step in steps.items()}
+        likely = {how: gold_log_probs_of(step) for how, step in steps.items()}
+        yield from cells_of(_LM.label, f"{column}, exact match, %", exact, published)
+        yield from cells_of(_LM.label, f"{column}, log-probability of a token of the answer", likely)
+        yield from discontinued("Codex", f"{column}, exact match, %", dict(zip(_HOWS, of_codex, strict=True)))
+        yield from orders_of(column, exact, *_ORDERS)
+        yield Order(likely["REPLUG"], likely["none"], f"{column}: right answer more likely with REPLUG")
+
+
+def _indexes(scale: Scale) -> dict[str, Step | None]:
+    """Wikipedia as Contriever sees it, before and after LSR; None without passages."""
+    return {
+        "none": None,
+        "REPLUG": index_step(WIKIPEDIA, encoder=CONTRIEVER),
+        "REPLUG LSR": index_step(WIKIPEDIA, encoder=trained_retriever(scale)),
+    }
