@@ -11,6 +11,7 @@ from ralm.corpus.splitting import Splitting
 from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
+from ralm.recipes import steps
 from ralm.recipes.measures import Measure, Per, perplexity_of
 from ralm.recipes.recipe import Scale
 from ralm.recipes.resources import (
@@ -25,16 +26,7 @@ from ralm.recipes.resources import (
     WIKITEXT_TRAIN,
     Resource,
 )
-from ralm.recipes.steps import (
-    FIRST_PASSAGE,
-    Step,
-    eval_step,
-    index_step,
-    retrieve_step,
-    signals_step,
-    train_reranker_step,
-    train_retriever_step,
-)
+from ralm.recipes.steps import Step
 from ralm.reranking import RerankOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import (
@@ -71,12 +63,12 @@ DENSE_SEARCH: Final = RetrieverOptions(retriever="dense")
 
 def wikipedia() -> Step:
     """BM25 over Wikipedia, without the articles of WikiText-103's test and development sets (section 4.3)."""
-    return index_step(WIKIPEDIA, titles=WIKITEXT_TITLES)
+    return steps.index_step(WIKIPEDIA, titles=WIKITEXT_TITLES)
 
 
 def pile_index() -> Step:
     """Passages of 128 tokens of the Pile's training data, for exact search with Contriever."""
-    return index_step(PILE_ALL_TRAIN, splitting=Splitting(tokens=128), tokens_of=GPT2[0], encoder=CONTRIEVER)
+    return steps.index_step(PILE_ALL_TRAIN, splitting=Splitting(tokens=128), tokens_of=GPT2[0], encoder=CONTRIEVER)
 
 
 def ensemble_of(documents: int) -> ReadingOptions:
@@ -147,7 +139,7 @@ class Readings:
     def _chosen(self, lm: Resource, reranking: RerankOptions | None = None, **by: Any) -> Measure:
         """With the best passage of BM25 by the retriever, or by a reranker."""
         assert self.index is not None
-        reading = FIRST_PASSAGE
+        reading = steps.FIRST_PASSAGE
         if reranking is not None:
             candidates = self.scale.candidates(reranking.candidates)
             reading = ReadingOptions(reranking=replace(reranking, candidates=candidates))
@@ -156,16 +148,17 @@ class Readings:
 
     def _retrieved(self, index: Step, k: int, retrieval: RetrieverOptions, vectors: Step | None = None) -> Step:
         plan, limit = self.scale.plan(self.plan), self.scale.limit_tokens
-        return retrieve_step(
+        return steps.retrieve_step(
             self.text, self.tokenizer, index, plan, k=k, retrieval=retrieval, vectors=vectors, limit_tokens=limit
         )
 
     def _measure(
-        self, lm: Resource, retrieved: Step | None, reading: ReadingOptions = FIRST_PASSAGE, **by: Any
+        self, lm: Resource, retrieved: Step | None, reading: ReadingOptions = steps.FIRST_PASSAGE, **by: Any
     ) -> Measure:
         plan, limit = self.scale.plan(self.plan), self.scale.limit_tokens
         return perplexity_of(
-            eval_step(self.text, lm, plan, retrieved=retrieved, reading=reading, limit_tokens=limit, **by), self.per
+            steps.eval_step(self.text, lm, plan, retrieved=retrieved, reading=reading, limit_tokens=limit, **by),
+            self.per,
         )
 
 
@@ -179,15 +172,17 @@ def predictive_reranker(scale: Scale) -> Step:
     of WikiText-103's training set."""
     examples = scale.examples(ExampleOptions(examples=300_000))
     candidates = CandidateOptions(candidates=scale.candidates(ICR_CANDIDATES))
-    signals = signals_step(WIKITEXT_TRAIN, GPT2[0], wikipedia(), examples=examples, candidates=candidates)
+    signals = steps.signals_step(WIKITEXT_TRAIN, GPT2[0], wikipedia(), examples=examples, candidates=candidates)
     reading = scale.reranker(RerankerOptions(rank_prior=False, likelihood=False))
-    return train_reranker_step(signals, ROBERTA, training=scale.training(TrainingOptions(held_out=0)), reading=reading)
+    return steps.train_reranker_step(
+        signals, ROBERTA, training=scale.training(TrainingOptions(held_out=0)), reading=reading
+    )
 
 
 def trained_retriever(scale: Scale) -> Step:
     """Contriever after LSR on sequences of the Pile (REPLUG, section 5.2): 25,000 steps, the index refreshed every
     3,000."""
-    return train_retriever_step(
+    return steps.train_retriever_step(
         PILE_ALL_TRAIN,
         NEO[-1],
         pile_index(),
