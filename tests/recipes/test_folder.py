@@ -18,8 +18,7 @@ from ralm.recipes.readings import trained_retriever
 from ralm.recipes.recipe import FULL_SCALE
 from ralm.recipes.resources import CONTRIEVER, GPT2, OPT, WIKITEXT_TEST, WIKITEXT_TITLES, WIKITEXT_TRAIN
 from ralm.recipes.steps import Step, eval_step, index_step, retrieve_step
-from tests.cli.program import ralm
-from tests.cli.test_cli import failed
+from tests.cli.program import failed, ralm
 
 STEP = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions())
 Named = Callable[..., str]
