@@ -40,12 +40,12 @@ _SETTING: Final = "weighting"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BM25Options:
-    """`k1`: how slowly repeat_terms terms stop counting. `b`: how strongly long passages are penalised, from 0 to 1.
+    """`k1`: how slowly repeated terms stop counting. `b`: how strongly long passages are penalised, from 0 to 1.
 
     The defaults are Anserini's, which the papers use. Raises UsageError if a value is invalid.
     """
 
-    k1: Annotated[float, Option("BM25: how slowly repeat_terms terms stop counting.", maximum=_MAX_K1)] = 0.9
+    k1: Annotated[float, Option("BM25: how slowly repeated terms stop counting.", maximum=_MAX_K1)] = 0.9
     b: Annotated[float, Option("BM25: how strongly long passages are penalised.", maximum=1)] = 0.4
 
     def __post_init__(self) -> None:

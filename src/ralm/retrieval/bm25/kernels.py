@@ -2,7 +2,7 @@
 
 Scores are integers, which are summed exactly in any order, so every way of searching gives the same hits. The heap
 holds keys: the score, followed by the inverted passage number in the low bits. The greater of two keys is the better:
-the higher score, and for equal scores the lower number. The worst_score key is at the top.
+the higher score, and for equal scores the lower number. The worst key is at the top.
 
 numba cannot generate the vector instructions of stream search from loops, so they are written as LLVM operations. Each
 becomes a few instructions if the processor has 512-bit vectors, and more otherwise. Bounds are not checked.

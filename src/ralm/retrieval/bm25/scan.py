@@ -204,7 +204,7 @@ def _strike_out(listed: NDArray[np.int64], base: int, sums: NDArray[np.int32]) -
 def _collect(sums: NDArray[np.int32], base: int, heap: NDArray[np.int64], found: int) -> int:
     """Offer the passages of a partition that may be among the best; returns how many the heap then holds.
 
-    Later passages have higher numbers, so they must score more than the worst_score.
+    Later passages have higher numbers, so they must score more than the worst score.
     """
     threshold = worst_score(heap, found)
     for block in range(0, len(sums), _BLOCK):
