@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
+from pydantic import JsonValue
+
 import ralm
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceFields, ChoiceOptions, QuestionFields
 from ralm.cli import options
@@ -51,21 +53,6 @@ class _PassagesJob:
         """Whether passages are read."""
         return bool(self.index or self.retrieved)
 
-    def _opened(
-        self, job: "QuestionJob | ChoiceJob", read: Callable[..., Sequence[Any]], prompt: str, **parts: Any
-    ) -> _Arguments:
-        """The arguments for a job with these parts, whose questions `read` reads."""
-        opened = ralm.open_prompt(prompt)
-        questions = read(job.questions, job.fields, limit=job.limit)
-        shown = [] if job.demonstrations is None else read(job.demonstrations, job.fields, limit=job.shots)
-        source: Any = None
-        if self.retrieved is not None:
-            source = ralm.GivenPassages.read(self.retrieved, job.fields)
-        elif self.index is not None:
-            source = ralm.QuestionRetriever(open_retrieval(self.index, self.retrieval))
-        model = open_model(self.lm, self.model, self.ray)
-        return [questions, model, opened], {"source": source, "demonstrations": shown, **parts}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionJob(_PassagesJob):
@@ -104,7 +91,37 @@ class QuestionJob(_PassagesJob):
     def opened(self) -> _Arguments:
         """The arguments of the evaluation, but for the reader."""
         prompt = self.prompt or options.paper_prompt(self.reading)
-        return self._opened(self, ralm.read_questions, prompt, options=self.answering, semantics=self.semantics)
+        return _open(self, ralm.read_questions, prompt, options=self.answering, semantics=self.semantics)
+
+
+def _open(job: "QuestionJob | ChoiceJob", read: Callable[..., Sequence[Any]], prompt: str, **parts: Any) -> _Arguments:
+    """The arguments for a job with these parts, whose questions `read` reads."""
+    opened = ralm.open_prompt(prompt)
+    questions = read(job.questions, job.fields, limit=job.limit)
+    shown = [] if job.demonstrations is None else read(job.demonstrations, job.fields, limit=job.shots)
+    source: Any = None
+    if job.retrieved is not None:
+        source = ralm.GivenPassages.read(job.retrieved, job.fields)
+    elif job.index is not None:
+        source = ralm.QuestionRetriever(open_retrieval(job.index, job.retrieval))
+    model = open_model(job.lm, job.model, job.ray)
+    return [questions, model, opened], {"source": source, "demonstrations": shown, **parts}
+
+
+def _evaluate(
+    job: "QuestionJob | ChoiceJob",
+    evaluate: Callable[..., Any],
+    describe: Callable[..., JsonValue],
+    show: Callable[[Any, Path | None], None],
+    out: Path | None,
+    *,
+    baseline: bool,
+) -> Output:
+    """The outcome of a job: `evaluate` judges the answers, `describe` returns their config, `show` prints them."""
+    asked, parts = job.opened()
+    parts["reader"] = job.reading.chosen_reader
+    evaluation = evaluate(*asked, baseline=baseline, **parts)
+    return Output(lambda: {**evaluation.summary(), "config": describe(*asked, **parts)}, partial(show, evaluation, out))
 
 
 def qa_command(
@@ -127,14 +144,8 @@ def qa_command(
 
     if out is not None:
         check_output(out, kind=ANSWERS_KIND, force=force)
-    asked, parts = job.opened()
-    parts["reader"] = job.reading.chosen_reader
-    run: Any = ralm.evaluate_questions if out is None else partial(ralm.run_questions, out, force=force)
-    evaluation = run(*asked, baseline=baseline, **parts)
-    return Output(
-        lambda: {**evaluation.summary(), "config": questions_config(*asked, **parts)},
-        partial(print_answers, evaluation, out),
-    )
+    run = ralm.evaluate_questions if out is None else partial(ralm.run_questions, out, force=force)
+    return _evaluate(job, run, questions_config, print_answers, out, baseline=baseline)
 
 
 def curve_command(
@@ -232,7 +243,7 @@ class ChoiceJob(_PassagesJob):
     def opened(self) -> _Arguments:
         """The arguments of the evaluation, but for the reader. Texts are judged as answers to the bare question."""
         prompt = self.prompt or ("replug" if self.choosing.score == "text" else "replug-choice")
-        return self._opened(self, ralm.read_choice_questions, prompt, options=self.choosing)
+        return _open(self, ralm.read_choice_questions, prompt, options=self.choosing)
 
 
 def choice_command(
@@ -255,11 +266,5 @@ def choice_command(
 
     if out is not None:
         check_output(out, kind=CHOICES_KIND, force=force)
-    asked, parts = job.opened()
-    parts["reader"] = job.reading.chosen_reader
-    run: Any = ralm.evaluate_choices if out is None else partial(ralm.run_choices, out, force=force)
-    evaluation = run(*asked, baseline=baseline, **parts)
-    return Output(
-        lambda: {**evaluation.summary(), "config": choices_config(*asked, **parts)},
-        partial(print_choices, evaluation, out),
-    )
+    run = ralm.evaluate_choices if out is None else partial(ralm.run_choices, out, force=force)
+    return _evaluate(job, run, choices_config, print_choices, out, baseline=baseline)
