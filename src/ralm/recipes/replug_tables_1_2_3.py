@@ -28,6 +28,7 @@ from ralm.recipes.resources import (
     TRIVIA_QA,
     TRIVIA_QA_TRAIN,
     WIKIPEDIA,
+    Resource,
 )
 from ralm.recipes.steps import Step, index_step, qa_step
 
@@ -101,19 +102,7 @@ def replug_table_1(scale: Scale) -> Entries:
 def replug_table_2(scale: Scale) -> Entries:
     """MMLU with five demonstrations of the subject, each with its own first passage, and the question with each of ten
     passages of Wikipedia; the letters' probabilities are averaged."""
-    steps = {
-        how: qa_step(
-            MMLU,
-            _LM,
-            index=index,
-            retrieval=DENSE_SEARCH,
-            reading=ensemble_of(scale.documents(REPLUG_DOCUMENTS)),
-            demonstrations=MMLU_DEV,
-            shots=scale.shots(5),
-            limit=scale.limit_each(4),
-        )
-        for how, index in _indexes(scale).items()
-    }
+    steps = _answered(scale, MMLU, MMLU_DEV, shots=5, limit=scale.limit_each(4))
     for how, step in steps.items():
         for column, category in _CATEGORIES.items():
             published = _MMLU_ALL[how] if category is None else None
@@ -137,20 +126,7 @@ def replug_table_3(scale: Scale) -> Entries:
     """Questions with 16 demonstrations, each with its own first passage, and the question with each of ten passages of
     Wikipedia; the distributions of every token are averaged. The log-probability of the right answer is ours."""
     for column, (questions, demonstrations, published, of_codex) in _QA.items():
-        steps = {
-            how: qa_step(
-                questions,
-                _LM,
-                index=index,
-                retrieval=DENSE_SEARCH,
-                reading=ensemble_of(scale.documents(REPLUG_DOCUMENTS)),
-                demonstrations=demonstrations,
-                shots=scale.shots(16),
-                prompt="replug",
-                limit=scale.limit,
-            )
-            for how, index in _indexes(scale).items()
-        }
+        steps = _answered(scale, questions, demonstrations, shots=16, prompt="replug", limit=scale.limit)
         exact = {how: exact_matches(step) for how, step in steps.items()}
         likely = {how: gold_log_probs_of(step) for how, step in steps.items()}
         yield from cells_of(_LM.label, f"{column}, exact match, %", exact, published)
@@ -160,10 +136,32 @@ def replug_table_3(scale: Scale) -> Entries:
         yield Order(likely["REPLUG"], likely["none"], f"{column}: right answer more likely with REPLUG")
 
 
-def _indexes(scale: Scale) -> dict[str, Step | None]:
-    """Wikipedia as Contriever sees it, before and after LSR; None without passages."""
-    return {
+def _answered(
+    scale: Scale,
+    questions: Resource,
+    demonstrations: Resource,
+    *,
+    shots: int,
+    limit: int | None,
+    prompt: str | None = None,
+) -> dict[str, Step]:
+    """Answers with ten passages of Wikipedia as Contriever finds them, before and after LSR, and without passages."""
+    indexes = {
         "none": None,
         "REPLUG": index_step(WIKIPEDIA, encoder=CONTRIEVER),
         "REPLUG LSR": index_step(WIKIPEDIA, encoder=trained_retriever(scale)),
+    }
+    return {
+        how: qa_step(
+            questions,
+            _LM,
+            index=index,
+            retrieval=DENSE_SEARCH,
+            reading=ensemble_of(scale.documents(REPLUG_DOCUMENTS)),
+            demonstrations=demonstrations,
+            shots=scale.shots(shots),
+            prompt=prompt,
+            limit=limit,
+        )
+        for how, index in indexes.items()
     }
