@@ -144,14 +144,15 @@ def signals_unwind() -> Iterator[None]:
             signal.signal(received[-1], end)
             Timer(_AFTER_FINALIZER, os.kill, (os.getpid(), received[-1])).start()
         else:
-            sys.__unraisablehook__(lost)
+            hook(lost)
 
+    hook = sys.unraisablehook
     with ExitStack() as stack:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, end)
                 stack.callback(signal.signal, number, signal.SIG_DFL)
-        stack.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
+        stack.callback(setattr, sys, "unraisablehook", hook)
         sys.unraisablehook = end_again
         try:
             yield

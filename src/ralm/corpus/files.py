@@ -104,9 +104,10 @@ def text_pieces(
     offset, rest, block = 0, b"", b"-"
     while block:
         block = stream.read(size)
-        text, used = _decode_complete(rest + block, where, error, offset=offset, final=not block)
+        content = rest + block
+        text, used = _decode_complete(content, where, error, offset=offset, final=not block)
         yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
-        offset, rest = offset + used, (rest + block)[used:]
+        offset, rest = offset + used, content[used:]
 
 
 def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:

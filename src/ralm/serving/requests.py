@@ -250,9 +250,7 @@ class MessageBody(Body):
     content: Annotated[
         list[Annotated[str, pydantic.BeforeValidator(_text_of_part)]],
         pydantic.BeforeValidator(_parts),
-        pydantic.WithJsonSchema(
-            {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}
-        ),
+        pydantic.WithJsonSchema(_CONTENT_SCHEMA),
         Field(description="Text, or a list of parts with text."),
     ] = []  # pydantic copies it
     annotations: list[JsonValue] | None = None
