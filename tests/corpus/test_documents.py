@@ -19,6 +19,7 @@ from ralm.corpus.sources import Fields, Skipped, read_documents
 from ralm.corpus.splitting import Splitting, make_passages
 from ralm.errors import CorpusError
 from ralm.records import Metadata
+from tests.corpus.reading import read
 
 VALUES: list[tuple[object, JsonValue]] = [
     (None, None),
@@ -66,9 +67,8 @@ def test_values_that_json_lacks(value: object) -> None:
     json_value(nested(100))
 
 
-def read(path: Path, fields: Fields | None = None, skipped: Skipped | None = None) -> Sequence[Metadata]:
-    documents = read_documents(str(path), fields, skipped=Skipped() if skipped is None else skipped)
-    return [document.metadata for document in documents]
+def metadata(path: Path, fields: Fields | None = None, skipped: Skipped | None = None) -> Sequence[Metadata]:
+    return [document.metadata for document in read(path, fields, skipped)]
 
 
 def test_jsonl(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_jsonl(tmp_path: Path) -> None:
         '{"text": "two", "big": Infinity, "tags": ["a", {"b": 1.5}]}\n'
     )
     skipped = Skipped()
-    assert read(tmp_path / "x.jsonl", skipped=skipped) == [
+    assert metadata(tmp_path / "x.jsonl", skipped=skipped) == [
         {"url": "https://a", "page": 2},
         {"tags": ["a", {"b": 1.5}]},
     ]
@@ -87,14 +87,14 @@ def test_jsonl(tmp_path: Path) -> None:
 def test_half_a_character_in_a_nested_value_is_a_broken_line(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "one", "tags": [{"\\ud83d\\ude00": "\\udc00"}]}\n')
     with pytest.raises(CorpusError, match="line 1 holds a lone surrogate"):
-        read(tmp_path / "x.jsonl")
+        metadata(tmp_path / "x.jsonl")
     (tmp_path / "x.jsonl").write_text('{"text": "one", "tags": [{"\\ud83d\\ude00": "\\\\ud800"}]}\n')
-    assert read(tmp_path / "x.jsonl") == [{"tags": [{"😀": "\\ud800"}]}]
+    assert metadata(tmp_path / "x.jsonl") == [{"tags": [{"😀": "\\ud800"}]}]
 
 
 def test_tsv(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("id\ttext\turl\tdate\n1\tone\thttps://a\t\n2\ttwo\n")
-    assert read(tmp_path / "x.tsv") == [{"url": "https://a"}, {}]
+    assert metadata(tmp_path / "x.tsv") == [{"url": "https://a"}, {}]
 
 
 def test_parquet_reads_only_the_columns_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,10 +119,10 @@ def test_parquet_reads_only_the_columns_that_it_needs(tmp_path: Path, monkeypatc
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
     skipped = Skipped()
     everything = {"date": "2024-02-29", "price": 1.5, "vector": [0.5, 1.5], "kind": "k"}
-    assert read(tmp_path / "x.parquet", skipped=skipped) == [everything]
+    assert metadata(tmp_path / "x.parquet", skipped=skipped) == [everything]
     assert skipped.examples == {NOT_JSON: ["picture (bytes)", "raw (bytes)", "pairs (bytes)"]}
-    assert read(tmp_path / "x.parquet", Fields(metadata=("kind", "date"))) == [{"kind": "k", "date": "2024-02-29"}]
-    assert read(tmp_path / "x.parquet", Fields(metadata=())) == [{}]
+    assert metadata(tmp_path / "x.parquet", Fields(metadata=("kind", "date"))) == [{"kind": "k", "date": "2024-02-29"}]
+    assert metadata(tmp_path / "x.parquet", Fields(metadata=())) == [{}]
     assert asked == [["text", "date", "price", "vector", "kind"], ["text", "date", "kind"], ["text"]]
 
 
@@ -136,17 +136,17 @@ def test_datasets_decode_no_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyP
     features = Features({"text": Value("string"), "at": Value("timestamp[s]"), "picture": Image()})
     Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved")
     skipped = Skipped()
-    assert read(tmp_path / "saved", skipped=skipped) == [{"at": "2024-02-29T00:00:00"}]
+    assert metadata(tmp_path / "saved", skipped=skipped) == [{"at": "2024-02-29T00:00:00"}]
     assert skipped.examples == {NOT_JSON: ["picture (bytes)"]}
 
 
 def test_a_named_field_that_no_record_has(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "one", "url": null}\n{"text": "two", "page": 1}\n')
-    assert read(tmp_path / "x.jsonl", Fields(metadata=("url", "page"))) == [{}, {"page": 1}]
+    assert metadata(tmp_path / "x.jsonl", Fields(metadata=("url", "page"))) == [{}, {"page": 1}]
     with pytest.raises(CorpusError, match=r"no document has the field 'at', 'to', which `Fields.metadata` names"):
-        read(tmp_path / "x.jsonl", Fields(metadata=("to", "url", "at")))
+        metadata(tmp_path / "x.jsonl", Fields(metadata=("to", "url", "at")))
     pq.write_table(pa.table({"text": ["one"], "picture": [b"x"]}), tmp_path / "x.parquet")
-    assert read(tmp_path / "x.parquet", Fields(metadata=("picture",))) == [{}], "it exists, but JSON cannot hold it"
+    assert metadata(tmp_path / "x.parquet", Fields(metadata=("picture",))) == [{}], "it exists, but JSON cannot hold it"
 
 
 def test_passages_have_the_metadata_of_their_document(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ralm.corpus.sources import Skipped, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
+from tests.corpus.reading import read
 
 docx = pytest.importorskip("docx")
 
@@ -41,8 +41,8 @@ def with_body(body: str) -> bytes:
     return repacked(saved(docx.Document()), {"word/document.xml": content.encode()})
 
 
-def read(path: Path) -> Document:
-    [document] = read_documents(str(path), skipped=Skipped())
+def only(path: Path) -> Document:
+    [document] = read(path)
     return document
 
 
@@ -60,10 +60,10 @@ def test_paragraphs_and_tables_in_order(tmp_path: Path) -> None:
     document.add_paragraph("After")
     (tmp_path / "x.docx").write_bytes(saved(document))
     text = "Before the heading\nThe  Heading\nOne bold\tword\nnext line\ncell 0\tcell 1\ncell 2\tcell 3 \tinner\nAfter"
-    assert read(tmp_path / "x.docx") == Document(id="x.docx", title="The Heading", text=text)
+    assert only(tmp_path / "x.docx") == Document(id="x.docx", title="The Heading", text=text)
     document.core_properties.title = "The title"
     (tmp_path / "x.docx").write_bytes(saved(document))
-    assert read(tmp_path / "x.docx").title == "The title"
+    assert only(tmp_path / "x.docx").title == "The title"
 
 
 def test_what_stands_deeper_and_what_is_not_shown(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_what_stands_deeper_and_what_is_not_shown(tmp_path: Path) -> None:
         "</mc:AlternateContent></w:r></w:p>"
     )
     (tmp_path / "x.docx").write_bytes(with_body(body))
-    document = read(tmp_path / "x.docx")
+    document = only(tmp_path / "x.docx")
     assert document.text == "control\nkept added\nlink\nbox"
     assert document.title == "x"
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.corpus.sources import Fields, Skipped, read_documents
+from ralm.corpus.sources import Fields
 from ralm.errors import CorpusError
 from ralm.records import Document
+from tests.corpus.reading import read
 
 pytest.importorskip("lxml")
 
@@ -40,8 +41,8 @@ end
 of it"""
 
 
-def read(path: Path, fields: Fields | None = None) -> Document:
-    [document] = read_documents(str(path), fields, skipped=Skipped())
+def only(path: Path, fields: Fields | None = None) -> Document:
+    [document] = read(path, fields)
     return document
 
 
@@ -49,8 +50,8 @@ def read(path: Path, fields: Fields | None = None) -> Document:
 def test_a_page(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(PAGE, encoding="utf-8")
     url = {"url": "https://example.org/page?a=1&b=2"}
-    assert read(tmp_path / name) == Document(id=name, title="The title & more", text=TEXT, metadata=url)
-    assert read(tmp_path / name, Fields(metadata=())).metadata == {}
+    assert only(tmp_path / name) == Document(id=name, title="The title & more", text=TEXT, metadata=url)
+    assert only(tmp_path / name, Fields(metadata=())).metadata == {}
 
 
 @pytest.mark.parametrize(
@@ -65,14 +66,14 @@ def test_a_page(name: str, tmp_path: Path) -> None:
 )
 def test_titles(page: str, title: str, tmp_path: Path) -> None:
     (tmp_path / "x.html").write_text(page)
-    assert read(tmp_path / "x.html").title == title
+    assert only(tmp_path / "x.html").title == title
 
 
 @pytest.mark.parametrize(("name", "begin"), [("x.xhtml", ""), ("x.html", '<?xml version="1.0"?>\n')])
 def test_empty_elements_of_xml(name: str, begin: str, tmp_path: Path) -> None:
     page = '<html><head><script src="x"/><title>Title</title><style/></head><body><p/>a<br/>b<a id="c"/>d</body></html>'
     (tmp_path / name).write_text(begin + page)
-    document = read(tmp_path / name)
+    document = only(tmp_path / name)
     assert (document.title, document.text) == ("Title", "a\nbd")
 
 
@@ -92,7 +93,7 @@ def test_empty_elements_of_xml(name: str, begin: str, tmp_path: Path) -> None:
 )
 def test_encodings(content: bytes, text: str, tmp_path: Path) -> None:
     (tmp_path / "x.html").write_bytes(content)
-    assert read(tmp_path / "x.html").text == text
+    assert only(tmp_path / "x.html").text == text
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_encodings(content: bytes, text: str, tmp_path: Path) -> None:
 def test_pages_that_cannot_be_read(content: bytes, says: str, tmp_path: Path) -> None:
     (tmp_path / "x.html").write_bytes(content)
     with pytest.raises(CorpusError, match=re.escape(f"{tmp_path}/x.html ") + says):
-        read(tmp_path / "x.html")
+        only(tmp_path / "x.html")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_pages_that_cannot_be_read(content: bytes, says: str, tmp_path: Path) ->
 def test_pages_of_any_depth_are_whole(page: str, tmp_path: Path) -> None:
     (tmp_path / "x.html").write_text(page)
     begun = time.monotonic()
-    assert read(tmp_path / "x.html").text.endswith("deep")
+    assert only(tmp_path / "x.html").text.endswith("deep")
     assert time.monotonic() - begun < 60, "not forever"
 
 
@@ -135,4 +136,4 @@ def test_pages_of_any_depth_are_whole(page: str, tmp_path: Path) -> None:
 @given(st.lists(st.sampled_from([*"<>/!-\"'&;= ab", "<p", "</", "<!--", "&amp", "<script>", "]]>", "<?", "<title>"])))
 def test_markup_that_is_none(tmp_path: Path, parts: list[str]) -> None:
     (tmp_path / "x.html").write_text("<p>before</p>" + "".join(parts))
-    assert read(tmp_path / "x.html").text.startswith("before")
+    assert only(tmp_path / "x.html").text.startswith("before")

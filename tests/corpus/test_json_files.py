@@ -16,6 +16,7 @@ from ralm.corpus.formats.json_records import _JsonText, _values
 from ralm.corpus.sources import Skipped, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
+from tests.corpus.reading import read
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 VALUES = st.recursive(
@@ -72,10 +73,6 @@ def test_an_array_that_is_cut_or_changed_is_refused_or_read_as_json_does(
         assert repr(values_of(path, piece)) == repr(expected)
 
 
-def read(path: Path, skipped: Skipped | None = None, skip_bad: bool = False) -> list[Document]:
-    return list(read_documents(str(path), skipped=skipped or Skipped(), skip_bad=skip_bad))
-
-
 @pytest.mark.parametrize("name", ["x.json", "x.json.gz", "X.JSON"])
 def test_objects_are_documents(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -99,7 +96,7 @@ def test_elements_that_are_no_documents(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="x.json, object 2 is JSON but not an object with fields. Fix it, or skip"):
         read(path)
     skipped = Skipped()
-    assert [document.id for document in read(path, skipped, skip_bad=True)] == ["1", "5"]
+    assert [document.id for document in read(path, skipped=skipped, skip_bad=True)] == ["1", "5"]
     assert skipped.counts == {BROKEN_LINES: 3}
 
 
@@ -124,7 +121,7 @@ def test_where_an_array_is_broken(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=f"x.json is not JSON: .*{says}"):
         list(documents)
     skipped = Skipped()
-    assert [document.text for document in read(tmp_path, skipped)] == ["one"]
+    assert [document.text for document in read(tmp_path, skipped=skipped)] == ["one"]
     assert skipped.counts == {BROKEN_FILES: 1}
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES, NO_TEXT_PAGES
-from ralm.corpus.sources import Fields, Skipped, read_documents
+from ralm.corpus.sources import Fields, Skipped
 from ralm.errors import CorpusError
 from ralm.records import Document
+from tests.corpus.reading import read
 
 pypdf = pytest.importorskip("pypdf")
 
@@ -50,15 +51,11 @@ def encrypted(file: bytes, password: str, algorithm: str) -> bytes:
     return out.getvalue()
 
 
-def read(path: Path, skipped: Skipped | None = None, fields: Fields | None = None) -> list[Document]:
-    return list(read_documents(str(path), fields, skipped=skipped or Skipped()))
-
-
 def test_a_document_per_page(tmp_path: Path) -> None:
     path = tmp_path / "x.pdf"
     path.write_bytes(pdf("First page", "", "Café (third)", title=" The  title "))
     skipped = Skipped()
-    assert read(path, skipped) == [
+    assert read(path, skipped=skipped) == [
         Document(id="x.pdf", title="The title", text="First page", metadata={"page": 1}),
         Document(id="x.pdf", title="The title", text="Café (third)", metadata={"page": 3}),
     ]
@@ -85,7 +82,7 @@ def test_scanned_files(tmp_path: Path) -> None:
         read(path)
     (tmp_path / "a.txt").write_text("one")
     skipped = Skipped()
-    assert [document.text for document in read(tmp_path, skipped)] == ["one"]
+    assert [document.text for document in read(tmp_path, skipped=skipped)] == ["one"]
     assert skipped.examples[BROKEN_FILES] == [f"{path} has no text on any page; if it is scanned, run OCR on it"]
 
 
@@ -125,7 +122,7 @@ def test_a_broken_page_is_named_and_the_others_are_read(tmp_path: Path, monkeypa
     with pytest.raises(CorpusError, match=r"x.pdf, page 2 cannot be read: a font of itself\.$"):
         read(tmp_path / "x.pdf")
     skipped = Skipped()
-    assert [document.metadata["page"] for document in read(tmp_path, skipped)] == [1, 3]
+    assert [document.metadata["page"] for document in read(tmp_path, skipped=skipped)] == [1, 3]
     assert skipped.counts == {BROKEN_LINES: 1}
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from ralm.corpus.splitting import Splitting, split_by_model_tokens, split_by_words, split_text
 from ralm.errors import UsageError
-from ralm.records import IntArray, SpecialTokens
+from ralm.records import IntArray
 from tests.fakes import WordTokenizer
 from tests.shared_data import shared
 
@@ -16,23 +16,8 @@ TEXTS = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_f
 class ByteTokenizer:
     """A token a byte, so that every character beyond ASCII has several."""
 
-    fingerprint = "bytes"
-    end_token: int | None = None
-    unknown_token: int | None = None
-    special_tokens = SpecialTokens(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), None)
-
-    def token_of(self, text: str) -> int | None:
-        return None
-
     def encode(self, text: str) -> IntArray:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
-
-    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        owners = np.repeat(np.arange(len(text)), [len(character.encode()) for character in text])
-        return self.encode(text), np.stack([owners, owners + 1], axis=1)
-
-    def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        return self.encode(text)[:max_tokens]
 
     def decode(self, tokens: IntArray) -> str:
         return bytes(tokens.astype(np.uint8)).decode(errors="replace")

@@ -6,7 +6,6 @@ A passage is a slice of its document without white space at its ends. Only white
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, Final
 
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals
@@ -48,7 +47,8 @@ def split_text(text: str, splitting: Splitting, tokenizer: Tokenizer | None = No
 
 def split_by_words(text: str, words: int) -> Iterator[str]:
     """Slices of `words` words, the last one possibly shorter; words are those of `str.split`."""
-    return (match.group() for match in _some_words(words).finditer(text))
+    several = rf"\S++(?:\s++\S++){{0,{words - 1}}}+"  # possessive, to avoid backtracking
+    return (match.group() for match in re.finditer(several, text))
 
 
 def split_by_model_tokens(text: str, tokenizer: Tokenizer, tokens: int) -> Iterator[str]:
@@ -97,12 +97,6 @@ def _slice_of(text: str, position: int, decoded: str) -> tuple[str, int]:
             return decoded.strip(), position
         end += 1
     return text[position:end].strip(), end
-
-
-@lru_cache
-def _some_words(words: int) -> re.Pattern[str]:
-    """A pattern for up to `words` words with the white space between them; possessive, to avoid backtracking."""
-    return re.compile(rf"\S++(?:\s++\S++){{0,{words - 1}}}+")
 
 
 def make_passages(

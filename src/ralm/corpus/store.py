@@ -106,9 +106,8 @@ class PassageStore(Sequence[Passage]):
 
     def numbered(self, place: int, number: int) -> Passage:
         """The passage at a place, which must be within the store, with another number."""
-        batch, row = divmod(place, ROWS_A_BATCH)
-        document_ids, titles, texts, stored = self._batches[batch] or self._map(batch)
-        metadata = {} if stored is None else self._metadata(stored, batch, row)
+        (document_ids, titles, texts, stored), row = self._place(place)
+        metadata = {} if stored is None else self._metadata(stored, place)
         try:
             return Passage(
                 number, _string(document_ids, row), _string(titles, row), _string(texts, row), metadata=metadata
@@ -118,23 +117,15 @@ class PassageStore(Sequence[Passage]):
 
     def origins(self) -> Iterator[tuple[int, str, str]]:
         """The number, document id and title of every passage, without reading the texts."""
-        for batch in range(len(self._batches)):
-            document_ids, titles, _, _ = self._batches[batch] or self._map(batch)
-            for row in range(min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH)):
-                number = batch * ROWS_A_BATCH + row
-                try:
-                    yield number, _string(document_ids, row), _string(titles, row)
-                except UnicodeDecodeError:
-                    self._damaged(f"the title of passage {number} is not UTF-8")
+        return (self.origin(number) for number in range(self._length))
 
-    def document_id(self, row: int) -> str:
-        """The id of the document of a passage, without reading its text."""
-        batch, place = divmod(row, ROWS_A_BATCH)
-        document_ids, *_ = self._batches[batch] or self._map(batch)
+    def origin(self, place: int) -> tuple[int, str, str]:
+        """A number and the document id and title of the passage with this number, without reading its text."""
+        (document_ids, titles, _, _), row = self._place(place)
         try:
-            return _string(document_ids, place)
+            return place, _string(document_ids, row), _string(titles, row)
         except UnicodeDecodeError:
-            self._damaged(f"the document id of passage {row} is not UTF-8")
+            self._damaged(f"the title of passage {place} is not UTF-8")
 
     def rows_of(self, document_ids: Collection[str]) -> IntArray:
         """The rows (int64, rising) of the passages of documents with these ids, without reading the texts."""
@@ -155,7 +146,7 @@ class PassageStore(Sequence[Passage]):
             *_, stored = self._map(batch)
             if stored is not None:
                 for row in range(read.num_rows):
-                    self._metadata(stored, batch, row)
+                    self._metadata(stored, batch * ROWS_A_BATCH + row)
 
     def __reduce__(self) -> tuple[Callable[..., "PassageStore"], tuple[Path, _Stamp, str | None]]:
         return _same_store, (self._path, self._stamp, self._checksum)
@@ -184,11 +175,17 @@ class PassageStore(Sequence[Passage]):
             self._map(batch)
         return self._read(batch).column(0).cast(pa.binary())
 
-    def _metadata(self, stored: _Column, batch: int, row: int) -> Metadata:
-        """The metadata of a row, which the last row up to it with an object holds.
+    def _place(self, place: int) -> tuple[_Batch, int]:
+        """The columns of the batch with this passage, and its row in them."""
+        batch, row = divmod(place, ROWS_A_BATCH)
+        return self._batches[batch] or self._map(batch), row
+
+    def _metadata(self, stored: _Column, place: int) -> Metadata:
+        """The metadata of a passage, which the last row up to its own with an object holds.
 
         The object that was parsed last is kept, since the passages of a document often follow each other.
         """
+        batch, row = divmod(place, ROWS_A_BATCH)
         places, _ = stored
         row = bisect_left(places, places[row + 1], 0, row + 2) - 1
         if row < 0:
@@ -217,10 +214,8 @@ class PassageStore(Sequence[Passage]):
 
     def _holds(self, *buffers: pa.Buffer | None) -> bool:
         """Whether the buffers lie inside the mapped file."""
-        return all(
-            not part or not part.size or (part.address in self._mapped and part.address + part.size - 1 in self._mapped)
-            for part in buffers
-        )
+        filled = [part for part in buffers if part and part.size]
+        return all(part.address in self._mapped and part.address + part.size - 1 in self._mapped for part in filled)
 
     def _read(self, batch: int) -> pa.RecordBatch:
         return self._guarded(lambda: self._file.get_batch(batch))
@@ -292,14 +287,12 @@ def _metadata_column(passages: list[Passage]) -> list[bytes]:
     metadata, as_json, before = None, b"", _NOTHING
     for passage in passages:
         if passage.metadata is not metadata:  # the passages of a document share one object
-            metadata, as_json = passage.metadata, _json(passage).encode()
+            metadata = passage.metadata
+            try:
+                as_json = metadata_to_json(metadata).encode()
+            except (TypeError, ValueError, RecursionError) as error:
+                name = repr(passage.document_id)
+                raise UsageError(f"the metadata of the document {name} is not JSON: {error}.") from None
         column.append(_AS_BEFORE if as_json == before else as_json)
         before = as_json
     return column
-
-
-def _json(passage: Passage) -> str:
-    try:
-        return metadata_to_json(passage.metadata)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"the metadata of the document {passage.document_id!r} is not JSON: {error}.") from None

@@ -238,7 +238,7 @@ def _numbers_by_document(index: Index, documents: Collection[str]) -> dict[str, 
         rows = rows[~are_in(segment.removed.rows, rows)]
         numbers = index.passages.numbering.numbers(first + rows)
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
-            found.setdefault(segment.store.document_id(row), []).append(number)
+            found.setdefault(segment.store.origin(row)[1], []).append(number)
         first += segment.entry.passages
     return {document: np.array(numbers, np.int64) for document, numbers in found.items()}
 

@@ -12,12 +12,7 @@ from typing import Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, field_validator
 
-from ralm.errors import (
-    DamagedFolderError,
-    FolderError,
-    NewerFormatError,
-    NotAFolderOfThisKindError,
-)
+from ralm.errors import DamagedFolderError, FolderError, NewerFormatError, NotAFolderOfThisKindError
 from ralm.storage.outputs import MANIFEST, FolderKind, restore
 from ralm.version import __version__
 
@@ -212,7 +207,7 @@ def file_checksum(file: Path) -> str:
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with file.open("rb") as stream:
-        if size <= _whole_bytes():
+        if size <= _BLOCK_BYTES * _BLOCKS_SAMPLED:
             while block := stream.read(_BLOCK_BYTES):
                 digest.update(block)
         else:
@@ -228,12 +223,7 @@ def whole_checksum(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _whole_bytes() -> int:
-    return _BLOCK_BYTES * _BLOCKS_SAMPLED
-
-
 def _write(folder: Path, manifest: Manifest) -> Manifest:
-    """Write a manifest with its checksum, and return it."""
     checksum = manifest_checksum(json.loads(manifest.model_dump_json()))
     manifest = manifest.model_copy(update={"checksum": checksum})
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -241,7 +231,6 @@ def _write(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def _parse(folder: Path, kind: str) -> tuple[Manifest, dict[str, JsonValue]]:
-    """The manifest of a folder, and the JSON that it was read from."""
     file = folder / MANIFEST
     if not file.is_file():
         fault = "does not exist" if not folder.exists() else "is a file" if folder.is_file() else f"has no {MANIFEST}"

@@ -25,6 +25,7 @@ from ralm.storage.work import (
     UNFINISHED_RUN,
     UNFINISHED_VECTORS,
     WorkKind,
+    is_held_by_this_process,
     is_work_folder,
     work_folder,
 )
@@ -71,7 +72,11 @@ def new_folder(path: Path, *, kind: FolderKind, force: bool, also: Sequence[str]
                 (work / _NEW).mkdir()
                 yield work / _NEW
                 sync(work / _NEW)
-                _move_into_place(path, work, kind=kind, force=force, also=also)
+                unneeded = _record_finished(path, work)
+                _move_into_place(path, work, replace=force and not _reason_to_keep(path, kind, also))
+                sync_one(path.parent)
+                for other in unneeded:
+                    other.clear(other.folder_of(path))
             finally:
                 _recover(path, work)
 
@@ -189,9 +194,7 @@ def replaced_file(path: Path) -> Iterator[TextIO]:
 
 def _is_taken(path: Path) -> bool:
     """Whether something other than an empty folder is at `path`."""
-    if path.is_dir():
-        return any(path.iterdir())
-    return path.exists() or path.is_symlink()
+    return any(path.iterdir()) if path.is_dir() else os.path.lexists(path)
 
 
 def _reason_to_keep(path: Path, kind: FolderKind, also: Sequence[str]) -> str:
@@ -224,46 +227,37 @@ def restore(path: Path) -> None:
             recover(path.resolve())
 
 
-def _move_into_place(path: Path, work: Path, *, kind: FolderKind, force: bool, also: Sequence[str]) -> None:
-    """Move a finished folder to `path`, and clear the other work folders beside it."""
-    unneeded = _record_finished(path, work)
+def _move_into_place(path: Path, work: Path, *, replace: bool) -> None:
+    """Move a finished folder to `path`. With `replace`, it and what is there exchange their names atomically if the
+    system supports it; if not, a process that is killed between the two renames leaves both folders to `_recover`."""
+    new, old = work / _NEW, work / _OLD
     try:
-        if _is_taken(path) and force and not _reason_to_keep(path, kind, also):
-            _replace(path, work)
-        else:
-            (work / _NEW).rename(path)  # succeeds only if `path` is free or an empty folder
+        if not replace or not _is_taken(path):
+            new.rename(path)  # succeeds only if `path` is free or an empty folder
+        elif not exchange(new, path):
+            path.rename(old)
+            try:
+                new.rename(path)
+            except BaseException:
+                if not _is_taken(path):
+                    old.rename(path)
+                raise
     except OSError as error:
-        elsewhere = _free_name(path)
-        (work / _NEW).rename(elsewhere)
+        names = (path.with_name(f"{path.name}.finished{suffix}") for suffix in chain([""], map("-{}".format, count(2))))
+        elsewhere = next(name for name in names if not os.path.lexists(name))
+        new.rename(elsewhere)
         raise FolderExistsError(
             f"{path} could not be replaced ({error.strerror}); what is there now is kept, and the new output is in "
             f"{elsewhere}."
         ) from error
-    sync_one(path.parent)
-    for other in unneeded:
-        other.clear(other.folder_of(path))
 
 
 def _record_finished(path: Path, work: Path) -> list[WorkKind]:
     """Record that a folder is finished, and which other work folders are no longer needed; returns those."""
-    unneeded = [kind for kind in _UNFINISHED if kind.is_held_by_this_process(path)]
+    unneeded = [kind for kind in _UNFINISHED if is_held_by_this_process(kind.folder_of(path))]
     record = _Finished(manifest=_hash(work / _NEW), unneeded=[kind.name for kind in unneeded])
     write_atomically(work / _FINISHED, record.model_dump_json())
     return unneeded
-
-
-def _replace(path: Path, work: Path) -> None:
-    """Replace an older folder with the finished one. The two exchange their names atomically if the system supports it;
-    if not, a process that is killed between the two renames leaves both folders to `_recover`."""
-    if exchange(work / _NEW, path):
-        return
-    path.rename(work / _OLD)
-    try:
-        (work / _NEW).rename(path)
-    except BaseException:
-        if not _is_taken(path):
-            (work / _OLD).rename(path)
-        raise
 
 
 def _recover(path: Path, work: Path) -> None:
@@ -306,11 +300,6 @@ def _hash(folder: Path) -> str:
     """A hash of a folder's manifest; empty if it has none."""
     file = folder / MANIFEST
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-
-
-def _free_name(path: Path) -> Path:
-    names = (path.with_name(f"{path.name}.finished{suffix}") for suffix in chain([""], map("-{}".format, count(2))))
-    return next(name for name in names if not name.exists() and not name.is_symlink())
 
 
 class _Change(BaseModel):

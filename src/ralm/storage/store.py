@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
@@ -54,10 +54,15 @@ class Store:
         self._closed = False
         self._lock = threading.Lock()
         with self._errors():
-            self._database = self._connect()
+            if file is None:
+                self._database = sqlite3.connect(":memory:", check_same_thread=False)
+            else:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                uri = file.absolute().as_uri() + ("" if shared else "?nolock=1")
+                self._database = sqlite3.connect(uri, uri=True, timeout=_SECONDS_TO_WAIT, check_same_thread=False)
             self._close_file = weakref.finalize(self, self._database.close)
             try:
-                self._wait_for_others(self._prepare)
+                self._prepare_with_others()
             except BaseException:
                 self._close_file()
                 raise
@@ -117,13 +122,6 @@ class Store:
                 if empty:
                     self.file.unlink(missing_ok=True)
 
-    def _connect(self) -> sqlite3.Connection:
-        if self.file is None:
-            return sqlite3.connect(":memory:", check_same_thread=False)
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        uri = self.file.absolute().as_uri() + ("" if self._shared else "?nolock=1")
-        return sqlite3.connect(uri, uri=True, timeout=_SECONDS_TO_WAIT, check_same_thread=False)
-
     def _prepare(self) -> None:
         """Check that the file is a store, or create one; nothing of another file is changed."""
         tables: int = self._pragma("schema_version")
@@ -140,12 +138,12 @@ class Store:
                 self._database.execute(f"PRAGMA user_version = {_VERSION}")
                 self._database.execute(_TABLE)
 
-    def _wait_for_others(self, work: Callable[[], None]) -> None:
+    def _prepare_with_others(self) -> None:
         """Try again while another process creates the same file: SQLite does not wait for that by itself."""
         end = time.monotonic() + _SECONDS_TO_WAIT
         while True:
             try:
-                return work()
+                return self._prepare()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
                     raise

@@ -51,10 +51,6 @@ class WorkKind:
                 else:
                     entry.unlink(missing_ok=True)
 
-    def is_held_by_this_process(self, out: Path) -> bool:
-        """Whether this process holds the work folder of an output."""
-        return _marker(self.folder_of(out)).get("process") == _process()
-
 
 PARTIAL: Final = WorkKind(
     name=".{}.partial", holds=("new", "old", "finished", "finished.partial", "change", "change.partial")
@@ -104,6 +100,11 @@ def is_work_folder(folder: Path) -> bool:
     return bool(_marker(folder))
 
 
+def is_held_by_this_process(folder: Path) -> bool:
+    """Whether this process holds a work folder."""
+    return _marker(folder).get("process") == _process()
+
+
 def _locked_marker(folder: Path, out: Path, how: int) -> int:
     """The marker of a folder, open and locked; the system ends the lock when the process ends or is killed."""
     while True:
@@ -133,15 +134,12 @@ def _make(folder: Path, out: Path) -> None:
         entries = [folder.name]
     except FileNotFoundError:
         return
-    only_begun = not entries or (entries == [MARKER] and _size(folder / MARKER) == 0)
+    marker = folder / MARKER
+    only_begun = not entries or (entries == [MARKER] and not (marker.exists() and marker.stat().st_size))
     if not only_begun and not is_work_folder(folder) and folder.exists():
         raise UsageError(
             f"{folder} is in the way of {out}, and ralm did not make it: move it elsewhere, or choose another output."
         )
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
 
 
 def _lock(marker: int, folder: Path, out: Path, how: int) -> None:
