@@ -15,7 +15,7 @@ from packaging.version import Version
 from ralm import environment
 from ralm.errors import LibraryWarning, ModelError, UsageError
 from ralm.lm.local.loading import loading_errors
-from tests.cli.program import ralm
+from tests.cli.program import Answer, ralm
 from tests.test_requirements import declared
 from tools import lock, python_version
 
@@ -120,27 +120,30 @@ def test_a_check_of_nothing_or_of_two_things(arguments: list[str]) -> None:
     assert "`ralm check` takes a folder or --environment: give one of them." in answer.err
 
 
-def test_an_error_of_a_library_names_the_versions(other_versions: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Path) -> None:
-        with loading_errors("model", "x"):
-            raise TypeError("forward() got an unexpected keyword argument 'cache'")
+def check_failing_with(error: Exception) -> Answer:
+    """The answer of `ralm check` where reading the folder fails."""
 
-    monkeypatch.setattr("ralm.runs.run.verify_folder", fail)
-    answer = ralm("check", "x")
+    def fail(_: Path) -> None:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ralm.runs.run.verify_folder", fail)
+        return ralm("check", "x")
+
+
+def test_an_error_of_a_library_names_the_versions(other_versions: list[str]) -> None:
+    with pytest.raises(ModelError) as raised, loading_errors("model", "x"):
+        raise TypeError("forward() got an unexpected keyword argument 'cache'")
+    answer = check_failing_with(raised.value)
     assert answer.status == ModelError.exit_status
     assert answer.err.splitlines()[-1] == f"ralm: warning: ralm was not tested with {', '.join(other_versions)}"
     assert "forward() got an unexpected keyword" in answer.err.splitlines()[0]
 
 
+@pytest.mark.usefixtures("other_versions")
 @pytest.mark.parametrize("error", [UsageError("no."), FileNotFoundError(2, "missing", "x")])
-def test_an_error_of_the_user_does_not(
-    other_versions: list[str], error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: Path) -> None:
-        raise error
-
-    monkeypatch.setattr("ralm.runs.run.verify_folder", fail)
-    assert "was not tested with" not in ralm("check", "x").err
+def test_an_error_of_the_user_does_not(error: Exception) -> None:
+    assert "was not tested with" not in check_failing_with(error).err
 
 
 def test_a_call_that_does_not_fit_names_both_versions(other_versions: list[str]) -> None:

@@ -46,27 +46,22 @@ def test_queries_keys_and_values_of_ralm_tiny_are_taken_apart_by_heads(tmp_path:
     write_gguf(RALM_TINY, tmp_path / "tiny.gguf")
     tensors = {one.name: one.data for one in gguf.GGUFReader(tmp_path / "tiny.gguf").tensors}
     state = AutoModelForCausalLM.from_pretrained(RALM_TINY).state_dict()
-    joint = state[
-        "gpt_neox.layers.2.attention.query_key_value.weight"
-    ].numpy()  # four heads of 64: q, k, v, q, k, v ...
+    # four heads of 64: q, k, v, q, k, v ...
+    joint = state["gpt_neox.layers.2.attention.query_key_value.weight"].numpy()
     np.testing.assert_array_equal(tensors["blk.2.attn_q.weight"][64:128], joint[192:256])
     np.testing.assert_array_equal(tensors["blk.2.attn_v.weight"][:64], joint[128:192])
     np.testing.assert_array_equal(tensors["output.weight"], tensors["token_embd.weight"])
 
 
-def test_a_bos_that_the_tokenizer_adds_is_noted(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
-    assert _noted(tiny_folders["llama"], tmp_path / "llama.gguf", "tokenizer.ggml.add_bos_token") is True
-    assert _noted(RALM_TINY, tmp_path / "ralm-tiny.gguf", "tokenizer.ggml.add_bos_token") is False
-
-
-def test_a_vocabulary_of_bytes_has_a_merge_all_the_same(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
-    """llama.cpp refuses an empty list; no text has the byte 255."""
-    assert _noted(tiny_folders["llama"], tmp_path / "llama.gguf", "tokenizer.ggml.merges") == ["ÿ ÿ"]
-
-
-def _noted(folder: Path, file: Path, key: str) -> Any:
-    write_gguf(folder, file)
-    return gguf.GGUFReader(file).fields[key].contents()
+def test_what_llama_cpp_reads_besides_weights(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """Whether the tokenizer adds a BOS; and a merge even in a vocabulary of bytes, as an empty list is rejected."""
+    noted = []
+    for number, folder in enumerate((tiny_folders["llama"], RALM_TINY)):
+        write_gguf(folder, tmp_path / f"{number}.gguf")
+        fields = gguf.GGUFReader(tmp_path / f"{number}.gguf").fields
+        noted.append((fields["tokenizer.ggml.add_bos_token"].contents(), fields["tokenizer.ggml.merges"].contents()))
+    assert noted[0] == (True, ["ÿ ÿ"])
+    assert noted[1][0] is False
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bloom"])

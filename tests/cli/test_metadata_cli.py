@@ -14,7 +14,7 @@ from ralm.retrieval.index import open_index
 from ralm.runs.run import open_run
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import FolderKind
-from tests.cli.program import MODEL_LENGTH, STORIES, TEXT, done, failed, printed, ralm
+from tests.cli.program import MODEL_LENGTH, done, failed, printed, ralm, write_rows, write_stories
 
 METADATA: dict[str, dict[str, Any]] = {
     "sea": {"url": "https://example.org/sea?a=1&b=2", "page": 3, "tags": ["deep", {"blue": True}]},
@@ -27,9 +27,7 @@ METADATA: dict[str, dict[str, Any]] = {
 def work(tmp_path_factory: pytest.TempPathFactory, tiny_folders: dict[str, Path]) -> Path:
     """An index of documents with metadata, and a run that read them."""
     folder = tmp_path_factory.mktemp("metadata")
-    rows = [{"id": name, "title": title, "text": text, **METADATA[name]} for name, title, text in STORIES]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "text.txt").write_text(TEXT)
+    write_stories(folder, METADATA)
     done("index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 10)
     done("eval", folder / "text.txt", *reading(folder, tiny_folders), "--baseline", "--out", folder / "run")
     return folder
@@ -54,8 +52,8 @@ def test_metadata_cannot_control_a_terminal(work: Path) -> None:
 
 
 def test_long_metadata_is_cut_for_people_alone(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "fox", "html": "h" * 100_000}) + "\n")
-    done("index", tmp_path / "x.jsonl", "--out", tmp_path / "index")
+    corpus = write_rows(tmp_path / "x.jsonl", [{"text": "fox", "html": "h" * 100_000}])
+    done("index", corpus, "--out", tmp_path / "index")
     assert len(ralm("search", tmp_path / "index", "fox").out) < 400
     [hit] = printed("search", tmp_path / "index", "fox")["hits"]
     assert len(hit["metadata"]["html"]) == 100_000
