@@ -5,7 +5,7 @@
 # make test    set everything up, then lint, types, layers and the tests
 # make test-all    the same with all campaigns: kills, fuzzing, soak, every model family, every recipe (an hour)
 # make lint    lint, types and layers alone
-#              longer campaigns: make test-all KILLS=50 FUZZ=5000 MUTANTS=10000 SOAK=1800
+#              longer campaigns: make test-all KILLS=50 FUZZ=5000 SOAK=1800
 # make golden  all cases of other programs' answers; make test compares a part of the slowest ones
 # make bench   the benchmarks, each against a named baseline in the same run
 # make bench-retrieval   BM25 against other engines
@@ -39,9 +39,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # campaigns: moments at which each command is killed, odd options and requests, damaged files, seconds of a busy server
 KILLS ?= 6
 FUZZ ?= 100
-MUTANTS ?= 500
 SOAK ?= 120
-SEED ?= 0
 # makes a virtual environment in the folder $(1), unless it is there
 venv = test -x $(1)/bin/python || { $(PYTHON) tools/python_version.py && $(PYTHON) -m venv $(1); }
 # what a failed test of other versions ends with
@@ -65,7 +63,6 @@ test-all: lint
 	RALM_GOLDEN=all RALM_KILLS=$(KILLS) RALM_FUZZ=$(FUZZ) RALM_SOAK=$(SOAK) \
 		$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 7200 --ignore tests/distributed
 	RALM_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout 7200 tests/distributed
-	$(BIN)/python -m tests.fuzz.damage --mutants $(MUTANTS) --seed $(SEED)
 
 test-fast: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not campaign"

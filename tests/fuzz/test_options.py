@@ -6,6 +6,7 @@ Options, their kinds and their choices are those of the program itself. `RALM_FU
 import json
 import os
 import resource
+import shlex
 import shutil
 import signal
 from collections.abc import Iterator
@@ -33,86 +34,50 @@ PROGRAM: Any = typer.main.get_command(app)
 HINTS = {str(info.name): get_type_hints(info.callback) for info in app.registered_commands if info.callback}
 """The type of every parameter of every command."""
 
-WHOLE = [
-    "-1",
-    "0",
-    "1",
-    "2",
-    "3",
-    "7",
-    "63",
-    "64",
-    "65",
-    "2147483647",
-    "2147483648",
-    "9223372036854775808",
-    "1" + "0" * 30,
-]
+WHOLE = [*"-1 0 1 2 3 7 63 64 65 2147483647 2147483648 9223372036854775808".split(), "1" + "0" * 30]
 REAL = ["nan", "inf", "-inf", "-1", "0", "-0.0", "1e-320", "1e-7", "0.5", "1", "1.0000001", "2", "1e6", "1e308"]
 NAMES = ["", " ", "x", "-", "é" * 300, "a" * 5000, "caf\udce9", "\x1b]0;x\x07", "a/b/c", "nul\0", "[/x]", "{{data}}"]
-PATHS = [
-    "new",
-    "text.txt",
-    "lines.txt",
-    "index",
-    "model",
-    "empty",
-    "missing/deep",
-    "",
-    ".",
-    "./",
-    "a" * 300,
-    "b\udcff",
-    "n\0",
-]
+PATHS = [*"new text.txt lines.txt index model empty missing/deep . ./".split(), "", "a" * 300, "b\udcff", "n\0"]
 VALUES = ["1,2", "", ",", "1,1", "0,-1", "bm25,hybrid", "none,oracle", "sliding,rolling", "nan,0.5", "2147483648,1"]
 ENDLESS = {"new_tokens": {"2147483647"}}
 """Values that are right, and ask for more than a test can wait for."""
 
 SLOW = {"compile"}
 
-READ = ["--lm", "model", "--max-length", "64", "--document-tokens", "16", "--limit-tokens", "70", "--stride", "16"]
-HYBRID = ["--retriever", "hybrid", "--fusion", "interpolation"]
-DRAWN = [*HYBRID, "--reader", "ensemble", "--documents", "2", "--temperature", "1"]
-UNFINISHED_SIGNALS = ["--index", "index", "--lm", "model", "--out", "new", "--document-tokens", "16"]
-UNFINISHED_SIGNALS += ["--prefix-tokens", "8", "--query-tokens", "8", "--sequence-tokens", "24", "--candidates", "2"]
+READ = "--lm model --max-length 64 --document-tokens 16 --limit-tokens 70 --stride 16"
+WRITE = "--lm model --document-tokens 16 --new-tokens 5"
+HYBRID = "--retriever hybrid --fusion interpolation"
+SIGNALS = (
+    "corpus.jsonl --index index --lm model --out new --document-tokens 16 --prefix-tokens 8 --query-tokens 8 "
+    "--sequence-tokens 24 --candidates 2"
+)
 COMMANDS = {
     "eval": [
-        ["text.txt", *READ],
-        ["text.txt", *READ, "--index", "index"],
-        ["text.txt", *READ, "--index", "index", "--reader", "ensemble", "--documents", "2"],
-        ["text.txt", *READ, "--index", "index", "--rerank", "zero-shot", "--candidates", "2"],
-        ["text.txt", *READ, "--index", "index", *HYBRID, "--reader", "ensemble", "--documents", "2", "--out", "new"],
+        f"text.txt {READ}",
+        f"text.txt {READ} --index index",
+        f"text.txt {READ} --index index --reader ensemble --documents 2",
+        f"text.txt {READ} --index index --rerank zero-shot --candidates 2",
+        f"text.txt {READ} --index index {HYBRID} --reader ensemble --documents 2 --out new",
     ],
     "sweep": [
-        ["text.txt", *READ, "--index", "index", "--over", "stride", "--values", "8,16"],
-        ["text.txt", *READ, "--index", "index", "--over", "documents", "--values", "1,2", "--reader", "ensemble"],
+        f"text.txt {READ} --index index --over stride --values 8,16",
+        f"text.txt {READ} --index index --over documents --values 1,2 --reader ensemble",
     ],
     "generate": [
-        ["The sheep", "--lm", "model", "--document-tokens", "16", "--new-tokens", "5"],
-        ["The sheep", "--lm", "model", "--document-tokens", "16", "--new-tokens", "5", "--index", "index"],
-        ["The sheep", "--lm", "model", "--document-tokens", "16", "--new-tokens", "5", "--index", "index", *DRAWN],
-        ["--prompts", "lines.txt", "--lm", "model", "--document-tokens", "16", "--new-tokens", "5", "--index", "index"],
+        f"'The sheep' {WRITE}",
+        f"'The sheep' {WRITE} --index index",
+        f"'The sheep' {WRITE} --index index {HYBRID} --reader ensemble --documents 2 --temperature 1",
+        f"--prompts lines.txt {WRITE} --index index",
     ],
-    "index": [
-        ["corpus.jsonl", "--out", "new"],
-        ["corpus.jsonl", "--out", "new", "--retriever", "both", "--encoder", "bert"],
-    ],
+    "index": ["corpus.jsonl --out new", "corpus.jsonl --out new --retriever both --encoder bert"],
     "search": [
-        ["index", "sheep"],
-        ["index", "sheep", *HYBRID, "--json"],
-        ["index", "--queries", "lines.txt", "--retriever", "dense"],
+        "index sheep",
+        f"index sheep {HYBRID} --json",
+        "index --queries lines.txt --retriever dense",
     ],
-    "retrieve": [["text.txt", "--lm", "model", "--index", "index", "--max-length", "64", "--out", "new"]],
-    "signals": [
-        ["corpus.jsonl", *UNFINISHED_SIGNALS],
-        ["corpus.jsonl", *UNFINISHED_SIGNALS, *HYBRID, "--no-exclude"],
-    ],
-    "update": [
-        ["index", "corpus.jsonl", "--replace"],
-        ["index", "text.txt", "--remove-id", "sea"],
-        ["index", "--remove-id", "hill"],
-    ],
+    "retrieve": ["text.txt --lm model --index index --max-length 64 --out new"],
+    "signals": [SIGNALS, f"{SIGNALS} {HYBRID} --no-exclude"],
+    "update": ["index corpus.jsonl --replace", "index text.txt --remove-id sea", "index --remove-id hill"],
 }
 
 
@@ -135,9 +100,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_folders: dict[str, Path]
 @pytest.fixture(autouse=True)
 def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are loaded once for all cases."""
-    load = lru_cache(registry.load_language_model)
-
-    monkeypatch.setattr(registry, "load_language_model", load)
+    monkeypatch.setattr(registry, "load_language_model", lru_cache(registry.load_language_model))
 
 
 @contextmanager
@@ -181,7 +144,7 @@ def given(option: Any, hint: object, random: Random) -> list[str]:
 def case_of(command: str, number: int) -> list[str]:
     """A right call, and one or two options more."""
     random = Random(f"{command} {number}")
-    arguments = [command, *random.choice(COMMANDS[command])]
+    arguments = [command, *shlex.split(random.choice(COMMANDS[command]))]
     options = [(option, of) for of in (command, "eval" if command == "sweep" else command) for option in options_of(of)]
     for option, of in random.sample(options, random.choice([1, 2, 2])):
         arguments += given(option, HINTS[of][option.name], random)
