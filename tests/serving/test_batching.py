@@ -104,22 +104,25 @@ def check_equal(found: Sequence[GeneratedToken], expected: Sequence[GeneratedTok
     )
 
 
+def check_written(jobs: Sequence[Job], model: WritingModel, shared: SharedModel) -> None:
+    """Jobs that are done together write what each writes alone."""
+    found = together([lambda job=job: job.tokens(shared) for job in jobs])  # type: ignore[misc]
+    for job, tokens in zip(jobs, found, strict=True):
+        check_equal(tokens, job.tokens(model))  # type: ignore[arg-type]
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs=JOBS, chunk=st.sampled_from([1, 7, 512]), cache=st.sampled_from([1, 100, 1 << 16]))
 def test_each_is_written_as_if_alone(model: LocalLanguageModel, jobs: list[Job], chunk: int, cache: int) -> None:
     with batched(model, chunk, cache) as shared:
-        found = together([lambda job=job: job.tokens(shared) for job in jobs])  # type: ignore[misc]
-    for job, tokens in zip(jobs, found, strict=True):
-        check_equal(tokens, job.tokens(model))  # type: ignore[arg-type]
+        check_written(jobs, model, shared)
 
 
 def test_a_model_that_reads_anew(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "continuations", lambda: UncachedDecoder(model.logits, model.max_length))
     jobs = [Job(word, Ensemble(documents=2), GenerationOptions(new_tokens=4, document_tokens=16)) for word in WORDS[:4]]
     with batched(model, chunk=3) as shared:
-        found = together([lambda job=job: job.tokens(shared) for job in jobs])  # type: ignore[misc]
-    for job, tokens in zip(jobs, found, strict=True):
-        check_equal(tokens, job.tokens(model))  # type: ignore[arg-type]
+        check_written(jobs, model, shared)
 
 
 def random_passes(seed: int, count: int) -> list[ScoringSequence]:
@@ -234,20 +237,15 @@ def test_what_cannot_be_read_fails_alone() -> None:
             return [*shared.score([ScoringSequence(text_of(token, 1), text_of(1))])]
 
         with ThreadPoolExecutor(8) as pool:
-            written = [pool.submit(tokens, first) for first in range(5, 9)]
-            scored = [pool.submit(scores, first) for first in range(5, 9)]
-            for first, one in zip(range(5, 9), written, strict=True):
+            asked = [(first, pool.submit(tokens, first), pool.submit(scores, first)) for first in range(5, 9)]
+            for first, written, scored in asked:
                 if first == 7:
-                    with pytest.raises(ModelError, match="a bad token"):
-                        one.result(SECONDS)
+                    for one in (written, scored):
+                        with pytest.raises(ModelError, match="a bad token"):
+                            one.result(SECONDS)
                 else:
-                    assert one.result(SECONDS) == [first] * 12
-            for first, score in zip(range(5, 9), scored, strict=True):
-                if first == 7:
-                    with pytest.raises(ModelError, match="a bad token"):
-                        score.result(SECONDS)
-                else:
-                    assert len(score.result(SECONDS)) == 1
+                    assert written.result(SECONDS) == [first] * 12
+                    assert len(scored.result(SECONDS)) == 1
 
 
 @dataclass
@@ -286,21 +284,16 @@ def test_what_no_model_reads_is_refused_before_the_batch(text: list[int], messag
     assert model.steps == []
 
 
-def test_wanted_tokens_are_those_that_are_given() -> None:
-    with batched(recorded()) as shared:
+def test_wanted_tokens_are_those_that_are_given_and_equal_texts_are_read_once() -> None:
+    model = recorded()
+    with batched(model) as shared:
+        assert shared.continuations().next_tokens([text_of(3), text_of(3), text_of(2)]).log_probs_BC.shape == (3, 50)
+        assert model.steps == [[[3], [2]]]
         continuations, texts = shared.continuations(), [text_of(3, 3), text_of(4)]
         every, some = continuations.next_tokens(texts), continuations.next_tokens(texts, text_of(4, 3))
         assert some.tokens_BC is not None
         assert some.tokens_BC.tolist() == [[4, 3], [4, 3]]
         np.testing.assert_array_equal(some.log_probs_BC, every.log_probs_BC[:, [4, 3]])
-
-
-def test_equal_texts_are_read_once() -> None:
-    model = recorded()
-    with batched(model) as shared:
-        given = shared.continuations().next_tokens([text_of(3), text_of(3), text_of(2)])
-        assert given.log_probs_BC.shape == (3, 50)
-    assert model.steps == [[[3], [2]]]
 
 
 def test_who_has_gone_ends_and_the_others_go_on() -> None:
@@ -416,21 +409,12 @@ def test_half_a_chunk_goes_to_the_oldest_and_half_to_the_smallest(wanted: list[i
         assert any(share == want for share, want in zip(given_, wanted, strict=True))
 
 
-def test_a_long_text_is_read_while_short_ones_keep_coming() -> None:
-    long, chunks = 1000, 0
-    while long > 0:
-        read, *_ = chunk_shares([long, 20, 20, 20], 32)
-        long, chunks = long - read, chunks + 1
-    assert chunks <= 63
-
-
 TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8).map(lambda text: text_of(*text)), max_size=4)
 
 
 @given(before=TEXTS, texts=TEXTS.filter(bool), chunks=st.lists(st.integers(1, 6), max_size=30))
 def test_a_line_is_read_to_its_end(before: list[IntArray], texts: list[IntArray], chunks: list[int]) -> None:
-    line = Line()
-    line.held = before
+    line = Line(held=before)
     line.wait_for(texts)
     held = [one.tolist() for one in before]
     for chunk in chunks:

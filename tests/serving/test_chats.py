@@ -48,7 +48,9 @@ SAID: list[Any] = [
     {"role": "user", "content": "Who sings in the sea?"},
 ]
 AT_LEAST = "the text of `messages` has at least 200,"  # thousand tokens: none is longer than <pad>
+IMAGE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
 QUESTION: list[Any] = [{"role": "user", "content": "Who keeps the sheep?"}]
+CONVERSATIONS = (SAID, QUESTION, SAID[3:], SAID[1:2])
 READERS: list[tuple[dict[str, Any], Reader]] = [
     ({}, InContext()),
     ({"reader": "ensemble", "documents": 2, "weights": "uniform"}, Ensemble(documents=2, weights="uniform")),
@@ -96,10 +98,27 @@ def answered(
         options=AnswerOptions(**{"stop": (), "new_tokens": 24, **options}),
         credit="passages",
     )
-    return answerer.stream(Conversation([Message(one["role"], one["content"]) for one in said])).with_sources()
+    return answerer.stream(Conversation(messages_of(said))).with_sources()
 
 
-def asked(client: openai.OpenAI, said: list[Any], **more: Any) -> Any:
+def messages_of(said: list[Any]) -> list[Message]:
+    return [Message(one["role"], one["content"]) for one in said]
+
+
+def posted(url: str, said: list[Any], **more: Any) -> httpx.Response:
+    """The response to a chat that is no client's, with lone surrogates as they are."""
+    content = json.dumps({"model": "tiny-chat", "messages": said, **more})
+    return httpx.post(f"{url}/v1/chat/completions", content=content, headers={"Content-Type": "application/json"})
+
+
+def refused(url: str, said: list[Any], **more: Any) -> Any:
+    """The error of a chat that is rejected."""
+    found = posted(url, said, **more)
+    assert found.status_code in (400, 404), found.text
+    return found.json()["error"]
+
+
+def asked(client: openai.OpenAI | openai.AsyncOpenAI, said: list[Any], **more: Any) -> Any:
     return client.chat.completions.create(
         model="tiny-chat", messages=said, **{"max_tokens": 24, "temperature": 0, **more}
     )
@@ -151,8 +170,8 @@ def test_passages_may_be_chosen_by_a_reranker(client: openai.OpenAI, model: Writ
     for method, reranker in rerankers.items():
         chosen = RerankedPassages(source, reranker, model, GenerationOptions())
         answerer = Answerer(model, open_prompt("chat"), chosen, options=AnswerOptions(stop=(), new_tokens=24))
-        for said in (SAID, QUESTION, SAID[3:], SAID[1:2]):
-            [expected] = answerer.answers([Conversation([Message(one["role"], one["content"]) for one in said])])
+        for said in CONVERSATIONS:
+            [expected] = answerer.answers([Conversation(messages_of(said))])
             found = asked(client, said, extra_body={"ralm": {"rerank": method, "candidates": 3}})
             assert found.choices[0].message.content == expected.answer.text
             read.add(expected.sources[0].passage.number)
@@ -164,7 +183,7 @@ def test_annotations_are_the_citations_of_the_library(
     client: openai.OpenAI, url: str, model: WritingModel, index: Path, chosen: dict[str, Any], reader: Reader
 ) -> None:
     cited = 0
-    for said in (SAID, QUESTION, SAID[3:], SAID[1:2]):
+    for said in CONVERSATIONS:
         expected = answered(model, index, said, reader)
         [choice] = asked(client, said, extra_body={"ralm": chosen}).choices
         spans = sorted((span, one.passage) for one in citations(expected.text) for span in one.spans)
@@ -223,7 +242,7 @@ def test_choices_have_seeds_of_their_own(client: openai.OpenAI, model: WritingMo
 def test_without_an_index_it_is_the_plain_conversation(client: openai.OpenAI, model: WritingModel) -> None:
     found = asked(client, SAID, extra_body={"ralm": {"index": None}})
     options = AnswerOptions(new_tokens=24, stop=())
-    said = [Message(one["role"], one["content"]) for one in SAID]
+    said = messages_of(SAID)
     [expected] = Answerer(model, open_prompt("chat"), options=options).answers([Conversation(said)])
     assert found.choices[0].message.content == expected.answer.text
     assert found.choices[0].message.annotations == []
@@ -245,7 +264,7 @@ def test_an_answer_ends_for_a_reason(client: openai.OpenAI) -> None:
 
 
 def test_sources_as_text_for_clients_that_drop_fields(client: openai.OpenAI, url: str) -> None:
-    for said in (SAID, QUESTION, SAID[3:], SAID[1:2]):
+    for said in CONVERSATIONS:
         plain = asked(client, said)
         more = asked(client, said, extra_body={"ralm": {"sources": "text"}})
         text, annotations = plain.choices[0].message.content, plain.choices[0].message.annotations
@@ -281,11 +300,8 @@ def test_langchain_chats(url: str, client: openai.OpenAI) -> None:
     expected = asked(client, SAID).choices[0].message.content
     assert chat.invoke(said).content == expected
     assert "".join(str(piece.content) for piece in chat.stream(said)) == expected
-    with_sources = chat.bind(extra_body={"ralm": {"index": None}})
-    assert (
-        with_sources.invoke(said).content
-        == asked(client, SAID, extra_body={"ralm": {"index": None}}).choices[0].message.content
-    )
+    plain: dict[str, Any] = {"extra_body": {"ralm": {"index": None}}}
+    assert chat.bind(**plain).invoke(said).content == asked(client, SAID, **plain).choices[0].message.content
 
 
 def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
@@ -319,7 +335,7 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "param", "said"),
+    ("more", "param", "told"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "`tools` is not supported"),
         ({"tool_choice": "required"}, "tool_choice", "not supported"),
@@ -337,17 +353,12 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
         ({"max_tokens": 480}, "messages", r"have \d+ tokens and `max_tokens` is 480"),
         ({"temperature": -1}, "temperature", "temperature"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "no effect without `stream`"),
-        ({"messages": []}, "messages", "needs a message with the role user"),
-        ({"messages": SAID[:1]}, "messages", "needs a message with the role user"),
-        ({"messages": [SAID[1], SAID[3]]}, "messages", "rejects these messages: roles must alternate"),
-        ({"messages": [{"role": "user", "content": " "}]}, "messages", "is empty"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "must be text"),
-        (
-            {"messages": [{"role": "tool", "content": "5", "tool_call_id": "a"}]},
-            "messages.0",
-            "tools are not supported",
-        ),
-        ({"messages": [{"role": "tool", "content": "5"}]}, "messages.0", "tools are not supported"),
+        ({"said": []}, "messages", "needs a message with the role user"),
+        ({"said": SAID[:1]}, "messages", "needs a message with the role user"),
+        ({"said": [SAID[1], SAID[3]]}, "messages", "rejects these messages: roles must alternate"),
+        ({"said": [{"role": "user", "content": " "}]}, "messages", "is empty"),
+        ({"said": [{"role": "user", "content": 5}]}, "messages.0.content", "must be text"),
+        ({"said": [{"role": "tool", "content": "5", "tool_call_id": "a"}]}, "messages.0", "tools are not supported"),
         (
             {
                 "messages": [
@@ -357,10 +368,10 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
             "messages.0.content.0",
             "of the type image_url; only text is supported",
         ),
-        ({"messages": [{"role": "user", "content": ["a"]}]}, "messages.0.content.0", "only text is supported"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "lone surrogate"),
-        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "not supported"),
-        ({"messages": [{"role": "user</s>", "content": "a"}]}, "messages.0.role", "should be .system., .developer"),
+        ({"said": [{"role": "user", "content": ["a"]}]}, "messages.0.content.0", "only text is supported"),
+        ({"said": [{"role": "user", "content": "\ud800"}]}, None, "lone surrogate"),
+        ({"said": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "not supported"),
+        ({"said": [{"role": "user</s>", "content": "a"}]}, "messages.0.role", "should be .system., .developer"),
         ({"ralm": {"stride": 4}}, "ralm.stride", "has no effect in a chat"),
         ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
         ({"ralm": {"rerank": "predictive"}}, "ralm.rerank", "rerank"),
@@ -369,22 +380,18 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
         ({"ralm": {"index": "../other"}}, "ralm.index", "is not served"),
         ({"model": "gpt-4o"}, "model", "is not served"),
         ({"message": []}, "message", "the nearest is `messages`"),
-        ({"messages": [{"role": "user", "contents": "a"}]}, "messages.0.contents", "the nearest is `content`"),
+        ({"said": [{"role": "user", "contents": "a"}]}, "messages.0.contents", "the nearest is `content`"),
         ({"ralm": {"source": "text"}}, "ralm.source", "the nearest is `sources`"),
         ({"top_logprob": 1}, "top_logprob", "the nearest is `top_logprobs`"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_refused(url: str, more: dict[str, Any], param: str | None, said: str, stream: bool) -> None:
-    body = {"model": "tiny-chat", "messages": SAID, "stream": stream or None, **more}
+def test_what_is_refused(url: str, more: dict[str, Any], param: str | None, told: str, stream: bool) -> None:
     if stream and "stream_options" in more:
         return
-    typed = {"Content-Type": "application/json"}
-    found = httpx.post(f"{url}/v1/chat/completions", content=json.dumps(body), headers=typed)
-    assert found.status_code in (400, 404), found.text
-    error = found.json()["error"]
+    error = refused(url, **{"said": SAID, "stream": stream or None, **more})
     assert error["param"] == param, error
-    assert re.search(said, error["message"]), error
+    assert re.search(told, error["message"]), error
     assert error["type"] in ("invalid_request_error", "not_found_error")
 
 
@@ -396,13 +403,11 @@ def test_a_conversation_that_does_not_fit(url: str, client: openai.OpenAI, model
     assert chat is not None
     most = POSITIONS - len(chat[0])  # characters beside the one, with nothing left for an answer
     for more, told in ((0, f"the messages have {POSITIONS:,} tokens and `max_tokens` is 1,"), (10**6, AT_LEAST)):
-        found = httpx.post(f"{url}/v1/chat/completions", json={"model": "tiny-chat", "messages": said(most + 1 + more)})
-        error = found.json()["error"]
-        assert (found.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+        error = refused(url, said(most + 1 + more))
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
         assert told in error["message"]
-    long_ago = [{"role": "user", "content": "s" * 10**6}, {"role": "assistant", "content": "a"}, *said(1)]
-    found = httpx.post(f"{url}/v1/chat/completions", json={"model": "tiny-chat", "messages": long_ago})
-    assert AT_LEAST in found.json()["error"]["message"]
+    long_ago = [*said(10**6), {"role": "assistant", "content": "a"}, *said(1)]
+    assert AT_LEAST in refused(url, long_ago)["message"]
     plain: dict[str, Any] = {"extra_body": {"ralm": {"index": None}}}
     fits = client.chat.completions.create(model="tiny-chat", messages=said(most - 9), temperature=0, **plain)
     assert fits.usage is not None
@@ -420,24 +425,16 @@ def test_a_passage_that_there_is_not(url: str) -> None:
 
 def test_a_model_without_a_chat_template(index: Path) -> None:
     tiny = load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
+    body: dict[str, Any] = {"model": "ralm-tiny", "max_tokens": 8, "temperature": 0}
     with serving(Service(tiny, folders={"texts": index})) as url:
-        body = {"model": "ralm-tiny", "messages": QUESTION, "max_tokens": 8}
-        found = httpx.post(f"{url}/v1/chat/completions", json=body)
-        assert found.status_code == 400
-        assert "ralm-tiny has no chat template: use /v1/completions" in found.json()["error"]["message"]
+        message = refused(url, QUESTION, **body)["message"]
+        assert "ralm-tiny has no chat template: use /v1/completions" in message
     with serving(Service(tiny, ServeOptions(prompt="replug"), folders={"texts": index})) as url:
-        answerer = Answerer(
-            tiny,
-            open_prompt("replug"),
-            QuestionRetriever(FromRetriever.of_index(index)),
-            options=AnswerOptions(new_tokens=8),
-        )
+        source, options = QuestionRetriever(FromRetriever.of_index(index)), AnswerOptions(new_tokens=8)
+        answerer = Answerer(tiny, open_prompt("replug"), source, options=options)
         [expected] = answerer.answers([QUESTION[0]["content"]])
-        found = httpx.post(f"{url}/v1/chat/completions", json={**body, "temperature": 0})
-        assert found.json()["choices"][0]["message"]["content"] == expected.answer.text
-        found = httpx.post(f"{url}/v1/chat/completions", json={**body, "messages": SAID})
-        assert found.status_code == 400
-        assert "has 4 messages, and this prompt asks one question" in found.json()["error"]["message"]
+        assert posted(url, QUESTION, **body).json()["choices"][0]["message"]["content"] == expected.answer.text
+        assert "has 4 messages, and this prompt asks one question" in refused(url, SAID, **body)["message"]
 
 
 def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingModel, index: Path) -> None:
@@ -459,23 +456,12 @@ def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingMo
 
 def test_many_chats_at_once_are_answered_as_alone(url: str, model: WritingModel, index: Path) -> None:
     readers = [READERS[n % len(READERS)] for n in range(12)]
-    said = [[SAID, QUESTION, SAID[3:], SAID[1:2]][n % 4] for n in range(12)]
+    said = [CONVERSATIONS[n % 4] for n in range(12)]
 
     async def ask_all() -> list[Any]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as clients:
-            return await asyncio.gather(
-                *(
-                    clients.chat.completions.create(
-                        model="tiny-chat",
-                        messages=said[n],
-                        max_tokens=16,
-                        temperature=n % 2,
-                        seed=n,
-                        extra_body={"ralm": readers[n][0]},
-                    )
-                    for n in range(12)
-                )
-            )
+            how = [{"temperature": n % 2, "seed": n, "extra_body": {"ralm": readers[n][0]}} for n in range(12)]
+            return await asyncio.gather(*(asked(clients, said[n], max_tokens=16, **how[n]) for n in range(12)))
 
     for n, found in enumerate(asyncio.run(ask_all())):
         expected = answered(model, index, said[n], readers[n][1], new_tokens=16, temperature=float(n % 2), seed=n)
@@ -494,22 +480,12 @@ def test_a_model_that_gives_text_alone(index: Path) -> None:
     tokenizer.encode("Question: Answer: Knowledge: The whales sing in the sea. Who sings by the sea?")
     model = CountingModel(tokenizer, tier="text", name="words", max_length=400)
     service = Service(model, ServeOptions(prompt="replug"), folders={"texts": index})
+    body: dict[str, Any] = {"model": "words", "max_tokens": 2, "temperature": 0}
+    said = [{"role": "user", "content": "Who sings by the sea?"}]
     with serving(service) as url:
-        body = {
-            "model": "words",
-            "messages": [{"role": "user", "content": "Who sings by the sea?"}],
-            "max_tokens": 2,
-            "temperature": 0,
-        }
-        refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "logprobs": True})
-        assert refused.status_code == 400
-        assert (
-            refused.json()["error"]["message"] == "the model words returns no log-probabilities: leave out `logprobs`."
-        )
-        refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "ralm": {"gain": True}})
-        assert refused.status_code == 400
-        assert "does not return the log-probabilities of given texts" in refused.json()["error"]["message"]
-        ensemble = {"reader": "ensemble", "documents": 2}
-        refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "ralm": ensemble})
-        assert refused.status_code == 400
-        assert "gives text alone" in refused.json()["error"]["message"]
+        for more, told in (
+            ({"logprobs": True}, "the model words returns no log-probabilities: leave out `logprobs`."),
+            ({"ralm": {"gain": True}}, "does not return the log-probabilities of given texts"),
+            ({"ralm": {"reader": "ensemble", "documents": 2}}, "gives text alone"),
+        ):
+            assert told in refused(url, said, **body, **more)["message"]

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness's own `local-completions` asks the server: the figures are those of `hf` and of our own LM."""
+"""lm-evaluation-harness's own clients ask the server: the figures are those of `hf` and of our own LM."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +11,12 @@ from lm_eval.tasks import TaskManager
 from ralm import FromRetriever, PlanOptions, Request
 from ralm.harness.model import RalmLM
 from ralm.lm import model_folder
+from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.serving.service import Service
+from tests.chat_models import save_chat_model
 from tests.harness.local_tasks import PAGES, save_tasks
-from tests.serving.served import MODEL, tiny
+from tests.serving.served import MODEL, serving, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS = ("choosing", "writing", "ending", "pages")
@@ -72,6 +74,24 @@ def test_under_retrieval_whole_texts_are_scored_as_by_our_own_model(url: str, se
         assert end is not None
         [[of_first]] = Scorer(tiny(), progress=False).log_probs([Request(first[:0], first * 0 + end, first)])
         assert log_prob == pytest.approx(expected + float(of_first), rel=1e-4)
+
+
+def test_chats_without_retrieval_are_those_of_hf(tmp_path: Path, tasks: Path) -> None:
+    folder = save_chat_model(tmp_path / "tiny-chat")
+    how = {
+        "apply_chat_template": True,
+        "system_instruction": "Be brief.",
+        "num_fewshot": 1,
+        "fewshot_as_multiturn": True,
+    }
+    expected = evaluated("hf", f"pretrained={folder},dtype=float32", tasks, ["writing"], device="cpu", **how)
+    model = load_language_model(str(folder), ModelOptions(dtype="float32"))
+    with serving(Service(model)) as url:
+        arguments = f"base_url={url}/v1/chat/completions,model=tiny-chat,max_retries=1"
+        found = evaluated("local-chat-completions", arguments, tasks, ["writing"], **how)
+    texts = [text.replace("<s>", "") for text in answers(found, "writing")]  # `hf` leaves out special tokens
+    assert texts == answers(expected, "writing")
+    assert len(set(texts)) > 1
 
 
 class _Asked:

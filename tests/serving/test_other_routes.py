@@ -11,6 +11,7 @@ import pytest
 
 from ralm import EncoderOptions, PlanOptions, build_index, load_encoder, open_index
 from ralm.corpus.splitting import make_passages
+from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
 from ralm.serving.options import Settings
 from ralm.serving.service import Service
@@ -32,28 +33,30 @@ def test_tokens_of_a_text_and_back(client: httpx.Client) -> None:
     assert client.post("/tokenize", json={"prompt": "", "model": MODEL}).json()["tokens"] == []
 
 
-def test_special_tokens(client: httpx.Client, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> LocalLanguageModel:
+    """A model whose tokenizer begins a text with a BOS."""
+    return load_local_model(str(save_tiny_model("llama", tmp_path_factory.mktemp("model") / "llama")))
+
+
+def test_special_tokens(client: httpx.Client, llama: LocalLanguageModel) -> None:
     info = client.get("/tokenizer_info").json()
     assert (info["eos_token"], info["bos_token"], info["chat_template"]) == ("<|endoftext|>", None, None)
     assert client.post("/tokenize", json={"prompt": info["eos_token"]}).json()["tokens"] == [0]
-    with serving(Service(load_local_model(str(save_tiny_model("llama", tmp_path / "llama"))))) as url:
+    with serving(Service(llama)) as url:
         assert httpx.get(f"{url}/tokenizer_info").json()["bos_token"] == "<s>"
-        for special, expected in ((True, [256, 97]), (False, [97]), (None, [256, 97])):
-            body = {"prompt": "a"} | ({} if special is None else {"add_special_tokens": special})
-            tokens = httpx.post(f"{url}/tokenize", json=body).json()["tokens"]
-            assert len(tokens) == len(expected)
-            assert (tokens[0] == 256) is (len(expected) == 2)
-        models = httpx.get(f"{url}/v1/models").json()["data"]
-        assert [one["id"] for one in models] == ["llama"]
+        for special, first in (({}, 256), ({"add_special_tokens": True}, 256), ({"add_special_tokens": False}, None)):
+            tokens = httpx.post(f"{url}/tokenize", json={"prompt": "a", **special}).json()["tokens"]
+            assert (len(tokens), tokens[0] == 256) == ((2, True) if first else (1, False))
+        assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == ["llama"]
 
 
-def test_a_bos_is_read_once_and_never_told(tmp_path: Path) -> None:
+def test_a_bos_is_read_once_and_never_told(llama: LocalLanguageModel) -> None:
     """Text begins with the BOS that the tokenizer puts first; token ids are read as they are."""
-    model = load_local_model(str(save_tiny_model("llama", tmp_path / "llama")))
-    with serving(Service(model)) as url:
+    with serving(Service(llama)) as url:
         body = {"model": "llama", "max_tokens": 0, "echo": True, "logprobs": 0}
         text = "The sea is"
-        ids = model.tokenizer.encode(text).tolist()
+        ids = llama.tokenizer.encode(text).tolist()
 
         def scored(prompt: object) -> list[float]:
             answer = httpx.post(f"{url}/v1/completions", json={**body, "prompt": prompt}).json()
@@ -66,13 +69,13 @@ def test_a_bos_is_read_once_and_never_told(tmp_path: Path) -> None:
         assert without != pytest.approx(of_text, abs=1e-2)
 
 
-def test_under_retrieval_a_bos_begins_the_reading(tmp_path: Path, index: Path) -> None:
-    model = load_local_model(str(save_tiny_model("llama", tmp_path / "llama")))
-    service = Service(model, folders={"few": index}, max_length=64, settings=_short())
+def test_under_retrieval_a_bos_begins_the_reading(llama: LocalLanguageModel, index: Path) -> None:
+    settings = Settings(plan=PlanOptions(document_tokens=16, max_length=64))
+    service = Service(llama, folders={"few": index}, max_length=64, settings=settings)
     with serving(service) as url:
         body = {"model": "llama", "max_tokens": 4, "temperature": 0, "echo": True, "logprobs": 0}
         text = "The sea is deep and"
-        ids = model.tokenizer.encode(text).tolist()
+        ids = llama.tokenizer.encode(text).tolist()
         of_text, of_ids = (
             httpx.post(f"{url}/v1/completions", json={**body, "prompt": prompt}).json()["choices"][0]
             for prompt in (text, [256, *ids])
@@ -81,13 +84,6 @@ def test_under_retrieval_a_bos_begins_the_reading(tmp_path: Path, index: Path) -
         one, other = of_text["logprobs"]["token_logprobs"], of_ids["logprobs"]["token_logprobs"]
         assert one[1:] == pytest.approx(other[2:], abs=1e-4)
         assert other[1] < 0  # the first token behind the BOS is scored
-
-
-def _short() -> Settings:
-    return Settings(plan=PlanOptions(document_tokens=16, max_length=64))
-
-
-# ---- searching
 
 
 def test_a_search_is_that_of_ralm_search(client: httpx.Client, index: Path) -> None:
@@ -103,9 +99,6 @@ def test_a_search_is_that_of_ralm_search(client: httpx.Client, index: Path) -> N
 
 def test_without_an_index_there_is_nothing_to_search(plain_url: str) -> None:
     assert httpx.get(f"{plain_url}/search?q=a").status_code == 404
-
-
-# ---- vectors
 
 
 @pytest.fixture(scope="module")

@@ -138,54 +138,53 @@ def test_the_requests_that_the_demonstration_prints(tmp_path: Path) -> None:
         assert served.ended() == 0
 
 
+LM = f"--lm {MODEL}"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "settings", "said"),
     [
-        ((), "name a language model: give --lm, or --demo."),
-        (("--lm", MODEL, "--stride", "2"), "--stride has no effect without --index."),
-        (("--lm", MODEL, "--documents", "2"), "--documents has no effect"),
-        (("--demo", "--index", "x"), "--demo serves its own index: leave out --index."),
+        ("", "", "name a language model: give --lm, or --demo."),
+        (f"{LM} --stride 2", "", "--stride has no effect without --index."),
+        (LM, "stride = 2", "--stride has no effect without --index."),
+        (f"{LM} --documents 2", "", "--documents has no effect"),
+        ("--demo --index x", "", "--demo serves its own index: leave out --index."),
         (
-            ("--lm", MODEL, "--host", "0.0.0.0"),
-            "other computers can reach --host 0.0.0.0: put a key for clients into the environment",
+            f"{LM} --host 0.0.0.0",
+            "",
+            "other computers can reach --host 0.0.0.0: put a key for clients",
         ),
-        (("--lm", MODEL, "--allow", "paths"), "--allow must be one of index, retriever, query"),
-        (("--lm", MODEL, "--port", "70000"), "--port must be at most 65,535"),
-        (("--lm", MODEL, "--index", "none"), "none is not a ralm index"),
-        (("--lm", MODEL, "--index", "a/x", "--index", "b/x"), "two indexes are called 'x': give NAME=DIR"),
-        (("--lm", MODEL, "--index", "plain={index}"), "no index can be called plain, which is the model without"),
-        (("--lm", MODEL, "--max-length", "2000"), "is beyond the 1024 tokens that ralm-tiny can read"),
-        (("--lm", MODEL, "--settings", "none.toml"), "none.toml is not a file of settings"),
+        (f"{LM} --allow paths", "", "--allow must be one of index, retriever, query"),
+        (f"{LM} --port 70000", "", "--port must be at most 65,535"),
+        (f"{LM} --index none", "", "none is not a ralm index"),
+        (f"{LM} --index a/x --index b/x", "", "two indexes are called 'x': give NAME=DIR"),
+        (f"{LM} --index plain={{index}}", "", "no index can be called plain, which is the model without"),
+        (f"{LM} --max-length 2000", "", "is beyond the 1024 tokens that ralm-tiny can read"),
+        (f"{LM} --settings none.toml", "", "none.toml is not a file of settings"),
+        (LM, "lm = ", "is not a file of settings"),
+        (LM, "strid = 4", "sets strid, which is no option of `ralm serve`."),
+        (LM, "settings = 'x'", "sets settings, which is no option"),
     ],
 )
-def test_what_cannot_be_served_is_one_sentence(index: Path, arguments: tuple[str, ...], said: str) -> None:
-    answer = ralm("serve", "--port", 0, *(one.format(index=index) for one in arguments))
+def test_what_cannot_be_served_is_one_sentence(
+    index: Path, tmp_path: Path, arguments: str, settings: str, said: str
+) -> None:
+    given = ["serve", *arguments.format(index=index).split()]
+    if settings:
+        (tmp_path / "settings.toml").write_text(settings)
+        given += ["--settings", str(tmp_path / "settings.toml")]
+    answer = ralm(*given, *(() if "--port" in given else ("--port", "0")))
     assert answer.status in (1, 2)
     assert said in answer.err
     assert answer.err.startswith("ralm: ")
     assert answer.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("lm = ", "is not a file of settings"),
-        ("strid = 4", "sets strid, which is no option of `ralm serve`."),
-        ("settings = 'x'", "sets settings, which is no option"),
-        ("port = 'many'", "--port"),
-    ],
-)
-def test_a_wrong_file_of_settings(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "settings.toml").write_text(text)
+def test_a_setting_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text("port = 'many'")
     answer = ralm("serve", "--lm", MODEL, "--settings", tmp_path / "settings.toml")
-    assert answer.status in (1, 2)
-    assert said in answer.err
-
-
-def test_options_of_passages_in_a_file_of_settings_do_nothing_without_an_index(tmp_path: Path) -> None:
-    (tmp_path / "settings.toml").write_text("stride = 2")
-    answer = ralm("serve", "--lm", MODEL, "--port", 0, "--settings", tmp_path / "settings.toml")
-    assert "--stride has no effect" in answer.err
+    assert answer.status == 2
+    assert "--port" in answer.err
 
 
 def test_an_address_of_another_computer() -> None:

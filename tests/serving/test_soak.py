@@ -98,12 +98,10 @@ def test_load_with_faults(tmp_path: Path) -> None:
     index = save_index(tmp_path / "few")
     limits = ("--max-concurrency", 6, "--max-queue", 4)
     with running("--lm", MODEL, "--index", index, *limits, anew=True, MALLOC_ARENA_MAX="2") as served:
-        expected = {
-            prompt: httpx.post(f"{served.url}/v1/completions", json={**ASK, "prompt": prompt}, timeout=60).json()[
-                "choices"
-            ][0]["text"]
-            for prompt in PROMPTS
-        }
+        expected = {}
+        for prompt in PROMPTS:
+            answer = httpx.post(f"{served.url}/v1/completions", json={**ASK, "prompt": prompt}, timeout=60).json()
+            expected[prompt] = answer["choices"][0]["text"]
         clients = [Client(served.url, number, expected) for number in range(CLIENTS)]
         for client in clients:
             client.start()
