@@ -5,11 +5,12 @@
 With one prompt this is In-Context RALM, section 7. Letters of shapes: K prompts of a question, T tokens of a text.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from ralm.answering.prompts import QuestionPrompt, tokens_after
 from ralm.answering.sources import QuestionInput
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer, SharedCache
-from ralm.protocols import LanguageModel, Tokenizer, WritingModel
+from ralm.protocols import LanguageModel, WritingModel
 from ralm.reading.ensemble import mixture, posterior
 from ralm.reading.generate import Decoder, pieces_of
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, passage_shares
@@ -36,10 +37,11 @@ _NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 GoldScore: TypeAlias = tuple[float, int]
 """The natural log-probability of a gold answer, and its number of tokens."""
+AnsweredInput: TypeAlias = tuple[int, "Answer", GoldScore | None]
+"""The number of a question, its answer, and the score of its gold answer."""
 _Prompts: TypeAlias = Sequence[PromptPrefix]
 _TokenTable: TypeAlias = NDArray[np.void]
 """A row of `_token_type` for each token of an answer."""
-_Answered_co = TypeVar("_Answered_co", bound=tuple[Any, ...], covariant=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,11 +110,12 @@ def likelihoods(texts: Sequence[tuple[_Prompts, IntArray]], scorer: Scorer) -> l
         for prompt in prompts
     ]
     scored = iter(scorer.log_probs(requests))
-    return [TextLikelihood(np.stack([next(scored) for _ in prompts]), _log_weights(prompts)) for prompts, _ in texts]
-
-
-def _log_weights(prompts: _Prompts) -> NDArray[np.float64]:
-    return np.array([prompt.log_weight for prompt in prompts], dtype=np.float64)
+    return [
+        TextLikelihood(
+            np.stack([next(scored) for _ in prompts]), np.array([one.log_weight for one in prompts], dtype=np.float64)
+        )
+        for prompts, _ in texts
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +126,27 @@ class AnswerStores:
     answers: Store | None = None
 
 
-class AnswerMethod(Protocol[_Answered_co]):
-    """A way of answering questions, small enough to be sent to another machine."""
+@dataclass(frozen=True, slots=True)
+class AnswerMethod:
+    """How questions are answered, small enough to be sent to another machine; with a `prompt`, the log-probability of
+    gold answers is measured too."""
+
+    options: AnswerOptions
+    prompt: QuestionPrompt | None = None
 
     def __call__(
         self, inputs: Sequence[QuestionInput], model: WritingModel, stores: AnswerStores
-    ) -> Iterator[_Answered_co]:
-        """A result for each question, its number first, in order."""
+    ) -> Iterator[AnsweredInput]:
+        """The answer to each question with its number, in order."""
+        cache = SharedCache(model)
+        scorer = Scorer(model, stores.scores, progress=False, cache=cache)
+        writer = _AnswerWriter(model, self.options, cache, stores.answers)
+        for group in groups_of(inputs):
+            some = [inputs[number] for number in group]
+            golds: list[GoldScore | None] = [None] * len(some)
+            if self.prompt is not None:
+                golds = gold_log_probs(some, self.prompt, scorer, self.options.max_length)
+            yield from zip(group, writer.answers(some), golds, strict=True)
 
 
 @runtime_checkable
@@ -137,8 +154,8 @@ class _RemoteModel(Protocol):
     """A model that answers questions on other machines, where it is loaded."""
 
     def answer_remotely(
-        self, method: AnswerMethod[_Answered_co], inputs: Sequence[QuestionInput], stores: AnswerStores
-    ) -> Iterator[_Answered_co]: ...
+        self, method: AnswerMethod, inputs: Sequence[QuestionInput], stores: AnswerStores
+    ) -> Iterator[AnsweredInput]: ...
 
 
 def answer_all(
@@ -152,55 +169,22 @@ def answer_all(
     Some questions are answered together; an answer does not depend on the others. An answer in the `store` is not
     generated again.
     """
-    return _answers(_AnswerAll(options or AnswerOptions()), inputs, model, AnswerStores(answers=store))
+    for number, answer, _ in answer_and_score(inputs, None, model, options, AnswerStores(answers=store)):
+        yield number, answer
 
 
 def answer_and_score(
     inputs: Sequence[QuestionInput],
-    prompt: QuestionPrompt,
+    prompt: QuestionPrompt | None,
     model: WritingModel,
     options: AnswerOptions | None = None,
     stores: AnswerStores | None = None,
-) -> Iterator[tuple[int, Answer, GoldScore | None]]:
+) -> Iterator[AnsweredInput]:
     """As `answer_all`, each answer with the result of `gold_log_probs`: a prompt is read once for both."""
-    return _answers(_AnswerAndScore(prompt, options or AnswerOptions()), inputs, model, stores or AnswerStores())
-
-
-def _answers(
-    method: AnswerMethod[_Answered_co], inputs: Sequence[QuestionInput], model: WritingModel, stores: AnswerStores
-) -> Iterator[_Answered_co]:
+    method, stores = AnswerMethod(options or AnswerOptions(), prompt), stores or AnswerStores()
     if isinstance(model, _RemoteModel):
         return model.answer_remotely(method, inputs, stores)
     return method(inputs, model, stores)
-
-
-@dataclass(frozen=True, slots=True)
-class _AnswerAll:
-    options: AnswerOptions
-
-    def __call__(
-        self, inputs: Sequence[QuestionInput], model: WritingModel, stores: AnswerStores
-    ) -> Iterator[tuple[int, Answer]]:
-        writer = _AnswerWriter(model, self.options, SharedCache(model), stores.answers)
-        for group in groups_of(inputs):
-            yield from zip(group, writer.answers([inputs[number] for number in group]), strict=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _AnswerAndScore:
-    prompt: QuestionPrompt
-    options: AnswerOptions
-
-    def __call__(
-        self, inputs: Sequence[QuestionInput], model: WritingModel, stores: AnswerStores
-    ) -> Iterator[tuple[int, Answer, GoldScore | None]]:
-        cache = SharedCache(model)
-        scorer = Scorer(model, stores.scores, progress=False, cache=cache)
-        writer = _AnswerWriter(model, self.options, cache, stores.answers)
-        for group in groups_of(inputs):
-            some = [inputs[number] for number in group]
-            golds = gold_log_probs(some, self.prompt, scorer, self.options.max_length)
-            yield from zip(group, writer.answers(some), golds, strict=True)
 
 
 def groups_of(inputs: Sequence[QuestionInput]) -> Iterator[list[int]]:
@@ -239,46 +223,47 @@ def gold_log_probs(
     if not scores_given_texts(model):
         return [None] * len(inputs)
     length = (max_length or model.max_length) + 1  # the last token is predicted, not read
-    golds = [_gold_tokens(one, prompt, model.tokenizer) for one in inputs]
-    longest = [max((len(prompt.tokens) for prompt in one.prompts), default=length) for one in inputs]
-    fits = [0 < len(gold) <= length - read for gold, read in zip(golds, longest, strict=True)]
-    texts = [(one.prompts, gold) for one, gold, fit in zip(inputs, golds, fits, strict=True) if fit]
-    scored = iter(likelihoods(texts, Scorer.of(model)))
-    found = [next(scored) if fit else None for fit in fits]
+    texts: list[tuple[_Prompts, IntArray] | None] = []
+    for one in inputs:
+        gold = _NO_TOKENS
+        if one.question.answers and one.prompts:
+            answer = prompt.format_answer(one.question.answers[0])
+            gold = tokens_after(one.prompts[0].tokens, answer, model.tokenizer)
+        longest = max((len(prompt.tokens) for prompt in one.prompts), default=length)
+        texts.append((one.prompts, gold) if 0 < len(gold) <= length - longest else None)
+    scored = iter(likelihoods([text for text in texts if text is not None], Scorer.of(model)))
+    found = [None if text is None else next(scored) for text in texts]
     return [None if one is None else (one.log_prob, one.tokens) for one in found]
-
-
-def _gold_tokens(one: QuestionInput, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:
-    if not (one.question.answers and one.prompts):
-        return _NO_TOKENS
-    return tokens_after(one.prompts[0].tokens, prompt.format_answer(one.question.answers[0]), tokenizer)
 
 
 class DrawnAnswers:
     """Several answers to one question, one for each seed, drawn together from the average over its prompts.
 
-    Iterating over it draws them: each piece with the number of its answer.
+    Iterating over it draws them: each piece with the number of its answer, as soon as it cannot belong to a stop
+    string.
     """
 
     def __init__(
         self, question: QuestionInput, model: WritingModel, options: AnswerOptions, seeds: Sequence[int]
     ) -> None:
         self._new_tokens = options.new_tokens
-        self._decoder = _decoder(model, options)
+        decoder = _decoder(model, options)
         for seed in seeds:
             key = _key(question.prompts, replace(options, seed=seed))
-            self._decoder.add(PromptState(_NO_TOKENS, None, question.prompts, _generator(key)))
+            decoder.add(PromptState(_NO_TOKENS, None, question.prompts, _generator(key)))
         self._texts = [StoppedText(question.prompts[0].tokens, model.tokenizer, options.stop) for _ in seeds]
-        self._pieces: list[list[GeneratedText]] = [[] for _ in seeds]
+        self._written: list[list[GeneratedText]] = [[] for _ in seeds]
+        self._pieces = pieces_of(decoder, self._texts)
 
     def __iter__(self) -> Iterator[tuple[int, GeneratedText]]:
-        for number, piece in pieces_of(self._decoder, self._texts):
-            self._pieces[number].append(piece)
+        for number, piece in self._pieces:
+            self._written[number].append(piece)
             yield number, piece
 
     def answer(self, number: int) -> Answer:
-        """An answer, once all are drawn."""
-        return Answer.of(self._pieces[number])
+        """An answer, once all are drawn; pieces that were not read are drawn first."""
+        deque(self, maxlen=0)
+        return Answer.of(self._written[number])
 
     def is_complete(self, number: int) -> bool:
         """Whether an answer ended at a stop string or the model's end of text, and not after `new_tokens` tokens."""
@@ -314,22 +299,19 @@ class _AnswerWriter:
     def _continuations(self, texts: Sequence[_Prompts]) -> list[Answer]:
         """The answer after each group of prompts."""
         keys = [_key(prompts, self._options) for prompts in texts]
-        known = self._stored(dict(zip(keys, texts, strict=True)))
-        new = {key: prompts for key, prompts in zip(keys, texts, strict=True) if key not in known}
+        new = dict(zip(keys, texts, strict=True))
+        stored = {} if self._store is None else self._store.get(map(self._store_key, new))
+        known = {
+            key: np.frombuffer(stored[store_key], _token_type(len(prompts)))
+            for key, prompts in new.items()
+            if (store_key := self._store_key(key)) in stored
+        }
+        new = {key: prompts for key, prompts in new.items() if key not in known}
         for key, drawn in zip(new, self._drawn(new) if new else [], strict=True):
             known[key] = drawn
             if self._store is not None:
                 self._store.put([(self._store_key(key), drawn.tobytes())])
         return [self._answer(prompts, known[key]) for key, prompts in zip(keys, texts, strict=True)]
-
-    def _stored(self, texts: Mapping[bytes, _Prompts]) -> dict[bytes, _TokenTable]:
-        """The tokens of the answers that are in the store."""
-        store_keys = {self._store_key(key): key for key in texts}
-        found = {} if self._store is None else self._store.get(store_keys)
-        return {
-            (key := store_keys[store_key]): np.frombuffer(value, _token_type(len(texts[key])))
-            for store_key, value in found.items()
-        }
 
     def _store_key(self, key: bytes) -> bytes:
         """The key of an answer in the store, which depends on where the answer ends, too."""
@@ -406,21 +388,18 @@ def _most_voted(answers: Sequence[Answer], prompts: _Prompts) -> Answer:
     """
     if not answers:
         return Answer("", [], {})
-    weights = [_vote(answer, prompt) for answer, prompt in zip(answers, prompts, strict=True)]
+    weights = []
+    for answer, prompt in zip(answers, prompts, strict=True):
+        likelihood = 0.0 if np.isnan(answer.log_prob) else answer.log_prob / max(1, len(answer.tokens))
+        weights.append(float(np.exp(prompt.log_weight + likelihood)) if answer.tokens else 0.0)
+    texts = [answer.text.strip() for answer in answers]
     totals: dict[str, float] = {}
-    for answer, weight in zip(answers, weights, strict=True):
-        totals[answer.text.strip()] = totals.get(answer.text.strip(), 0.0) + weight
+    for text, weight in zip(texts, weights, strict=True):
+        totals[text] = totals.get(text, 0.0) + weight
     best = max(totals, key=lambda text: totals[text])
-    first = next(answer for answer in answers if answer.text.strip() == best)
     given: dict[int, float] = {}
-    for answer, prompt, weight in zip(answers, prompts, weights, strict=True):
-        if answer.text.strip() == best and weight > 0:
+    for text, prompt, weight in zip(texts, prompts, weights, strict=True):
+        if text == best and weight > 0:
             given[prompt.passage] = given.get(prompt.passage, 0.0) + weight / totals[best]
-    return Answer(best, first.pieces, dict(sorted(given.items(), key=lambda item: -item[1])))
-
-
-def _vote(answer: Answer, prompt: PromptPrefix) -> float:
-    if not answer.tokens:
-        return 0.0
-    likelihood = 0.0 if np.isnan(answer.log_prob) else answer.log_prob / len(answer.tokens)
-    return float(np.exp(prompt.log_weight + likelihood))
+    shares = dict(sorted(given.items(), key=lambda item: -item[1]))
+    return Answer(best, answers[texts.index(best)].pieces, shares)

@@ -17,9 +17,9 @@ Nothing is cited if the model returns no log-probabilities.
 
 import math
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Final, Literal, TypeAlias
 from unicodedata import category, east_asian_width
@@ -163,8 +163,7 @@ class Answerer:
     def streams(self, question: str | Conversation, seeds: Sequence[int]) -> "AnswerStreams":
         """Several answers to one question, one for each seed, drawn together; raises what `answers` raises."""
         [one], passages = self._inputs([question])
-        drawn = DrawnAnswers(one, self._model, self._options, seeds)
-        return AnswerStreams(drawn, one, lambda answer: self._with_sources(one, passages, answer))
+        return AnswerStreams(one, self._model, self._options, seeds, partial(self._with_sources, one, passages))
 
     def _inputs(self, questions: Sequence[str | Conversation]) -> tuple[list[QuestionInput], Passages]:
         """The prompts of questions, and the passages that were found for them."""
@@ -234,32 +233,24 @@ class Answerer:
         return log_probs_T
 
 
-class AnswerStreams:
-    """Several answers to one question: the pieces of all, each with the number of its answer, as soon as it cannot
-    belong to a stop string; then each answer with its sources.
-
-    `question` has the prompts.
-    """
+class AnswerStreams(DrawnAnswers):
+    """Several answers to one question: the pieces of all, each with the number of its answer; then each answer with its
+    sources."""
 
     def __init__(
-        self, drawn: DrawnAnswers, question: QuestionInput, with_sources: Callable[[Answer], SourcedAnswer]
+        self,
+        question: QuestionInput,
+        model: WritingModel,
+        options: AnswerOptions,
+        seeds: Sequence[int],
+        source: Callable[[Answer], SourcedAnswer],
     ) -> None:
-        self.question = question
-        self._drawn = drawn
-        self._pieces = iter(drawn)
-        self._with_sources = with_sources
-
-    def __iter__(self) -> Iterator[tuple[int, GeneratedText]]:
-        return self._pieces
+        super().__init__(question, model, options, seeds)
+        self._source = source
 
     def with_sources(self, number: int) -> SourcedAnswer:
         """An answer with its sources, once all are complete; pieces that were not read are drawn first."""
-        deque(self._pieces, maxlen=0)
-        return self._with_sources(self._drawn.answer(number))
-
-    def is_complete(self, number: int) -> bool:
-        """Whether an answer has ended at a stop string or at the model's end of text, and not for its length."""
-        return self._drawn.is_complete(number)
+        return self._source(self.answer(number))
 
 
 class AnswerStream:
@@ -307,29 +298,26 @@ def citations(text: TracedText) -> list[Citation]:
         return []
     gains = {row.passage: row.gain for row in text.contributions if row.gain >= ONE_BIT}
     spans: dict[int, list[_Span]] = {number: [] for number in gains}
-    runs = _runs(_given(text, list(gains)))
-    for (_, row), span in zip(runs, _words(text, [run for run, _ in runs]), strict=True):
+    given_TK = attributed(text.provenance, text.gain_T)
+    given = {number: np.where(text.provenance.passages_TK == number, given_TK, 0).sum(axis=1) for number in gains}
+    runs = _runs(given)
+    for (_, number), span in zip(runs, _words(text, [run for run, _ in runs]), strict=True):
         if span[0] < span[1]:
-            spans[list(gains)[row]].append(span)
+            spans[number].append(span)
     return [Citation(text.passages[number], gain, spans[number]) for number, gain in gains.items() if spans[number]]
 
 
-def _given(text: TracedText, passages: Sequence[int]) -> DoubleArray:
-    """What each of P passages gave to each token (float64, P x T), in nats."""
-    given_TK = attributed(text.provenance, text.gain_T)
-    rows = [np.where(text.provenance.passages_TK == number, given_TK, 0).sum(axis=1) for number in passages]
-    return np.array(rows, dtype=np.float64).reshape(len(passages), len(text))
-
-
-def _runs(given_PT: DoubleArray) -> list[tuple[_Span, int]]:
-    """The runs of tokens for which passages are cited, each with the row of its passage, in ascending order."""
-    if not given_PT.size:
+def _runs(given: Mapping[int, DoubleArray]) -> list[tuple[_Span, int]]:
+    """The runs of tokens for which passages are cited, each with its passage, in ascending order. `given` is what each
+    passage gave to each token (float64, T), in nats."""
+    if not given:
         return []
+    given_PT = np.array([*given.values()], dtype=np.float64)
     owner_T = np.where(given_PT.max(axis=0) > 0, given_PT.argmax(axis=0), _NO_ONE)
     found = []
-    for row, given_T in enumerate(given_PT):
-        value_T = np.where((owner_T == row) | (owner_T == _NO_ONE), given_T - _OF_A_TOKEN, -np.inf)
-        found += [(run, row) for run in _best_runs(value_T.tolist())]
+    for row, number in enumerate(given):
+        value_T = np.where((owner_T == row) | (owner_T == _NO_ONE), given_PT[row] - _OF_A_TOKEN, -np.inf)
+        found += [(run, number) for run in _best_runs(value_T.tolist())]
     return sorted(found)
 
 

@@ -46,16 +46,16 @@ class AnswerCurve:
         is the share of questions with an answer in one of the passages. The log-probability of gold answers is that of
         the `gold_scored` questions that could be scored with every number of passages."""
         scored_Q = np.logical_and.reduce([one.scored_Q for one in self.evaluations.values()])
-        return [self._row(number, evaluation.summary(scored_Q)) for number, evaluation in self.evaluations.items()]
-
-    def _row(self, number: int, summary: dict[str, Any]) -> dict[str, JsonValue]:
-        row: dict[str, JsonValue] = {"documents": number, "questions": summary["questions"]}
-        for metric in METRICS:
-            low, high = summary.get(f"{metric}_interval", (None, None))
-            row |= {metric: summary.get(metric), f"{metric}_low": low, f"{metric}_high": high}
-        held = summary["has_answer"][str(number)] if number else None
-        counts = {name: summary[name] for name in ("without_answers", "gold_scored", "cut")}
-        return {**row, "has_answer": held, **counts}
+        rows: list[dict[str, JsonValue]] = []
+        for number, evaluation in self.evaluations.items():
+            summary: dict[str, Any] = evaluation.summary(scored_Q)
+            row = {"documents": number, "questions": summary["questions"]}
+            for metric in METRICS:
+                low, high = summary.get(f"{metric}_interval", (None, None))
+                row |= {metric: summary.get(metric), f"{metric}_low": low, f"{metric}_high": high}
+            row["has_answer"] = summary["has_answer"][str(number)] if number else None
+            rows.append(row | {name: summary[name] for name in ("without_answers", "gold_scored", "cut")})
+        return rows
 
 
 def several_in_context(number: int) -> Reader:
@@ -116,10 +116,23 @@ def run_curve(
     check_numbers(numbers)
     check_output(Path(out), kind=CURVE_KIND, force=force)
     check_plot()
+    from ralm.runs.plot import draw_curve
+
     config = curve_config(numbers, questions, model, prompt, source, reader_of, **parts)
     with answer_stores(out, config, force=force) as stores:
         curve = answer_curve(numbers, questions, model, prompt, source, reader_of=reader_of, stores=stores, **parts)
-        _write(Path(out), curve, config, force=force)
+        rows = curve.rows()
+        with new_folder(Path(out), kind=CURVE_KIND, force=force) as folder:
+            pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / CURVE_TABLE)
+            draw_curve(rows, folder / CURVE_PLOT)
+            summary = to_json({"rows": [*rows], "config": config}, indent=2)
+            (folder / SUMMARY).write_text(summary + "\n", encoding="utf-8")
+            write_manifest(
+                folder,
+                kind=CURVE_KIND,
+                settings={"config": config, "environment": environment()},
+                counts={"points": len(rows)},
+            )
     return curve
 
 
@@ -136,22 +149,6 @@ def curve_config(
     reader = reader_of(max(1, *numbers))
     config = questions_config(questions, model, prompt, source=source, reader=reader, **parts)
     return {**config, "numbers": [*numbers]}
-
-
-def _write(out: Path, curve: AnswerCurve, config: dict[str, JsonValue], *, force: bool) -> None:
-    from ralm.runs.plot import draw_curve
-
-    rows = curve.rows()
-    with new_folder(out, kind=CURVE_KIND, force=force) as folder:
-        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / CURVE_TABLE)
-        draw_curve(rows, folder / CURVE_PLOT)
-        (folder / SUMMARY).write_text(to_json({"rows": [*rows], "config": config}, indent=2) + "\n", encoding="utf-8")
-        write_manifest(
-            folder,
-            kind=CURVE_KIND,
-            settings={"config": config, "environment": environment()},
-            counts={"points": len(rows)},
-        )
 
 
 def check_numbers(numbers: Sequence[int]) -> None:

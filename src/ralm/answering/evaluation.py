@@ -1,9 +1,10 @@
 """Evaluates question answering and multiple choice, with passages and without."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from time import perf_counter
-from typing import Final, TypedDict
+from typing import Final, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +12,12 @@ from pydantic import JsonValue
 
 from ralm.answering.answers import Answer, AnswerStores, GoldScore, answer_and_score, room_for_prompts
 from ralm.answering.metrics import exact_match, f1, has_answer, token_match
-from ralm.answering.multiple_choice import Choice, ChoiceMethod, choice_method, measures_of
+from ralm.answering.multiple_choice import Choice, choice_method, mean_of, measures_of
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
 from ralm.answering.prompts import Cut, QuestionPrompt
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.answering.sources import PromptBuilder, QuestionInput, QuestionSource, first_passages, found_passages
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
 from ralm.records import Hits, IntArray, Passage, Passages
@@ -25,6 +25,7 @@ from ralm.terminal import progress_bar
 
 _QUESTIONS_AT_ONCE: Final = 16
 """Questions of multiple choice whose prompts are in memory at a time."""
+_Result = TypeVar("_Result")
 METRICS: Final = ("exact_match", "token_match", "f1", "gold_log_prob")
 
 
@@ -101,11 +102,8 @@ class QuestionEvaluation:
 
     def _measures(self, judged: Sequence[JudgedAnswer], scored_Q: NDArray[np.bool_]) -> dict[str, JsonValue]:
         measures: dict[str, JsonValue] = {}
-        for name, (sums, counts) in _columns(judged).items():
-            if (judged_U := (counts > 0) & (scored_Q | (name != "gold_log_prob"))).any():
-                drawn = bootstrap_means(sums[judged_U, None], counts[judged_U])[:, 0]
-                measures[name] = float(sums[judged_U].sum() / counts[judged_U].sum())
-                measures[f"{name}_interval"] = list(interval(drawn))
+        for name, (sums_Q, counts_Q) in _columns(judged).items():
+            measures |= mean_of(name, sums_Q, counts_Q * (scored_Q | (name != "gold_log_prob")))
         return measures
 
     def _differences(self) -> dict[str, JsonValue]:
@@ -113,13 +111,9 @@ class QuestionEvaluation:
         both = [(row.judged, row.closed) for row in self.rows if row.closed is not None]
         open_book, closed = _columns([one for one, _ in both]), _columns([other for _, other in both])
         differences: dict[str, JsonValue] = {}
-        for name in METRICS:
-            (sums, counts), (others, other_counts) = open_book[name], closed[name]
-            both_U = (counts > 0) & (other_counts > 0)
-            if both_U.any():
-                drawn = bootstrap_means((sums - others)[both_U, None], counts[both_U])[:, 0]
-                differences[name] = float((sums - others)[both_U].sum() / counts[both_U].sum())
-                differences[f"{name}_interval"] = list(interval(drawn))
+        for name, (sums_Q, counts_Q) in open_book.items():
+            others_Q, other_counts_Q = closed[name]
+            differences |= mean_of(name, sums_Q - others_Q, counts_Q * (other_counts_Q > 0))
         return differences
 
 
@@ -174,40 +168,63 @@ def evaluate_questions(
     begun = perf_counter()
     options, reader = options or AnswerOptions(), reader or InContext()
     room = room_for_prompts(model, options)
-    hits, passages = found_passages(questions, source, reader.hits)
-    shown = list(zip(demonstrations, first_passages(demonstrations, source), strict=True))
-    builder = PromptBuilder(prompt, model.tokenizer, room, reader, shown, semantics=semantics)
-    inputs = [builder.build(one, hits.of(row), passages) for row, one in enumerate(questions)]
 
-    def judge(inputs: Sequence[QuestionInput], task: str) -> list[JudgedAnswer]:
-        judged: list[JudgedAnswer] = []
-        with progress_bar(task, len(inputs)) as advance:
-            for number, answer, gold in answer_and_score(inputs, prompt, model, options, stores):
-                judged.append(_judge(inputs[number], answer, gold))
+    def answer(book: _Book) -> list[tuple[Cut, JudgedAnswer]]:
+        shown = list(zip(demonstrations, book.shown, strict=True))
+        builder = PromptBuilder(prompt, model.tokenizer, room, book.reader, shown, semantics=semantics)
+        inputs = [builder.build(one, book.hits.of(row), book.passages) for row, one in enumerate(questions)]
+        judged = []
+        with progress_bar(f"Answering{book.name}", len(inputs)) as advance:
+            for number, found, gold in answer_and_score(inputs, prompt, model, options, stores):
+                judged.append((inputs[number].largest_cut, _judge(inputs[number], found, gold)))
                 advance()
         return judged
 
-    judged = judge(inputs, "Answering")
-    closed: Sequence[JudgedAnswer | None] = [None] * len(questions)
-    if baseline and source is not None:
-        shown = [(one, ()) for one in demonstrations]
-        alone = PromptBuilder(prompt, model.tokenizer, room, InContext(), shown, semantics=semantics)
-        closed = judge([alone.build(one, [], ()) for one in questions], "Answering without passages")
     rows = []
-    for row, one in enumerate(inputs):
-        read = [passages[number] for number, _ in hits.of(row)[: reader.hits]]
-        ranks = (rank for rank, passage in enumerate(read, 1) if has_answer(passage.text, one.question.answers))
+    results = _in_books(answer, questions, demonstrations, source, reader, baseline=baseline)
+    for one, ((cut, judged), closed, read) in zip(questions, results, strict=True):
+        ranks = (rank for rank, passage in enumerate(read, 1) if has_answer(passage.text, one.answers))
         rows.append(
             AnsweredQuestion(
-                question=one.question,
+                question=one,
                 passages=read,
                 answer_at=next(ranks, None),
-                cut=one.largest_cut,
-                judged=judged[row],
-                closed=closed[row],
+                cut=cut,
+                judged=judged,
+                closed=None if closed is None else closed[1],
             )
         )
     return QuestionEvaluation(rows=rows, documents=0 if source is None else reader.hits, seconds=perf_counter() - begun)
+
+
+class _Book(NamedTuple):
+    """How questions are read: the passages of the demonstrations and of the questions, or none."""
+
+    name: str
+    reader: Reader
+    shown: Sequence[Sequence[Passage]]
+    hits: Hits
+    passages: Passages
+
+
+def _in_books(
+    answer: Callable[[_Book], Sequence[_Result]],
+    queries: Sequence[Question],
+    shown: Sequence[Question],
+    source: QuestionSource | None,
+    reader: Reader,
+    *,
+    baseline: bool,
+) -> Iterator[tuple[_Result, _Result | None, list[Passage]]]:
+    """The result of each question, that without passages if there is a `baseline`, and the passages, best first."""
+    hits, passages = found_passages(queries, source, reader.hits)
+    found = answer(_Book("", reader, first_passages(shown, source), hits, passages))
+    closed: Sequence[_Result | None] = [None] * len(queries)
+    if baseline and source is not None:
+        nothing = Hits.none(len(queries), 1)
+        closed = answer(_Book(" without passages", InContext(), [()] * len(shown), nothing, ()))
+    read = ([passages[number] for number, _ in hits.of(row)[: reader.hits]] for row in range(len(queries)))
+    return zip(found, closed, read, strict=True)
 
 
 def _judge(one: QuestionInput, answer: Answer, gold: GoldScore | None) -> JudgedAnswer:
@@ -285,91 +302,43 @@ def evaluate_choices(
     begun = perf_counter()
     reader, options = reader or InContext(), options or ChoiceOptions()
     method = choice_method(model, prompt, options, stores or AnswerStores())
-    alone = _Chooser(method, model, prompt, InContext(), _Demonstrations(demonstrations, [()] * len(demonstrations)))
-    alone.check(questions)
-    hits, passages = found_passages([one.query for one in questions], source, reader.hits)
-    shown = _Demonstrations(demonstrations, first_passages([one.query for one in demonstrations], source))
-    chosen = _Chooser(method, model, prompt, reader, shown).choose(questions, hits, passages, "Choosing")
-    closed: Sequence[Choice | None] = [None] * len(questions)
-    if baseline and source is not None:
-        closed = alone.choose(questions, Hits.none(len(questions), 1), (), "Choosing without passages")
+    for subject in sorted({one.subject for one in questions}):
+        _of_subject(subject, demonstrations)
+    for one in questions:
+        PromptBuilder(prompt, model.tokenizer, method.room(one)).build(method.as_question(one), [], ())
+
+    def choose(book: _Book) -> list[Choice]:
+        @cache
+        def builder(subject: str, room: int) -> PromptBuilder:
+            own = _of_subject(subject, demonstrations)
+            shown = [(method.as_question(demonstrations[place]), book.shown[place]) for place in own]
+            return PromptBuilder(prompt, model.tokenizer, room, book.reader, shown)
+
+        chosen: list[Choice] = []
+        with progress_bar(f"Choosing{book.name}", len(questions)) as advance:
+            for begin in range(0, len(questions), _QUESTIONS_AT_ONCE):
+                inputs = []
+                for row, one in enumerate(questions[begin : begin + _QUESTIONS_AT_ONCE], begin):
+                    own = builder(one.subject, method.room(one))
+                    inputs.append((one, own.build(method.as_question(one), book.hits.of(row), book.passages)))
+                chosen += method.choose(inputs)
+                advance(len(inputs))
+        return chosen
+
+    queries, shown = [one.query for one in questions], [one.query for one in demonstrations]
+    results = _in_books(choose, queries, shown, source, reader, baseline=baseline)
     rows = [
-        ChosenQuestion(
-            question=one,
-            passages=[passages[number] for number, _ in hits.of(row)[: reader.hits]],
-            choice=chosen[row],
-            closed=closed[row],
-        )
-        for row, one in enumerate(questions)
+        ChosenQuestion(question=one, passages=read, choice=choice, closed=closed)
+        for one, (choice, closed, read) in zip(questions, results, strict=True)
     ]
     return ChoiceEvaluation(rows=rows, documents=0 if source is None else reader.hits, seconds=perf_counter() - begun)
 
 
-@dataclass(frozen=True, slots=True)
-class _Demonstrations:
-    """Demonstrations, each with the passages that stand before it."""
-
-    questions: Sequence[ChoiceQuestion]
-    passages: Sequence[Sequence[Passage]]
-
-    def of(self, subject: str) -> list[tuple[ChoiceQuestion, Sequence[Passage]]]:
-        """Those of a subject, or all if they have no subjects; UsageError if the subject has none."""
-        pairs = [*zip(self.questions, self.passages, strict=True)]
-        if not any(one.subject for one in self.questions):
-            return pairs
-        own = [(one, passages) for one, passages in pairs if one.subject == subject]
-        if not own:
-            raise UsageError(f"`demonstrations` has none of the subject {subject!r}.")
-        return own
-
-
-class _Chooser:
-    """Puts questions and passages into prompts and lets the model choose."""
-
-    def __init__(
-        self,
-        method: ChoiceMethod,
-        model: WritingModel,
-        prompt: QuestionPrompt,
-        reader: Reader,
-        demonstrations: _Demonstrations,
-    ) -> None:
-        self._method = method
-        self._tokenizer = model.tokenizer
-        self._prompt = prompt
-        self._reader = reader
-        self._demonstrations = demonstrations
-        self._builders: dict[tuple[str, int], PromptBuilder] = {}
-
-    def check(self, questions: Sequence[ChoiceQuestion]) -> None:
-        """Raise UsageError before anything is scored if a question does not fit into the model."""
-        for subject in sorted({one.subject for one in questions}):
-            self._demonstrations.of(subject)
-        for one in questions:
-            builder = PromptBuilder(self._prompt, self._tokenizer, self._method.room(one))
-            builder.build(one.with_answer(self._method.answer(one)), [], ())
-
-    def choose(self, questions: Sequence[ChoiceQuestion], hits: Hits, passages: Passages, task: str) -> list[Choice]:
-        """The choices with the passages of the hits."""
-        chosen: list[Choice] = []
-        with progress_bar(task, len(questions)) as advance:
-            for begin in range(0, len(questions), _QUESTIONS_AT_ONCE):
-                some = questions[begin : begin + _QUESTIONS_AT_ONCE]
-                inputs = [
-                    (one, self._builder(one).build(one.with_answer(self._method.answer(one)), hits.of(row), passages))
-                    for row, one in enumerate(some, begin)
-                ]
-                chosen += self._method.choose(inputs)
-                advance(len(some))
-        return chosen
-
-    def _builder(self, question: ChoiceQuestion) -> PromptBuilder:
-        """The builder for this subject and room, with the demonstrations of the subject."""
-        key = question.subject, self._method.room(question)
-        if key not in self._builders:
-            shown = [
-                (one.with_answer(self._method.answer(one)), passages)
-                for one, passages in self._demonstrations.of(question.subject)
-            ]
-            self._builders[key] = PromptBuilder(self._prompt, self._tokenizer, key[1], self._reader, shown)
-        return self._builders[key]
+def _of_subject(subject: str, demonstrations: Sequence[ChoiceQuestion]) -> list[int]:
+    """The places of the demonstrations of a subject, or of all if they have no subjects; UsageError if the subject has
+    none."""
+    subjects = [one.subject for one in demonstrations]
+    own = [place for place, one in enumerate(subjects) if one == subject or not any(subjects)]
+    if demonstrations and not own:
+        raise UsageError(f"`demonstrations` has none of the subject {subject!r}.")
+    return own

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from ralm.answering.answers import AnswerStores, TextLikelihood, answer_all, lik
 from ralm.answering.metrics import without_punctuation
 from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_after
-from ralm.answering.questions import ChoiceQuestion
+from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.answering.sources import QuestionInput
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
@@ -35,7 +35,6 @@ ChoiceInput: TypeAlias = tuple[ChoiceQuestion, QuestionInput]
 """A question and its prompts."""
 _Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
 """A value of each question (U), by the name of the measure."""
-_Key = TypeVar("_Key")
 _BEFORE_LETTER: Final = "answer is "
 
 CATEGORIES: Final = {
@@ -61,7 +60,6 @@ CATEGORIES: Final = {
     ).split(),
 }
 """The subjects of MMLU in each category (REPLUG, table 2), by the names of its files."""
-_CATEGORY_OF: Final = {subject: category for category, subjects in CATEGORIES.items() for subject in subjects}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,15 +91,22 @@ class Choice:
         return self.chosen == self.gold
 
 
-class ChoiceMethod(Protocol):
+class ChoiceMethod(ABC):
     """How a model chooses among the choices of a question."""
 
-    def answer(self, question: ChoiceQuestion) -> str:
-        """The right answer of a question, as a demonstration gives it."""
+    def texts(self, question: ChoiceQuestion) -> Sequence[str]:
+        """The text that stands for each choice: its letter."""
+        return question.letters
 
+    def as_question(self, question: ChoiceQuestion) -> Question:
+        """The question for a prompt, with the text of its right choice."""
+        return question.with_answer(self.texts(question)[question.gold])
+
+    @abstractmethod
     def room(self, question: ChoiceQuestion) -> int:
         """The maximum length of a prompt of a question, in tokens."""
 
+    @abstractmethod
     def choose(self, inputs: Sequence[ChoiceInput]) -> list[Choice]:
         """The choices that the model makes."""
 
@@ -123,30 +128,25 @@ def choice_method(
     length = model.max_length if options.max_length is None else options.max_length
     check_length(model, length)
     scorer = Scorer(model, stores.scores, progress=False)
-    return (_MostLikelyText if options.score == "text" else _MostLikelyLetter)(prompt, scorer, length)
+    return _ByLikelihood(prompt, scorer, length, whole_texts=options.score == "text")
 
 
-class _ByLikelihood(ABC):
-    """Chooses by the likelihood after the prompts. Of choices with equal texts only the first counts."""
+class _ByLikelihood(ChoiceMethod):
+    """Chooses the most likely letter after the prompts; with `whole_texts`, the text with the highest mean
+    log-probability of a token, so that long texts have no disadvantage. Of choices with equal texts only the first
+    counts."""
 
-    def __init__(self, prompt: QuestionPrompt, scorer: Scorer, length: int) -> None:
+    def __init__(self, prompt: QuestionPrompt, scorer: Scorer, length: int, *, whole_texts: bool) -> None:
         self._prompt = prompt
         self._scorer = scorer
         self._length = length
+        self._whole_texts = whole_texts
         self._encoder = PromptEncoder(scorer.tokenizer, MAX_COUNT, chat=prompt.chat)
         self._known: dict[tuple[str, tuple[str, ...]], list[IntArray]] = {}
 
-    @abstractmethod
     def texts(self, question: ChoiceQuestion) -> Sequence[str]:
-        """The text that stands for each choice."""
-
-    @abstractmethod
-    def score(self, likelihood: TextLikelihood) -> float:
-        """The logarithm by which choices are compared."""
-
-    def answer(self, question: ChoiceQuestion) -> str:
-        """The text that stands for the right choice."""
-        return self.texts(question)[question.gold]
+        """The choices themselves, or their letters."""
+        return question.choices if self._whole_texts else question.letters
 
     def room(self, question: ChoiceQuestion) -> int:
         """The length without the longest choice; its last token is predicted and not read."""
@@ -172,7 +172,9 @@ class _ByLikelihood(ABC):
     ) -> Choice:
         """The first choice with the highest score, given the lower and upper bound of each."""
         firsts = _firsts(self.texts(question))
-        bounds_2C = np.array([[self.score(one) for one in bounds] for bounds in zip(*found, strict=True)])
+        bounds_2C = np.array([[one.log_prob for one in bounds] for bounds in zip(*found, strict=True)])
+        if self._whole_texts:
+            bounds_2C /= [lower.tokens for lower, _ in found]
         bounds_2C[:, [first != place for place, first in enumerate(firsts)]] = -np.inf
         scores_C, uppers_C = bounds_2C
         chosen = None if np.isneginf(scores_C).all() else int(np.argmax(scores_C))
@@ -190,11 +192,8 @@ class _ByLikelihood(ABC):
     def _tokens(self, question: ChoiceQuestion) -> list[IntArray]:
         """The tokens of each choice after the prompt; UsageError if two choices have the same tokens."""
         key = question.text, question.choices
-        if key not in self._known:
-            self._known[key] = self._encoded(question)
-        return self._known[key]
-
-    def _encoded(self, question: ChoiceQuestion) -> list[IntArray]:
+        if key in self._known:
+            return self._known[key]
         texts = self.texts(question)
         tokenizer = self._scorer.tokenizer
         prompt = self._encoder.encode(self._prompt.text(question.text, [], choices=question.choices)).tokens
@@ -208,34 +207,11 @@ class _ByLikelihood(ABC):
                     f"choices {question.letters[one]} and {question.letters[other]} of question {question.id} are the "
                     f"same tokens for {self._scorer.name}, which cannot tell them apart."
                 )
+        self._known[key] = tokens
         return tokens
 
 
-class _MostLikelyLetter(_ByLikelihood):
-    """Chooses the most likely letter."""
-
-    def texts(self, question: ChoiceQuestion) -> Sequence[str]:
-        """The letters."""
-        return question.letters
-
-    def score(self, likelihood: TextLikelihood) -> float:
-        """Its log-probability."""
-        return likelihood.log_prob
-
-
-class _MostLikelyText(_ByLikelihood):
-    """Chooses the text with the highest mean log-probability of a token, so that long texts have no disadvantage."""
-
-    def texts(self, question: ChoiceQuestion) -> Sequence[str]:
-        """The choices themselves."""
-        return question.choices
-
-    def score(self, likelihood: TextLikelihood) -> float:
-        """The mean log-probability of a token."""
-        return likelihood.log_prob / likelihood.tokens
-
-
-class _GeneratedLetter:
+class _GeneratedLetter(ChoiceMethod):
     """Lets each prompt write an answer, adds up equal ones, and reads the best as a letter."""
 
     def __init__(self, model: WritingModel, options: ChoiceOptions, store: Store | None) -> None:
@@ -243,10 +219,6 @@ class _GeneratedLetter:
         self._options = AnswerOptions(new_tokens=options.new_tokens, max_length=options.max_length, join="answers")
         self._store = store
         self._room = room_for_prompts(model, self._options)
-
-    def answer(self, question: ChoiceQuestion) -> str:
-        """Its letter."""
-        return question.letters[question.gold]
 
     def room(self, question: ChoiceQuestion) -> int:  # noqa: ARG002
         """The length without an answer."""
@@ -305,12 +277,16 @@ def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: S
     """
     books = {"open_book": _columns(choices)}
     if closed:
-        books["closed_book"] = _columns(closed)
-        books["difference"] = _difference(*books.values())
-    means = _means_of({(book, name): values_U for book, own in books.items() for name, values_U in own.items()})
+        books["closed_book"] = others = _columns(closed)
+        own = books["open_book"]
+        books["difference"] = {name: own[name] - others[name] for name in own if name in others}
     found: dict[str, dict[str, JsonValue]] = {book: {} for book in books}
-    for (book, name), (mean, *ends) in means.items():
-        found[book] |= {name: mean, f"{name}_interval": [*ends]}
+    values_UR = np.stack([values_U for own in books.values() for values_U in own.values()], axis=1)
+    drawn_DR = bootstrap_means(values_UR, np.ones(len(values_UR), dtype=np.int64))  # all share the drawn questions
+    names = [(book, name) for book, own in books.items() for name in own]
+    for column, (book, name) in enumerate(names):
+        found[book][name] = float(values_UR[:, column].mean())
+        found[book][f"{name}_interval"] = [*interval(drawn_DR[:, column])]
     for book, own in books.items():
         found[book] |= _by_subject(own["accuracy"], np.array(subjects))
     found["open_book"] |= _counts(choices) | _calibration(choices)
@@ -330,10 +306,6 @@ def _columns(choices: Sequence[Choice]) -> _Columns:
         if golds.all():
             columns["gold_log_prob"] = np.log(golds)
     return columns
-
-
-def _difference(columns: _Columns, others: _Columns) -> _Columns:
-    return {name: columns[name] - others[name] for name in columns if name in others}
 
 
 def _counts(choices: Sequence[Choice]) -> dict[str, JsonValue]:
@@ -361,13 +333,14 @@ def _calibration(choices: Sequence[Choice]) -> dict[str, JsonValue]:
     }
 
 
-def _means_of(columns: Mapping[_Key, NDArray[np.float64]]) -> dict[_Key, tuple[float, float, float]]:
-    """The mean of each column, and where its interval begins and ends; all columns share the drawn questions."""
-    values_UR = np.stack([*columns.values()], axis=1)
-    drawn_DR = bootstrap_means(values_UR, np.ones(len(values_UR), dtype=np.int64))
-    return {
-        key: (float(values_UR[:, column].mean()), *interval(drawn_DR[:, column])) for column, key in enumerate(columns)
-    }
+def mean_of(name: str, sums_U: NDArray[np.float64], counts_U: IntArray) -> dict[str, JsonValue]:
+    """The mean of the units that count, under its name, and its interval; nothing if none counts."""
+    counted_U = counts_U > 0
+    if not counted_U.any():
+        return {}
+    sums_U, counts_U = sums_U[counted_U], counts_U[counted_U]
+    ends = interval(bootstrap_means(sums_U[:, None], counts_U)[:, 0])
+    return {name: float(sums_U.sum() / counts_U.sum()), f"{name}_interval": [*ends]}
 
 
 def _by_subject(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.str_]) -> dict[str, JsonValue]:
@@ -391,8 +364,8 @@ def _by_subject(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.str_]) -
 
 
 def _accuracy(accuracy_U: NDArray[np.float64]) -> dict[str, JsonValue]:
-    [(mean, *ends)] = _means_of({"accuracy": accuracy_U}).values()
-    return {"questions": len(accuracy_U), "accuracy": mean, "accuracy_interval": [*ends]}
+    ones_U = np.ones(len(accuracy_U), dtype=np.int64)
+    return {"questions": len(accuracy_U), **mean_of("accuracy", accuracy_U, ones_U)}
 
 
 def _mean_of_subjects(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.str_]) -> float:
@@ -404,4 +377,4 @@ def _mean_of_subjects(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.st
 
 def category_of(subject: str) -> str | None:
     """The category of a subject of MMLU; None for any other subject."""
-    return _CATEGORY_OF.get(subject)
+    return next((category for category, subjects in CATEGORIES.items() if subject in subjects), None)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.answering.metrics import answer_spans
-from ralm.answering.run import ANSWER_COLUMNS, ANSWERS_KIND, ANSWERS_TABLE
+from ralm.answering.run import ANSWER_COLUMNS, ANSWERS_COLUMNS, ANSWERS_KIND, ANSWERS_TABLE
 from ralm.errors import DamagedFolderError
 from ralm.runs.report import config_part, describe_settings
 from ralm.runs.run import PASSAGES, SUMMARY, damage_errors
@@ -20,20 +20,10 @@ from ralm.storage.manifest import open_consistently, read_manifest
 
 _DECIMALS: Final = 4
 _REMEDY: Final = "answer the questions again"
-_CLOSED: Final = {f"closed_{name}": kind for name, kind in ANSWER_COLUMNS.items()}
-_READ: Final = {
-    "question_id": pa.string(),
-    "question": pa.string(),
-    "answers": pa.list_(pa.string()),
-    **ANSWER_COLUMNS,
-    "passages": pa.list_(pa.int64()),
-    "shares": pa.list_(pa.float64()),
-    "answer_at": pa.int64(),
-    "cut_demonstrations": pa.int64(),
-    "cut_documents": pa.int64(),
-    **_CLOSED,
-}
-_NULLABLE: Final = ("exact_match", "token_match", "f1", "gold_log_prob", "gold_tokens", "answer_at", *_CLOSED)
+_NULLABLE: Final = (
+    *("exact_match", "token_match", "f1", "gold_log_prob", "gold_tokens", "answer_at"),
+    *(name for name in ANSWERS_COLUMNS if name.startswith("closed_")),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +86,7 @@ def _read(path: Path) -> tuple[dict[str, JsonValue], pa.Table, pa.Table]:
         raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; {_REMEDY}.")
     return (
         summary,
-        select_columns(path, answers, _READ, _NULLABLE, _REMEDY),
+        select_columns(path, answers, ANSWERS_COLUMNS, _NULLABLE, _REMEDY),
         select_columns(path, passages, PASSAGE_COLUMNS, remedy=_REMEDY),
     )
 

@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeAlias, Unpack
 
@@ -25,24 +25,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
+from ralm.answering import evaluation
 from ralm.answering.answers import AnswerStores
-from ralm.answering.evaluation import (
-    AnsweredQuestion,
-    ChoiceEvaluation,
-    ChoiceParts,
-    ChosenQuestion,
-    JudgedAnswer,
-    QuestionEvaluation,
-    QuestionParts,
-    evaluate_choices,
-    evaluate_questions,
-)
+from ralm.answering.evaluation import ChoiceEvaluation, ChoiceParts, QuestionEvaluation, QuestionParts
 from ralm.answering.multiple_choice import Choice, category_of
 from ralm.answering.options import AnswerOptions, ChoiceOptions
-from ralm.answering.prompts import QuestionPrompt, prompt_config
+from ralm.answering.prompts import Cut, QuestionPrompt, prompt_config
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.answering.sources import GivenPassages, QuestionSource
-from ralm.protocols import Reader, WritingModel
+from ralm.protocols import WritingModel
 from ralm.reading.in_context import InContext
 from ralm.records import Passage
 from ralm.runs.resume import unfinished_run, unfinished_store
@@ -67,6 +58,7 @@ ANSWER_COLUMNS: Final = {
     "gold_tokens": pa.int64(),
 }
 """The columns of an answer, with and without passages."""
+_CUT: Final = {"cut_demonstrations": pa.int64(), "cut_documents": pa.int64()}
 _CHOICE_COLUMNS: Final = {
     "chosen": pa.string(),
     "right": pa.bool_(),
@@ -74,10 +66,31 @@ _CHOICE_COLUMNS: Final = {
     "probabilities": pa.list_(pa.float64()),
     "answer": pa.string(),
     "certified": pa.bool_(),
-    "cut_demonstrations": pa.int64(),
-    "cut_documents": pa.int64(),
+    **_CUT,
 }
-"""The columns of a choice, with and without passages."""
+_READ: Final = {"passages": pa.list_(pa.int64()), "shares": pa.list_(pa.float64())}
+ANSWERS_COLUMNS: Final = {
+    "question_id": pa.string(),
+    "question": pa.string(),
+    "answers": pa.list_(pa.string()),
+    **ANSWER_COLUMNS,
+    **_READ,
+    "answer_at": pa.int64(),
+    **_CUT,
+    **{f"closed_{name}": kind for name, kind in ANSWER_COLUMNS.items()},
+}
+"""The columns of `answers.parquet`."""
+_CHOICES_COLUMNS: Final = {
+    "question_id": pa.string(),
+    "subject": pa.string(),
+    "category": pa.string(),
+    "question": pa.string(),
+    "choices": pa.list_(pa.string()),
+    "gold": pa.string(),
+    **_CHOICE_COLUMNS,
+    **_READ,
+    **{f"closed_{name}": kind for name, kind in _CHOICE_COLUMNS.items()},
+}
 _Config: TypeAlias = dict[str, JsonValue]
 
 
@@ -101,8 +114,10 @@ def run_questions(
     check_output(Path(out), kind=ANSWERS_KIND, force=force)
     config = questions_config(questions, model, prompt, **parts)
     with answer_stores(out, config, force=force) as stores:
-        found = evaluate_questions(questions, model, prompt, baseline=baseline, stores=stores, **parts)
-        _FOLDER_OF_ANSWERS.write(out, _answer_table(found.rows), found.rows, found.summary(), config, force=force)
+        found = evaluation.evaluate_questions(questions, model, prompt, baseline=baseline, stores=stores, **parts)
+        with _run_folder(out, ANSWERS_KIND, found, config, force=force) as folder:
+            table = pa.Table.from_pylist([_answer_row(row) for row in found.rows], pa.schema(ANSWERS_COLUMNS))
+            pq.write_table(table, folder / ANSWERS_TABLE, compression="zstd")
     return found
 
 
@@ -124,8 +139,10 @@ def run_choices(
     check_output(Path(out), kind=CHOICES_KIND, force=force)
     config = choices_config(questions, model, prompt, **parts)
     with answer_stores(out, config, force=force) as stores:
-        found = evaluate_choices(questions, model, prompt, baseline=baseline, stores=stores, **parts)
-        _FOLDER_OF_CHOICES.write(out, _choice_table(found.rows), found.rows, found.summary(), config, force=force)
+        found = evaluation.evaluate_choices(questions, model, prompt, baseline=baseline, stores=stores, **parts)
+        with _run_folder(out, CHOICES_KIND, found, config, force=force) as folder:
+            table = pa.Table.from_pylist([_choice_row(row) for row in found.rows], pa.schema(_CHOICES_COLUMNS))
+            pq.write_table(table, folder / CHOICES_TABLE, compression="zstd")
     return found
 
 
@@ -144,47 +161,44 @@ def answer_stores(out: Path | str, config: _Config, *, force: bool) -> Iterator[
 
 
 def questions_config(
-    questions: Sequence[Question], model: WritingModel, prompt: QuestionPrompt, **parts: Unpack[QuestionParts]
+    questions: Sequence[Question],
+    model: WritingModel,
+    prompt: QuestionPrompt,
+    **parts: Unpack[QuestionParts],
 ) -> _Config:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
-    source, options = parts.get("source"), asdict(parts.get("options") or AnswerOptions())
+    options = asdict(parts.get("options") or AnswerOptions())
     del options["top_logprobs"]  # it changes no draw
-    semantics = parts.get("semantics", "paper")
-    return {
-        **_inputs_config(questions, parts.get("demonstrations", ()), source),
-        **_model_config(model, prompt, source, parts.get("reader")),
-        "options": {**options, "stop": list(options["stop"]), "semantics": semantics},
-    }
+    options |= {"stop": [*options["stop"]], "semantics": parts.get("semantics", "paper")}
+    return _config(questions, model, prompt, options, parts)
 
 
 def choices_config(
-    questions: Sequence[ChoiceQuestion], model: WritingModel, prompt: QuestionPrompt, **parts: Unpack[ChoiceParts]
+    questions: Sequence[ChoiceQuestion],
+    model: WritingModel,
+    prompt: QuestionPrompt,
+    **parts: Unpack[ChoiceParts],
 ) -> _Config:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
+    return _config(questions, model, prompt, asdict(parts.get("options") or ChoiceOptions()), parts)
+
+
+def _config(
+    questions: Sequence[Question | ChoiceQuestion],
+    model: WritingModel,
+    prompt: QuestionPrompt,
+    options: _Config,
+    parts: QuestionParts | ChoiceParts,
+) -> _Config:
     source = parts.get("source")
     return {
-        **_inputs_config(questions, parts.get("demonstrations", ()), source),
-        **_model_config(model, prompt, source, parts.get("reader")),
-        "options": asdict(parts.get("options") or ChoiceOptions()),
-    }
-
-
-def _inputs_config(
-    questions: Sequence[Question | ChoiceQuestion],
-    demonstrations: Sequence[Question | ChoiceQuestion],
-    source: QuestionSource | None,
-) -> _Config:
-    return {"questions": _identity(questions, source), "demonstrations": _identity(demonstrations, source)}
-
-
-def _model_config(
-    model: WritingModel, prompt: QuestionPrompt, source: QuestionSource | None, reader: Reader | None
-) -> _Config:
-    return {
+        "questions": _identity(questions, source),
+        "demonstrations": _identity(parts.get("demonstrations", ()), source),
         "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
-        "reader": None if source is None else config_of(reader or InContext(), "reader"),
+        "reader": None if source is None else config_of(parts.get("reader") or InContext(), "reader"),
         "prompt": prompt_config(prompt, model.tokenizer),
+        "options": options,
     }
 
 
@@ -201,64 +215,47 @@ def _identity(questions: Sequence[Question | ChoiceQuestion], source: QuestionSo
     return {"count": len(questions), "sha256": digest.hexdigest()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Folder:
-    """A kind of folder of answered questions, with the name of its table."""
-
-    kind: FolderKind
-    table: str
-
-    def write(
-        self,
-        out: Path | str,
-        table: pa.Table,
-        rows: Sequence[AnsweredQuestion | ChosenQuestion],
-        summary: _Config,
-        config: _Config,
-        *,
-        force: bool,
-    ) -> None:
-        """Write the table, the passages of the rows, the summary and the manifest, atomically.
-
-        Raises FolderExistsError if `out` exists and `force` is not set.
-        """
-        read = {passage.number: passage for row in rows for passage in row.passages}
+@contextmanager
+def _run_folder(
+    out: Path | str,
+    kind: FolderKind,
+    found: QuestionEvaluation | ChoiceEvaluation,
+    config: _Config,
+    *,
+    force: bool,
+) -> Iterator[Path]:
+    """The folder of an evaluation, with its passages, its summary and its manifest, once the block has written the
+    table; written atomically. Raises FolderExistsError if `out` exists and `force` is not set."""
+    read = {passage.number: passage for row in found.rows for passage in row.passages}
+    with new_folder(Path(out), kind=kind, force=force) as folder:
+        yield folder
         passages = pa.table(passage_columns([read[number] for number in sorted(read)]))
-        with new_folder(Path(out), kind=self.kind, force=force) as folder:
-            for name, content in ((self.table, table), (PASSAGES, passages)):
-                pq.write_table(content, folder / name, compression="zstd")
-            (folder / SUMMARY).write_text(to_json({**summary, "config": config}, indent=2) + "\n", encoding="utf-8")
-            write_manifest(
-                folder,
-                kind=self.kind,
-                settings={"config": config, "environment": environment()},
-                counts={"questions": len(rows)},
-            )
+        pq.write_table(passages, folder / PASSAGES, compression="zstd")
+        summary = to_json({**found.summary(), "config": config}, indent=2)
+        (folder / SUMMARY).write_text(summary + "\n", encoding="utf-8")
+        write_manifest(
+            folder,
+            kind=kind,
+            settings={"config": config, "environment": environment()},
+            counts={"questions": len(found.rows)},
+        )
 
 
-_FOLDER_OF_ANSWERS: Final = _Folder(ANSWERS_KIND, ANSWERS_TABLE)
-_FOLDER_OF_CHOICES: Final = _Folder(CHOICES_KIND, CHOICES_TABLE)
-
-
-def _answer_table(rows: Sequence[AnsweredQuestion]) -> pa.Table:
-    """A row per question; the columns of a question without gold answers are null."""
-    columns: dict[str, pa.Array] = {
-        "question_id": pa.array([row.question.id for row in rows], pa.string()),
-        "question": pa.array([row.question.text for row in rows], pa.string()),
-        "answers": pa.array([list(row.question.answers) for row in rows], pa.list_(pa.string())),
-        **_columns(ANSWER_COLUMNS, "", [_answer_values(row.judged) for row in rows]),
-        **_passage_columns([(row.passages, row.judged.answer.shares) for row in rows]),
-        "answer_at": pa.array([row.answer_at for row in rows], pa.int64()),
-        "cut_demonstrations": pa.array([row.cut.demonstrations for row in rows], pa.int64()),
-        "cut_documents": pa.array([row.cut.documents for row in rows], pa.int64()),
-        **_columns(ANSWER_COLUMNS, "closed_", [_answer_values(row.closed) for row in rows]),
+def _answer_row(row: evaluation.AnsweredQuestion) -> dict[str, Any]:
+    """A row of the table of answers; what is not known is null."""
+    return {
+        "question_id": row.question.id,
+        "question": row.question.text,
+        "answers": row.question.answers,
+        **_answer_values(row.judged),
+        **_read_values(row.passages, row.judged.answer.shares),
+        "answer_at": row.answer_at,
+        **_cut_values(row.cut),
+        **({} if row.closed is None else _closed(_answer_values(row.closed))),
     }
-    return pa.table(columns)
 
 
-def _answer_values(judged: JudgedAnswer | None) -> Mapping[str, Any] | None:
-    if judged is None:
-        return None
+def _answer_values(judged: evaluation.JudgedAnswer) -> dict[str, Any]:
     return {
         "answer": judged.answer.text,
         "exact_match": judged.exact_match,
@@ -270,53 +267,43 @@ def _answer_values(judged: JudgedAnswer | None) -> Mapping[str, Any] | None:
     }
 
 
-def _choice_table(rows: Sequence[ChosenQuestion]) -> pa.Table:
-    """A row per question, in order."""
-    questions = [row.question for row in rows]
-    columns: dict[str, pa.Array] = {
-        "question_id": pa.array([one.id for one in questions], pa.string()),
-        "subject": pa.array([one.subject or None for one in questions], pa.string()),
-        "category": pa.array([category_of(one.subject) for one in questions], pa.string()),
-        "question": pa.array([one.text for one in questions], pa.string()),
-        "choices": pa.array([list(one.choices) for one in questions], pa.list_(pa.string())),
-        "gold": pa.array([one.letters[one.gold] for one in questions], pa.string()),
-        **_columns(_CHOICE_COLUMNS, "", [_choice_values(row.question, row.choice) for row in rows]),
-        **_passage_columns([(row.passages, row.choice.shares) for row in rows]),
-        **_columns(_CHOICE_COLUMNS, "closed_", [_choice_values(row.question, row.closed) for row in rows]),
+def _choice_row(row: evaluation.ChosenQuestion) -> dict[str, Any]:
+    one = row.question
+    return {
+        "question_id": one.id,
+        "subject": one.subject or None,
+        "category": category_of(one.subject),
+        "question": one.text,
+        "choices": one.choices,
+        "gold": one.letters[one.gold],
+        **_choice_values(one, row.choice),
+        **_read_values(row.passages, row.choice.shares),
+        **({} if row.closed is None else _closed(_choice_values(one, row.closed))),
     }
-    return pa.table(columns)
 
 
-def _choice_values(question: ChoiceQuestion, choice: Choice | None) -> Mapping[str, Any] | None:
-    if choice is None:
-        return None
+def _choice_values(question: ChoiceQuestion, choice: Choice) -> dict[str, Any]:
     return {
         "chosen": None if choice.chosen is None else question.letters[choice.chosen],
         "right": choice.right,
-        "log_probs": None if choice.log_probs_C is None else choice.log_probs_C.tolist(),
-        "probabilities": None if choice.probabilities_C is None else choice.probabilities_C.tolist(),
+        "log_probs": choice.log_probs_C,
+        "probabilities": choice.probabilities_C,
         "answer": choice.answer,
         "certified": choice.certified,
-        "cut_demonstrations": choice.cut.demonstrations,
-        "cut_documents": choice.cut.documents,
+        **_cut_values(choice.cut),
     }
 
 
-def _columns(
-    kinds: Mapping[str, pa.DataType], prefix: str, rows: Sequence[Mapping[str, Any] | None]
-) -> dict[str, pa.Array]:
-    """A column for each name, null where a row has no values."""
-    return {f"{prefix}{name}": pa.array([row and row[name] for row in rows], kind) for name, kind in kinds.items()}
+def _closed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"closed_{name}": value for name, value in values.items()}
 
 
-def _passage_columns(rows: Sequence[tuple[Sequence[Passage], Mapping[int, float]]]) -> dict[str, pa.Array]:
+def _cut_values(cut: Cut) -> dict[str, Any]:
+    return {f"cut_{name}": tokens for name, tokens in asdict(cut).items()}
+
+
+def _read_values(passages: Sequence[Passage], shares: Mapping[int, float]) -> dict[str, Any]:
     """The numbers of passages, and their shares; a passage that a file lists twice has its share at the first."""
-    numbers, shares = [], []
-    for passages, given in rows:
-        left = dict(given)
-        numbers.append([one.number for one in passages])
-        shares.append([left.pop(one.number, 0.0) for one in passages])
-    return {
-        "passages": pa.array(numbers, pa.list_(pa.int64())),
-        "shares": pa.array(shares, pa.list_(pa.float64())),
-    }
+    left = dict(shares)
+    numbers = [one.number for one in passages]
+    return {"passages": numbers, "shares": [left.pop(number, 0.0) for number in numbers]}

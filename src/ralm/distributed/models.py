@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar
 
-from ralm.answering.answers import AnswerMethod, AnswerStores, groups_of
+from ralm.answering.answers import AnsweredInput, AnswerMethod, AnswerStores, groups_of
 from ralm.answering.sources import QuestionInput
 from ralm.distributed.cluster import Requirements
 from ralm.distributed.workers import WorkerPool
@@ -27,7 +27,6 @@ from ralm.records import FloatArray, ScoringSequence
 from ralm.storage.store import Store
 
 _T = TypeVar("_T")
-_Answered = TypeVar("_Answered", bound=tuple[Any, ...])
 _Entries: TypeAlias = Sequence[tuple[bytes, bytes]]
 _Chunk: TypeAlias = Sequence[tuple[int, ScoringSequence]]
 """Sequences with their numbers."""
@@ -128,8 +127,8 @@ class ClusterModel:
                     due += 1
 
     def answer_remotely(
-        self, method: AnswerMethod[_Answered], inputs: Sequence[QuestionInput], stores: AnswerStores
-    ) -> Iterator[_Answered]:
+        self, method: AnswerMethod, inputs: Sequence[QuestionInput], stores: AnswerStores
+    ) -> Iterator[AnsweredInput]:
         """The results of `method(inputs, model, stores)`, with the copies of the model on the machines.
 
         The machines fill the stores of scores and answers; then `method` runs here and finds everything there. Raises
@@ -138,7 +137,7 @@ class ClusterModel:
         scores, answers = (Store() if one is None else one for one in (stores.scores, stores.answers))
         stored: Any = _StoredModel(self)
 
-        def answer(group: Sequence[int]) -> list[_Answered]:
+        def answer(group: Sequence[int]) -> list[AnsweredInput]:
             return [*method([inputs[number] for number in group], stored, AnswerStores(scores, answers))]
 
         groups = [*groups_of(inputs)]
@@ -156,7 +155,7 @@ class ClusterModel:
                     answers.put(new_answers)
                     missing -= {number for number, _ in task.inputs}
                 for number, one in zip(group, answer(group), strict=True):
-                    yield cast("_Answered", (number, *one[1:]))
+                    yield number, *one[1:]
 
     def continuations(self) -> Continuations:
         """Raises UsageError: a cluster does not continue texts."""
@@ -184,7 +183,7 @@ def _chunks(sequences: Sequence[ScoringSequence], tokens: int) -> Iterator[_Chun
 class _Questions(NamedTuple):
     """A task of answering: a method of answering, and questions with their numbers."""
 
-    method: AnswerMethod[Any]
+    method: AnswerMethod
     inputs: Sequence[tuple[int, QuestionInput]]
 
 
