@@ -17,7 +17,7 @@ from ralm.protocols import Tokenizer
 from ralm.reading.pieces import GeneratedText, passage_shares, spans
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, token_as_json
 from ralm.records import NO_PASSAGE, Passage, Passages
-from ralm.retrieval.layout import VectorSet, segment_entries, vector_sets
+from ralm.retrieval.layout import VectorSet, index_settings
 from ralm.runs.report import to_float
 from ralm.runs.run import to_json
 from ralm.storage.manifest import Manifest
@@ -57,7 +57,7 @@ def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:
     counts = manifest.counts
     parts = [f"{counts[what]:,} {what}" for what in ("passages", "terms", "postings") if what in counts]
     print_line(f"{out}: {', '.join(parts)}")
-    for vectors in vector_sets(out, manifest).sets.values():
+    for vectors in index_settings(out, manifest).vectors.sets.values():
         _print_vectors(vectors, counts["passages"])
     _print_skipped(out, read)
 
@@ -73,7 +73,7 @@ def _print_skipped(out: Path, read: ReadCorpus) -> None:
 def print_update(index: Path, manifest: Manifest, read: ReadCorpus | None) -> None:
     """Print the contents of an index after an update or a merge, and what was skipped."""
     counts = manifest.counts
-    segments = len(segment_entries(index, manifest).entries)
+    segments = len(index_settings(index, manifest).segments.entries)
     print_line(
         f"{index}: {counts['passages']:,} passages of {counts['documents']:,} documents in {segments} "
         f"segment{'s' if segments > 1 else ''}"
@@ -84,7 +84,7 @@ def print_update(index: Path, manifest: Manifest, read: ReadCorpus | None) -> No
 
 def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
     """Print the vectors that were added to an index, and which ones it has now."""
-    sets = vector_sets(index, manifest)
+    sets = index_settings(index, manifest).vectors
     others = [f"{other} (default)" if other == sets.default else other for other in sets.sets]
     print_line(f"{index}: vectors {', '.join(others)}")
     _print_vectors(sets.sets[name], manifest.counts["passages"])

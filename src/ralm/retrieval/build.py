@@ -5,8 +5,8 @@ shard, byte for byte what building all their passages at once writes. The shards
 searched with the statistics of all passages.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from ralm.corpus.numbering import StoredPassages
 from ralm.corpus.store import PASSAGES_FILE, write_passages
 from ralm.errors import CorpusError, UsageError
 from ralm.protocols import Encoder
@@ -28,13 +27,13 @@ from ralm.retrieval.dense.options import VectorOptions, dense_extra
 from ralm.retrieval.index import INDEX_KIND
 from ralm.retrieval.layout import (
     BM25_FOLDER,
-    BM25_SETTING,
     DENSE_FOLDER,
     SEGMENTS,
     BM25Record,
     SegmentEntry,
     new_index_settings,
     open_segment,
+    stored_passages,
 )
 from ralm.storage.atomic import link_file, storage_errors
 from ralm.storage.manifest import FileEntry, Manifest, file_entries, write_manifest
@@ -73,81 +72,31 @@ def build_index(
     """
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
-    options, analysis = options or BM25Options(), analysis_by_name(analyser)
+    analysis = analysis_by_name(analyser)
     out = output_path(Path(out))
-    with _vectors_kept(out, encoder), new_folder(out, kind=INDEX_KIND, force=force) as folder, ExitStack() as stack:
-        terms = stack.enter_context(bm25_builder(folder / BM25_FOLDER, build, analysis)) if bm25 else None
+    with ExitStack() as stack:
+        if encoder:  # its vectors are locked against other processes, and removed when the index is complete
+            stack.enter_context(storage_errors(out))
+            stack.enter_context(work_folder(UNFINISHED_VECTORS, out))
+        folder = stack.enter_context(new_folder(out, kind=INDEX_KIND, force=force))
+        terms = stack.enter_context(BM25Builder(folder / BM25_FOLDER, build, analysis)) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
             dense = dense_builder(folder / DENSE_FOLDER, out, encoder, vectors, advance) if encoder else None
             written = write_passages(folder / PASSAGES_FILE, passages)
-            counts = add_all(written, terms, [dense] if dense else [], advance)
-        settings: dict[str, JsonValue] = {}
+            added = add_all(written, terms, [dense] if dense else [], advance)
+        counts = {"documents": added.documents, "passages": added.passages}
         if terms:
             counts |= asdict(terms.finish())
-            settings = _bm25_settings(analysis, options)
         record = dense.finish() if dense else None
-        files, entry = file_entries(folder), SegmentEntry(passages=counts["passages"])
-        settings |= {**new_index_settings([entry], files, record), **describe()}
-        return _write_manifest(folder, settings, counts, files)
+        files, entry = file_entries(folder), SegmentEntry(passages=added.passages)
+        recorded = _bm25_record(analysis, options or BM25Options()) if bm25 else None
+        settings = {**new_index_settings([entry], files, recorded, record), **describe()}
+        return write_manifest(folder, kind=INDEX_KIND, settings=settings, counts=counts, files=files)
 
 
-def _bm25_settings(analysis: Analysis, options: BM25Options) -> dict[str, JsonValue]:
-    """The record of BM25 in the manifest of an index."""
+def _bm25_record(analysis: Analysis, options: BM25Options) -> BM25Record:
     stemmer = analysis.stemmer() if analysis.stemmer else None
-    record = BM25Record(analysis=analysis.recorded, stemmer=stemmer, k1=options.k1, b=options.b)
-    return {BM25_SETTING: record.model_dump(mode="json", exclude_none=True)}
-
-
-def _write_manifest(
-    folder: Path, settings: dict[str, JsonValue], counts: dict[str, int], files: dict[str, FileEntry]
-) -> Manifest:
-    return write_manifest(folder, kind=INDEX_KIND, settings=settings, counts=counts, files=files)
-
-
-def add_all(
-    passages: Iterable[Passage], terms: BM25Builder | None, dense: "Sequence[DenseBuilder]", advance: Advance
-) -> dict[str, int]:
-    """Add each passage to the builders; returns the numbers of documents and passages."""
-    documents, document, count = 0, None, 0
-    for passage in passages:
-        if terms:
-            terms.add(passage.contents)
-        for builder in dense:
-            builder.add(passage)
-        if not dense:
-            advance()
-        documents += passage.document_id != document
-        document = passage.document_id
-        count += 1
-    for builder in dense:
-        builder.encode_rest()
-    return {"documents": documents, "passages": count}
-
-
-def bm25_builder(folder: Path, build: BuildOptions | None, analysis: Analysis) -> BM25Builder:
-    """A builder of the arrays of BM25 in `folder`."""
-    folder.mkdir()
-    return BM25Builder(folder, build, analysis)
-
-
-def dense_builder(
-    folder: Path, out: Path, encoder: Encoder, vectors: VectorOptions | None, advance: Advance | None
-) -> "DenseBuilder":
-    """A builder of vectors in `folder`, which keeps encoded vectors beside `out`."""
-    with dense_extra():
-        from ralm.retrieval.dense.build import DenseBuilder
-    folder.mkdir(parents=True)
-    return DenseBuilder(folder, UNFINISHED_VECTORS.folder_of(out), encoder, vectors, advance=advance)
-
-
-@contextmanager
-def _vectors_kept(out: Path, encoder: Encoder | None) -> Iterator[None]:
-    """Lock the work folder of the vectors against other processes; it is removed when the index is complete."""
-    if encoder is None:
-        yield
-        return
-    with storage_errors(out), work_folder(UNFINISHED_VECTORS, out):
-        yield
+    return BM25Record(analysis=analysis.recorded, stemmer=stemmer, k1=options.k1, b=options.b)
 
 
 class PartCounts(BaseModel):
@@ -180,18 +129,48 @@ class ShardFolder(NamedTuple):
     shard: Shard
 
 
+def add_all(
+    passages: Iterable[Passage], terms: BM25Builder | None, dense: "Sequence[DenseBuilder]", advance: Advance
+) -> PartCounts:
+    """Add each passage to the builders; returns what was added."""
+    documents = count = 0
+    first = last = None
+    for passage in passages:
+        if terms:
+            terms.add(passage.contents)
+        for builder in dense:
+            builder.add(passage)
+        if not dense:
+            advance()
+        first = passage.document_id if first is None else first
+        documents += passage.document_id != last
+        last = passage.document_id
+        count += 1
+    for builder in dense:
+        builder.encode_rest()
+    return PartCounts(passages=count, documents=documents, first=first, last=last)
+
+
+def dense_builder(
+    folder: Path, out: Path, encoder: Encoder, vectors: VectorOptions | None, advance: Advance | None
+) -> "DenseBuilder":
+    """A builder of vectors in `folder`, which keeps encoded vectors beside `out`."""
+    with dense_extra():
+        from ralm.retrieval.dense.build import DenseBuilder
+    folder.mkdir(parents=True)
+    return DenseBuilder(folder, UNFINISHED_VECTORS.folder_of(out), encoder, vectors, advance=advance)
+
+
 def write_part(folder: Path, passages: Iterable[Passage], analysis: Analysis, build: BuildOptions) -> PartCounts:
     """Write the passages of a part, numbered from 0, and their arrays; there may be none.
 
     Raises StorageError and what reading the passages raises.
     """
-    ends: list[str] = []
-    with bm25_builder(folder / BM25_FOLDER, build, analysis) as terms, progress_bar("", shown=False) as unseen:
-        counts = add_all(_noting_ends(write_passages(folder / PASSAGES_FILE, passages), ends), terms, [], unseen)
-        if not ends:
-            return PartCounts()
-        terms.finish()
-    return PartCounts(**counts, first=ends[0], last=ends[-1])
+    with BM25Builder(folder / BM25_FOLDER, build, analysis) as terms, progress_bar("", shown=False) as unseen:
+        counts = add_all(write_passages(folder / PASSAGES_FILE, passages), terms, [], unseen)
+        if counts.passages:
+            terms.finish()
+        return counts
 
 
 def join_parts(parts: Sequence[tuple[Path, int]], folder: Path, build: BuildOptions) -> Shard:
@@ -199,9 +178,8 @@ def join_parts(parts: Sequence[tuple[Path, int]], folder: Path, build: BuildOpti
 
     Raises DamagedFolderError if a part is damaged.
     """
-    segments = [open_segment(part, SegmentEntry(passages=passages), bm25=True) for part, passages in parts]
-    (folder / BM25_FOLDER).mkdir()
-    for _ in write_passages(folder / PASSAGES_FILE, StoredPassages([one.store for one in segments])):
+    segments = [open_segment(part, SegmentEntry(passages=passages), {}, bm25=True) for part, passages in parts]
+    for _ in write_passages(folder / PASSAGES_FILE, stored_passages(segments)):
         pass
     counts = merge_arrays([one.for_bm25() for one in segments], folder / BM25_FOLDER, build.buffered_terms)
     return Shard(**asdict(counts), files=file_entries(folder))
@@ -250,12 +228,5 @@ def write_index(
                 link_file(place / name, folder / entry.file(name))
                 files[entry.file(name)] = file
         files = dict(sorted(files.items()))
-        settings = {**_bm25_settings(analysis, options), **new_index_settings(entries, files), **described}
-        return _write_manifest(folder, settings, counts, files)
-
-
-def _noting_ends(passages: Iterable[Passage], ends: list[str]) -> Iterator[Passage]:
-    """The passages; the ids of the first document and of the latest one are kept in `ends`."""
-    for passage in passages:
-        ends[:] = [ends[0] if ends else passage.document_id, passage.document_id]
-        yield passage
+        settings = {**new_index_settings(entries, files, _bm25_record(analysis, options)), **described}
+        return write_manifest(folder, kind=INDEX_KIND, settings=settings, counts=counts, files=files)

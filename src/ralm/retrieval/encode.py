@@ -72,14 +72,14 @@ def add_vectors(
     with storage_errors(path), work_folder(UNFINISHED_VECTORS, path) as work, changed_index(opened) as folder:
         check_can_add(opened, name, force=force)
         sets = opened.vector_sets
-        ends = [*accumulate(segment.entry.passages for segment in opened.segments)]
+        ends = [*accumulate(segment.passages for segment in opened.segments)]
         record = write_vectors(opened, folder / _NEW, work, encoder, options, ahead, ends)
         files = [segment_file(number) for number in range(len(ends))]
         place = vectors_folder(name, joined_hash([whole_checksum(folder / _NEW / file) for file in files]))
         record["file"], *added_files = (f"{place}/{file}" for file in files)
         record["added_files"] = [*added_files]
         record["fingerprint"] = set_fingerprint(
-            joined_hash(_passages_checksums(opened)),
+            joined_hash([opened.manifest.files[one.entry.file(PASSAGES_FILE)].checksum for one in opened.segments]),
             joined_hash([file_checksum(folder / _NEW / file) for file in files]),
         )
         (folder / place).parent.mkdir()
@@ -162,14 +162,5 @@ def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:
     """Write the manifest of the index with these sets, without the files of removed ones."""
     before = index.manifest
     settings = {**before.settings, VECTORS_SETTING: sets.model_dump(mode="json")}
-    gone = _files(index.vector_sets) - _files(sets)
+    gone = index.vector_sets.files - sets.files
     return write_changed_manifest(folder, before, settings=settings, without=gone)
-
-
-def _files(sets: VectorSets) -> set[str]:
-    return {file for one in sets.sets.values() for file in one.files}
-
-
-def _passages_checksums(index: Index) -> list[str]:
-    """The checksums of the passages of each segment."""
-    return [index.manifest.files[segment.entry.file(PASSAGES_FILE)].checksum for segment in index.segments]

@@ -10,7 +10,7 @@ segments/         the same for passages that were added later; removed/ lists re
 `ralm.retrieval.layout` describes these files; `ralm.retrieval.build`, `update` and `encode` write them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,17 +28,15 @@ from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment, find_changed_word
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, dense_extra, load_encoder
 from ralm.retrieval.layout import (
-    BM25Record,
+    IndexSettings,
     OpenSegment,
     VectorSet,
     VectorSets,
-    bm25_record,
+    damaged_index,
     encoder_options,
-    index_fingerprint,
+    index_settings,
     open_segment,
-    removed_rows,
-    segment_entries,
-    vector_sets,
+    stored_passages,
 )
 from ralm.storage.manifest import HeldFile, Manifest, check_every_byte, open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
@@ -60,13 +58,13 @@ class Index:
 
     path: Path
     manifest: Manifest
+    settings: IndexSettings
+    """What the manifest records of the segments, of BM25 and of vectors."""
     passages: StoredPassages
     bm25_options: BM25Options | None
     """The constants of BM25; None if the index was not built for it."""
     analysis: Analysis | None
     """How passages and queries become terms of BM25; None if the index was not built for it."""
-    vector_sets: VectorSets
-    """The sets of vectors, and the name of the default one."""
     segments: tuple[OpenSegment, ...]
     """Runs of consecutive passages, each with files of its own."""
     _held: dict[str, HeldFile]
@@ -74,11 +72,16 @@ class Index:
     def __reduce__(self) -> tuple[Callable[..., "Index"], tuple[Path, BM25Options | None, str, dict[str, str]]]:
         return _same_index, (self.path, self.bm25_options, self.fingerprint, _fingerprints(self))
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """A short hash of everything the index was built with: equal for equal indexes in any folder, and unchanged
         when vectors are added or removed."""
-        return index_fingerprint(self.path, self.manifest)
+        return self.settings.fingerprint
+
+    @property
+    def vector_sets(self) -> VectorSets:
+        """The sets of vectors, and the name of the default one."""
+        return self.settings.vectors
 
     @property
     def vectors(self) -> dict[str, dict[str, JsonValue]]:
@@ -137,13 +140,8 @@ class Index:
         encoder = encoder or load_encoder(self.encoder_options(vectors))
         with dense_extra():
             from ralm.retrieval.dense.search import Dense, check_encoder
-        dense = Dense(
-            self._open_vectors(chosen),
-            encoder,
-            options,
-            fingerprint=chosen.fingerprint,
-            removed=self.passages.numbering.removed,
-        )
+        removed = self.passages.numbering.removed
+        dense = Dense(self._open_vectors(chosen), encoder, options, fingerprint=chosen.fingerprint, removed=removed)
         if not any_encoder:
             check_encoder(self.path, encoder, chosen)
         return dense
@@ -164,9 +162,7 @@ class Index:
         from ralm.retrieval.dense.search import open_vectors
 
         return [
-            open_vectors(
-                self._held[file].path, self.path / file, segment.entry.passages, self.manifest.files[file].sha256
-            )
+            open_vectors(self._held[file].path, self.path / file, segment.passages, self.manifest.files[file].sha256)
             for file, segment in zip(chosen.files, self.segments, strict=True)
         ]
 
@@ -204,33 +200,32 @@ def check_index(path: Path | str) -> list[str]:
 
 def _open(path: Path, options: BM25Options | None) -> Index:
     manifest = read_manifest(path, kind=INDEX_KIND)
-    sets = vector_sets(path, manifest)
-    entries = segment_entries(path, manifest).entries
-    bm25 = bm25_record(path, manifest, required=not sets.sets)
-    needed = [file for entry in entries for file in entry.files(bm25=bm25 is not None)]
-    if missing := [name for name in needed if name not in manifest.files]:
-        raise DamagedFolderError(f"{path} is damaged: its manifest does not name {missing[0]}; build the index again.")
+    settings = index_settings(path, manifest)
+    bm25, sets = settings.bm25, settings.vectors.sets
     segments = tuple(
-        open_segment(path, entry, bm25=bm25 is not None, checksum=manifest.files[entry.file(PASSAGES_FILE)].checksum)
-        for entry in entries
-    )
-    passages = StoredPassages([one.store for one in segments], removed_rows(segments))
-    if manifest.counts.get("passages") != len(passages):
-        raise DamagedFolderError(
-            f"{path} is damaged: it has {len(passages):,} passages but its manifest disagrees; build the index again."
+        open_segment(
+            path,
+            entry,
+            {name: one.files[place] for name, one in sets.items()},
+            bm25=bm25 is not None,
+            checksum=manifest.files[entry.file(PASSAGES_FILE)].checksum,
         )
-    if any(len(one.files) != len(segments) for one in sets.sets.values()):
-        raise DamagedFolderError(f"{path} is damaged: a segment of it has no vectors; build the index again.")
-    return Index(
-        path,
-        manifest,
-        passages,
-        None if bm25 is None else options or BM25Options(k1=bm25.k1, b=bm25.b),
-        None if bm25 is None else _analysis(path, manifest, bm25),
-        sets,
-        segments,
-        {file: HeldFile(path / file) for one in sets.sets.values() for file in one.files},
+        for place, entry in enumerate(settings.segments.entries)
     )
+    passages = stored_passages(segments)
+    if manifest.counts.get("passages") != len(passages):
+        raise damaged_index(path, f"it has {len(passages):,} passages but its manifest disagrees")
+    analysis = None
+    if bm25:
+        options = options or BM25Options(k1=bm25.k1, b=bm25.b)
+        analysis = analysis_as_recorded(bm25.analysis)
+        if analysis is None:
+            raise NewerFormatError(
+                f"{path} was built by ralm {manifest.ralm_version} with the analyser {bm25.analysis!r}, which this "
+                f"version, {__version__}, does not have. Upgrade ralm, or build the index again."
+            )
+    held = {file: HeldFile(path / file) for file in settings.vectors.files}
+    return Index(path, manifest, settings, passages, options if bm25 else None, analysis, segments, held)
 
 
 def _same_index(path: Path, options: BM25Options | None, fingerprint: str, sets: dict[str, str]) -> Index:
@@ -248,17 +243,6 @@ def _fingerprints(index: Index) -> dict[str, str]:
     return every if sets.default is None else {**every, "": every[sets.default]}
 
 
-def _analysis(path: Path, manifest: Manifest, record: BM25Record) -> Analysis:
-    """The analyser in the manifest."""
-    found = analysis_as_recorded(record.analysis)
-    if found is None:
-        raise NewerFormatError(
-            f"{path} was built by ralm {manifest.ralm_version} with the analyser {record.analysis!r}, which this "
-            f"version, {__version__}, does not have. Upgrade ralm, or build the index again."
-        )
-    return found
-
-
 def check_stemmer(index: Index) -> None:
     """Raise OtherAnalyserError if the installed stemming library is not of the version that built the index, so that
     the terms of added passages might differ."""
@@ -270,25 +254,23 @@ def check_stemmer(index: Index) -> None:
         )
 
 
-def _check_stems(index: Index, segments: Sequence[Segment], analysis: Analysis) -> None:
+def _check_stems(index: Index, segments: list[Segment], analysis: Analysis) -> None:
     """Raise OtherAnalyserError if another version of the stemming library built the index and the terms differ."""
     built_with, installed = _stemmers(index)
     if installed == built_with:
         return
     for opened, segment in zip(index.segments, segments, strict=True):
         word = find_changed_word(opened.store, segment.arrays, analysis)
-        if word is None:
-            continue
-        raise OtherAnalyserError(
-            f"{index.path} was built with {built_with}; {installed} stems some words differently, such as {word!r}. "
-            f"Install {built_with}, or build the index again."
-        )
+        if word is not None:
+            raise OtherAnalyserError(
+                f"{index.path} was built with {built_with}; {installed} stems some words differently, such as "
+                f"{word!r}. Install {built_with}, or build the index again."
+            )
 
 
 def _stemmers(index: Index) -> tuple[str | None, str | None]:
     """The stemming library that built the index, and the installed one; both None if its analyser needs none."""
-    stemmer = index.analysis.stemmer if index.analysis else None
-    if stemmer is None:
+    record = index.settings.bm25
+    if record is None or index.analysis is None or index.analysis.stemmer is None:
         return None, None
-    record = bm25_record(index.path, index.manifest, required=True)
-    return None if record is None else record.stemmer, stemmer()
+    return record.stemmer, index.analysis.stemmer()

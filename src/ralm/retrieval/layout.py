@@ -26,23 +26,16 @@ from typing import Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
-from ralm.corpus.numbering import rise_within
+from ralm.corpus.numbering import StoredPassages, rise_within
 from ralm.corpus.store import PASSAGES_FILE, PassageStore
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.records import IntArray
 from ralm.retrieval.bm25.arrays import ARRAY_NAMES, MappedArrays, check_arrays, map_arrays, map_numbers
 from ralm.retrieval.bm25.segments import RemovedPassages, Segment
 from ralm.retrieval.dense.options import VECTORS, EncoderOptions, VectorOptions
 from ralm.storage.manifest import FileEntry, Manifest
 
-SEGMENTS_SETTING: Final = "segments"
-"""The key of the segments in a manifest's settings."""
-BM25_SETTING: Final = "bm25"
-"""The key of the record of BM25 in a manifest's settings."""
 VECTORS_SETTING: Final = "vectors"
 """The key of the sets of vectors in a manifest's settings."""
-FINGERPRINT: Final = "fingerprint"
-"""The key, in a manifest's settings, of the fingerprint of the passages and of BM25."""
 BM25_FOLDER: Final = "bm25"
 """The folder of the BM25 arrays of a segment."""
 DENSE_FOLDER: Final = "dense"
@@ -57,29 +50,40 @@ MAIN: Final = "main"
 """The name of the set of vectors that an index is built with."""
 
 _ROWS: Final = "rows"
-_REMOVED_FILES: Final = (_ROWS, "terms", "counts")
 _NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _HASH_LETTERS: Final = 12
 _ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
 _VECTOR_OPTIONS: Final = TypeAdapter(VectorOptions)
 _VECTOR_FIELDS: Final = tuple(field.name for field in fields(VectorOptions))
+_NO_ENCODER: Final = "its manifest does not say with which encoder it was built"
+_FAULTS: Final = {
+    "segments": "its manifest does not describe its segments",
+    "fingerprint": "its manifest holds no fingerprint",
+    "bm25": "its manifest does not describe BM25",
+    "vectors": _NO_ENCODER,
+}
 
 
-class RemovedEntry(BaseModel):
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class RemovedEntry(_Record):
     """The passages removed from a segment: the folder that lists them, the number of all their terms, and how many of
     them have any."""
-
-    model_config = ConfigDict(frozen=True)
 
     folder: str
     tokens: int = 0
     with_terms: int = 0
 
+    def files(self, *, bm25: bool) -> dict[str, str]:
+        """The paths in the index of the arrays that list the passages, by their names in `RemovedPassages`."""
+        names = (_ROWS, "terms", "counts") if bm25 else (_ROWS,)
+        return {name: f"{self.folder}/{name}.npy" for name in names}
 
-class SegmentEntry(BaseModel):
+
+class SegmentEntry(_Record):
     """A segment: its folder in the index (empty for the index folder itself), its rows, and the removed ones."""
-
-    model_config = ConfigDict(frozen=True)
 
     folder: str = ""
     passages: int
@@ -87,11 +91,10 @@ class SegmentEntry(BaseModel):
 
     def files(self, *, bm25: bool) -> list[str]:
         """The files of the segment, except those of vectors, by their paths in the index."""
-        removed = _REMOVED_FILES if bm25 else (_ROWS,)
         return [
             self.file(PASSAGES_FILE),
             *(self.file(f"{BM25_FOLDER}/{name}.npy") for name in ARRAY_NAMES if bm25),
-            *(f"{self.removed.folder}/{name}.npy" for name in removed if self.removed),
+            *(self.removed.files(bm25=bm25).values() if self.removed else ()),
         ]
 
     def file(self, name: str) -> str:
@@ -99,121 +102,20 @@ class SegmentEntry(BaseModel):
         return f"{self.folder}/{name}" if self.folder else name
 
 
-class SegmentEntries(BaseModel):
+class SegmentEntries(_Record):
     """The segments in order, and the number of the next new folder."""
-
-    model_config = ConfigDict(frozen=True)
 
     entries: tuple[SegmentEntry, ...] = Field(min_length=1)
     next: int = 1
 
 
-class BM25Record(BaseModel):
+class BM25Record(_Record):
     """The constants of BM25, the analyser, and the stemming library with its version if the analyser uses one."""
-
-    model_config = ConfigDict(frozen=True)
 
     analysis: str
     stemmer: str | None = None
     k1: int | float
     b: int | float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenSegment:
-    """A segment whose files are open; `root` is the folder that its paths are relative to."""
-
-    root: Path
-    entry: SegmentEntry
-    store: PassageStore
-    mapped: MappedArrays | None
-    """The arrays of BM25, not checked yet; None if the index was not built for it."""
-    removed: RemovedPassages
-
-    def for_bm25(self) -> Segment:
-        """The segment as BM25 searches it.
-
-        Raises DamagedFolderError.
-        """
-        assert self.mapped is not None, "the index was not built for BM25"
-        arrays = check_arrays(self.root / self.entry.folder / BM25_FOLDER, self.mapped)
-        return Segment(arrays, self.entry.passages, self.removed)
-
-    @property
-    def left(self) -> int:
-        """The number of passages that were not removed."""
-        return self.entry.passages - len(self.removed.rows)
-
-
-def bm25_record(index: Path, manifest: Manifest, *, required: bool) -> BM25Record | None:
-    """The record of BM25 in a manifest; None if it has none and that is not `required`.
-
-    Raises DamagedFolderError.
-    """
-    recorded = manifest.settings.get(BM25_SETTING)
-    if recorded is None and not required:
-        return None
-    try:
-        return BM25Record.model_validate(recorded)
-    except ValidationError:
-        raise DamagedFolderError(
-            f"{index} is damaged: its manifest does not describe BM25; build the index again."
-        ) from None
-
-
-def segment_entries(index: Path, manifest: Manifest) -> SegmentEntries:
-    """The segments that a manifest lists.
-
-    Raises DamagedFolderError if they are not described.
-    """
-    try:
-        return SegmentEntries.model_validate(manifest.settings.get(SEGMENTS_SETTING))
-    except ValidationError:
-        raise DamagedFolderError(
-            f"{index} is damaged: its manifest does not describe its segments; build the index again."
-        ) from None
-
-
-def open_segment(root: Path, entry: SegmentEntry, *, bm25: bool, checksum: str | None = None) -> OpenSegment:
-    """Open the files of a segment; `checksum` is that of its passages.
-
-    Raises DamagedFolderError.
-    """
-    store = PassageStore(root / entry.file(PASSAGES_FILE), checksum)
-    if entry.passages != len(store):
-        raise DamagedFolderError(
-            f"{root} is damaged: {entry.file(PASSAGES_FILE)} has {len(store):,} passages but the manifest "
-            "disagrees; build the index again."
-        )
-    mapped = map_arrays(root / entry.folder / BM25_FOLDER) if bm25 else None
-    return OpenSegment(root, entry, store, mapped, _open_removed(root, entry, bm25))
-
-
-def removed_rows(segments: Sequence[OpenSegment]) -> IntArray:
-    """The removed rows (int64, rising), counted through all segments."""
-    begins = [0, *accumulate(one.entry.passages for one in segments)]
-    return np.concatenate([first + one.removed.rows for first, one in zip(begins, segments, strict=False)])
-
-
-def write_removed(root: Path, folder: str, removed: RemovedPassages, *, bm25: bool) -> RemovedEntry:
-    """Write the list of the removed passages of a segment into a new folder below `root`."""
-    (root / folder).mkdir(parents=True)
-    for name in _REMOVED_FILES if bm25 else (_ROWS,):
-        np.save(root / folder / f"{name}.npy", getattr(removed, name))
-    return RemovedEntry(folder=folder, tokens=removed.tokens, with_terms=removed.with_terms)
-
-
-def _open_removed(root: Path, entry: SegmentEntry, bm25: bool) -> RemovedPassages:
-    listed = entry.removed
-    if listed is None:
-        return RemovedPassages()
-    names = _REMOVED_FILES if bm25 else (_ROWS,)
-    numbers = {name: map_numbers(root / listed.folder / f"{name}.npy") for name in names}
-    if not rise_within(numbers[_ROWS], entry.passages):
-        raise DamagedFolderError(
-            f"{root / listed.folder} is damaged: rows.npy has invalid numbers; build the index again."
-        )
-    return RemovedPassages(**numbers, tokens=listed.tokens, with_terms=listed.with_terms)
 
 
 class VectorSet(BaseModel):
@@ -249,13 +151,16 @@ class VectorSet(BaseModel):
         return _VECTOR_OPTIONS.validate_python({name: recorded[name] for name in _VECTOR_FIELDS if name in recorded})
 
 
-class VectorSets(BaseModel):
+class VectorSets(_Record):
     """The sets by name, and the name of the default one."""
-
-    model_config = ConfigDict(frozen=True)
 
     default: str | None = None
     sets: dict[str, VectorSet] = {}
+
+    @property
+    def files(self) -> set[str]:
+        """The files of all sets."""
+        return {file for one in self.sets.values() for file in one.files}
 
     def get(self, name: str | None, index: Path) -> VectorSet:
         """The set with this name; without a name, the default.
@@ -273,24 +178,119 @@ class VectorSets(BaseModel):
         return found
 
 
-def vector_sets(index: Path, manifest: Manifest) -> VectorSets:
-    """The sets that a manifest lists.
+class IndexSettings(_Record):
+    """The settings in a manifest that say how an index is searched; there are others, such as the corpus."""
 
-    Raises DamagedFolderError if a needed entry is missing or invalid.
+    bm25: BM25Record | None = None
+    segments: SegmentEntries
+    fingerprint: str
+    """A short hash of everything that the index was built with; adding vectors later does not change it."""
+    vectors: VectorSets = VectorSets()
+
+    def recorded(self) -> dict[str, JsonValue]:
+        """The settings as the manifest records them."""
+        content = self.model_dump(mode="json", include={"segments", "fingerprint"})
+        if self.bm25:
+            content["bm25"] = self.bm25.model_dump(mode="json", exclude_none=True)
+        if self.vectors.sets:
+            content[VECTORS_SETTING] = self.vectors.model_dump(mode="json")
+        return content
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenSegment:
+    """A segment whose files are open; `root` is the folder that its paths are relative to."""
+
+    root: Path
+    entry: SegmentEntry
+    store: PassageStore
+    mapped: MappedArrays | None
+    """The arrays of BM25, not checked yet; None if the index was not built for it."""
+    removed: RemovedPassages
+    vectors: Mapping[str, str]
+    """The file of each set of vectors, by the names of the sets; these are opened on use."""
+
+    def for_bm25(self) -> Segment:
+        """The segment as BM25 searches it.
+
+        Raises DamagedFolderError.
+        """
+        assert self.mapped is not None, "the index was not built for BM25"
+        arrays = check_arrays(self.root / self.entry.folder / BM25_FOLDER, self.mapped)
+        return Segment(arrays, self.passages, self.removed)
+
+    @property
+    def passages(self) -> int:
+        """The number of passages, those that were removed included."""
+        return self.entry.passages
+
+    @property
+    def left(self) -> int:
+        """The number of passages that were not removed."""
+        return self.passages - len(self.removed.rows)
+
+
+def damaged_index(index: Path, how: str) -> DamagedFolderError:
+    """The error of an index, or a part of it, that is damaged."""
+    return DamagedFolderError(f"{index} is damaged: {how}; build the index again.")
+
+
+def index_settings(index: Path, manifest: Manifest) -> IndexSettings:
+    """The settings that a manifest records.
+
+    Raises DamagedFolderError if they are missing or invalid, or name a file that the manifest does not.
     """
-    content = manifest.settings.get(VECTORS_SETTING)
-    if content is None:
-        return VectorSets()
     try:
-        sets = VectorSets.model_validate(content)
+        settings = IndexSettings.model_validate(manifest.settings)
     except ValidationError as error:
-        raise _no_encoder(index) from error
-    files = [file for one in sets.sets.values() for file in one.files]
-    if missing := [name for name in files if name not in manifest.files]:
-        raise DamagedFolderError(f"{index} is damaged: its manifest does not name {missing[0]}; build the index again.")
-    if (sets.default in sets.sets) != bool(sets.sets):
-        raise DamagedFolderError(f"{index} is damaged: its manifest names no default set; build the index again.")
-    return sets
+        raise damaged_index(index, _FAULTS[str(error.errors()[0]["loc"][0])]) from error
+    entries, vectors = settings.segments.entries, settings.vectors
+    if settings.bm25 is None and not vectors.sets:
+        raise damaged_index(index, _FAULTS["bm25"])
+    files = [file for entry in entries for file in entry.files(bm25=settings.bm25 is not None)]
+    if missing := [name for name in (*files, *vectors.files) if name not in manifest.files]:
+        raise damaged_index(index, f"its manifest does not name {missing[0]}")
+    if (vectors.default in vectors.sets) != bool(vectors.sets):
+        raise damaged_index(index, "its manifest names no default set")
+    if any(len(one.files) != len(entries) for one in vectors.sets.values()):
+        raise damaged_index(index, "a segment of it has no vectors")
+    return settings
+
+
+def open_segment(
+    root: Path, entry: SegmentEntry, vectors: Mapping[str, str], *, bm25: bool, checksum: str | None = None
+) -> OpenSegment:
+    """Open the files of a segment, except those of vectors; `checksum` is that of its passages.
+
+    Raises DamagedFolderError.
+    """
+    store = PassageStore(root / entry.file(PASSAGES_FILE), checksum)
+    if entry.passages != len(store):
+        raise damaged_index(root, f"{entry.file(PASSAGES_FILE)} has {len(store):,} passages but the manifest disagrees")
+    mapped = map_arrays(root / entry.folder / BM25_FOLDER) if bm25 else None
+    removed = RemovedPassages()
+    if listed := entry.removed:
+        numbers = {name: map_numbers(root / file) for name, file in listed.files(bm25=bm25).items()}
+        if not rise_within(numbers[_ROWS], entry.passages):
+            raise damaged_index(root / listed.folder, "rows.npy has invalid numbers")
+        removed = RemovedPassages(**numbers, tokens=listed.tokens, with_terms=listed.with_terms)
+    return OpenSegment(root, entry, store, mapped, removed, vectors)
+
+
+def stored_passages(segments: Sequence[OpenSegment]) -> StoredPassages:
+    """The passages of consecutive segments, without those that were removed."""
+    begins = accumulate((one.passages for one in segments), initial=0)
+    removed = [first + one.removed.rows for first, one in zip(begins, segments, strict=False)]
+    return StoredPassages([one.store for one in segments], np.concatenate(removed))
+
+
+def write_removed(root: Path, folder: str, removed: RemovedPassages, *, bm25: bool) -> RemovedEntry:
+    """Write the list of the removed passages of a segment into a new folder below `root`."""
+    entry = RemovedEntry(folder=folder, tokens=removed.tokens, with_terms=removed.with_terms)
+    (root / folder).mkdir(parents=True)
+    for name, file in entry.files(bm25=bm25).items():
+        np.save(root / file, getattr(removed, name))
+    return entry
 
 
 def encoder_options(index: Path, vectors: VectorSet) -> EncoderOptions:
@@ -301,18 +301,12 @@ def encoder_options(index: Path, vectors: VectorSet) -> EncoderOptions:
     try:
         return options_of_config(vectors.encoder)
     except ValidationError as error:
-        raise _no_encoder(index) from error
+        raise damaged_index(index, _NO_ENCODER) from error
 
 
 def options_of_config(config: Mapping[str, JsonValue]) -> EncoderOptions:
     """The options of an encoder with this `config`."""
     return _ENCODER_OPTIONS.validate_python(config)
-
-
-def _no_encoder(index: Path) -> DamagedFolderError:
-    return DamagedFolderError(
-        f"{index} is damaged: its manifest does not say with which encoder it was built; build the index again."
-    )
 
 
 def vectors_file(segment: str, name: str) -> str:
@@ -335,28 +329,20 @@ def check_name(name: str) -> None:
 
 
 def new_index_settings(
-    entries: Sequence[SegmentEntry], files: Mapping[str, FileEntry], vectors: Mapping[str, JsonValue] | None = None
+    entries: Sequence[SegmentEntry],
+    files: Mapping[str, FileEntry],
+    bm25: BM25Record | None,
+    vectors: Mapping[str, JsonValue] | None = None,
 ) -> dict[str, JsonValue]:
-    """The settings of a new index for its segments, its fingerprint, and the record of its `vectors` if it has any."""
+    """The settings of a new index of these segments; `vectors` is the record of its vectors if it has any."""
     fingerprint = _short_hash({name: one.checksum for name, one in files.items()})
-    listed = SegmentEntries(entries=tuple(entries), next=len(entries)).model_dump(mode="json")
-    settings: dict[str, JsonValue] = {SEGMENTS_SETTING: listed, FINGERPRINT: fingerprint}
+    sets = VectorSets()
     if vectors is not None:
         file = f"{DENSE_FOLDER}/{VECTORS}"
         main = VectorSet.model_validate({**vectors, "file": file, "fingerprint": fingerprint})
-        settings[VECTORS_SETTING] = VectorSets(default=MAIN, sets={MAIN: main}).model_dump(mode="json")
-    return settings
-
-
-def index_fingerprint(index: Path, manifest: Manifest) -> str:
-    """A short hash of everything that an index was built with; adding vectors later does not change it.
-
-    Raises DamagedFolderError if the manifest does not hold it.
-    """
-    known = manifest.settings.get(FINGERPRINT)
-    if not isinstance(known, str):
-        raise DamagedFolderError(f"{index} is damaged: its manifest holds no fingerprint; build the index again.")
-    return known
+        sets = VectorSets(default=MAIN, sets={MAIN: main})
+    segments = SegmentEntries(entries=tuple(entries), next=len(entries))
+    return IndexSettings(bm25=bm25, segments=segments, fingerprint=fingerprint, vectors=sets).recorded()
 
 
 def fingerprint_after(fingerprint: str, change: dict[str, str]) -> str:
@@ -375,5 +361,4 @@ def joined_hash(hashes: Sequence[str]) -> str:
 
 
 def _short_hash(checksums: dict[str, str]) -> str:
-    """A short hash of checksums and their names."""
     return hashlib.sha256(repr(sorted(checksums.items())).encode()).hexdigest()[:16]

@@ -11,7 +11,7 @@ and a process that is killed leaves the index unchanged.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace as with_changes
+from dataclasses import replace as with_changes
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,13 +21,14 @@ from pydantic import JsonValue
 
 from ralm.corpus.numbering import are_in, hash_of_numbers, union
 from ralm.corpus.store import PASSAGES_FILE, write_passages
-from ralm.errors import CorpusError, DamagedFolderError, OtherEncoderError, UsageError
+from ralm.errors import CorpusError, OtherEncoderError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import IntArray, Passage
 from ralm.retrieval.analysis import Analyser, Analysis
+from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BuildOptions
 from ralm.retrieval.bm25.segments import RemovedPassages, removed_frequencies
-from ralm.retrieval.build import add_all, bm25_builder, dense_builder
+from ralm.retrieval.build import add_all, dense_builder
 from ralm.retrieval.dense.options import dense_extra, load_encoder
 from ralm.retrieval.index import Index, check_stemmer, open_index
 from ralm.retrieval.layout import (
@@ -37,12 +38,13 @@ from ralm.retrieval.layout import (
     OpenSegment,
     SegmentEntry,
     VectorSets,
+    damaged_index,
     fingerprint_after,
     open_segment,
     vectors_file,
     write_removed,
 )
-from ralm.retrieval.writer import IndexWriter, SegmentFiles, changed_index, merge_small_segments
+from ralm.retrieval.writer import IndexWriter, changed_index, merge_small_segments
 from ralm.storage.atomic import storage_errors
 from ralm.storage.manifest import Manifest, whole_checksum
 from ralm.storage.work import UNFINISHED_VECTORS, work_folder
@@ -90,19 +92,22 @@ def update_index(
     the errors of `open_index`, `build_index` and `DenseBuilder`.
     """
     path, remove = Path(index).resolve(), [*remove]
-    new = _peeked(passages)
+    rest = iter(passages)
+    first = next(rest, None)
     opened = open_index(path)
     check_stemmer(opened)
-    chosen = _encoders(opened, encoders or {}) if new else {}
+    chosen = _encoders(opened, encoders or {}) if first else {}
+    added: OpenSegment | None = None
+    documents: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(storage_errors(path))
         if chosen:
             stack.enter_context(work_folder(UNFINISHED_VECTORS, path))
-        writer = IndexWriter.of(opened, stack.enter_context(changed_index(opened)))
-        gone, added = _documents(opened, remove, [], replace=replace), None  # fails before hours of encoding
-        if new:
-            added = _add(writer, new, chosen, build)
-            gone = _documents(opened, remove, added.documents, replace=replace)
+        writer = IndexWriter(opened, stack.enter_context(changed_index(opened)))
+        gone = _documents(opened, remove, [], replace=replace)  # fails before hours of encoding
+        if first:
+            added = _add(writer, chain([first], rest), documents, chosen, build)
+            gone = _documents(opened, remove, documents, replace=replace)
         numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *gone.values()]))
         if added is None and len(numbers) == len(opened.passages):
             raise UsageError(f"nothing would be left of {path}; build a new index instead.")
@@ -111,31 +116,17 @@ def update_index(
         fingerprint, sets = _fingerprints(opened, numbers, added)
         _remove(writer, numbers)
         if added is not None:
-            writer.segments.append(added.files)
-        merge_small_segments(writer, build or BuildOptions())
+            writer.segments.append(added)
+        merge_small_segments(writer, build)
         record: dict[str, JsonValue] = {
-            "added": {"documents": len(added.documents), "passages": added.passages} if added else None,
+            "added": {"documents": len(documents), "passages": added.passages} if added else None,
             "removed": {"documents": len(gone), "passages": len(numbers)},
             "corpus": describe(),
         }
-        documents = opened.manifest.counts.get("documents", 0) - len(gone) + (len(added.documents) if added else 0)
-        return writer.write({UPDATES: _updates(opened.manifest, record)}, sets, fingerprint, documents)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Added:
-    """An added segment: its files, the ids of its documents in order, and the number of passages."""
-
-    files: SegmentFiles
-    documents: Sequence[str]
-    passages: int
-
-
-def _peeked(passages: Iterable[Passage]) -> Iterable[Passage]:
-    """The passages; an empty list if there are none."""
-    rest = iter(passages)
-    first = next(rest, None)
-    return [] if first is None else chain([first], rest)
+        known: Any = opened.manifest.settings.get(UPDATES, {"count": 0, "latest": []})
+        updates = {"count": known["count"] + 1, "latest": [*known["latest"], record][-_UPDATES_LISTED:]}
+        left = opened.manifest.counts.get("documents", 0) - len(gone) + len(documents)
+        return writer.write({UPDATES: updates}, sets, fingerprint, left)
 
 
 def _encoders(index: Index, given: Mapping[str, Encoder]) -> dict[str, Encoder]:
@@ -154,16 +145,19 @@ def _encoders(index: Index, given: Mapping[str, Encoder]) -> dict[str, Encoder]:
 
 
 def _add(
-    writer: IndexWriter, passages: Iterable[Passage], encoders: Mapping[str, Encoder], build: BuildOptions | None
-) -> _Added:
-    """Write a segment of these passages."""
+    writer: IndexWriter,
+    passages: Iterable[Passage],
+    documents: list[str],
+    encoders: Mapping[str, Encoder],
+    build: BuildOptions | None,
+) -> OpenSegment:
+    """Write a segment of these passages; the ids of their documents are appended to `documents`."""
     path = writer.new_path(SEGMENTS)
     folder, analysis = writer.folder / path, writer.index.analysis
     folder.mkdir(parents=True)
     files = {name: vectors_file(path, name) for name in encoders}
-    documents: list[str] = []
     with ExitStack() as stack, progress_bar("Encoding passages" if encoders else "Indexing passages") as advance:
-        terms = stack.enter_context(bm25_builder(folder / BM25_FOLDER, build, analysis)) if analysis else None
+        terms = stack.enter_context(BM25Builder(folder / BM25_FOLDER, build, analysis)) if analysis else None
         shown: list[Advance | None] = [advance, *(None for _ in encoders)]  # each passage is counted once
         vectors = [
             _vectors_builder(writer, files[name], name, encoder, shown.pop(0)) for name, encoder in encoders.items()
@@ -174,10 +168,13 @@ def _add(
             terms.finish()
         for builder in vectors:
             builder.finish()
-    _check_distinct(documents)
-    entry = SegmentEntry(folder=path, passages=counts["passages"])
-    segment = open_segment(writer.folder, entry, bm25=writer.for_bm25)
-    return _Added(SegmentFiles(segment, files), documents, counts["passages"])
+    twice = [document for document, count in Counter(documents).items() if count > 1]
+    if twice:
+        raise CorpusError(
+            f"{_some_ids(twice)} given twice among the added documents; give each document an id of its own."
+        )
+    entry = SegmentEntry(folder=path, passages=counts.passages)
+    return open_segment(writer.folder, entry, files, bm25=writer.for_bm25)
 
 
 def _vectors_builder(
@@ -192,19 +189,10 @@ def _vectors_builder(
 
 
 def _noting_documents(passages: Iterable[Passage], documents: list[str]) -> Iterator[Passage]:
-    """The passages; the ids of their documents are appended to `documents`."""
     for passage in passages:
         if not documents or documents[-1] != passage.document_id:
             documents.append(passage.document_id)
         yield passage
-
-
-def _check_distinct(documents: Sequence[str]) -> None:
-    twice = [document for document, count in Counter(documents).items() if count > 1]
-    if twice:
-        raise CorpusError(
-            f"{_some_ids(twice)} given twice among the added documents; give each document an id of its own."
-        )
 
 
 def _documents(index: Index, remove: Collection[str], added: Sequence[str], *, replace: bool) -> dict[str, IntArray]:
@@ -239,23 +227,21 @@ def _numbers_by_document(index: Index, documents: Collection[str]) -> dict[str, 
         numbers = index.passages.numbering.numbers(first + rows)
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
             found.setdefault(segment.store.origin(row)[1], []).append(number)
-        first += segment.entry.passages
+        first += segment.passages
     return {document: np.array(numbers, np.int64) for document, numbers in found.items()}
 
 
 def _remove(writer: IndexWriter, numbers: IntArray) -> None:
     """Record in the segments that the passages with these numbers (int64, rising) are removed."""
     rows, first = writer.index.passages.numbering.rows(numbers), 0
-    for place, files in enumerate(writer.segments):
-        entry = files.segment.entry
-        own = rows[(rows >= first) & (rows < first + entry.passages)] - first
-        first += entry.passages
+    for place, segment in enumerate(writer.segments):
+        own = rows[(rows >= first) & (rows < first + segment.passages)] - first
+        first += segment.passages
         if len(own):
-            removed = _removed(files.segment, own, writer.index.analysis)
+            removed = _removed(segment, own, writer.index.analysis)
             listed = write_removed(writer.folder, writer.new_path(REMOVED), removed, bm25=writer.for_bm25)
-            changed = entry.model_copy(update={"removed": listed})
-            segment = with_changes(files.segment, entry=changed, removed=removed)
-            writer.segments[place] = with_changes(files, segment=segment)
+            entry = segment.entry.model_copy(update={"removed": listed})
+            writer.segments[place] = with_changes(segment, entry=entry, removed=removed)
 
 
 def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) -> RemovedPassages:
@@ -272,9 +258,8 @@ def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) ->
         words = analyse(segment.store[row].contents)
         terms = [searched.arrays.term(word) for word in set(words)]
         if -1 in terms:
-            raise DamagedFolderError(
-                f"{segment.root / segment.entry.folder} is damaged: a passage has terms that its BM25 arrays do not "
-                "have; build the index again."
+            raise damaged_index(
+                segment.root / segment.entry.folder, "a passage has terms that its BM25 arrays do not have"
             )
         lost[terms] += 1
         tokens += len(words)
@@ -283,14 +268,13 @@ def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) ->
     return RemovedPassages(rows=every, terms=gone, counts=lost[gone], tokens=tokens, with_terms=with_terms)
 
 
-def _fingerprints(index: Index, gone: IntArray, added: _Added | None) -> tuple[str, VectorSets]:
+def _fingerprints(index: Index, gone: IntArray, added: OpenSegment | None) -> tuple[str, VectorSets]:
     """The fingerprint of the index after the change, and its sets of vectors with theirs."""
     change = {"removed": hash_of_numbers(gone)}
     vectors: Mapping[str, str] = {}
     if added is not None:
-        root, entry = added.files.segment.root, added.files.segment.entry
-        change["added"] = whole_checksum(root / entry.file(PASSAGES_FILE))
-        vectors = {name: whole_checksum(root / file) for name, file in added.files.vectors.items()}
+        change["added"] = whole_checksum(added.root / added.entry.file(PASSAGES_FILE))
+        vectors = {name: whole_checksum(added.root / file) for name, file in added.vectors.items()}
     sets = {
         name: one.model_copy(
             update={"fingerprint": fingerprint_after(one.fingerprint, {**change, "vectors": vectors.get(name, "")})}
@@ -298,12 +282,6 @@ def _fingerprints(index: Index, gone: IntArray, added: _Added | None) -> tuple[s
         for name, one in index.vector_sets.sets.items()
     }
     return fingerprint_after(index.fingerprint, change), index.vector_sets.model_copy(update={"sets": sets})
-
-
-def _updates(before: Manifest, record: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """The number of updates of an index including this one, and the records of the latest."""
-    known: Any = before.settings.get(UPDATES, {"count": 0, "latest": []})
-    return {"count": known["count"] + 1, "latest": [*known["latest"], record][-_UPDATES_LISTED:]}
 
 
 def _some_ids(ids: Sequence[str], what: str = "document") -> str:

@@ -6,34 +6,29 @@ Merging copies the passages, postings and vectors that are left; it analyses and
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import StoredPassages
 from ralm.corpus.store import PASSAGES_FILE, write_passages
 from ralm.errors import FolderExistsError, UsageError
 from ralm.retrieval.bm25.formula import BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
-from ralm.retrieval.bm25.segments import merge_arrays
+from ralm.retrieval.bm25.segments import merge_arrays, totals_of
 from ralm.retrieval.dense.options import dense_extra
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import (
     BM25_FOLDER,
-    FINGERPRINT,
     SEGMENTS,
-    SEGMENTS_SETTING,
-    VECTORS_SETTING,
     OpenSegment,
     SegmentEntries,
     SegmentEntry,
     VectorSets,
     fingerprint_after,
     open_segment,
-    removed_rows,
-    segment_entries,
+    stored_passages,
     vectors_file,
 )
 from ralm.storage.manifest import Manifest, is_current, whole_checksum, write_changed_manifest
@@ -61,49 +56,23 @@ def changed_index(index: Index) -> Iterator[Path]:
         yield folder
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SegmentFiles:
-    """A segment, and its file of vectors for each set, relative to the segment's `root`."""
-
-    segment: OpenSegment
-    vectors: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
 class IndexWriter:
-    """The next version of `index`; new files are in `folder`, under the paths that they will have in the index."""
+    """The next version of an index: its `segments`, of which new ones are in `folder`, under the paths that they will
+    have in the index."""
 
-    index: Index
-    folder: Path
-    segments: list[SegmentFiles]
-    next_number: int
-    rebuilt_vectors: dict[str, str] = field(default_factory=dict)
-    """The checksums of approximate vectors that were merged, by the names of their sets: their hits may differ."""
-
-    @classmethod
-    def of(cls, index: Index, folder: Path) -> Self:
-        """A writer whose segments are those of the index."""
-        sets = index.vector_sets.sets
-        vectors = [{name: one.files[place] for name, one in sets.items()} for place in range(len(index.segments))]
-        segments = [SegmentFiles(segment, own) for segment, own in zip(index.segments, vectors, strict=True)]
-        return cls(index, folder, segments, segment_entries(index.path, index.manifest).next)
-
-    @property
-    def for_bm25(self) -> bool:
-        """Whether the index is for BM25."""
-        return self.index.bm25_options is not None
+    def __init__(self, index: Index, folder: Path) -> None:
+        self.index = index
+        self.folder = folder
+        self.segments: list[OpenSegment] = [*index.segments]
+        self.for_bm25 = index.bm25_options is not None
+        self._next_number = index.settings.segments.next
+        self._rebuilt_vectors: dict[str, str] = {}
+        """The checksums of approximate vectors that were merged, by the names of their sets: their hits may differ."""
 
     def new_path(self, folder: str) -> str:
         """A path in `folder` for new files, which no version of the index has used."""
-        number, self.next_number = self.next_number, self.next_number + 1
+        number, self._next_number = self._next_number, self._next_number + 1
         return f"{folder}/{number}"
-
-    def discard(self, files: SegmentFiles) -> None:
-        """Remove the new files of a segment that is no longer needed."""
-        entry = files.segment.entry
-        for path in (entry.folder, entry.removed.folder if entry.removed else ""):
-            if path:
-                shutil.rmtree(self.folder / path, ignore_errors=True)
 
     def write(self, settings: Mapping[str, JsonValue], sets: VectorSets, fingerprint: str, documents: int) -> Manifest:
         """Write the manifest with the settings of before and these; call it last.
@@ -111,17 +80,19 @@ class IndexWriter:
         `sets`: the sets of vectors; their files are those of the segments. `fingerprint`: that of the new version.
         """
         before = self.index.manifest
-        entries = [one.segment.entry for one in self.segments]
+        entries = tuple(one.entry for one in self.segments)
         kept = {file for entry in entries for file in entry.files(bm25=self.for_bm25)}
         kept |= {file for one in self.segments for file in one.vectors.values()}
-        listed = SegmentEntries(entries=tuple(entries), next=self.next_number)
-        written = {**before.settings, SEGMENTS_SETTING: listed.model_dump(mode="json"), FINGERPRINT: fingerprint}
-        if sets.sets:
-            written[VECTORS_SETTING] = self._with_files(sets).model_dump(mode="json")
+        changes = {
+            "segments": SegmentEntries(entries=entries, next=self._next_number),
+            "fingerprint": fingerprint,
+            "vectors": self._with_files(sets),
+        }
+        recorded = self.index.settings.model_copy(update=changes).recorded()
         return write_changed_manifest(
             self.folder,
             before,
-            settings={**written, **settings},
+            settings={**before.settings, **recorded, **settings},
             counts={"documents": documents, **self._counts()},
             without=before.files.keys() - kept,
         )
@@ -129,25 +100,84 @@ class IndexWriter:
     def _with_files(self, sets: VectorSets) -> VectorSets:
         changed = {}
         for name, one in sets.sets.items():
-            first, *added = (files.vectors[name] for files in self.segments)
+            first, *added = (segment.vectors[name] for segment in self.segments)
             changes: dict[str, object] = {"file": first, "added_files": tuple(added)}
-            if name in self.rebuilt_vectors:
-                changes["fingerprint"] = fingerprint_after(one.fingerprint, {"merged": self.rebuilt_vectors[name]})
+            if name in self._rebuilt_vectors:
+                changes["fingerprint"] = fingerprint_after(one.fingerprint, {"merged": self._rebuilt_vectors[name]})
             changed[name] = one.model_copy(update=changes)
         return VectorSets(default=sets.default, sets=changed)
 
     def _counts(self) -> dict[str, int]:
         """The counts of the index; those of terms and postings are known only for a single whole segment."""
-        segments = [one.segment for one in self.segments]
-        counts = {"passages": sum(one.left for one in segments)}
+        counts = {"passages": sum(one.left for one in self.segments)}
         if self.for_bm25:
-            check_passage_count(sum(one.entry.passages for one in segments))
-            searched = [one.for_bm25() for one in segments]
-            counts["tokens"] = sum(int(one.arrays.totals[0]) - one.removed.tokens for one in searched)
+            check_passage_count(sum(one.passages for one in self.segments))
+            searched = [one.for_bm25() for one in self.segments]
+            counts["tokens"] = totals_of(searched).tokens
             if len(searched) == 1 and len(searched[0].removed.rows) == 0:
                 arrays = searched[0].arrays
                 counts |= {"terms": len(arrays.term_ids), "postings": len(arrays.passages)}
         return counts
+
+    def merge(
+        self,
+        groups: Sequence[Sequence[int]],
+        build: BuildOptions | None,
+        *,
+        max_removed: float = 0,
+        fixed: int = 0,
+    ) -> None:
+        """Merge the segments of each group into one. A single segment stays as it is if it is one of the first `fixed`,
+        or if at most the share `max_removed` of it was removed. Segments in no group are dropped."""
+        before, self.segments = self.segments, []
+        for group in groups:
+            merged = [before[place] for place in group]
+            only = merged[0]
+            stays = group[0] < fixed or len(only.removed.rows) <= max_removed * only.passages
+            if len(merged) == 1 and stays:
+                self.segments.append(only)
+            else:
+                self.segments.append(self._merged(merged, build or BuildOptions(), first=group[0] == 0))
+        for segment in before:
+            if segment not in self.segments:
+                self._discard(segment.entry)
+
+    def _discard(self, entry: SegmentEntry) -> None:
+        """Remove the new files of a segment that is no longer needed."""
+        for path in (entry.folder, entry.removed.folder if entry.removed else ""):
+            if path:
+                shutil.rmtree(self.folder / path, ignore_errors=True)
+
+    def _merged(self, segments: Sequence[OpenSegment], build: BuildOptions, *, first: bool) -> OpenSegment:
+        """Write the passages left in some segments as one; `first` says whether they are the first of the index."""
+        path = self.new_path(SEGMENTS)
+        folder = self.folder / path
+        folder.mkdir(parents=True)
+        passages = stored_passages(segments)
+        for _ in track(write_passages(folder / PASSAGES_FILE, passages), "Merging passages", len(passages)):
+            pass
+        if self.for_bm25:
+            merge_arrays([one.for_bm25() for one in segments], folder / BM25_FOLDER, build.buffered_terms)
+        vectors = {name: self._merge_vectors(segments, name, path, first) for name in segments[0].vectors}
+        entry = SegmentEntry(folder=path, passages=len(passages))
+        return open_segment(self.folder, entry, vectors, bm25=self.for_bm25)
+
+    def _merge_vectors(self, segments: Sequence[OpenSegment], name: str, path: str, first: bool) -> str:
+        """Write the vectors with this name that are left in some segments; returns their file."""
+        with dense_extra():
+            from ralm.retrieval.dense.build import kind_of_added, merge_vectors
+        options = self.index.vector_sets.sets[name].options
+        parts = [_open_vectors(one, name) for one in segments]
+        exact = kind_of_added(parts[0].d, options.faiss)
+        if not first:
+            options = replace(options, faiss=exact)
+        name_in_index = vectors_file(path, name)
+        file = self.folder / name_in_index
+        file.parent.mkdir(parents=True)
+        merge_vectors(parts, [one.removed.rows for one in segments], options, file.parent)
+        if options.faiss != exact:
+            self._rebuilt_vectors[name] = whole_checksum(file)
+        return name_in_index
 
 
 def merge_index(index: Path | str, build: BuildOptions | None = None) -> Manifest:
@@ -163,30 +193,30 @@ def merge_index(index: Path | str, build: BuildOptions | None = None) -> Manifes
     if len(opened.segments) == 1 and not len(opened.passages.numbering.removed):
         return opened.manifest
     with changed_index(opened) as folder:
-        writer = IndexWriter.of(opened, folder)
-        lossy = [name for name in opened.vectors if not _is_lossless(writer.segments[0], name)]
-        if lossy:
+        writer = IndexWriter(opened, folder)
+        if lossy := _lossy_vectors(writer.segments[0]):
             raise UsageError(
                 f"the vectors {lossy[0]!r} of {opened.path} are stored with loss, and merging would lose more; remove "
                 "them (`ralm.remove_vectors`), merge, and add them again with `ralm encode`."
             )
-        _merge(writer, [list(range(len(writer.segments)))], build or BuildOptions())
+        writer.merge([range(len(writer.segments))], build)
         documents = opened.manifest.counts.get("documents", 0)
         return writer.write({}, opened.vector_sets, opened.fingerprint, documents)
 
 
-def merge_small_segments(writer: IndexWriter, build: BuildOptions) -> None:
+def merge_small_segments(writer: IndexWriter, build: BuildOptions | None) -> None:
     """Merge the segments that have become small or sparse compared with others.
 
     If vectors of the first segment are stored with loss, it stays as it is until all its passages are removed.
     """
     first = writer.segments[0]
-    fixed = 0 if all(_is_lossless(first, name) for name in first.vectors) else 1
-    left = [one.segment.left for one in writer.segments[fixed:]]
-    groups = [[place + fixed for place in group] for group in plan_merges(left)]
-    if fixed and first.segment.left:
+    fixed = 1 if _lossy_vectors(first) else 0
+    groups = [
+        [place + fixed for place in group] for group in plan_merges([one.left for one in writer.segments[fixed:]])
+    ]
+    if fixed and first.left:
         groups = [[0], *groups]
-    _merge(writer, groups, build, max_removed=_MAX_REMOVED, fixed=fixed)
+    writer.merge(groups, build, max_removed=_MAX_REMOVED, fixed=fixed)
 
 
 def plan_merges(left: Sequence[int]) -> list[list[int]]:
@@ -203,73 +233,17 @@ def plan_merges(left: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def _merge(
-    writer: IndexWriter, groups: Sequence[Sequence[int]], build: BuildOptions, *, max_removed: float = 0, fixed: int = 0
-) -> None:
-    """Merge the segments of each group into one. A single segment stays as it is if it is one of the first `fixed`, or
-    if at most the share `max_removed` of it was removed. Segments in no group are dropped."""
-    before = writer.segments
-    kept = {place for group in groups for place in group}
-    writer.segments = []
-    for group in groups:
-        merged = [before[place] for place in group]
-        segment = merged[0].segment
-        stays = group[0] < fixed or len(segment.removed.rows) <= max_removed * segment.entry.passages
-        if len(merged) == 1 and stays:
-            writer.segments += merged
-            continue
-        writer.segments.append(_merged(writer, merged, build, first=group[0] == 0))
-        for files in merged:
-            writer.discard(files)
-    for place, files in enumerate(before):
-        if place not in kept:
-            writer.discard(files)
-
-
-def _merged(writer: IndexWriter, files: Sequence[SegmentFiles], build: BuildOptions, *, first: bool) -> SegmentFiles:
-    """Write the passages left in some segments as one; `first` says whether they are the first of the index."""
-    path = writer.new_path(SEGMENTS)
-    folder = writer.folder / path
-    folder.mkdir(parents=True)
-    segments = [one.segment for one in files]
-    passages = StoredPassages([one.store for one in segments], removed_rows(segments))
-    for _ in track(write_passages(folder / PASSAGES_FILE, passages), "Merging passages", len(passages)):
-        pass
-    if writer.for_bm25:
-        (folder / BM25_FOLDER).mkdir()
-        merge_arrays([one.for_bm25() for one in segments], folder / BM25_FOLDER, build.buffered_terms)
-    vectors = {name: _merge_vectors(writer, files, name, path, first) for name in files[0].vectors}
-    entry = SegmentEntry(folder=path, passages=len(passages))
-    return SegmentFiles(open_segment(writer.folder, entry, bm25=writer.for_bm25), vectors)
-
-
-def _merge_vectors(writer: IndexWriter, files: Sequence[SegmentFiles], name: str, path: str, first: bool) -> str:
-    """Write the vectors with this name that are left in some segments; returns their file."""
-    with dense_extra():
-        from ralm.retrieval.dense.build import kind_of_added, merge_vectors
-    options = writer.index.vector_sets.sets[name].options
-    parts = [_open_vectors(one, name) for one in files]
-    exact = kind_of_added(parts[0].d, options.faiss)
-    if not first:
-        options = replace(options, faiss=exact)
-    name_in_index = vectors_file(path, name)
-    file = writer.folder / name_in_index
-    file.parent.mkdir(parents=True)
-    merge_vectors(parts, [one.segment.removed.rows for one in files], options, file.parent)
-    if options.faiss != exact:
-        writer.rebuilt_vectors[name] = whole_checksum(file)
-    return name_in_index
-
-
-def _open_vectors(files: SegmentFiles, name: str) -> Any:
+def _open_vectors(segment: OpenSegment, name: str) -> Any:
     with dense_extra():
         from ralm.retrieval.dense.search import open_vectors
-    file = files.segment.root / files.vectors[name]
-    return open_vectors(file, file, files.segment.entry.passages)
+    file = segment.root / segment.vectors[name]
+    return open_vectors(file, file, segment.passages)
 
 
-def _is_lossless(files: SegmentFiles, name: str) -> bool:
-    """Whether the vectors with this name can be merged without loss."""
+def _lossy_vectors(segment: OpenSegment) -> list[str]:
+    """The names of the vectors of a segment that cannot be merged without loss."""
+    if not segment.vectors:
+        return []
     with dense_extra():
         from ralm.retrieval.dense.build import keeps_vectors
-    return keeps_vectors(_open_vectors(files, name))
+    return [name for name in segment.vectors if not keeps_vectors(_open_vectors(segment, name))]

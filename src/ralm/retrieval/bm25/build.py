@@ -198,6 +198,7 @@ class BM25Builder:
 
     def __init__(self, folder: Path, build: BuildOptions | None = None, analysis: Analysis = ENGLISH) -> None:
         build = build or BuildOptions()
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._capacity = build.buffered_terms
         self._term_ids = TermIds(build.workers, analysis)

@@ -175,6 +175,7 @@ def merge_arrays(segments: Sequence[Segment], folder: Path, at_a_time: int) -> I
 
     Raises DamagedFolderError if a segment is damaged, CorpusError if they have more passages than BM25 can number.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     check_passage_count(sum(one.passages - len(one.removed.rows) for one in segments))
     for one in segments:
         one.check()
