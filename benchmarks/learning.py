@@ -31,6 +31,7 @@ from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm import TINY, model_folder
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
+from ralm.lm.scoring import Scorer
 from ralm.protocols import Reranker
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
@@ -41,8 +42,8 @@ from ralm.reranking.predictive import Predictive
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
-from ralm.training.candidates import document_store_factory, find_candidates, queries_of, score_candidates
-from ralm.training.examples import Example, sample_examples
+from ralm.training.candidates import find_candidates, score_candidates
+from ralm.training.examples import Example, queries_of, sample_examples
 from ralm.training.options import CandidateOptions, ExampleOptions, Precision, RerankerOptions, TrainingOptions
 from ralm.training.reranker import train_reranker
 from ralm.training.signal_writer import make_signals
@@ -85,13 +86,13 @@ def measure_signals(index: Index, documents: Sequence[Document], examples: int) 
         queries = queries_of(drawn, model.tokenizer, options.query_tokens)
         k = CANDIDATES.candidates
         hits = find_candidates(drawn, queries, index.bm25, index.passages, k, exclude=True)
-        made = document_store_factory(index.passages, model.tokenizer, CANDIDATES)
+        cut = CANDIDATES.document_tokens, CANDIDATES.bos
         slow, fast = Rate(), Rate()
         for first in range(0, len(drawn), IN_TURN):
             rows = range(first, min(first + IN_TURN, len(drawn)))
             some, of_them = [drawn[row] for row in rows], Hits.from_pairs([[*hits.of(row)] for row in rows])
-            _time_plain(slow, plain, some, of_them, made())
-            _time_engine(fast, model, some, of_them, made())
+            _time_plain(slow, plain, some, of_them, PassageDocuments(index.passages, model.tokenizer, *cut))
+            _time_engine(fast, model, some, of_them, PassageDocuments(index.passages, model.tokenizer, *cut))
         ratio = fast.pairs_a_second / slow.pairs_a_second
         print(f"{per_sequence:<22}{slow.pairs_a_second:>20.1f}{fast.pairs_a_second:>18.1f}{ratio:>8.2f}", flush=True)
 
@@ -153,7 +154,8 @@ def _time_engine(
     rate: Rate, model: LocalLanguageModel, drawn: Sequence[Example], hits: Hits, documents: PassageDocuments
 ) -> None:
     begin = time.perf_counter()
-    scored = score_candidates(drawn, hits, documents, model)
+    numbers_of = [[NO_PASSAGE, *(number for number, _ in hits.of(row))] for row in range(len(drawn))]
+    scored = score_candidates(drawn, numbers_of, documents, Scorer(model, progress=False))
     rate.add(sum(map(len, scored)), time.perf_counter() - begin)
 
 

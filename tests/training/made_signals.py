@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.storage.manifest import write_manifest
+from ralm.training.examples import EXAMPLE_SCHEMA
 from ralm.training.signals import (
     CANDIDATE_SCHEMA,
     CANDIDATES,
-    EXAMPLE_SCHEMA,
     EXAMPLES,
     SIGNALS_KIND,
     Signals,

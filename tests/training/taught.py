@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import JsonValue
 
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passage
+from ralm.training.candidates import OnlineExamples
 from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
 from ralm.training.retriever import train_retriever
 
@@ -27,7 +27,7 @@ def passages() -> list[Passage]:
     return [Passage(n, f"d{n}", f"about {word}", f"the {word} and the {word} again") for n, word in enumerate(WORDS)]
 
 
-class Taught:
+class Taught(OnlineExamples):
     """Queries of random words; the higher the number of a passage, the more it helps.
 
     With `work`, the folder where versions are made, it waits for those that are being made.
@@ -35,11 +35,11 @@ class Taught:
 
     def __init__(self, count: int = 30, work: Path | None = None) -> None:
         draws = np.random.default_rng(0)
-        self.documents_E: Sequence[str] = [f"document {n}" for n in range(count)]
+        self.documents_E = [f"document {n}" for n in range(count)]
         self._queries = [" ".join(draws.choice(WORDS, 4)) for _ in range(count)]
         self._work = work
         self.asked: list[list[int]] = []
-        self.config: dict[str, JsonValue] = {"examples": "taught", "count": count}
+        self.config = {"examples": "taught", "count": count}
 
     def queries(self, examples_B: IntArray) -> Sequence[str]:
         return [self._queries[example] for example in examples_B.tolist()]

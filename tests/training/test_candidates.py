@@ -9,10 +9,12 @@ from hypothesis import given, settings, strategies as st
 
 from ralm.corpus.decontamination import NGRAM
 from ralm.errors import UsageError
-from ralm.records import Document, Passage
-from ralm.training.candidates import check_fits, document_store_factory, find_candidates, queries_of, score_candidates
-from ralm.training.examples import Example, sample_examples
-from ralm.training.options import CandidateOptions, ExampleOptions
+from ralm.lm.scoring import Scorer
+from ralm.reading.tokens import PassageDocuments
+from ralm.records import NO_PASSAGE, Document, Passage
+from ralm.training.candidates import find_candidates, score_candidates
+from ralm.training.examples import Example, queries_of, sample_examples
+from ralm.training.options import ExampleOptions
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer
 
 OPTIONS = ExampleOptions(
@@ -76,17 +78,13 @@ def test_log_probs_are_those_of_each_candidate_alone(seed: int, begins: bool) ->
     examples = sample_examples(documents, tokenizer, OPTIONS)
     queries = queries_of(examples, tokenizer, OPTIONS.query_tokens)
     hits = find_candidates(examples, queries, SharedWordsRetriever(passages), passages, 4, exclude=True)
-    options = CandidateOptions(document_tokens=10)
-    scored = score_candidates(examples, hits, document_store_factory(passages, tokenizer, options)(), model)
+    numbers_of = [[NO_PASSAGE, *(number for number, _ in hits.of(row))] for row in range(len(examples))]
+    scored = score_candidates(examples, numbers_of, PassageDocuments(passages, tokenizer, 10, "auto"), Scorer(model))
     first = [1] if begins else []
-    for row, example in enumerate(examples):
-        prompt_prefixes = [
-            first,
-            *([*first, *tokenizer.encode(passages[number].text)][:10] for number, _ in hits.of(row)),
-        ]
-        assert len(scored[row]) == len(prompt_prefixes)
-        for prompt_prefix, found in zip(prompt_prefixes, scored[row], strict=True):
-            read = [*prompt_prefix, *example.prefix]
+    for example, numbers, log_probs in zip(examples, numbers_of, scored, strict=True):
+        for number, found in zip(numbers, log_probs, strict=True):
+            text = tokenizer.encode("" if number == NO_PASSAGE else passages[number].text)
+            read = [*[*first, *text][:10], *example.prefix]
             alone = []
             for token in example.continuation:
                 alone.append(model.next_log_probs_V(np.array(read, dtype=np.int64))[token])
@@ -102,8 +100,3 @@ def test_passages_without_document_ids() -> None:
     queries = queries_of(examples, tokenizer, 6)
     with pytest.raises(UsageError, match="no document id"):
         find_candidates(examples, queries, SharedWordsRetriever(nameless), nameless, 3, exclude=True)
-
-
-def test_a_model_that_cannot_read_both() -> None:
-    with pytest.raises(UsageError, match="do not fit together into the 64 tokens"):
-        check_fits(CountingModel(WordTokenizer()), 40, 25)

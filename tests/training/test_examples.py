@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from ralm.corpus.decontamination import NGRAM, run_hash
 from ralm.errors import TextError, UsageError
 from ralm.records import Document
-from ralm.training.examples import Example, as_table, from_table, sample_examples
+from ralm.training.examples import Example, sample_examples
 from ralm.training.options import ExampleOptions
 from tests.fakes import WordTokenizer
 
@@ -108,15 +108,6 @@ def test_runs_are_those_that_overlap_the_continuation() -> None:
         first, last = one.begin, one.begin + 2
         starts = [i for i in range(len(words) - NGRAM + 1) if i <= last and i + NGRAM > first]
         assert set(one.runs) == {run_hash(words[i : i + NGRAM]) for i in starts}
-
-
-def test_a_table_keeps_examples() -> None:
-    options = ExampleOptions(examples=5, prefix_tokens=8, sequence_tokens=20, query_tokens=4)
-    examples = sample_examples([document("d", 90)], WordTokenizer(), options)
-    for before, after in zip(examples, from_table(as_table(examples)), strict=True):
-        assert place_of(before) == place_of(after)
-        np.testing.assert_array_equal(before.continuation, after.continuation)
-        assert list(before.runs) == list(after.runs)
 
 
 @pytest.mark.parametrize(

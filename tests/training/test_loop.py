@@ -13,25 +13,16 @@ import torch
 
 from ralm.errors import FolderExistsError, ModelError, RalmWarning, StorageError, UsageError
 from ralm.records import IntArray
+from ralm.runs.resume import unfinished_run
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import FolderKind
 from ralm.training.checkpoints import Checkpoint, Checkpoints
-from ralm.training.loop import (
-    LOSSES,
-    PLOT,
-    TrainableModel,
-    Trained,
-    batch_of_step,
-    learning_rate,
-    own_randomness,
-    train,
-    training_run,
-    write_trained,
-)
-from ralm.training.options import TrainingOptions
+from ralm.training.loop import LOSSES, PLOT, TrainableModel, batch_of_step, learning_rate, own_randomness, train
+from ralm.training.options import Trained, TrainingOptions
 
 KIND = FolderKind("line")
 EXAMPLES = np.arange(40)
+TRAINING_E, HELD_OUT_E = EXAMPLES[:30], EXAMPLES[30:]
 OPTIONS = TrainingOptions(steps=30, batch=6, learning_rate=0.1, evaluate_every=5, checkpoint_every=4, patience=30)
 
 
@@ -42,6 +33,7 @@ class Line(TrainableModel):
 
     def __init__(self, stop: int | None = None, nan: int | None = None, dropout: float = 0.2) -> None:
         self.module = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(dropout), torch.nn.Linear(8, 1))
+        self.documents_E = [f"d{example}" for example in EXAMPLES]
         self.stop, self.nan, self.begun = stop, nan, 0
 
     def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
@@ -56,6 +48,9 @@ class Line(TrainableModel):
     def weights(self) -> list[Any]:
         return [one.tolist() for one in self.module.state_dict().values()]
 
+    def vector(self) -> torch.Tensor:
+        return torch.nn.utils.parameters_to_vector(self.module.parameters()).detach()
+
     def begin_step(self, step: int) -> None:
         if step == self.stop:
             raise KeyboardInterrupt
@@ -69,12 +64,25 @@ class Line(TrainableModel):
 
 
 def trained(out: Path, options: TrainingOptions = OPTIONS, force: bool = False, **line: Any) -> tuple[Line, Trained]:
-    config: dict[str, Any] = {"steps": options.steps}
-    with own_randomness(options.seed), training_run(out, KIND, config, force=force) as work:
+    with own_randomness(options.seed):
         student = Line(**line)
-        result = train(student, work, EXAMPLES[:30], EXAMPLES[30:], options)
-        write_trained(out, KIND, student, result, config, force=force)
-    return student, result
+        return student, train(
+            student, out, KIND, {"steps": options.steps}, TRAINING_E, HELD_OUT_E, options, force=force
+        )
+
+
+def held_out_loss(result: Trained, step: int) -> float:
+    return next(float(row["held_out_loss"]) for row in result.losses if row["step"] == step)
+
+
+def same_weights_as_undisturbed(folder: Path) -> None:
+    """Run the training of `folder / "out"` again, and compare it with one that was never stopped."""
+    resumed, result = trained(folder / "out")
+    whole, expected = trained(folder / "whole")
+    assert resumed.weights() == whole.weights()
+    assert replace(result, out=expected.out) == expected
+    assert resumed.begun == whole.begun == 30
+    assert (folder / "out" / LOSSES).read_bytes() == (folder / "whole" / LOSSES).read_bytes()
 
 
 def test_a_folder_with_the_model_its_losses_and_a_plot(tmp_path: Path) -> None:
@@ -83,7 +91,7 @@ def test_a_folder_with_the_model_its_losses_and_a_plot(tmp_path: Path) -> None:
     assert table["step"].to_pylist() == [0, 5, 10, 15, 20, 25, 30]
     assert table["training_loss"].to_pylist()[0] is None
     held_out = table["held_out_loss"].to_pylist()
-    assert min(held_out) == result.held_out_loss(result.best_step) < held_out[0] / 4
+    assert min(held_out) == held_out_loss(result, result.best_step) < held_out[0] / 4
     assert (tmp_path / "out" / PLOT).read_bytes().startswith(b"\x89PNG")
     manifest = read_manifest(tmp_path / "out", kind=KIND)
     assert manifest.counts == {"steps": 30, "best_step": result.best_step}
@@ -94,16 +102,11 @@ def test_a_folder_with_the_model_its_losses_and_a_plot(tmp_path: Path) -> None:
 def test_a_training_that_was_stopped_ends_bit_for_bit_as_an_undisturbed_one(
     stops: tuple[int, ...], tmp_path: Path
 ) -> None:
-    whole, expected = trained(tmp_path / "whole")
     for stop in stops:
         with pytest.raises(KeyboardInterrupt):
             trained(tmp_path / "out", stop=stop)
         assert (tmp_path / "out.unfinished").exists() == (stop > 3), "without a checkpoint nothing is left"
-    resumed, result = trained(tmp_path / "out")
-    assert resumed.weights() == whole.weights()
-    assert result == expected
-    assert resumed.begun == whole.begun == 30
-    assert (tmp_path / "out" / LOSSES).read_bytes() == (tmp_path / "whole" / LOSSES).read_bytes()
+    same_weights_as_undisturbed(tmp_path)
 
 
 def test_random_numbers_of_the_caller_stay_as_they_were(tmp_path: Path) -> None:
@@ -114,29 +117,23 @@ def test_random_numbers_of_the_caller_stay_as_they_were(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_parts_of_a_batch_do_not_change_the_gradient(tmp_path: Path) -> None:
+def test_parts_of_a_batch_do_not_change_the_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = []
     for at_once in (1, 4, 100):
-        with own_randomness(0):
-            student = Line(dropout=0.0)
-            student.at_once = at_once
-            (tmp_path / str(at_once)).mkdir()
-            train(student, tmp_path / str(at_once), EXAMPLES[:30], EXAMPLES[:0], TrainingOptions(steps=1, batch=6))
-        weights.append(torch.nn.utils.parameters_to_vector(student.module.parameters()).detach())
+        monkeypatch.setattr(Line, "at_once", at_once)
+        student, _ = trained(tmp_path / str(at_once), replace(OPTIONS, steps=1), dropout=0.0)
+        weights.append(student.vector())
     torch.testing.assert_close(weights[1], weights[0])
     torch.testing.assert_close(weights[2], weights[0])
 
 
 def test_a_lower_precision_trains_too(tmp_path: Path) -> None:
-    weights = {}
-    for precision in ("float32", "bfloat16"):
-        options = TrainingOptions(steps=5, batch=6, learning_rate=0.1, precision=precision)
-        student, result = trained(tmp_path / precision, options)
-        weights[precision] = torch.nn.utils.parameters_to_vector(student.module.parameters()).detach()
-        assert result.held_out_loss(5) is not None
-        assert {one.dtype for one in student.module.parameters()} == {torch.float32}
-    assert not torch.equal(weights["float32"], weights["bfloat16"])
-    torch.testing.assert_close(weights["float32"], weights["bfloat16"], rtol=0.1, atol=0.1)
+    exact, _ = trained(tmp_path / "exact", replace(OPTIONS, steps=5))
+    student, result = trained(tmp_path / "lower", replace(OPTIONS, steps=5, precision="bfloat16"))
+    assert result.losses[-1]["held_out_loss"] is not None
+    assert {one.dtype for one in student.module.parameters()} == {torch.float32}
+    assert not torch.equal(student.vector(), exact.vector())
+    torch.testing.assert_close(student.vector(), exact.vector(), rtol=0.1, atol=0.1)
 
 
 def test_a_training_without_dropout_is_one_of_a_model_that_has_none(tmp_path: Path) -> None:
@@ -150,37 +147,30 @@ def test_a_training_without_dropout_is_one_of_a_model_that_has_none(tmp_path: Pa
 def test_it_stops_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
     options = TrainingOptions(steps=500, batch=6, learning_rate=0.5, evaluate_every=1, patience=3, warmup=0)
     student, result = trained(tmp_path / "out", options)
-    losses = [row.held_out_loss for row in result.losses]
-    best = result.held_out_loss(result.best_step)
+    best = held_out_loss(result, result.best_step)
     assert result.steps == result.best_step + 3 < 500
-    assert best == min(one for one in losses if one is not None)
-    with own_randomness(0), torch.no_grad():
-        assert float(student.losses(EXAMPLES[30:], None).mean()) == pytest.approx(best)
+    assert best == min(row["held_out_loss"] for row in result.losses)
+    with torch.no_grad():
+        assert float(student.losses(HELD_OUT_E, None).mean()) == pytest.approx(best)
 
 
-def test_a_training_that_does_not_help_is_said(tmp_path: Path) -> None:
+def test_a_training_that_does_not_help_is_reported(tmp_path: Path) -> None:
     options = TrainingOptions(steps=4, batch=2, learning_rate=30.0, evaluate_every=1, warmup=0)
-    with own_randomness(0):
-        student = Line()
-        before = student.weights()
-        with pytest.warns(RalmWarning, match="did not lower the loss of the held-out examples"):
-            result = train(student, tmp_path, EXAMPLES[:30], EXAMPLES[30:], options)
+    with pytest.warns(RalmWarning, match="did not lower the loss of the held-out examples"):
+        student, result = trained(tmp_path / "out", options)
     assert result.best_step == 0
-    assert student.weights() == before
+    with own_randomness(options.seed):
+        assert student.weights() == Line().weights()
 
 
 def test_a_loss_that_is_not_a_number_names_the_example_and_leaves_the_checkpoint(tmp_path: Path) -> None:
-    steps = [batch_of_step(EXAMPLES[:30], step, OPTIONS).tolist() for step in range(30)]
+    steps = [batch_of_step(TRAINING_E, step, OPTIONS).tolist() for step in range(30)]
     example = next(one for one in range(30) if not any(one in batch for batch in steps[:4]))
     first = next(place for place, batch in enumerate(steps, 1) if example in batch)
-    assert first > 4
-    with pytest.raises(
-        ModelError, match=rf"the loss of example {example} is nan in step {first}; the checkpoint of step 4 is kept"
-    ):
+    named = rf"the loss of example {example} \(document 'd{example}'\) is nan in step {first}"
+    with pytest.raises(ModelError, match=rf"{named}; the checkpoint of step 4 is kept"):
         trained(tmp_path / "out", nan=example)
-    resumed, _ = trained(tmp_path / "out")
-    whole, _ = trained(tmp_path / "whole")
-    assert resumed.weights() == whole.weights()
+    same_weights_as_undisturbed(tmp_path)
     with pytest.raises(ModelError, match=r"is nan in step 1; there is no checkpoint yet"):
         trained(tmp_path / "again", nan=steps[0][0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
@@ -188,11 +178,10 @@ def test_a_loss_that_is_not_a_number_names_the_example_and_leaves_the_checkpoint
 
 def test_one_training_per_folder_and_with_the_same_settings(tmp_path: Path) -> None:
     with (
-        training_run(tmp_path / "out", KIND, {}, force=False),
+        unfinished_run(tmp_path / "out", {}, force=False),
         pytest.raises(FolderExistsError, match="another process is writing .*out; wait for it"),
-        training_run(tmp_path / "out", KIND, {}, force=False),
     ):
-        pass
+        trained(tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path / "out", stop=9)
     other = TrainingOptions(steps=31, batch=6)
@@ -225,9 +214,7 @@ def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_loses_nothing(
     monkeypatch.undo()
     assert kept == [4, 8, 12]
     assert not list((tmp_path / "out.unfinished").glob("*.partial"))
-    resumed, _ = trained(tmp_path / "out")
-    whole, _ = trained(tmp_path / "whole")
-    assert resumed.weights() == whole.weights()
+    same_weights_as_undisturbed(tmp_path)
 
 
 def test_checkpoints_are_whole_or_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -262,7 +249,7 @@ def test_weights_of_an_attempt_that_was_killed_are_never_the_best(tmp_path: Path
 
 
 def test_every_example_is_read_once_a_round_in_another_order() -> None:
-    batches = [batch_of_step(EXAMPLES[:30], step, OPTIONS) for step in range(10)]
+    batches = [batch_of_step(TRAINING_E, step, OPTIONS) for step in range(10)]
     rounds = np.concatenate(batches).reshape(2, 30)
     for one in rounds:
         assert sorted(one.tolist()) == list(range(30))

@@ -17,7 +17,7 @@ from ralm.reranking.cross_encoder import load_pair_model
 from ralm.reranking.predictive import Predictive, load_cross_encoder, rank_prior
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
-from ralm.training.cross_encoder import TrainableCrossEncoder, fitted_likelihood, fitted_rank_weight
+from ralm.training.cross_encoder import TrainableCrossEncoder, fitted_priors
 from ralm.training.options import RerankerOptions, TrainingOptions
 from ralm.training.reranker import train_reranker
 from ralm.training.signals import Signals
@@ -66,7 +66,8 @@ def plain_weight(signals: Signals) -> float:
 @pytest.mark.parametrize("slope", [-0.4, 0.0, 0.05, 0.3])
 def test_the_weight_is_the_best_one(tmp_path: Path, index: Index, slope: float) -> None:
     signals = signals_where_rank_helps(tmp_path / "signals", index, slope)
-    weight = fitted_rank_weight(signals, EXAMPLES)
+    weight, likelihood = fitted_priors(signals, EXAMPLES)
+    assert likelihood is None
     assert weight == pytest.approx(plain_weight(signals))
     assert (weight > 0) == (slope > 0.01) or slope == 0
 
@@ -123,11 +124,8 @@ def test_it_can_change_what_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("weight", ["much", -1, float("inf"), None])
-def test_a_weight_that_is_none(tmp_path: Path, index: Index, weight: object) -> None:
-    signals = signals_where_rank_helps(tmp_path / "signals", index, 0.3)
-    init = str(save_tiny_bert(tmp_path / "init"))
-    options = TrainingOptions(steps=1, batch=1, held_out=0)
-    train_reranker(signals, tmp_path / "out", init, options, READING, index=index)
+def test_a_weight_that_is_none(tmp_path: Path, weight: object) -> None:
+    load_pair_model(str(save_tiny_bert(tmp_path / "init")), 12, new=True).save(tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     config["ralm"]["rank_weight"] = weight
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
@@ -178,25 +176,24 @@ def test_the_likelihood_is_the_best_one(tmp_path: Path, index: Index, ends_EKJ: 
             total += learning.marginal_loss(scores, signals.log_probs_EK[example].tolist())
         return total / len(EXAMPLES)
 
-    weight, likelihood = fitted_likelihood(signals, EXAMPLES, ends_EKJ, rank=True)
+    weight, likelihood = fitted_priors(signals, EXAMPLES, ends_EKJ)
     assert likelihood is not None
-    best = loss(weight, likelihood.weight, likelihood.decay)
+    much, decay = likelihood.weight, likelihood.decay
     others = [
-        (weight + 0.05, likelihood.weight, likelihood.decay),
-        (max(0.0, weight - 0.05), likelihood.weight, likelihood.decay),
-        (weight, likelihood.weight, 2 * likelihood.decay if likelihood.decay < 32 else 16),
-        (weight, likelihood.weight, likelihood.decay / 2 if likelihood.decay > 1 else 2),
+        (weight + 0.05, much, decay),
+        (max(0.0, weight - 0.05), much, decay),
+        (weight, much, 2 * decay if decay < 32 else 16),
+        (weight, much, decay / 2 if decay > 1 else 2),
         (weight, 0.0, 1.0),
-        *((weight, much, likelihood.decay) for much in (0.05, 0.2, 0.4, 0.8, 1.5)),
+        *((weight, other, decay) for other in (0.05, 0.2, 0.4, 0.8, 1.5)),
     ]
-    assert best <= min(loss(*one) for one in others) + 1e-6
-    assert best < loss(0.0, 0.0, 1.0) - 0.001
-    nothing = np.zeros_like(ends_EKJ)
+    assert loss(weight, much, decay) <= min(loss(*one) for one in others) + 1e-6
+    assert loss(weight, much, decay) < loss(0.0, 0.0, 1.0) - 0.001
+    assert fitted_priors(signals, EXAMPLES, np.zeros_like(ends_EKJ))[1] is None
     ranked = signals_where_rank_helps(tmp_path / "ranked", index, 0.3)
     of_four = np.zeros((len(EXAMPLES), ranked.width, 12), dtype=np.float32)
-    assert fitted_likelihood(ranked, EXAMPLES, of_four, rank=True) == (fitted_rank_weight(ranked, EXAMPLES), None)
-    assert fitted_likelihood(ranked, EXAMPLES, of_four, rank=False) == (0.0, None)
-    assert fitted_likelihood(signals, EXAMPLES, nothing, rank=True)[1] is None
+    assert fitted_priors(ranked, EXAMPLES, of_four) == fitted_priors(ranked, EXAMPLES)
+    assert fitted_priors(ranked, EXAMPLES, of_four, rank=False) == (0.0, None)
 
 
 @pytest.mark.filterwarnings("ignore:training did not lower")

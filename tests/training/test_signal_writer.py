@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.errors import DamagedFolderError
 from ralm.storage.atomic import file_lock
 from ralm.training import signal_writer
 from ralm.training.examples import Example
@@ -99,17 +98,25 @@ def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[i
     """Have the disk be full once, when a third part is to be measured; returns where measured parts begin."""
     measured: list[int] = []
     failed: list[int] = []
-    measure = signal_writer._Measurer.__call__
+    measure = signal_writer._measure
 
-    def measuring(self: signal_writer._Measurer, examples: list[Example], first: int) -> pa.Table:
+    def measuring(job: Any, sampled: pa.Table) -> pa.Table:
+        first = sampled["example"][0].as_py()
         if len(measured) == 2 and not failed:
             failed.append(first)
             raise OSError(28, "No space left on device")
         measured.append(first)
-        return measure(self, examples, first)
+        return measure(job, sampled)
 
-    monkeypatch.setattr(signal_writer._Measurer, "__call__", measuring)
+    monkeypatch.setattr(signal_writer, "_measure", measuring)
     return measured
+
+
+def failing_at(name: str, *command: object) -> None:
+    """Run the command with a function that finds the disk full."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal_writer, name, lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+        assert ralm(*command).status != 0
 
 
 def test_what_is_done_is_not_measured_again(
@@ -134,16 +141,13 @@ def test_what_is_done_is_not_measured_again(
     same(open_signals(tmp_path / "whole"), open_signals(tmp_path / "out"))
 
 
-def test_text_that_changed_is_another_text(work: Path, tmp_path: Path, asked: list[object]) -> None:
+def test_other_texts_and_fields_are_other_settings(work: Path, tmp_path: Path, asked: list[object]) -> None:
     text = tmp_path / "text.jsonl"
     shutil.copy(work / "corpus.jsonl", text)
     asked[1] = text
-    (tmp_path / "out.unfinished").mkdir()
-    succeeded(ralm(*asked, "--out", tmp_path / "first"))
-    (tmp_path / "out.unfinished").rmdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signal_writer, "_measure_all", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-        assert ralm(*asked, "--out", tmp_path / "out").status != 0
+    failing_at("_measure_all", *asked, "--out", tmp_path / "out")
+    answer = ralm(*asked, "--out", tmp_path / "out", "--id-field", "title")
+    assert "begun with other settings (text.fields.id id there, title here)" in answer.err
     with text.open("a") as stream:
         stream.write(json.dumps({"id": "new", "text": "new words " * 30}) + "\n")
     answer = ralm(*asked, "--out", tmp_path / "out")
@@ -219,17 +223,6 @@ def test_worth_by_hand(tmp_path: Path) -> None:
     assert worth.uniform == pytest.approx(np.log(2))
 
 
-def test_damage_is_noticed(tmp_path: Path) -> None:
-    save_signals(tmp_path / "signals", "index", ["a", "b"], [[0], [1]], [[-1.0], [-2.0]])
-    file = tmp_path / "signals" / CANDIDATES / "00000.parquet"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(DamagedFolderError, match="altered"):
-        open_signals(tmp_path / "signals")
-    assert ralm("check", tmp_path / "signals").status == 1
-
-
 def test_another_process_finishes_while_this_one_waits(
     tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,9 +231,9 @@ def test_another_process_finishes_while_this_one_waits(
     measure = signal_writer._measure_if_free
     waited: list[float] = []
 
-    def leave_the_last(work: Path, part: int, sampled: pq.ParquetFile, measurer: signal_writer._Measurer) -> None:
+    def leave_the_last(job: Any, part: int, sampled: pq.ParquetFile) -> None:
         if part < 3:
-            measure(work, part, sampled, measurer)
+            measure(job, part, sampled)
 
     def others_finish(pause: float) -> None:
         waited.append(pause)
@@ -294,25 +287,22 @@ def test_a_process_that_fails_leaves_the_work_of_others(
     tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch, options: list[object]
 ) -> None:
     """While one process samples, another one has other settings, or waits and is interrupted."""
-    sample = signal_writer._sample
+    keep = signal_writer._keep_examples
     status: list[int] = []
 
-    def with_another(work: Path, examples: list[Example]) -> None:
-        taken: list[Path] = []
+    @contextmanager
+    def waiting(job: Any) -> Iterator[None]:
+        if not options:
+            raise KeyboardInterrupt
+        yield
 
-        @contextmanager
-        def interrupted(work: Path, *_: object) -> Iterator[None]:
-            if taken:
-                raise KeyboardInterrupt
-            taken.append(work)
-            yield
-
+    def with_another(job: Any, examples: list[Example]) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(signal_writer, "_turn", interrupted)
+            patch.setattr(signal_writer, "_turn", waiting)
             status.append(ralm(*asked, *options, "--out", tmp_path / "out").status)
-        sample(work, examples)
+        keep(job, examples)
 
-    monkeypatch.setattr(signal_writer, "_sample", with_another)
+    monkeypatch.setattr(signal_writer, "_keep_examples", with_another)
     succeeded(ralm(*asked, "--out", tmp_path / "out"))
     assert len(status) == 1
     assert status[0] != 0
@@ -322,23 +312,13 @@ def test_a_process_that_fails_leaves_the_work_of_others(
 def test_parts_of_earlier_signals_do_not_count(tmp_path: Path, asked: list[object]) -> None:
     """A process was killed while it cleared the work folder away."""
     succeeded(ralm(*asked, "--out", tmp_path / "right"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signal_writer, "_finish", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
-        assert ralm(*asked, "--seed", 1, "--out", tmp_path / "out").status != 0
+    failing_at("_write", *asked, "--seed", 1, "--out", tmp_path / "out")
     begun = tmp_path / "out.unfinished"
     assert len(list((begun / "parts").glob("*.parquet"))) == 4
     (begun / "config.json").unlink()
     (begun / "sampled.parquet").unlink()
     succeeded(ralm(*asked, "--out", tmp_path / "out"))
     same(open_signals(tmp_path / "right"), open_signals(tmp_path / "out"))
-
-
-def test_other_fields_are_other_settings(tmp_path: Path, asked: list[object]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signal_writer, "_measure_all", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-        assert ralm(*asked, "--out", tmp_path / "out").status != 0
-    answer = ralm(*asked, "--out", tmp_path / "out", "--id-field", "title")
-    assert "begun with other settings (text.fields.id id there, title here)" in answer.err
 
 
 def test_a_process_that_is_killed_once_the_signals_are_written_leaves_nothing_for_good(

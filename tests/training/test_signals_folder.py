@@ -13,6 +13,7 @@ import pytest
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import NO_PASSAGE
 from ralm.storage.manifest import write_manifest
+from ralm.training.options import TrainingOptions
 from ralm.training.signals import EXAMPLES, SIGNALS_KIND, open_signals, split_with_choice
 from tests.training.made_signals import save_signals
 
@@ -74,7 +75,7 @@ def test_impossible_continuations_are_not_trained_on(tmp_path: Path) -> None:
         [[-1.0, -2.0], [-1.0], [-1.0, infinite], [-1.0, -2.0]] * 3,
         baselines=[-3.0, -3.0, -3.0, infinite] * 3,
     )
-    training, held_out = split_with_choice(signals, 0.0, 0)
+    training, held_out = split_with_choice(signals, TrainingOptions(held_out=0))
     assert training.tolist() == [0, 4, 8]
     assert len(held_out) == 0
 

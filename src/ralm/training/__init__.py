@@ -3,7 +3,7 @@
 signals.py        the table on disk: how likely each candidate passage makes the continuation of each example
 signal_writer.py  writes it: several processes share the parts, and a killed one resumes
 examples.py       samples examples from training text
-candidates.py     finds and scores candidates; examples that are scored during a training
+candidates.py     finds and scores candidates, also of examples that are scored during a training
 losses.py         the losses of both papers: In-Context RALM Eq. 9, and LSR of REPLUG
 loop.py           trains a model in steps, whatever its loss; checkpoints.py keeps what a killed training resumes from
 reranker.py       the predictive reranker; cross_encoder.py is its trainable model

@@ -26,20 +26,20 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
-from ralm.records import NO_PASSAGE, IntArray, Passages
+from ralm.reading.tokens import PassageDocuments
+from ralm.records import NO_PASSAGE, DoubleArray, IntArray
 from ralm.retrieval.analysis import ENGLISH, Analyser
 from ralm.retrieval.bm25.formula import MAX_WEIGHT, TERM_GROUPS, WEIGHTING_KIND, Weighting
-from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.index import Index
 from ralm.runs.resume import resumable_scorers
 from ralm.runs.run import environment
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import check_output, new_folder
 from ralm.terminal import track
-from ralm.training.candidates import document_store_factory, find_candidates, score_passages
-from ralm.training.examples import Example, from_table
+from ralm.training.candidates import find_candidates, score_candidates
+from ralm.training.examples import from_table
 from ralm.training.options import CandidateOptions, WeightingOptions
-from ralm.training.signals import WHERE, Signals, index_of, open_signals
+from ralm.training.signals import WHERE, Signals, evenly_spaced, index_of, open_signals, softmax
 from ralm.validation import config_of
 
 _FLAT: Final = 1e-3
@@ -107,7 +107,7 @@ def train_bm25(
     check_output(Path(out), kind=WEIGHTING_KIND, force=force)
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
-    check_model(signals, model)
+    _check_model(signals, model)
     training_E, held_out_E = _usable(signals, options)
     config: dict[str, JsonValue] = {
         "signals": signals.fingerprint,
@@ -116,10 +116,10 @@ def train_bm25(
         "model": config_of(model, "language model"),
         "options": asdict(options),
     }
-    shape_G = _shape(signals, index, training_E)
+    shape_G = _fitted_shape(signals, index, training_E)
     with resumable_scorers(out, config, [model], force=force) as scorers:
-        firsts = _Firsts(signals, index, scorers[id(model)], np.concatenate([training_E, held_out_E]))
-        learned = _learn(firsts, index, shape_G, signals, training_E, held_out_E, options)
+        firsts = _Firsts(signals, index, scorers[id(model)])
+        learned = _choose_strength(firsts, shape_G, training_E, held_out_E, options.seed)
         settings = {**learned.weighting.as_settings(), "config": config, "results": learned.as_json()}
         with new_folder(Path(out), kind=WEIGHTING_KIND, force=force) as folder:
             write_manifest(
@@ -131,7 +131,7 @@ def train_bm25(
     return learned
 
 
-def check_model(signals: Signals, model: LanguageModel) -> None:
+def _check_model(signals: Signals, model: LanguageModel) -> None:
     """Raise UsageError if signals were measured with another language model."""
     measured_with: Any = signals.config.get("model") or {}
     own = config_of(model, "language model")
@@ -143,9 +143,7 @@ def check_model(signals: Signals, model: LanguageModel) -> None:
         )
 
 
-def fit_shape(
-    parts_EKG: NDArray[np.float64], log_probs_EK: NDArray[np.float64], there_EK: NDArray[np.bool_]
-) -> NDArray[np.float64]:
+def fit_shape(parts_EKG: DoubleArray, log_probs_EK: DoubleArray, there_EK: NDArray[np.bool_]) -> DoubleArray:
     """The positive weights (float64, G) that minimise the mean of Eq. 9 over examples.
 
     The score of a candidate is the weighted sum of its parts: what the terms of each group add to its BM25 score.
@@ -156,7 +154,7 @@ def fit_shape(
     for step in range(1, _STEPS + 1):  # Adam
         weights_G = np.exp(logs_G)
         scores_EK = np.where(there_EK, parts_EKG @ weights_G, -np.inf)
-        apart_EK = _softmax(scores_EK) - _softmax(scores_EK + log_probs_EK)  # the gradient of Eq. 9
+        apart_EK = softmax(scores_EK) - softmax(scores_EK + log_probs_EK)  # the gradient of Eq. 9
         gradient_G = np.einsum("ek,ekg->g", apart_EK, parts_EKG) * weights_G / len(parts_EKG)
         mean_G = mean_G + (1 - _BETAS[0]) * (gradient_G - mean_G)
         square_G = square_G + (1 - _BETAS[1]) * (gradient_G**2 - square_G)
@@ -165,13 +163,7 @@ def fit_shape(
     return np.exp(logs_G)
 
 
-def _softmax(logits_EK: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Softmax of each row; -inf is padding."""
-    powers_EK = np.exp(logits_EK - logits_EK.max(axis=1, keepdims=True))
-    return powers_EK / powers_EK.sum(axis=1, keepdims=True)
-
-
-def weights_of(shape_G: NDArray[np.float64], heaviest: int) -> tuple[int, ...]:
+def weights_of(shape_G: DoubleArray, heaviest: int) -> tuple[int, ...]:
     """The shape raised to the power that makes its highest weight `heaviest` and its lowest 1, in whole numbers; all 1
     if the shape is flat."""
     logs_G = np.log(shape_G / shape_G.min())
@@ -187,9 +179,7 @@ def _usable(signals: Signals, options: WeightingOptions) -> tuple[IntArray, IntA
     parts = [part[possible_E[part]] for part in signals.split(options.held_out, options.seed)]
     total = sum(map(len, parts))
     share = min(1.0, options.most_examples / max(1, total))
-    training_E, held_out_E = (
-        part[np.linspace(0, len(part) - 1, round(share * len(part))).astype(int)] for part in parts
-    )
+    training_E, held_out_E = (evenly_spaced(part, round(share * len(part))) for part in parts)
     if not len(training_E) or not len(held_out_E):
         raise UsageError(
             f"{signals.description} has {total:,} usable examples, which is not enough to learn from some and "
@@ -198,17 +188,16 @@ def _usable(signals: Signals, options: WeightingOptions) -> tuple[IntArray, IntA
     return training_E, held_out_E
 
 
-def _shape(signals: Signals, index: Index, training_E: IntArray) -> NDArray[np.float64]:
+def _fitted_shape(signals: Signals, index: Index, training_E: IntArray) -> DoubleArray:
     """The shape that fits the candidates of the training examples; flat if no example has two candidates."""
-    there_EK = signals.passages_EK != NO_PASSAGE
     several_E = training_E[signals.has_choice_E[training_E]]
     if not len(several_E):
         return np.ones(len(TERM_GROUPS))
-    parts_EKG = _parts(signals, index, several_E)
-    return fit_shape(parts_EKG, signals.log_probs_EK[several_E], there_EK[several_E])
+    there_EK = signals.passages_EK[several_E] != NO_PASSAGE
+    return fit_shape(_parts(signals, index, several_E), signals.log_probs_EK[several_E], there_EK)
 
 
-def _parts(signals: Signals, index: Index, examples_E: IntArray) -> NDArray[np.float64]:
+def _parts(signals: Signals, index: Index, examples_E: IntArray) -> DoubleArray:
     """What the terms of each group add to the BM25 scores of the candidates of examples (float64, E x K x G)."""
     bm25, analyse = index.bm25, Analyser(index.analysis or ENGLISH)
     queries = signals.texts("query").take(examples_E).to_pylist()
@@ -230,68 +219,53 @@ class _Firsts:
     """What the first passage of a retriever gains for examples; nothing is scored that signals have or that was scored
     before."""
 
-    def __init__(self, signals: Signals, index: Index, scorer: Scorer, examples_E: IntArray) -> None:
-        self._signals = signals
-        self._passages: Passages = index.passages
+    def __init__(self, signals: Signals, index: Index, scorer: Scorer) -> None:
+        self.signals = signals
+        self.index = index
         self._scorer = scorer
-        self._place = {example: place for place, example in enumerate(examples_E.tolist())}
-        self._queries: list[str] = signals.texts("query").take(examples_E).to_pylist()
-        self._examples = _examples(signals, examples_E)
+        self._examples = signals.table("document_id", "begin", "query", "prefix_tokens", "continuation_tokens", "runs")
         recorded: Any = signals.config.get("candidates") or {}
-        self._options = CandidateOptions(**recorded)
-        self._documents = document_store_factory(self._passages, scorer.tokenizer, self._options)()
+        reading = CandidateOptions(**recorded)
+        self._exclude = reading.exclude
+        self._documents = PassageDocuments(index.passages, scorer.tokenizer, reading.document_tokens, reading.bos)
 
-    def gains(self, retriever: Retriever, examples_E: IntArray) -> NDArray[np.float64]:
+    def gains(self, retriever: Retriever, examples_E: IntArray) -> DoubleArray:
         """For each example, the log-probability of its continuation after the first passage, less that without a
         passage (float64)."""
-        places = [self._place[example] for example in examples_E.tolist()]
-        examples = [self._examples[place] for place in places]
-        queries = [self._queries[place] for place in places]
-        hits = find_candidates(examples, queries, retriever, self._passages, 1, exclude=self._options.exclude)
+        signals, table = self.signals, self._examples.take(examples_E)
+        examples, queries = from_table(table), table["query"].to_pylist()
+        hits = find_candidates(examples, queries, retriever, self.index.passages, 1, exclude=self._exclude)
         first_E = hits.numbers_QK[:, 0]
-        same_EK = (self._signals.passages_EK[examples_E] == first_E[:, None]) & (first_E != NO_PASSAGE)[:, None]
-        known_E = same_EK.any(axis=1) | (first_E == NO_PASSAGE)
-        log_probs_E = self._signals.baseline_E[examples_E].copy()
+        same_EK = (signals.passages_EK[examples_E] == first_E[:, None]) & (first_E != NO_PASSAGE)[:, None]
+        log_probs_E = signals.baseline_E[examples_E].copy()
         rows, columns = np.nonzero(same_EK)
-        log_probs_E[rows] = self._signals.log_probs_EK[examples_E[rows], columns]
-        new = np.flatnonzero(~known_E).tolist()
-        scored = score_passages(
-            [examples[row] for row in new], [[int(first_E[row])] for row in new], self._documents, self._scorer
-        )
+        log_probs_E[rows] = signals.log_probs_EK[examples_E[rows], columns]
+        new = np.flatnonzero(~same_EK.any(axis=1) & (first_E != NO_PASSAGE)).tolist()
+        numbers_of = [[int(first_E[row])] for row in new]
+        scored = score_candidates([examples[row] for row in new], numbers_of, self._documents, self._scorer)
         log_probs_E[new] = [float(one.astype(np.float64).sum()) for (one,) in scored]
-        return log_probs_E - self._signals.baseline_E[examples_E]
+        return log_probs_E - signals.baseline_E[examples_E]
 
 
-def _examples(signals: Signals, examples_E: IntArray) -> list[Example]:
-    table = signals.table("document_id", "begin", "prefix_tokens", "continuation_tokens", "runs")
-    return from_table(table.take(examples_E))
-
-
-def _learn(
-    firsts: _Firsts,
-    index: Index,
-    shape_G: NDArray[np.float64],
-    signals: Signals,
-    training_E: IntArray,
-    held_out_E: IntArray,
-    options: WeightingOptions,
+def _choose_strength(
+    firsts: _Firsts, shape_G: DoubleArray, training_E: IntArray, held_out_E: IntArray, seed: int
 ) -> LearnedWeighting:
     """Find the strength on the training examples, and test it on the held-out ones."""
-    bm25, analysis = index.bm25, (index.analysis or ENGLISH).recorded
-    distinct = list(dict.fromkeys(weights_of(shape_G, heaviest) for heaviest in range(1, MAX_WEIGHT + 1)))
+    signals, bm25 = firsts.signals, firsts.index.bm25
+    distinct = dict.fromkeys(weights_of(shape_G, heaviest) for heaviest in range(1, MAX_WEIGHT + 1))
     tokens = float(signals.tokens_E[training_E].sum())
-    tried = [
-        TriedWeights(weights=weights, gain=float(firsts.gains(_weighted(bm25, weights), training_E).sum() / tokens))
-        for weights in distinct
-    ]
+    tried = []
+    for weights in distinct:
+        gains_E = firsts.gains(bm25.weighted(Weighting(weights)), training_E)
+        tried.append(TriedWeights(weights=weights, gain=float(gains_E.sum() / tokens)))
     best = max(tried, key=lambda one: one.gain).weights
     plain_E = firsts.gains(bm25, held_out_E)
-    more_E = firsts.gains(_weighted(bm25, best), held_out_E) - plain_E
+    more_E = firsts.gains(bm25.weighted(Weighting(best)), held_out_E) - plain_E
     tokens_E = signals.tokens_E[held_out_E]
     gain = float(more_E.sum() / tokens_E.sum())
     chosen = best if gain > 0 else (1,) * len(TERM_GROUPS)
     return LearnedWeighting(
-        weighting=Weighting(chosen, analysis),
+        weighting=Weighting(chosen, (firsts.index.analysis or ENGLISH).recorded),
         shape=tuple((shape_G / shape_G.min()).tolist()),
         tried=tried,
         best=best,
@@ -299,17 +273,11 @@ def _learn(
         held_out=len(held_out_E),
         plain=float(plain_E.sum() / tokens_E.sum()),
         gain=gain,
-        interval=_interval([signals.documents_E[i] for i in held_out_E.tolist()], more_E, tokens_E, options.seed),
+        interval=_interval([signals.documents_E[i] for i in held_out_E.tolist()], more_E, tokens_E, seed),
     )
 
 
-def _weighted(bm25: BM25, weights: tuple[int, ...]) -> BM25:
-    return bm25.weighted(Weighting(weights))
-
-
-def _interval(
-    documents_E: Sequence[str], gains_E: NDArray[np.float64], tokens_E: IntArray, seed: int
-) -> tuple[float, float]:
+def _interval(documents_E: Sequence[str], gains_E: DoubleArray, tokens_E: IntArray, seed: int) -> tuple[float, float]:
     """The 95% interval of the gain per token, by bootstrap over documents."""
     _, document_E = np.unique(np.array(documents_E), return_inverse=True)
     gain_D, tokens_D = np.bincount(document_E, gains_E), np.bincount(document_E, tokens_E)

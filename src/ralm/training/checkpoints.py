@@ -23,7 +23,6 @@ _LOG: Final = logging.getLogger(__name__)
 _CHECKPOINT: Final = "checkpoint"
 _WEIGHTS: Final = "weights"
 _SUFFIX: Final = ".safetensors"
-_PARTIAL: Final = ".partial"
 _NONE: Final = "none"
 _NAME: Final = re.compile(r"(?P<kind>[a-z]+)-(?P<step>\d+)-(?P<best>\d+|none)-[0-9a-f]+\.safetensors", re.ASCII)
 _FACTS: Final = "facts"
@@ -36,7 +35,7 @@ class Checkpoint:
     """Tensors by name, and facts that JSON can hold, after some step."""
 
     step: int
-    tensors: dict[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]
     facts: dict[str, JsonValue]
 
 
@@ -53,7 +52,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        for partial in folder.glob(f"*{_SUFFIX}{_PARTIAL}"):  # of a killed process
+        for partial in folder.glob(f"*{_SUFFIX}.partial"):  # of a killed process
             partial.unlink()
 
     def save(self, checkpoint: Checkpoint, best_step: int | None) -> None:
@@ -61,32 +60,32 @@ class Checkpoints:
 
         Raises StorageError if the disk is full; the earlier checkpoints stay.
         """
-        self._write(_CHECKPOINT, checkpoint.step, best_step, checkpoint.tensors, checkpoint.facts)
-        kept, old = self._files(_CHECKPOINT)[:_KEPT], self._files(_CHECKPOINT)[_KEPT:]
-        needed = {file.best_step for file in kept}
-        for file in [*old, *(file for file in self._files(_WEIGHTS) if file.step not in needed)]:
+        self._write(_CHECKPOINT, checkpoint, best_step)
+        files = self._files(_CHECKPOINT)
+        needed = {file.best_step for file in files[:_KEPT]}
+        for file in [*files[_KEPT:], *(file for file in self._files(_WEIGHTS) if file.step not in needed)]:
             file.path.unlink()
 
     def latest(self) -> Checkpoint | None:
         """The last whole checkpoint whose best weights are there too; None if there is none."""
         for file in self._files(_CHECKPOINT):
             has_best = file.best_step is None or self.weights(file.best_step) is not None
-            if has_best and (found := _whole(file)) is not None:
+            if has_best and (found := _read(file)) is not None:
                 return found
         return None
 
     def save_weights(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the weights of a model after some step: the best so far. Others of this step or of a later one are of
         an attempt that was killed, and are removed."""
-        own = self._write(_WEIGHTS, step, step, tensors, {})
+        own = self._write(_WEIGHTS, Checkpoint(step, tensors, {}), step)
         for file in self._files(_WEIGHTS):
             if file.step >= step and file.path != own:
                 file.path.unlink()
 
-    def weights(self, step: int) -> dict[str, torch.Tensor] | None:
+    def weights(self, step: int) -> Mapping[str, torch.Tensor] | None:
         """The weights that were the best after some step; None if they are missing or damaged."""
         for file in self._files(_WEIGHTS):
-            if file.step == step and (found := _whole(file)) is not None:
+            if file.step == step and (found := _read(file)) is not None:
                 return found.tensors
         return None
 
@@ -100,37 +99,22 @@ class Checkpoints:
         ]
         return sorted(files, key=lambda file: (-file.step, file.path))
 
-    def _write(
-        self,
-        kind: str,
-        step: int,
-        best_step: int | None,
-        tensors: Mapping[str, torch.Tensor],
-        facts: Mapping[str, JsonValue],
-    ) -> Path:
-        own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-        content = save(own, {_FACTS: json.dumps(dict(facts))})
+    def _write(self, kind: str, checkpoint: Checkpoint, best_step: int | None) -> Path:
+        own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in checkpoint.tensors.items()}
+        content = save(own, {_FACTS: json.dumps(checkpoint.facts)})
         best = _NONE if best_step is None else best_step
-        file = self._folder / f"{kind}-{step}-{best}-{_hash(content)}{_SUFFIX}"
+        file = self._folder / f"{kind}-{checkpoint.step}-{best}-{_hash(content)}{_SUFFIX}"
         with storage_errors(file):
             write_atomically(file, content)
         return file
 
 
-def _whole(file: _File) -> Checkpoint | None:
+def _read(file: _File) -> Checkpoint | None:
     """The content of a file; None, with a warning in the log, if it is damaged."""
-    try:
-        return _read(file)
-    except ValueError as error:
-        _LOG.warning("%s: an earlier checkpoint is used, or the training begins again.", error)
-        return None
-
-
-def _read(file: _File) -> Checkpoint:
-    """Read a file; raises ValueError if it is damaged."""
     content = file.path.read_bytes()
     if not file.path.name.endswith(f"-{_hash(content)}{_SUFFIX}"):
-        raise ValueError(f"{file.path} is damaged")
+        _LOG.warning("%s is damaged: an earlier checkpoint is used, or the training begins again.", file.path)
+        return None
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return Checkpoint(file.step, load(content), json.loads(header["__metadata__"][_FACTS]))
 

@@ -18,60 +18,49 @@ from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passages
 from ralm.reranking.cross_encoder import PairModel, PrefixLikelihood
 from ralm.reranking.predictive import Pair, rank_prior
 from ralm.terminal import track
-from ralm.training.loop import TrainableModel, evenly_spaced
+from ralm.training.loop import TrainableModel
 from ralm.training.losses import marginal_loss
 from ralm.training.options import RerankerOptions
-from ralm.training.signals import Signals
+from ralm.training.signals import Signals, evenly_spaced
 
-FITTED: Final = 256
+_FITTED: Final = 256
 """The most examples whose pairs are read to fit the likelihood: it has two numbers."""
 _WEIGHTS: Final = np.arange(0, 81) / 20
 """From 0, where the rank says nothing, to 4, where the first of two passages is chosen 16 times as often."""
 _DECAYS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Tokens after which one before counts a third."""
-MOST_PLACES: Final = PrefixLikelihood(weight=1.0, decay=max(_DECAYS)).places
+_MOST_PLACES: Final = PrefixLikelihood(weight=1.0, decay=max(_DECAYS)).places
 """The most tokens that count."""
 _LIKELIHOODS: Final = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0)
 
 
-def fitted_rank_weight(signals: Signals, examples_E: IntArray) -> float:
-    """The weight, in steps of 0.05, with which the rank alone has the lowest loss (In-Context RALM, Eq. 9) on some
-    examples.
-
-    A retriever's first candidates are the first columns of `signals`; padding stands after them.
-    """
-    log_probs_EK = signals.log_probs_EK[examples_E]
-    nothing_EK = torch.zeros(log_probs_EK.shape)
-    losses_W = [_loss(nothing_EK, weight, log_probs_EK) for weight in _WEIGHTS.tolist()]
-    return float(_WEIGHTS[int(np.argmin(losses_W))])
-
-
-def fitted_likelihood(
-    signals: Signals, examples_E: IntArray, ends_EKJ: FloatArray, *, rank: bool
+def fitted_priors(
+    signals: Signals, examples_E: IntArray, ends_EKJ: FloatArray | None = None, *, rank: bool = True
 ) -> tuple[float, PrefixLikelihood | None]:
-    """The weight of the rank and the likelihood with which both together have the lowest loss (Eq. 9) on some examples;
-    None if the likelihood does not lower it.
+    """The weight of the rank, in steps of 0.05, and the likelihood with which both together have the lowest loss
+    (In-Context RALM, Eq. 9) on some examples; None if the likelihood does not lower it.
 
-    `ends_EKJ`: log-probabilities of the last tokens of the prefixes after each candidate, from the last one on.
-    Without `rank` its weight is 0.
+    `ends_EKJ`: log-probabilities of the last tokens of the prefixes after each candidate, from the last one on; without
+    them no likelihood is tried. Without `rank` its weight is 0.
     """
     log_probs_EK = signals.log_probs_EK[examples_E]
-    ends_PJ = torch.from_numpy(ends_EKJ).flatten(0, 1)
-    tried = [None, *(PrefixLikelihood(weight=much, decay=decay) for decay in _DECAYS for much in _LIKELIHOODS)]
+    log_probs, there = torch.from_numpy(log_probs_EK), torch.from_numpy(np.isfinite(log_probs_EK))
+    tried: list[PrefixLikelihood | None] = [None]
+    if ends_EKJ is not None:
+        ends_PJ = torch.from_numpy(ends_EKJ).flatten(0, 1)
+        tried += [PrefixLikelihood(weight=weight, decay=decay) for decay in _DECAYS for weight in _LIKELIHOODS]
     best, fitted = float("inf"), (0.0, tried[0])
     for likelihood in tried:
-        added_P = torch.zeros(len(ends_PJ)) if likelihood is None else likelihood.of(ends_PJ)
-        for weight in _WEIGHTS.tolist() if rank else [0.0]:
-            loss = _loss(added_P.view(log_probs_EK.shape), weight, log_probs_EK)
+        added_EK = torch.zeros(there.shape)
+        if likelihood is not None:
+            added_EK = likelihood.of(ends_PJ).view(there.shape)
+        for rank_weight in _WEIGHTS.tolist() if rank else [0.0]:
+            # a retriever's first candidates are the first columns; padding stands after them
+            scores_EK = added_EK + torch.from_numpy(rank_prior(rank_weight, signals.width))
+            loss = float(marginal_loss(scores_EK, log_probs, there).double().mean())
             if loss < best:
-                best, fitted = loss, (weight, likelihood)
+                best, fitted = loss, (rank_weight, likelihood)
     return fitted
-
-
-def _loss(scores_EK: torch.Tensor, rank_weight: float, log_probs_EK: NDArray[np.float64]) -> float:
-    there_EK = torch.from_numpy(np.isfinite(log_probs_EK))
-    scores_EK = scores_EK + torch.from_numpy(rank_prior(rank_weight, log_probs_EK.shape[1]))
-    return float(marginal_loss(scores_EK, torch.from_numpy(log_probs_EK), there_EK).double().mean())
 
 
 _PAIRS_A_PASS: Final = {"cpu": 16, "cuda": 64}
@@ -95,6 +84,7 @@ class TrainableCrossEncoder(TrainableModel):
         fitted_to: IntArray | None = None,
     ) -> None:
         self.module = model.model
+        self.documents_E = signals.documents_E
         self.at_once = max(1, reading.pairs // min(reading.candidates or signals.width, signals.width))
         self._model = model
         self._signals = signals
@@ -134,10 +124,6 @@ class TrainableCrossEncoder(TrainableModel):
         self._model.likelihood = None if state["likelihood"] is None else PrefixLikelihood(**state["likelihood"])
         self._fitted_to = None
 
-    def describe(self, example: int) -> str:
-        """Its number and its document."""
-        return f"example {example} (of document {self._signals.documents_E[example]!r})"
-
     def held_out_gains(self, examples_E: IntArray) -> dict[str, JsonValue]:
         """Mean log-probabilities per token of the continuations of some examples: without a passage, after the
         retriever's first, the one that is chosen now, and the best."""
@@ -164,20 +150,20 @@ class TrainableCrossEncoder(TrainableModel):
         if examples_E is None:
             return
         if self._reading.likelihood and self._model.reads_ends:
-            some_E, training = evenly_spaced(examples_E, FITTED), self.module.training
+            some_E, training = evenly_spaced(examples_E, _FITTED), self.module.training
             with torch.autocast(self._model.model.device.type, enabled=False):
                 ends_EKJ = self._ends(some_E)
             self.module.train(training)
-            fitted = fitted_likelihood(self._signals, some_E, ends_EKJ, rank=self._reading.rank_prior)
+            fitted = fitted_priors(self._signals, some_E, ends_EKJ, rank=self._reading.rank_prior)
             self._model.rank_weight, self._model.likelihood = fitted
         elif self._reading.rank_prior:
-            self._model.rank_weight = fitted_rank_weight(self._signals, examples_E)
+            self._model.rank_weight, _ = fitted_priors(self._signals, examples_E)
 
     def _ends(self, examples_E: IntArray) -> FloatArray:
         """The log-probabilities (float32, E x K x J) of the last tokens of prefixes after each candidate, from the
         last one on; 0 where there is no candidate."""
         there_EK = self._signals.passages_EK[examples_E] != NO_PASSAGE
-        ends_EKJ = np.zeros((*there_EK.shape, min(self._model.tokens, MOST_PLACES)), dtype=np.float32)
+        ends_EKJ = np.zeros((*there_EK.shape, min(self._model.tokens, _MOST_PLACES)), dtype=np.float32)
         for place, example in enumerate(track(examples_E.tolist(), "Fitting", len(examples_E))):
             there_K = there_EK[place]
             pairs = self._pairs(np.array([example]), there_K[None])

@@ -4,10 +4,12 @@ With signals a step encodes only queries: candidates and scores come from the si
 Letters of shapes: B examples, K candidates, D dimensions.
 """
 
+import io
 import logging
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +21,13 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.search import Dense, PassageVectors, open_vectors
 from ralm.retrieval.encode import RemoteEncoding
 from ralm.retrieval.index import Index
+from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.terminal import no_progress
-from ralm.training.candidates import CandidateScores, Examples, load_or_score, score_examples
+from ralm.training.candidates import OnlineExamples
 from ralm.training.loop import TrainableModel, batch_of_step
 from ralm.training.losses import divergence_loss
 from ralm.training.options import LSROptions, QueryEncoderOptions, RetrieverTrainingOptions, TrainingOptions
-from ralm.training.refresh import Refresher, Versions
+from ralm.training.refresh import Refresher, VersionMaker, Versions
 from ralm.training.signals import Signals
 
 QUERIES_AT_ONCE: Final = 32
@@ -40,6 +43,7 @@ class TrainableQueryEncoder(TrainableModel):
         self, encoder: SentenceEncoder, signals: Signals, vectors: PassageVectors, options: QueryEncoderOptions
     ) -> None:
         self.module = encoder.query_model.float()
+        self.documents_E = signals.documents_E
         self._encoder = encoder
         self._signals = signals
         self._vectors = vectors
@@ -74,10 +78,6 @@ class TrainableQueryEncoder(TrainableModel):
         """Write the folder of the encoder."""
         self._encoder.save_query_encoder(folder)
 
-    def describe(self, example: int) -> str:
-        """Its number and its document."""
-        return f"example {example} (document {self._signals.documents_E[example]!r})"
-
     def _scores(self, examples_B: IntArray) -> torch.Tensor:
         """The inner products (B x K) of queries and candidates; -inf where there is no candidate."""
         queries_BD = self._encoder.query_tensor([self._texts[example].as_py() for example in examples_B.tolist()])
@@ -102,99 +102,93 @@ def losses_of(
 
 
 _HELD_OUT: Final = "held-out.npz"
+_DAMAGED: Final = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile)
 _PROBES: Final = 64
 """Queries whose hits are compared when new vectors replace old ones."""
 
 _logger = logging.getLogger(__name__)
 
 
+class _Scored(NamedTuple):
+    """The candidates of examples (int64, padded with `NO_PASSAGE`), and how likely a token of the continuation is
+    after each (float32, padded with -inf)."""
+
+    examples_B: IntArray
+    passages_BK: IntArray
+    lm_scores_BK: FloatArray
+
+
 class TrainableEncoders(TrainableModel):
     """The encoders of queries and passages, the examples, and the vectors of the passages that are searched.
 
-    `first`: the retriever over the vectors that the index has. `work`: where versions of the vectors are kept. Losses
-    are computed for one example at a time, so what is in memory is what the gradients of one query and its candidates
-    need.
+    `first`: the retriever over the vectors that the index has. Losses are computed for one example at a time, so what
+    is in memory is what the gradients of one query and its candidates need.
     """
-
-    at_once = 1
 
     def __init__(
         self,
         encoder: SentenceEncoder,
-        examples: Examples,
+        examples: OnlineExamples,
         index: Index,
-        first: Retriever,
-        work: Path,
+        first: Dense,
         training_E: IntArray,
         options: RetrieverTrainingOptions,
         training: TrainingOptions,
         ahead: RemoteEncoding | None = None,
     ) -> None:
         self.module = _module(encoder)
-        self.version = 0
-        """The version of the vectors that are searched: the number of steps after which they were encoded."""
+        self.documents_E = examples.documents_E
         self.refreshes: list[JsonValue] = []
         """For each version that was searched: its number, the step from which it was, and the share of the hits of the
         version before that it finds too."""
+        self._version = 0
+        """The version of the vectors that are searched: the number of steps after which they were encoded."""
         self._encoder = encoder
         self._examples = examples
         self._index = index
         self._retriever = first
-        self._work = work
         self._training_E = training_E
         self._options = options
         self._training = training
-        self._versions = Versions(work)
-        stored = index.vector_sets.get(options.vectors, index.path).options
-        like = index.encoder_options(options.vectors)
-        self._refresher = Refresher(index, work, like, stored, options.refresh_device, ahead)
-        self._is_followed = False
-        self._batch: CandidateScores
-        self._held_out: CandidateScores
+        self._ahead = ahead
+        self._batch: _Scored
+        self._held_out: _Scored
 
-    def measure_held_out(self, held_out_E: IntArray) -> None:
-        """Retrieve and score the candidates of the held-out examples, before the first step; they stay the same, so
-        that losses can be compared."""
-        k = self._options.candidates
+    def begin(self, work: Path, held_out_E: IntArray, step: int) -> None:
+        """Score the candidates of the held-out examples, which stay the same, so that losses can be compared. Encode
+        what was being encoded when a training was killed."""
+        index, options = self._index, self._options
         if len(held_out_E):
-            self._held_out = load_or_score(self._work / _HELD_OUT, self._examples, held_out_E, self._retriever, k)
+            self._held_out = self._load_or_score(work / _HELD_OUT, held_out_E)
+        self._versions = Versions(work)
+        self._versions.forget_after(step)
+        stored = index.vector_sets.get(options.vectors, index.path).options
+        like, device = index.encoder_options(options.vectors), options.refresh_device
+        path, fingerprint = index.path.resolve(), index.fingerprint
+        self._refresher = Refresher(VersionMaker(path, fingerprint, work, like, stored, device, self._ahead))
+        waiting = self._versions.waiting()
+        if waiting is not None:
+            self._refresher.begin(waiting)
 
     def begin_step(self, step: int) -> None:
         """Search the newest vectors for the candidates of the batch, and have them encoded again if it is time."""
-        if not self._is_followed:
-            self._is_followed = True
-            self._go_on(step)
         self._refresher.look_after()
-        newest = self._versions.newest()
-        if newest > self.version:
+        newest, every = self._versions.newest(), self._options.refresh_every
+        if newest > self._version:
             self._swap(newest, step)
-        if self._is_due(step):
+        # at a checkpoint, so that a training that resumes has not lost the weights of the snapshot
+        may_begin = step % self._training.checkpoint_every == 0 and not self._refresher.is_busy
+        if may_begin and every is not None and step - newest >= every:
             self._versions.take_snapshot(step, self._encoder.save)
             self._refresher.begin(step)
         examples_B = batch_of_step(self._training_E, step, self._training)
         with no_progress():  # the bar of the training is there already
-            self._batch = score_examples(
-                self._examples, np.unique(examples_B), self._retriever, self._options.candidates
-            )
+            self._batch = self._score(np.unique(examples_B))
 
     def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
         """KL(Q to P) of each example; 0 if it has fewer than two candidates."""
-        measured = self._held_out if draws is None else self._batch
-        return torch.stack([self._loss(example, measured) for example in examples_B.tolist()])
-
-    def _loss(self, example: int, measured: CandidateScores) -> torch.Tensor:
-        passages_K, lm_scores_K = measured.of(example)
-        there_K = passages_K != NO_PASSAGE
-        query_1D = self._encoder.query_tensor(self._examples.queries(np.array([example])))
-        if np.count_nonzero(there_K) < 2:
-            return query_1D.float().sum() * 0
-        passages = [self._index.passages[number] for number in passages_K[there_K].tolist()]
-        scores_1K = inner_products(query_1D, self._encoder.passage_tensor(passages)[None])
-        return losses_of(scores_1K, lm_scores_K[there_K][None], passages_K[there_K][None], self._options.loss)[0]
-
-    def describe(self, example: int) -> str:
-        """Its number and its document."""
-        return f"example {example} (document {self._examples.documents_E[example]!r})"
+        scored = self._held_out if draws is None else self._batch
+        return torch.stack([self._loss(example, scored) for example in examples_B.tolist()])
 
     def save(self, folder: Path) -> None:
         """Write the folder of the encoders."""
@@ -202,34 +196,49 @@ class TrainableEncoders(TrainableModel):
 
     def state(self) -> dict[str, JsonValue]:
         """The version that is searched, and the refreshes so far."""
-        return {"version": self.version, "refreshes": [*self.refreshes]}
+        return {"version": self._version, "refreshes": [*self.refreshes]}
 
-    def restore(self, state: dict[str, JsonValue]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Search the same version again, if it is still there."""
-        version, refreshes = state["version"], state["refreshes"]
-        assert isinstance(version, int)
-        assert isinstance(refreshes, list)
-        self.refreshes = [*refreshes]
-        if version and self._versions.vectors(version).is_file():
-            self._retriever, self.version = self._open(version), version
+        self.refreshes = state["refreshes"]
+        if state["version"] and self._versions.vectors(state["version"]).is_file():
+            self._retriever, self._version = self._open(state["version"]), state["version"]
 
     def close(self) -> None:
         """End the process that encodes passages."""
         self._refresher.close()
 
-    def _go_on(self, step: int) -> None:
-        """Begin, or go on after this step: encode what was being encoded when a training was killed."""
-        self._versions.forget_after(step)
-        waiting = self._versions.waiting()
-        if waiting is not None:
-            self._refresher.begin(waiting)
+    def _score(self, examples_B: IntArray) -> _Scored:
+        """Retrieve candidates of examples, and score them."""
+        hits = self._examples.candidates(examples_B, self._retriever, self._options.candidates)
+        return _Scored(examples_B, hits.numbers_QK, self._examples.score(examples_B, hits).astype(np.float32))
 
-    def _is_due(self, step: int) -> bool:
-        """Whether to take a snapshot: at a checkpoint, so that a training that resumes has not lost its weights."""
-        every = self._options.refresh_every
-        if every is None or self._refresher.is_busy or step % self._training.checkpoint_every:
-            return False
-        return step - self._versions.newest() >= every
+    def _load_or_score(self, file: Path, examples_B: IntArray) -> _Scored:
+        """The scores that an earlier call wrote to a file, or else new ones, written there."""
+        try:
+            with np.load(file, allow_pickle=False) as kept:
+                return _Scored(**{name: kept[name] for name in _Scored._fields})
+        except FileNotFoundError:
+            pass
+        except _DAMAGED as error:
+            _logger.warning("%s is damaged (%s): its scores are computed again.", file, error)
+        scored = self._score(examples_B)
+        content = io.BytesIO()
+        np.savez(content, **scored._asdict())
+        with storage_errors(file):
+            write_atomically(file, content.getvalue())
+        return scored
+
+    def _loss(self, example: int, scored: _Scored) -> torch.Tensor:
+        place = int(np.flatnonzero(scored.examples_B == example)[0])
+        passages_K, lm_scores_K = scored.passages_BK[place], scored.lm_scores_BK[place]
+        there_K = passages_K != NO_PASSAGE
+        query_1D = self._encoder.query_tensor(self._examples.queries(np.array([example])))
+        if np.count_nonzero(there_K) < 2:
+            return query_1D.float().sum() * 0
+        passages = [self._index.passages[number] for number in passages_K[there_K].tolist()]
+        scores_1K = inner_products(query_1D, self._encoder.passage_tensor(passages)[None])
+        return losses_of(scores_1K, lm_scores_K[there_K][None], passages_K[there_K][None], self._options.loss)[0]
 
     def _swap(self, version: int, step: int) -> None:
         """Search other vectors from now on."""
@@ -243,7 +252,7 @@ class TrainableEncoders(TrainableModel):
             f"{version:,}",
             f"{shared:.0%}",
         )
-        self._retriever, self.version = new, version
+        self._retriever, self._version = new, version
         self._versions.keep_newest()
 
     def _open(self, version: int) -> Dense:

@@ -11,7 +11,7 @@ import heapq
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -46,10 +46,14 @@ class Example:
     runs: Sequence[int]
 
 
-TABLE: Final = pa.schema(
+EXAMPLE_SCHEMA: Final = pa.schema(
     {
+        "example": pa.int64(),
         "document_id": pa.string(),
         "begin": pa.int64(),
+        "query": pa.string(),
+        "prefix": pa.string(),
+        "continuation": pa.string(),
         "prefix_tokens": pa.list_(pa.int32()),
         "continuation_tokens": pa.list_(pa.int32()),
         "runs": pa.list_(pa.uint64()),
@@ -64,33 +68,52 @@ def sample_examples(documents: Iterable[Document], tokenizer: Tokenizer, options
     There are fewer than `options.examples` if the text has no more. Raises TextError if it has none.
     """
     tokenizer = full_tokenizer(tokenizer)
-    chosen = _Chosen(options)
-    for document in documents:
-        for begin, tokens, spans_N2 in _sequences(document, tokenizer, options):
-            if chosen.wants_next():
-                chosen.add(_examples(document, begin, tokens, spans_N2, options, chosen.seen))
-    examples = chosen.in_order()
-    if not examples:
+    random = np.random.default_rng(options.seed)
+    chosen: list[tuple[float, int, list[Example]]] = []
+    """A heap of the sequences with the smallest random numbers, the largest of them first."""
+    wanted, count = options.examples, 0
+    sequences = (sequence for document in documents for sequence in _sequences(document, tokenizer, options))
+    for number, sequence in enumerate(sequences, start=1):
+        key = -float(random.random())
+        if count < wanted or key > chosen[0][0]:
+            examples = _examples(sequence, options, number)
+            heapq.heappush(chosen, (key, number, examples))
+            count += len(examples)
+            while count - len(chosen[0][2]) >= wanted:
+                count -= len(heapq.heappop(chosen)[2])
+    if not chosen:
         raise TextError(
             f"no document has {options.prefix_tokens + options.continuation_tokens} tokens, so there are no examples: "
             "lower `prefix_tokens`, or give longer documents."
         )
-    return examples
+    if count > wanted:
+        del chosen[0][2][wanted - count :]
+    return [one for _, _, examples in sorted(chosen, key=lambda entry: entry[1]) for one in examples]
 
 
-def as_table(examples: Iterable[Example]) -> pa.Table:
-    """Examples as a table with the columns of `TABLE`."""
-    columns: dict[str, list[object]] = {name: [] for name in TABLE.names}
-    for one in examples:
-        for name, value in zip(
-            TABLE.names, (one.document_id, one.begin, one.prefix, one.continuation, one.runs), strict=True
-        ):
-            columns[name].append(value)
-    return pa.table(columns, TABLE)
+def queries_of(examples: Sequence[Example], tokenizer: Tokenizer, query_tokens: int) -> list[str]:
+    """The end of each prefix as text."""
+    return [tokenizer.decode(one.prefix[-query_tokens:]) for one in examples]
+
+
+def as_table(examples: Sequence[Example], first: int, tokenizer: Tokenizer, query_tokens: int) -> pa.Table:
+    """Consecutive examples, numbered from `first` on, as a table with `EXAMPLE_SCHEMA`."""
+    columns = {
+        "example": range(first, first + len(examples)),
+        "document_id": [one.document_id for one in examples],
+        "begin": [one.begin for one in examples],
+        "query": queries_of(examples, tokenizer, query_tokens),
+        "prefix": [tokenizer.decode(one.prefix) for one in examples],
+        "continuation": [tokenizer.decode(one.continuation) for one in examples],
+        "prefix_tokens": [one.prefix for one in examples],
+        "continuation_tokens": [one.continuation for one in examples],
+        "runs": [one.runs for one in examples],
+    }
+    return pa.table(columns, EXAMPLE_SCHEMA)
 
 
 def from_table(table: pa.Table) -> list[Example]:
-    """The examples of a table."""
+    """The examples of a table with `EXAMPLE_SCHEMA`; it may lack the texts."""
     return [
         Example(
             document_id=row["document_id"],
@@ -121,64 +144,37 @@ def begins_with_source(index: Index, sources: Sequence[str]) -> bool:
     return len(built_of) > 1 if isinstance(built_of, list) else len(sources) > 1
 
 
-class _Chosen:
-    """The sequences with the smallest of random numbers, as many as have the number of examples that is wanted."""
+class _Sequence(NamedTuple):
+    """Consecutive tokens (int64, N) of a document, from token `begin` on, and their spans (int64, N x 2)."""
 
-    def __init__(self, options: ExampleOptions) -> None:
-        self._wanted = options.examples
-        self._random = np.random.default_rng(options.seed)
-        self._heap: list[tuple[float, int, list[Example]]] = []
-        self._count = 0
-        self._drawn = 0.0
-        self.seen = 0
-
-    def wants_next(self) -> bool:
-        """Draw the random number of the next sequence; whether it is among the chosen so far."""
-        self._drawn = float(self._random.random())
-        self.seen += 1
-        return self._count < self._wanted or self._drawn < -self._heap[0][0]
-
-    def add(self, examples: list[Example]) -> None:
-        """Add the examples of that sequence, and drop sequences that are no longer needed."""
-        heapq.heappush(self._heap, (-self._drawn, self.seen, examples))
-        self._count += len(examples)
-        while self._count - len(self._heap[0][2]) >= self._wanted:
-            self._count -= len(heapq.heappop(self._heap)[2])
-
-    def in_order(self) -> list[Example]:
-        """The examples in the order of the text; of the sequence that was drawn last only as many as are wanted."""
-        if self._count > self._wanted:
-            key, seen, last = heapq.heappop(self._heap)
-            heapq.heappush(self._heap, (key, seen, last[: len(last) - (self._count - self._wanted)]))
-        return [one for _, _, some in sorted(self._heap, key=lambda entry: entry[1]) for one in some]
+    document: Document
+    begin: int
+    tokens: IntArray
+    spans_N2: IntArray
 
 
-def _sequences(
-    document: Document, tokenizer: FullTokenizer, options: ExampleOptions
-) -> Iterator[tuple[int, IntArray, IntArray]]:
-    """The sequences of a document that are long enough: first token, tokens (int64, N), spans (int64, N x 2)."""
-    size, least = options.sequence_tokens, options.prefix_tokens + options.continuation_tokens
+def _sequences(document: Document, tokenizer: FullTokenizer, options: ExampleOptions) -> Iterator[_Sequence]:
+    """The sequences of a document that are long enough."""
+    size, begin = options.sequence_tokens, 0
     tokens, spans_N2 = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64)
-    begin = 0
     for piece in tokenizer.encode_pieces(text_chunks(document.text)):
         tokens = np.concatenate([tokens, piece.tokens])
         spans_N2 = np.concatenate([spans_N2, piece.spans_N2])
         whole = len(tokens) // size * size
         for at in range(0, whole, size):
-            yield begin + at, tokens[at : at + size], spans_N2[at : at + size]
+            yield _Sequence(document, begin + at, tokens[at : at + size], spans_N2[at : at + size])
         begin, tokens, spans_N2 = begin + whole, tokens[whole:], spans_N2[whole:]
-    if len(tokens) >= least:
-        yield begin, tokens, spans_N2
+    if len(tokens) >= options.prefix_tokens + options.continuation_tokens:
+        yield _Sequence(document, begin, tokens, spans_N2)
 
 
-def _examples(
-    document: Document, begin: int, tokens: IntArray, spans_N2: IntArray, options: ExampleOptions, sequence: int
-) -> list[Example]:
+def _examples(sequence: _Sequence, options: ExampleOptions, number: int) -> list[Example]:
     """Examples at consecutive places of a sequence, from a random one on: neighbours share many candidates."""
+    document, begin, tokens, spans_N2 = sequence
     length = options.continuation_tokens
     places = np.arange(options.prefix_tokens, len(tokens) - length + 1, length)
     if len(places) > options.per_sequence:
-        first = np.random.default_rng([options.seed, sequence]).integers(len(places) - options.per_sequence + 1)
+        first = np.random.default_rng([options.seed, number]).integers(len(places) - options.per_sequence + 1)
         places = places[first : first + options.per_sequence]
     tokens = tokens.copy()  # not a view that keeps the tokens of the whole document
     return [

@@ -1,9 +1,5 @@
 """Trains a small model in steps: order of examples, optimiser, evaluation, early stopping, checkpoints, result.
 
-    with training_run(out, KIND, config, force=force) as work:
-        trained = train(model, work, training_E, held_out_E, options)
-        write_trained(out, KIND, model, trained, config, force=force)
-
 A killed training resumes at its last checkpoint. On a CPU, with as many threads, its final weights are bit for bit
 those of an undisturbed training: all that a step depends on is in the checkpoint, or follows from the seed and the
 number of the step. This needs the loss of each example before the weights change, and atomic checkpoints. The trainers
@@ -13,7 +9,7 @@ of transformers and sentence-transformers offer neither. Letters of shapes: E al
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,14 +28,22 @@ from ralm.records import IntArray
 from ralm.runs.plot import DOTS_AN_INCH, INCHES
 from ralm.runs.resume import unfinished_run
 from ralm.runs.run import environment, to_json
-from ralm.storage.manifest import read_manifest, write_manifest
+from ralm.storage.manifest import Manifest, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind, check_output, new_folder
 from ralm.terminal import progress_bar
 from ralm.training.checkpoints import Checkpoint, Checkpoints
-from ralm.training.options import TrainingOptions
+from ralm.training.options import Trained, TrainingOptions
 
 LOSSES: Final = "losses.csv"
 PLOT: Final = "losses.png"
+_LOSSES_SCHEMA: Final = pa.schema(
+    {
+        "step": pa.int64(),
+        "learning_rate": pa.float64(),
+        "training_loss": pa.float64(),
+        "held_out_loss": pa.float64(),
+    }
+)
 _MOST_GRADIENT: Final = 1.0
 _MODEL: Final = "model."
 _OPTIMIZER: Final = "optimizer."
@@ -51,11 +55,13 @@ _logger = logging.getLogger(__name__)
 class TrainableModel(ABC):
     """A small model and its loss on numbered examples.
 
-    `module` holds all weights that training changes. `at_once` is how many examples are in memory at once: the gradient
-    of a batch is summed over parts of that size.
+    `module` holds all weights that training changes. `documents_E`: the ids of the documents that the examples are
+    from. `at_once` is how many examples are in memory at once: the gradient of a batch is summed over parts of that
+    size.
     """
 
     module: torch.nn.Module
+    documents_E: Sequence[str]
     at_once: int = 1
 
     @abstractmethod
@@ -67,55 +73,22 @@ class TrainableModel(ABC):
     def save(self, folder: Path) -> None:
         """Write the trained model into a new folder."""
 
-    def describe(self, example: int) -> str:
-        """An example in messages: its number and its document."""
-        return f"example {example}"
+    def begin(self, work: Path, held_out_E: IntArray, step: int) -> None:  # noqa: B027 (most models need nothing)
+        """Prepare a training that begins, or resumes after this step, and keeps what it needs in the folder `work`. The
+        weights are still those that the training began with."""
 
-    def begin_step(self, step: int) -> None:  # noqa: B027 (most models need nothing)
+    def begin_step(self, step: int) -> None:  # noqa: B027
         """Prepare a step, from 0: retrieve other passages, for example."""
+
+    def close(self) -> None:  # noqa: B027
+        """End what `begin` began, after the last step or an error."""
 
     def state(self) -> dict[str, JsonValue]:
         """What a checkpoint must hold besides the weights."""
         return {}
 
-    def restore(self, state: dict[str, JsonValue]) -> None:  # noqa: B027
+    def restore(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Continue from what `state` returned."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
-    """A row of losses.csv: the mean loss of the steps since the row before, and that of the held-out examples."""
-
-    step: int
-    learning_rate: float
-    training_loss: float | None = None
-    held_out_loss: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """The outcome of a training: its losses, and the step whose weights were kept."""
-
-    losses: Sequence[Losses]
-    best_step: int
-    steps: int
-
-    def held_out_loss(self, step: int) -> float | None:
-        """The loss of the held-out examples after some step; None if it was not measured."""
-        return next((row.held_out_loss for row in self.losses if row.step == step), None)
-
-
-@contextmanager
-def training_run(out: Path | str, kind: FolderKind, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
-    """Yield the folder beside `out` in which a training keeps its checkpoints; reuses that of an earlier training with
-    the same settings.
-
-    Raises FolderExistsError if `out` exists and `force` is not set or another process is training into it, and
-    UsageError if a training with other settings was begun there.
-    """
-    check_output(Path(out), kind=kind, force=force)
-    with unfinished_run(Path(out), config, force=force) as folder:
-        yield folder
 
 
 @contextmanager
@@ -127,72 +100,58 @@ def own_randomness(seed: int) -> Iterator[None]:
 
 
 def train(
-    trainable: TrainableModel, work: Path, training_E: IntArray, held_out_E: IntArray, options: TrainingOptions
-) -> Trained:
-    """Train a model on examples, from its last checkpoint in `work` if there is one; its module ends with the weights
-    of the lowest held-out loss, or of the last step if nothing is held out.
-
-    Call it within `own_randomness`. Raises ModelError if a loss is not finite, StorageError if the disk is full; the
-    last checkpoint stays.
-    """
-    return _Training(
-        trainable, Checkpoints(work), training_E, evenly_spaced(held_out_E, options.evaluated), options
-    ).run()
-
-
-def write_trained(
+    trainable: TrainableModel,
     out: Path | str,
     kind: FolderKind,
-    trainable: TrainableModel,
-    trained: Trained,
     config: dict[str, JsonValue],
+    training_E: IntArray,
+    held_out_E: IntArray,
+    options: TrainingOptions,
     *,
-    results: dict[str, JsonValue] | None = None,
+    results: Callable[[], dict[str, JsonValue]] = dict,
     force: bool = False,
-) -> None:
-    """Write the folder of a trained model atomically: the model, its losses as table and plot, and a manifest."""
-    with new_folder(Path(out), kind=kind, force=force) as folder:
-        trainable.save(folder)
-        rows = [asdict(row) for row in trained.losses]
-        pyarrow.csv.write_csv(pa.Table.from_pylist(rows, _SCHEMA), folder / LOSSES)
-        training = [(row.step, row.training_loss) for row in trained.losses if row.training_loss is not None]
-        held_out = [(row.step, row.held_out_loss) for row in trained.losses if row.held_out_loss is not None]
-        draw_losses(training, held_out, trained.best_step, folder / PLOT)
-        write_manifest(
-            folder,
-            kind=kind,
-            settings={"config": config, "results": results or {}, "environment": environment()},
-            counts={"steps": trained.steps, "best_step": trained.best_step},
-        )
+) -> Trained:
+    """Train a model on examples and write its folder atomically: the model, its losses as table and plot, a manifest.
+
+    The module ends with the weights of the lowest held-out loss, or of the last step if nothing is held out; then
+    `results` returns what the manifest says of them. A training with this `config` that was killed resumes at its last
+    checkpoint. Call this within `own_randomness`. Raises FolderExistsError if `out` exists and `force` is not set or
+    another process is training into it, UsageError if a training with another `config` was begun there, ModelError if a
+    loss is not finite, StorageError if the disk is full; the last checkpoint stays.
+    """
+    out = Path(out)
+    check_output(out, kind=kind, force=force)
+    with unfinished_run(out, config, force=force) as work:
+        training = _Training(trainable, work, training_E, held_out_E, options)
+        best_step = training.run()
+        rows = training.now.losses
+        settings: dict[str, JsonValue] = {"config": config, "results": results(), "environment": environment()}
+        counts = {"steps": training.now.step, "best_step": best_step}
+        with new_folder(out, kind=kind, force=force) as folder:
+            trainable.save(folder)
+            pyarrow.csv.write_csv(pa.Table.from_pylist(rows, _LOSSES_SCHEMA), folder / LOSSES)
+            _draw_losses(rows, best_step, folder / PLOT)
+            manifest = write_manifest(folder, kind=kind, settings=settings, counts=counts)
+    return _outcome(out, manifest, rows)
 
 
-def read_trained(
-    out: Path | str, kind: FolderKind, config: dict[str, JsonValue]
-) -> tuple[Trained, dict[str, Any]] | None:
-    """The outcome and the `results` that `write_trained` wrote into this folder for a training with this `config`; None
-    if the folder is missing, damaged, or another one."""
+def read_trained(out: Path | str, kind: FolderKind, config: dict[str, JsonValue]) -> Trained | None:
+    """The outcome of a training with this `config` that wrote this folder; None if the folder is missing, damaged, or
+    another one."""
+    out = Path(out)
     try:
-        manifest = read_manifest(Path(out), kind=kind)
+        manifest = read_manifest(out, kind=kind)
     except FolderError:
         return None
-    settings, counts = manifest.settings, manifest.counts
-    if to_json(settings["config"]) != to_json(config):
+    if to_json(manifest.settings["config"]) != to_json(config):
         return None
-    options = pyarrow.csv.ConvertOptions(column_types=_SCHEMA)
-    rows = pyarrow.csv.read_csv(Path(out) / LOSSES, convert_options=options).to_pylist()
-    losses = [Losses(**row) for row in rows]
-    results: Any = settings["results"]
-    return Trained(losses=losses, best_step=counts["best_step"], steps=counts["steps"]), results
+    options = pyarrow.csv.ConvertOptions(column_types=_LOSSES_SCHEMA)
+    return _outcome(out, manifest, pyarrow.csv.read_csv(out / LOSSES, convert_options=options).to_pylist())
 
 
-_SCHEMA: Final = pa.schema(
-    {
-        "step": pa.int64(),
-        "learning_rate": pa.float64(),
-        "training_loss": pa.float64(),
-        "held_out_loss": pa.float64(),
-    }
-)
+def _outcome(out: Path, manifest: Manifest, rows: Sequence[dict[str, Any]]) -> Trained:
+    results: Any = manifest.settings["results"]
+    return Trained(out=out, **manifest.counts, losses=rows, held_out=results.get("held_out"))
 
 
 @dataclass(slots=True)
@@ -211,119 +170,135 @@ class _Training:
     def __init__(
         self,
         trainable: TrainableModel,
-        checkpoints: Checkpoints,
+        work: Path,
         training_E: IntArray,
         held_out_E: IntArray,
         options: TrainingOptions,
     ) -> None:
+        self.now = _Progress()
         self._model = trainable
-        self._checkpoints = checkpoints
+        self._work = work
+        self._checkpoints = Checkpoints(work)
         self._training_E = training_E
         self._held_out_E = held_out_E
         self._options = options
         self._weights = [one for one in trainable.module.parameters() if one.requires_grad]
         self._device = self._weights[0].device
         self._optimizer = torch.optim.AdamW(self._weights, lr=0.0, weight_decay=0.0)
-        self._now = _Progress()
 
-    def run(self) -> Trained:
-        self._resume()
-        with progress_bar("Training", self._options.steps) as advance:
-            advance(self._now.step)
-            if self._now.step == 0 and not self._now.losses:
+    def run(self) -> int:
+        """Train, and load the best weights; returns their step."""
+        checkpoint = self._checkpoints.latest()
+        self._model.begin(self._work, self._held_out_E, 0 if checkpoint is None else checkpoint.step)
+        try:
+            if checkpoint is not None:
+                self._resume(checkpoint)
+            self._do_steps()
+        finally:
+            self._model.close()
+        now = self.now
+        self._model.module.eval()
+        if now.best_step is None:
+            return now.step
+        if (weights := self._checkpoints.weights(now.best_step)) is not None:
+            self._model.module.load_state_dict(weights)
+        if now.best_step == 0:
+            warnings.warn(
+                "training did not lower the loss of the held-out examples; the weights that it began with are kept.",
+                RalmWarning,
+                stacklevel=2,
+            )
+        return now.best_step
+
+    def _do_steps(self) -> None:
+        now, options = self.now, self._options
+        with progress_bar("Training", options.steps) as advance:
+            advance(now.step)
+            if now.step == 0 and not now.losses:
                 self._evaluate()
             while not self._is_over():
                 self._step()
-                self._look_and_keep()
+                if now.step % options.evaluate_every == 0 or now.step == options.steps:
+                    self._evaluate()
+                if now.step % options.checkpoint_every == 0 or self._is_over():
+                    self._keep()
                 advance()
-        return self._finish()
 
     def _is_over(self) -> bool:
-        return self._now.step >= self._options.steps or self._now.without_gain >= self._options.patience
+        return self.now.step >= self._options.steps or self.now.without_gain >= self._options.patience
 
     def _step(self) -> None:
-        now, trainable = self._now, self._model
+        now, trainable = self.now, self._model
         trainable.begin_step(now.step)
         trainable.module.train(self._options.dropout)
         examples_B = batch_of_step(self._training_E, now.step, self._options)
         draws = np.random.default_rng([self._options.seed, 2, now.step])
         self._optimizer.zero_grad(set_to_none=True)
         total = 0.0
-        for part in _parts(examples_B, trainable.at_once):
-            losses_B = self._checked(part, self._computed(part, draws))
+        for losses_B in self._losses(examples_B, draws):
             (losses_B.sum() / len(examples_B)).backward()  # type: ignore[no-untyped-call]
             total += float(losses_B.detach().double().sum())
-        self._check_gradient(examples_B)
+        if not torch.nn.utils.clip_grad_norm_(self._weights, _MOST_GRADIENT).isfinite():
+            first = self._describe(int(examples_B[0]))
+            self._reject(f"the gradient of a batch of {len(examples_B)} that begins with {first} is not finite")
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(now.step, self._options)
         self._optimizer.step()
         now.step += 1
         now.recent.append(total / len(examples_B))
 
-    def _look_and_keep(self) -> None:
-        """Evaluate and write a checkpoint if it is time."""
-        step, options = self._now.step, self._options
-        last = step == options.steps
-        if step % options.evaluate_every == 0 or last:
-            self._evaluate()
-        if step % options.checkpoint_every == 0 or last or self._is_over():
-            self._keep()
-
-    def _computed(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
-        """The loss of each example, with the large products in the precision that the options name.
+    def _losses(self, examples_E: IntArray, draws: np.random.Generator | None) -> Iterator[torch.Tensor]:
+        """The losses of as many examples at a time as are in memory at once, with the large products in the precision
+        that the options name. Raises ModelError with the name of the first example whose loss is not finite.
 
         On a CPU in bfloat16, attention is plain products: the gradient of torch's fused kernel takes longer there.
         """
         lower = self._options.precision == "bfloat16"
-        plain = sdpa_kernel(SDPBackend.MATH) if lower and self._device.type == "cpu" else nullcontext()
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=lower), plain:
-            return self._model.losses(examples_B, draws).float()
+        for begin in range(0, len(examples_E), self._model.at_once):
+            examples_B = examples_E[begin : begin + self._model.at_once]
+            plain = sdpa_kernel(SDPBackend.MATH) if lower and self._device.type == "cpu" else nullcontext()
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=lower), plain:
+                losses_B = self._model.losses(examples_B, draws).float()
+            finite = losses_B.detach().isfinite().tolist()
+            if not all(finite):
+                place = finite.index(False)
+                self._reject(f"the loss of {self._describe(int(examples_B[place]))} is {losses_B[place].item()}")
+            yield losses_B
 
     def _evaluate(self) -> None:
         """Add a row to the losses; keep the weights if the held-out examples have their lowest loss."""
-        now = self._now
-        row = Losses(
-            step=now.step,
-            learning_rate=learning_rate(max(0, now.step - 1), self._options),
-            training_loss=float(np.mean(now.recent)) if now.recent else None,
-            held_out_loss=self._held_out_loss() if len(self._held_out_E) else None,
+        now, held_out_loss = self.now, None
+        if len(self._held_out_E):
+            self._model.module.eval()
+            total = 0.0
+            with torch.no_grad():
+                for losses_B in self._losses(self._held_out_E, None):
+                    total += float(losses_B.double().sum())
+            held_out_loss = total / len(self._held_out_E)
+        now.losses.append(
+            {
+                "step": now.step,
+                "learning_rate": learning_rate(max(0, now.step - 1), self._options),
+                "training_loss": float(np.mean(now.recent)) if now.recent else None,
+                "held_out_loss": held_out_loss,
+            }
         )
         now.recent = []
-        now.losses.append(asdict(row))
-        if row.held_out_loss is None:
+        if held_out_loss is None:
             return
         now.without_gain += 1
-        if row.held_out_loss < now.best_loss:
-            now.best_step, now.best_loss, now.without_gain = now.step, row.held_out_loss, 0
+        if held_out_loss < now.best_loss:
+            now.best_step, now.best_loss, now.without_gain = now.step, held_out_loss, 0
             self._checkpoints.save_weights(now.step, self._model.module.state_dict())
 
-    def _held_out_loss(self) -> float:
-        self._model.module.eval()
-        total = 0.0
-        with torch.no_grad():
-            for part in _parts(self._held_out_E, self._model.at_once):
-                total += float(self._checked(part, self._computed(part, None)).double().sum())
-        return total / len(self._held_out_E)
-
-    def _checked(self, examples_B: IntArray, losses_B: torch.Tensor) -> torch.Tensor:
-        """The same losses; raises ModelError with the name of the first example whose loss is not finite."""
-        finite = losses_B.detach().isfinite().tolist()
-        if not all(finite):
-            place = finite.index(False)
-            self._reject(f"the loss of {self._model.describe(int(examples_B[place]))} is {losses_B[place].item()}")
-        return losses_B
-
-    def _check_gradient(self, examples_B: IntArray) -> None:
-        norm = torch.nn.utils.clip_grad_norm_(self._weights, _MOST_GRADIENT)
-        if not norm.isfinite():
-            first = self._model.describe(int(examples_B[0]))
-            self._reject(f"the gradient of a batch of {len(examples_B)} that begins with {first} is not finite")
+    def _describe(self, example: int) -> str:
+        return f"example {example} (document {self._model.documents_E[example]!r})"
 
     def _reject(self, what: str) -> NoReturn:
         kept = self._checkpoints.latest()
         stays = f"the checkpoint of step {kept.step:,} is kept" if kept else "there is no checkpoint yet"
         raise ModelError(
-            f"{what} in step {self._now.step + 1:,}; {stays}. Train with a lower `learning_rate` or in "
+            f"{what} in step {self.now.step + 1:,}; {stays}. Train with a lower `learning_rate` or in "
             '`precision="float32"`.'
         )
 
@@ -335,16 +310,14 @@ class _Training:
         tensors[_RANDOM + "cpu"] = torch.get_rng_state()
         if self._device.type == "cuda":
             tensors[_RANDOM + "cuda"] = torch.cuda.get_rng_state(self._device)
-        facts: dict[str, JsonValue] = {"progress": asdict(self._now), "model": self._model.state()}
-        self._checkpoints.save(Checkpoint(self._now.step, tensors, facts), self._now.best_step)
+        facts: dict[str, JsonValue] = {"progress": asdict(self.now), "model": self._model.state()}
+        self._checkpoints.save(Checkpoint(self.now.step, tensors, facts), self.now.best_step)
 
-    def _resume(self) -> None:
-        """Go on from the last checkpoint, if there is one."""
-        checkpoint = self._checkpoints.latest()
-        if checkpoint is None:
-            return
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint."""
         tensors, facts = checkpoint.tensors, checkpoint.facts
-        _load(self._model.module, {name: tensors[name] for name in tensors if name.startswith(_MODEL)})
+        weights = {name.removeprefix(_MODEL): tensors[name] for name in tensors if name.startswith(_MODEL)}
+        self._model.module.load_state_dict(weights)
         state: dict[int, dict[str, torch.Tensor]] = {}
         for name in tensors:
             if name.startswith(_OPTIMIZER):
@@ -355,25 +328,9 @@ class _Training:
         torch.set_rng_state(tensors[_RANDOM + "cpu"])
         if self._device.type == "cuda" and _RANDOM + "cuda" in tensors:
             torch.cuda.set_rng_state(tensors[_RANDOM + "cuda"], self._device)
-        self._now = _Progress(**facts["progress"])  # type: ignore[arg-type]
+        self.now = _Progress(**facts["progress"])  # type: ignore[arg-type]
         self._model.restore(facts["model"])  # type: ignore[arg-type]
         _logger.info("resuming a training that was stopped: %s steps were done before", f"{checkpoint.step:,}")
-
-    def _finish(self) -> Trained:
-        """Load the best weights into the module."""
-        now = self._now
-        best = now.step if now.best_step is None else now.best_step
-        weights = None if now.best_step is None else self._checkpoints.weights(now.best_step)
-        if weights is not None:
-            _load(self._model.module, {_MODEL + name: tensor for name, tensor in weights.items()})
-        if best == 0:
-            warnings.warn(
-                "training did not lower the loss of the held-out examples; the weights that it began with are kept.",
-                RalmWarning,
-                stacklevel=2,
-            )
-        self._model.module.eval()
-        return Trained(losses=[Losses(**row) for row in now.losses], best_step=best, steps=now.step)
 
 
 def batch_of_step(examples_E: IntArray, step: int, options: TrainingOptions) -> IntArray:
@@ -386,12 +343,6 @@ def batch_of_step(examples_E: IntArray, step: int, options: TrainingOptions) -> 
     return np.array([orders[one][place] for one, place in zip(rounds.tolist(), within.tolist(), strict=True)])
 
 
-def evenly_spaced(examples_E: IntArray, max_count: int) -> IntArray:
-    """At most `max_count` of the examples, evenly spread."""
-    count = min(max_count, len(examples_E))
-    return examples_E[np.linspace(0, len(examples_E) - 1, count).astype(np.int64)]
-
-
 def learning_rate(step: int, options: TrainingOptions) -> float:
     """The learning rate of a step, from 0: a straight line up to the peak, then one down to almost 0."""
     rising = round(options.warmup * options.steps)
@@ -400,23 +351,15 @@ def learning_rate(step: int, options: TrainingOptions) -> float:
     return options.learning_rate * (options.steps - step) / max(1, options.steps - rising)
 
 
-def _load(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    module.load_state_dict({name.removeprefix(_MODEL): tensor for name, tensor in tensors.items()})
-
-
-def _parts(examples_B: IntArray, size: int) -> Iterator[IntArray]:
-    return (examples_B[begin : begin + size] for begin in range(0, len(examples_B), size))
-
-
-def draw_losses(
-    training: Sequence[tuple[int, float]], held_out: Sequence[tuple[int, float]], best_step: int, path: Path
-) -> None:
-    """Draw (step, loss) pairs of the examples that were trained on and of those held out, and mark the best step."""
+def _draw_losses(rows: Sequence[dict[str, Any]], best_step: int, path: Path) -> None:
+    """Draw the losses of the examples that were trained on and of those held out, and mark the best step."""
     figure = Figure(figsize=INCHES, dpi=DOTS_AN_INCH, layout="constrained")
     axes = figure.subplots()
-    for pairs, style, label in ((training, "o-", "trained on"), (held_out, "s--", "held out")):
-        if pairs:
-            axes.plot([step for step, _ in pairs], [loss for _, loss in pairs], style, label=label, markersize=3)
+    for column, style, label in (("training_loss", "o-", "trained on"), ("held_out_loss", "s--", "held out")):
+        known = [row for row in rows if row[column] is not None]
+        if known:
+            steps, losses = [row["step"] for row in known], [row[column] for row in known]
+            axes.plot(steps, losses, style, label=label, markersize=3)
     axes.axvline(best_step, linestyle=":", color="grey", label="kept")
     axes.set_xlabel("step")
     axes.set_ylabel("loss")

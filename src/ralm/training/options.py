@@ -1,8 +1,10 @@
-"""Options of a training, and the extra that it needs; importing them does not import torch."""
+"""Options of a training, its outcome, and the extra that it needs; importing them does not import torch."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
 
 from ralm.errors import UsageError, extra
 from ralm.options import Needs, Option, check_options, seed_option
@@ -248,3 +250,21 @@ class CandidateOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """The outcome of a training, written to the folder `out`.
+
+    `steps` were done, and the weights after `best_step` were kept. `losses`: a row for each evaluation, as in
+    losses.csv. `held_out`: mean log-probabilities per token of the continuations of held-out examples without a passage
+    (`none`), after the first candidate of the signals (`first`), after the one that is chosen now (`chosen`) and, for a
+    query encoder, was chosen before (`chosen_before`), and after the best (`best`); None if nothing was held out, or if
+    both encoders were trained.
+    """
+
+    out: Path
+    steps: int
+    best_step: int
+    losses: Sequence[dict[str, Any]]
+    held_out: dict[str, float] | None = None

@@ -13,7 +13,8 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -22,10 +23,9 @@ from typing import Final
 
 from ralm.errors import RalmError, UsageError, WorkerError
 from ralm.processes import end_with_parent, starting_processes
-from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import VECTORS, EncoderOptions, VectorOptions, load_encoder, trained_options
 from ralm.retrieval.encode import RemoteEncoding, write_vectors
-from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.index import open_index
 from ralm.storage.atomic import storage_errors, sync, sync_one
 from ralm.terminal import no_progress
 
@@ -33,6 +33,10 @@ _SNAPSHOT: Final = "snapshot"
 _ENCODING: Final = "encoding"
 _VERSION: Final = "version"
 _KEPT: Final = 2
+MOST_DEATHS: Final = 5
+"""How often in a row a process may die before training stops."""
+
+_logger = logging.getLogger(__name__)
 
 
 class Versions:
@@ -63,14 +67,12 @@ class Versions:
             folder.mkdir()
             save(folder)
 
-    def encode(
-        self, number: int, index: Index, encoder: Encoder, stored: VectorOptions, ahead: RemoteEncoding | None = None
-    ) -> None:
-        """Make a version: encode the passages of an index with the encoder of a snapshot, from where an earlier call
-        was killed. Raises what `write_vectors` raises, StorageError if the disk is full."""
+    @contextmanager
+    def new_version(self, number: int) -> Iterator[tuple[Path, Path]]:
+        """Yield the folder of a version to make, and the one of its chunks, which may be there already."""
         work = self._path(_ENCODING, number)
         with self._whole(_VERSION, number) as folder:
-            write_vectors(index, folder, work, encoder, stored, ahead)
+            yield folder, work
         shutil.rmtree(work, ignore_errors=True)
 
     def keep_newest(self) -> None:
@@ -111,29 +113,47 @@ class Versions:
                 shutil.rmtree(partial, ignore_errors=True)
 
 
-MOST_DEATHS: Final = 5
-"""How often in a row a process may die before training stops."""
+@dataclass(frozen=True, slots=True, eq=False)
+class VersionMaker:
+    """Makes versions of the vectors of an index, with this fingerprint, in a folder; it is sent to another process.
 
-_logger = logging.getLogger(__name__)
+    `like`: how the encoders of the snapshots read. `stored`: how vectors are stored. `device`: where it encodes.
+    `ahead` may encode passages before it would.
+    """
+
+    index: Path
+    fingerprint: str
+    folder: Path
+    like: EncoderOptions
+    stored: VectorOptions
+    device: str
+    ahead: RemoteEncoding | None = None
+
+    def make(self, number: int, answer: Connection) -> None:
+        """Make the version of the snapshot with this number, from where an earlier process was killed; sends the error
+        if it fails."""
+        end_with_parent()
+        versions = Versions(self.folder)
+        try:
+            index = open_index(self.index)
+            if index.fingerprint != self.fingerprint:
+                raise UsageError(
+                    f"{self.index} was changed while it was trained on; train again with the index as it is now."
+                )
+            with storage_errors(self.folder):
+                encoder = load_encoder(trained_options(versions.snapshot(number), self.like), device=self.device)
+                with versions.new_version(number) as (folder, work):
+                    write_vectors(index, folder, work, encoder, self.stored, self.ahead)
+        except RalmError as error:
+            answer.send(error)
+            sys.exit(1)
 
 
 class Refresher:
-    """The process that makes versions of the vectors of an index in a folder, one at a time.
+    """The process in which a `VersionMaker` makes versions, one at a time."""
 
-    `like`: how the encoders of the snapshots read. `stored`: how vectors are stored.
-    `device`: where it encodes. `ahead` may encode passages before it would.
-    """
-
-    def __init__(
-        self,
-        index: Index,
-        folder: Path,
-        like: EncoderOptions,
-        stored: VectorOptions,
-        device: str,
-        ahead: RemoteEncoding | None = None,
-    ) -> None:
-        self._arguments = (index.path.resolve(), index.fingerprint, folder, like, stored, device, ahead)
+    def __init__(self, maker: VersionMaker) -> None:
+        self._maker = maker
         self._number = 0
         self._deaths = 0
         self._process: BaseProcess | None = None
@@ -161,11 +181,11 @@ class Refresher:
             return
         process.join()
         self._process = None
-        failure = _received(self._answer)
         if process.exitcode == 0:
             return
-        if failure is not None:
-            raise failure
+        with suppress(EOFError):
+            if self._answer.poll():
+                raise self._answer.recv()
         self._deaths += 1
         if self._deaths == MOST_DEATHS:
             raise WorkerError(
@@ -185,42 +205,7 @@ class Refresher:
 
     def _start(self) -> None:
         self._answer, theirs = Pipe(duplex=False)
-        arguments = (*self._arguments, self._number, theirs)
-        self._process = get_context("spawn").Process(target=_refresh, args=arguments, daemon=True)
+        self._process = get_context("spawn").Process(target=self._maker.make, args=(self._number, theirs), daemon=True)
         with no_progress(), starting_processes():
             self._process.start()
         theirs.close()
-
-
-def _received(answer: Connection) -> RalmError | None:
-    """The error that a process that has ended reported."""
-    try:
-        return answer.recv() if answer.poll() else None
-    except EOFError:
-        return None
-
-
-def _refresh(
-    index: Path,
-    fingerprint: str,
-    folder: Path,
-    like: EncoderOptions,
-    stored: VectorOptions,
-    device: str,
-    ahead: RemoteEncoding | None,
-    number: int,
-    answer: Connection,
-) -> None:
-    """Make a version, in the other process."""
-    end_with_parent()
-    versions = Versions(folder)
-    try:
-        opened = open_index(index)
-        if opened.fingerprint != fingerprint:
-            raise UsageError(f"{index} was changed while it was trained on; train again with the index as it is now.")
-        with storage_errors(folder):
-            encoder = load_encoder(trained_options(versions.snapshot(number), like), device=device)
-            versions.encode(number, opened, encoder, stored, ahead)
-    except RalmError as error:
-        answer.send(error)
-        sys.exit(1)

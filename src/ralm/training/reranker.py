@@ -4,7 +4,6 @@
 Importing this module does not import torch. In-Context RALM (Ram et al., 2023), section 6.2.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -13,30 +12,21 @@ from pydantic import JsonValue
 
 from ralm.retrieval.index import Index
 from ralm.storage.outputs import FolderKind, check_output
-from ralm.training.options import RerankerOptions, TrainingOptions, training_extra
+from ralm.training.options import RerankerOptions, Trained, TrainingOptions, training_extra
 from ralm.training.signals import Signals, index_of, open_signals, split_with_choice
 
 RERANKER_KIND: Final = FolderKind("reranker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedReranker:
-    """The outcome of a training.
+class TrainedReranker(Trained):
+    """The outcome of a training of a reranker.
 
-    `steps` were done, and the weights after `best_step` were kept. `rank_weight` and `likelihood` (its weight and
-    decay; None if it does not count) were fitted before. `losses`: a row for each evaluation, as in losses.csv.
-    `held_out`: mean log-probabilities per token of the continuations of the held-out examples without a passage
-    (`none`), and after the retriever's first (`first`), the reranker's choice (`chosen`) and the best candidate
-    (`best`); None if nothing was held out.
+    `rank_weight` and `likelihood` (its weight and decay; None if it does not count) were fitted before.
     """
 
-    out: Path
-    steps: int
-    best_step: int
     rank_weight: float
     likelihood: dict[str, JsonValue] | None
-    losses: Sequence[dict[str, JsonValue]]
-    held_out: dict[str, JsonValue] | None
 
 
 def train_reranker(
@@ -66,11 +56,11 @@ def train_reranker(
     options, reading = options or TrainingOptions(), reading or RerankerOptions()
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
-    training_E, held_out_E = split_with_choice(signals, options.held_out, options.seed)
+    training_E, held_out_E = split_with_choice(signals, options)
     with training_extra():
         from ralm.reranking.cross_encoder import load_pair_model
         from ralm.training.cross_encoder import TrainableCrossEncoder
-        from ralm.training.loop import evenly_spaced, own_randomness, train, training_run, write_trained
+        from ralm.training.loop import own_randomness, train
     check_output(Path(out), kind=RERANKER_KIND, force=force)
     with own_randomness(options.seed):
         model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)
@@ -84,20 +74,12 @@ def train_reranker(
             "reading": {name: value for name, value in asdict(reading).items() if name != "pairs"},
         }
         trainable = TrainableCrossEncoder(model, signals, index.passages, reading, fitted_to=training_E)
-        with training_run(out, RERANKER_KIND, config, force=force) as work:
-            trained = train(trainable, work, training_E, held_out_E, options)
-            held_out = (
-                trainable.held_out_gains(evenly_spaced(held_out_E, options.evaluated)) if len(held_out_E) else None
-            )
-            results: dict[str, JsonValue] = {"held_out": None if held_out is None else {**held_out}}
-            likelihood = None if model.likelihood is None else asdict(model.likelihood)
-            write_trained(out, RERANKER_KIND, trainable, trained, config, results=results, force=force)
-    return TrainedReranker(
-        out=Path(out),
-        steps=trained.steps,
-        best_step=trained.best_step,
-        rank_weight=model.rank_weight,
-        likelihood=likelihood,
-        losses=[asdict(row) for row in trained.losses],
-        held_out=held_out,
-    )
+
+        def results() -> dict[str, JsonValue]:
+            return {"held_out": trainable.held_out_gains(held_out_E) if len(held_out_E) else None}
+
+        trained = train(
+            trainable, out, RERANKER_KIND, config, training_E, held_out_E, options, results=results, force=force
+        )
+    likelihood = None if model.likelihood is None else asdict(model.likelihood)
+    return TrainedReranker(**asdict(trained), rank_weight=model.rank_weight, likelihood=likelihood)

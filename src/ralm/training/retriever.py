@@ -14,18 +14,25 @@ from pydantic import JsonValue
 
 from ralm.errors import OtherEncoderError, RalmWarning, UsageError
 from ralm.protocols import Encoder
-from ralm.retrieval.dense.options import load_encoder
+from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR, is_trained, load_encoder, trained_options
 from ralm.retrieval.encode import RemoteEncoding, add_vectors, check_can_add
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import VectorSet
+from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import check_output, recover
-from ralm.training.options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions, TrainingOptions, training_extra
-from ralm.training.signals import Signals, index_of, open_signals, split_documents, split_with_choice
+from ralm.training.options import (
+    REPLUG,
+    QueryEncoderOptions,
+    RetrieverTrainingOptions,
+    Trained,
+    TrainingOptions,
+    training_extra,
+)
+from ralm.training.signals import Signals, evenly_spaced, index_of, open_signals, split_documents, split_with_choice
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.encoder import SentenceEncoder
-    from ralm.training.candidates import Examples
-    from ralm.training.loop import Trained
+    from ralm.training.candidates import OnlineExamples
 
 _WHERE: Final = ("refresh_device", "save_as")
 """Options of training both encoders that do not decide their weights."""
@@ -33,22 +40,13 @@ _ADVICE: Final = "begin from the encoder that made the vectors, or from a query 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedRetriever:
-    """The outcome of a training.
+class TrainedRetriever(Trained):
+    """The outcome of a training of encoders.
 
-    `steps` were done, and the weights after `best_step` were kept. `losses`: a row for each evaluation, as in
-    losses.csv. `held_out`: mean log-probabilities per token of the continuations of held-out examples without a passage
-    (`none`), after the first candidate of the signals (`first`), after the one that the query encoder chooses before
-    and after (`chosen_before`, `chosen`), and after the best (`best`); None if nothing was held out, or if both
-    encoders were trained. `refreshes`: for each version of the vectors that replaced another one, its number, the step
-    from which it was searched, and the share of the hits that both have in common (`overlap`).
+    `refreshes`: for each version of the vectors that replaced another one, its number, the step from which it was
+    searched, and the share of the hits that both have in common (`overlap`).
     """
 
-    out: Path
-    steps: int
-    best_step: int
-    losses: Sequence[dict[str, JsonValue]]
-    held_out: dict[str, float] | None = None
     refreshes: Sequence[JsonValue] = ()
 
 
@@ -80,17 +78,10 @@ def train_query_encoder(
     index = index_of(signals, index)
     _warn_of_other_candidates(signals)
     chosen = index.vector_sets.get(options.vectors, index.path)
-    training_E, held_out_E = split_with_choice(signals, training.held_out, training.seed)
+    training_E, held_out_E = split_with_choice(signals, training)
     with training_extra():
-        from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR
         from ralm.training.encoders import TrainableQueryEncoder
-        from ralm.training.loop import (
-            evenly_spaced,
-            own_randomness,
-            train,
-            training_run,
-            write_trained,
-        )
+        from ralm.training.loop import own_randomness, train
     check_output(Path(out), kind=ENCODER_KIND, force=force)
     vectors = index.passage_vectors(options.vectors)
     with own_randomness(training.seed):
@@ -98,17 +89,18 @@ def train_query_encoder(
         config = _config(index, chosen, encoder, training)
         config |= {"signals": signals.fingerprint, "options": asdict(options)}
         trainable = TrainableQueryEncoder(encoder, signals, vectors, options)
-        some_E = evenly_spaced(held_out_E, training.evaluated)
-        before = trainable.held_out_gains(some_E)["chosen"] if len(some_E) else 0.0
-        with training_run(out, ENCODER_KIND, config, force=force) as work:
-            trained = train(trainable, work, training_E, held_out_E, training)
-            held_out = {**trainable.held_out_gains(some_E), "chosen_before": before} if len(some_E) else None
-            results: dict[str, JsonValue] = {
-                TRAINED_FOR: chosen.passage_fingerprint,
-                "held_out": None if held_out is None else {**held_out},
-            }
-            write_trained(out, ENCODER_KIND, trainable, trained, config, results=results, force=force)
-    return TrainedRetriever(**_outcome(out, trained), held_out=held_out)
+        before = trainable.held_out_gains(held_out_E)["chosen"] if len(held_out_E) else 0.0
+
+        def results() -> dict[str, JsonValue]:
+            held_out: dict[str, JsonValue] = {}
+            if len(held_out_E):
+                held_out = {**trainable.held_out_gains(held_out_E), "chosen_before": before}
+            return {TRAINED_FOR: chosen.passage_fingerprint, "held_out": held_out or None}
+
+        trained = train(
+            trainable, out, ENCODER_KIND, config, training_E, held_out_E, training, results=results, force=force
+        )
+    return TrainedRetriever(**asdict(trained))
 
 
 def _warn_of_other_candidates(signals: Signals) -> None:
@@ -125,7 +117,7 @@ def _warn_of_other_candidates(signals: Signals) -> None:
 
 
 def train_retriever(
-    examples: "Examples",
+    examples: "OnlineExamples",
     index: Index | Path | str,
     out: Path | str,
     options: RetrieverTrainingOptions | None = None,
@@ -158,62 +150,49 @@ def train_retriever(
     with training_extra():
         from ralm.retrieval.dense.encoder import SentenceEncoder
         from ralm.retrieval.dense.models import check_encoder_device
-        from ralm.retrieval.dense.options import ENCODER_KIND, is_trained, trained_options
         from ralm.training.encoders import TrainableEncoders
-        from ralm.training.loop import (
-            evenly_spaced,
-            own_randomness,
-            read_trained,
-            train,
-            training_run,
-            write_trained,
-        )
+        from ralm.training.loop import own_randomness, read_trained, train
     if force or not is_trained(Path(out)):
         check_output(Path(out), kind=ENCODER_KIND, force=force)
     if ahead is None and options.refresh_every is not None:
         check_encoder_device(options.refresh_device)  # else it fails after thousands of steps
     named = index.encoder_options(options.vectors)
+
+    def tuned() -> Encoder:
+        return load_encoder(trained_options(Path(out), named), device=training.device)
+
     with own_randomness(training.seed):
         encoder = SentenceEncoder(named, device=training.device)
         first = index.dense(vectors=options.vectors, encoder=encoder)
-        _check_passage_encoder(index, chosen, encoder)
+        encoded_by, own = chosen.passage_fingerprint, encoder.config["passage_fingerprint"]
+        if encoded_by not in (None, own):
+            raise OtherEncoderError(
+                f"the passages of {index.path} were encoded by other weights ({encoded_by}) than those of the encoder "
+                f"that it names now ({own}); encode them again (`ralm encode`)."
+            )
         config = _config(index, chosen, encoder, training)
         deciding = {name: value for name, value in asdict(options).items() if name not in _WHERE}
         config |= {"examples": examples.config, "options": deciding}
-        results: dict[str, Any]
-        ended = read_trained(out, ENCODER_KIND, config)
-        if ended is not None and force and _are_encoded(index, name, load_encoder(trained_options(Path(out), named))):
-            ended = None  # all of it was done, and shall be done again
-        if ended is not None:  # it was killed while it encoded the passages
+        trained = read_trained(out, ENCODER_KIND, config)
+        if trained is not None and force:
+            stored = index.vector_sets.sets.get(name)
+            if stored is not None and stored.passage_fingerprint == tuned().config["passage_fingerprint"]:
+                trained = None  # all of it was done, and shall be done again
+        if trained is not None:  # it was killed while it encoded the passages
             recover(Path(out).resolve())
-            trained, results = ended
         else:
-            with training_run(out, ENCODER_KIND, config, force=force) as work:
-                trainable = TrainableEncoders(
-                    encoder, examples, index, first, work, training_E, options, training, ahead
-                )
-                try:
-                    trainable.measure_held_out(evenly_spaced(held_out_E, training.evaluated))
-                    trained = train(trainable, work, training_E, held_out_E, training)
-                finally:
-                    trainable.close()
-                results = {"refreshes": trainable.refreshes}
-                write_trained(out, ENCODER_KIND, trainable, trained, config, results=results, force=force)
-    tuned = load_encoder(trained_options(Path(out), named), device=training.device)
-    add_vectors(index.path, tuned, chosen.options, name=name, default=False, force=force, ahead=ahead)
-    return TrainedRetriever(**_outcome(out, trained), refreshes=results["refreshes"])
+            trainable = TrainableEncoders(encoder, examples, index, first, training_E, options, training, ahead)
+            held_out_E = evenly_spaced(held_out_E, training.evaluated)
 
+            def results() -> dict[str, JsonValue]:
+                return {"refreshes": [*trainable.refreshes]}
 
-def _are_encoded(index: Index, name: str, encoder: Encoder) -> bool:
-    """Whether the index has vectors of this name, of these passage encoder's weights."""
-    stored = index.vector_sets.sets.get(name)
-    return stored is not None and stored.passage_fingerprint == encoder.config["passage_fingerprint"]
-
-
-def _outcome(out: Path | str, trained: "Trained") -> dict[str, Any]:
-    """What both kinds of training say of their steps."""
-    losses = [asdict(row) for row in trained.losses]
-    return {"out": Path(out), "steps": trained.steps, "best_step": trained.best_step, "losses": losses}
+            trained = train(
+                trainable, out, ENCODER_KIND, config, training_E, held_out_E, training, results=results, force=force
+            )
+    add_vectors(index.path, tuned(), chosen.options, name=name, default=False, force=force, ahead=ahead)
+    recorded: Any = read_manifest(Path(out), kind=ENCODER_KIND).settings["results"]
+    return TrainedRetriever(**asdict(trained), refreshes=recorded["refreshes"])
 
 
 def _query_encoder(
@@ -233,16 +212,6 @@ def _query_encoder(
         )
     check_encoder(index.path, encoder, chosen, advice=_ADVICE)
     return encoder
-
-
-def _check_passage_encoder(index: Index, chosen: VectorSet, encoder: "SentenceEncoder") -> None:
-    """Raise OtherEncoderError if the encoder of passages is not the one that made the vectors."""
-    recorded, own = chosen.passage_fingerprint, encoder.config["passage_fingerprint"]
-    if recorded not in (None, own):
-        raise OtherEncoderError(
-            f"the passages of {index.path} were encoded by other weights ({recorded}) than those of the encoder that "
-            f"it names now ({own}); encode them again (`ralm encode`)."
-        )
 
 
 def _config(index: Index, chosen: VectorSet, encoder: "SentenceEncoder", training: TrainingOptions) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +22,10 @@ from pydantic import JsonValue
 from ralm.corpus.documents import Fields
 from ralm.corpus.sources import read_documents
 from ralm.errors import DamagedFolderError, FolderError, WorkerError
+from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
-from ralm.records import Passages
+from ralm.reading.tokens import PassageDocuments
+from ralm.records import NO_PASSAGE
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
 from ralm.runs.resume import CONFIG, was_begun, write_config
@@ -33,19 +35,20 @@ from ralm.storage.manifest import read_manifest, write_manifest
 from ralm.storage.outputs import check_output, new_folder, output_path
 from ralm.storage.work import UNFINISHED_SIGNALS, work_folder
 from ralm.terminal import path_text, progress_bar, track
-from ralm.training.candidates import (
-    check_fits,
-    document_store_factory,
-    find_candidates,
-    queries_of,
-    score_candidates,
+from ralm.training.candidates import check_fits, find_candidates, score_candidates
+from ralm.training.examples import (
+    EXAMPLE_SCHEMA,
+    Example,
+    as_table,
+    begins_with_source,
+    from_table,
+    sample_examples,
+    text_config,
 )
-from ralm.training.examples import Example, as_table, begins_with_source, from_table, sample_examples, text_config
 from ralm.training.options import CandidateOptions, ExampleOptions
 from ralm.training.signals import (
     CANDIDATE_SCHEMA,
     CANDIDATES,
-    EXAMPLE_SCHEMA,
     EXAMPLES,
     INDEX_PATH,
     SIGNALS_KIND,
@@ -89,27 +92,45 @@ def make_signals(
     options, candidates = options or ExampleOptions(), candidates or CandidateOptions()
     sources = [sources] if isinstance(sources, str) else list(sources)
     check_fits(model, options.sequence_tokens, candidates.document_tokens)
-    opened = index if isinstance(index, Index) else open_index(index)
-    retriever = retriever or open_retriever(opened)
+    index = index if isinstance(index, Index) else open_index(index)
+    retriever = retriever or open_retriever(index)
     config: dict[str, JsonValue] = {
-        "index": opened.fingerprint,
+        "index": index.fingerprint,
         "retriever": config_of(retriever, "retriever"),
         "model": config_of(model, "language model"),
         "examples": asdict(options),
         "candidates": asdict(candidates),
         "text": text_config(sources, fields, skip_bad=skip_bad),
     }
-    out = _checked_output(Path(out), config, force=force)
-    with suppress(_AlreadyMeasuredError), storage_errors(out), _work(out, config, force=force) as work:
-        with _turn(work, out, config):
+    source_in_ids = begins_with_source(index, sources)
+    job = _Job(output_path(Path(out)), config, index, retriever, model, options, candidates)
+
+    _remove_finished_work(job, force=force)
+    check_output(job.out, kind=SIGNALS_KIND, force=force)
+    if force and not job.was_begun(force=True):
+        with work_folder(UNFINISHED_SIGNALS, job.out) as work:  # nobody else is in it
+            UNFINISHED_SIGNALS.empty(work)
+    with (
+        suppress(_AlreadyMeasuredError),
+        storage_errors(job.out),
+        work_folder(UNFINISHED_SIGNALS, job.out, shared=True) as work,
+    ):
+        with _turn(job):
+            if not job.was_begun():
+                write_config(work, config)
             if not (work / _SAMPLED).exists():
-                documents = read_documents(
-                    sources, fields, skip_bad=skip_bad, source_in_ids=begins_with_source(opened, sources)
-                )
-                _sample(work, sample_examples(track(documents, "Reading"), model.tokenizer, options))
-        measurer = _Measurer(opened.passages, retriever, model, options, candidates)
-        _measure_all(work, measurer)
-        _finish(work, out, {**config, INDEX_PATH: path_text(opened.path.resolve())}, measurer, force=force)
+                try:
+                    documents = read_documents(sources, fields, skip_bad=skip_bad, source_in_ids=source_in_ids)
+                    _keep_examples(job, sample_examples(track(documents, "Reading"), model.tokenizer, options))
+                except BaseException:
+                    UNFINISHED_SIGNALS.clear(work)
+                    raise
+        _measure_all(job)
+        with _turn(job):
+            if job.is_open:
+                _write(job, force=force)
+                (work / _FINISHED).touch()
+                UNFINISHED_SIGNALS.clear(work)
     return open_signals(out)
 
 
@@ -120,48 +141,53 @@ def check_early(out: Path, *, force: bool) -> None:
         check_output(out, kind=SIGNALS_KIND, force=force)
 
 
-def _checked_output(out: Path, config: dict[str, JsonValue], *, force: bool) -> Path:
-    """The path of the output. Removes what is left if a process was killed after it had written the output: unless
-    `force` says to write it again, for then it may be what was measured for that."""
-    out = output_path(out)
-    work = UNFINISHED_SIGNALS.folder_of(out)
-    # the settings of the work go when the output gets its name
-    is_its_own = not (work / CONFIG).exists() or was_begun(work, config, "signals", force=True)
-    is_left = not force and is_its_own and work.exists() and _is_of(out, config)
-    if out.exists() and (is_left or (work / _FINISHED).exists()):
-        with work_folder(UNFINISHED_SIGNALS, out):
-            UNFINISHED_SIGNALS.clear(work)
-    check_output(out, kind=SIGNALS_KIND, force=force)
-    return out
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """Signals to measure: the output, its settings, and all that measures it."""
 
+    out: Path
+    config: dict[str, JsonValue]
+    index: Index
+    retriever: Retriever
+    model: LanguageModel
+    options: ExampleOptions
+    candidates: CandidateOptions
 
-def _is_of(out: Path, config: dict[str, JsonValue]) -> bool:
-    """Whether a folder holds signals with these settings."""
-    try:
-        recorded = read_manifest(out, kind=SIGNALS_KIND).settings.get("config")
-    except FolderError:
-        return False
-    wanted = json.loads(json.dumps(config))
-    return isinstance(recorded, dict) and {**recorded, INDEX_PATH: ""} == {**wanted, INDEX_PATH: ""}
+    @property
+    def work(self) -> Path:
+        return UNFINISHED_SIGNALS.folder_of(self.out)
 
+    def part(self, number: int) -> Path:
+        return self.work / _PARTS / f"{number:05}.parquet"
 
-@contextmanager
-def _work(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
-    """The work folder of signals with these settings, shared with other processes that measure the same."""
-    if force and not was_begun(UNFINISHED_SIGNALS.folder_of(out), config, "signals", force=True):
-        with work_folder(UNFINISHED_SIGNALS, out) as work:  # nobody else is in it
-            UNFINISHED_SIGNALS.empty(work)
-    with work_folder(UNFINISHED_SIGNALS, out, shared=True) as work:
-        with _turn(work, out, config):
-            if not was_begun(work, config, "signals", force=False):
-                write_config(work, config)
+    def was_begun(self, *, force: bool = False) -> bool:
+        return was_begun(self.work, self.config, "signals", force=force)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no process has put the folder together yet; whoever does clears the work folder."""
+        return (self.work / _SAMPLED).exists() and not (self.work / _FINISHED).exists()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the output holds signals with these settings."""
         try:
-            yield work
-        except BaseException:
-            with suppress(FileNotFoundError), try_file_lock(work / _TURN) as free:
-                if free and not (work / _SAMPLED).exists():  # nobody else is sampling
-                    UNFINISHED_SIGNALS.clear(work)
-            raise
+            recorded = read_manifest(self.out, kind=SIGNALS_KIND).settings.get("config")
+        except FolderError:
+            return False
+        wanted = json.loads(json.dumps(self.config))
+        return isinstance(recorded, dict) and {**recorded, INDEX_PATH: ""} == {**wanted, INDEX_PATH: ""}
+
+
+def _remove_finished_work(job: _Job, *, force: bool) -> None:
+    """Remove what is left if a process was killed after it had written the output: unless `force` says to write it
+    again, for then it may be what was measured for that."""
+    # the settings of the work go when the output gets its name
+    is_its_own = not (job.work / CONFIG).exists() or job.was_begun(force=True)
+    is_left = not force and is_its_own and job.work.exists() and job.is_written
+    if job.out.exists() and (is_left or (job.work / _FINISHED).exists()):
+        with work_folder(UNFINISHED_SIGNALS, job.out) as work:
+            UNFINISHED_SIGNALS.clear(work)
 
 
 class _AlreadyMeasuredError(Exception):
@@ -169,132 +195,96 @@ class _AlreadyMeasuredError(Exception):
 
 
 @contextmanager
-def _turn(work: Path, out: Path, config: dict[str, JsonValue]) -> Iterator[None]:
+def _turn(job: _Job) -> Iterator[None]:
     """Hold the lock of what only one process may do."""
     try:
-        with file_lock(work / _TURN):
+        with file_lock(job.work / _TURN):
             yield
     except FileNotFoundError:
-        if work.exists():
+        if job.work.exists():
             raise
-        if _is_of(out, config):
+        if job.is_written:
             raise _AlreadyMeasuredError from None
-        raise WorkerError(f"another process began {out} and has failed; see its message, or run this again.") from None
+        raise WorkerError(
+            f"another process began {job.out} and has failed; see its message, or run this again."
+        ) from None
 
 
-def _sample(work: Path, examples: Sequence[Example]) -> None:
-    """Keep the examples, a row group for each part; parts of anything sampled before do not count."""
-    shutil.rmtree(work / _PARTS, ignore_errors=True)
-    partial = work / f"{_SAMPLED}.partial"
-    pq.write_table(as_table(examples), partial, row_group_size=_PART, compression="zstd")
+def _keep_examples(job: _Job, examples: Sequence[Example]) -> None:
+    """Write the examples, a row group for each part; parts of anything sampled before do not count."""
+    shutil.rmtree(job.work / _PARTS, ignore_errors=True)
+    partial = job.work / f"{_SAMPLED}.partial"
+    with pq.ParquetWriter(partial, EXAMPLE_SCHEMA, compression="zstd") as writer:
+        for first in range(0, len(examples), _PART):
+            some = examples[first : first + _PART]
+            writer.write_table(as_table(some, first, job.model.tokenizer, job.options.query_tokens))
     sync_one(partial)
-    (work / _PARTS).mkdir()
-    partial.replace(work / _SAMPLED)
+    (job.work / _PARTS).mkdir()
+    partial.replace(job.work / _SAMPLED)
 
 
-class _Measurer:
-    """Measures a part of the examples."""
-
-    def __init__(
-        self,
-        passages: Passages,
-        retriever: Retriever,
-        model: LanguageModel,
-        options: ExampleOptions,
-        candidates: CandidateOptions,
-    ) -> None:
-        self.model = model
-        self.options = options
-        self._passages = passages
-        self._retriever = retriever
-        self._candidates = candidates
-        self._documents = document_store_factory(passages, model.tokenizer, candidates)
-
-    def __call__(self, examples: Sequence[Example], first: int) -> pa.Table:
-        """The rows of consecutive examples, of which the first has the number `first`."""
-        queries = queries_of(examples, self.model.tokenizer, self.options.query_tokens)
-        k, exclude = self._candidates.candidates, self._candidates.exclude
-        hits = find_candidates(examples, queries, self._retriever, self._passages, k, exclude=exclude)
-        scored = score_candidates(examples, hits, self._documents(), self.model)
-        columns: dict[str, list[object]] = {name: [] for name in CANDIDATE_SCHEMA.names}
-        for row, log_probs in enumerate(scored):
-            for hit, of_hit in zip([(None, None), *hits.of(row)], log_probs, strict=True):
-                for name, value in zip(CANDIDATE_SCHEMA.names, (first + row, *hit, of_hit), strict=True):
-                    columns[name].append(value)
-        return pa.table(columns, CANDIDATE_SCHEMA)
-
-
-def _measure_all(work: Path, measure: _Measurer) -> None:
+def _measure_all(job: _Job) -> None:
     """Measure the parts that no other process measures, until all are done."""
-    sampled = _open_sampled(work)
-    parts, total = sampled.num_row_groups, sampled.metadata.num_rows
-    with progress_bar("Measuring", total=total) as advance:
-        counted: set[int] = set()
-        while _is_open(work):
-            for part in range(parts):
-                if not _is_done(work, part) and _is_open(work):
-                    _measure_if_free(work, part, sampled, measure)
-                if part not in counted and _is_done(work, part) and _is_whole(_done(work, part)):
-                    counted.add(part)
+    sampled = _open_sampled(job.work)
+    left = dict.fromkeys(range(sampled.num_row_groups))
+    with progress_bar("Measuring", total=sampled.metadata.num_rows) as advance:
+        while job.is_open:
+            for part in [*left]:
+                if not job.part(part).exists() and job.is_open:
+                    _measure_if_free(job, part, sampled)
+                if _is_whole(job.part(part)):
+                    del left[part]
                     advance(sampled.metadata.row_group(part).num_rows)
-            if len(counted) == parts:
+            if not left:
                 return
             time.sleep(_PAUSE)  # others are measuring what is left
 
 
-def _measure_if_free(work: Path, part: int, sampled: pq.ParquetFile, measure: _Measurer) -> None:
+def _measure_if_free(job: _Job, part: int, sampled: pq.ParquetFile) -> None:
     """Measure a part unless another process does."""
-    done = _done(work, part)
+    done = job.part(part)
     with try_file_lock(done.with_suffix(".lock")) as free:
         if not free or done.exists():
             return
-        table = measure(from_table(sampled.read_row_group(part)), part * _PART)
+        table = _measure(job, sampled.read_row_group(part))
         partial = done.with_suffix(".partial")
         pq.write_table(table, partial, compression="zstd")
         sync_one(partial)
         partial.replace(done)
 
 
-def _finish(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Measurer, *, force: bool) -> None:
-    """Put the folder together, unless another process has done so."""
-    with _turn(work, out, config):
-        if not _is_open(work):
-            return
-        _write(work, out, config, measurer, force=force)
-        (work / _FINISHED).touch()
-        UNFINISHED_SIGNALS.clear(work)
+def _measure(job: _Job, sampled: pa.Table) -> pa.Table:
+    """The candidates of some examples, and the log-probabilities of their continuations."""
+    examples, queries = from_table(sampled), sampled["query"].to_pylist()
+    passages, reading = job.index.passages, job.candidates
+    hits = find_candidates(examples, queries, job.retriever, passages, reading.candidates, exclude=reading.exclude)
+    documents = PassageDocuments(passages, job.model.tokenizer, reading.document_tokens, reading.bos)
+    numbers_of = [[NO_PASSAGE, *(number for number, _ in hits.of(row))] for row in range(len(examples))]
+    scorer = Scorer(Scorer.of(job.model).model, progress=False)
+    scored = score_candidates(examples, numbers_of, documents, scorer)
+    rows = [
+        (example, *hit, log_probs)
+        for row, example in enumerate(sampled["example"].to_pylist())
+        for hit, log_probs in zip([(None, None), *hits.of(row)], scored[row], strict=True)
+    ]
+    return pa.table([*zip(*rows, strict=True)], CANDIDATE_SCHEMA)
 
 
-def _write(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Measurer, *, force: bool) -> None:
-    sampled = _open_sampled(work)
-    with new_folder(out, kind=SIGNALS_KIND, force=force) as folder:
+def _write(job: _Job, *, force: bool) -> None:
+    parts = _open_sampled(job.work).num_row_groups
+    settings: dict[str, JsonValue] = {
+        "config": {**job.config, INDEX_PATH: path_text(job.index.path.resolve())},
+        "environment": environment(),
+    }
+    with new_folder(job.out, kind=SIGNALS_KIND, force=force) as folder:
         (folder / CANDIDATES).mkdir()
-        with pq.ParquetWriter(folder / EXAMPLES, EXAMPLE_SCHEMA, compression="zstd") as writer:
-            for part in range(sampled.num_row_groups):
-                writer.write_table(_texts(sampled.read_row_group(part), part * _PART, measurer))
-                link_file(_done(work, part), folder / CANDIDATES / f"{part:05}.parquet")
-        counts = {"examples": sampled.metadata.num_rows}
-        settings: dict[str, JsonValue] = {"config": config, "environment": environment()}
-        write_manifest(folder, kind=SIGNALS_KIND, settings=settings, counts=counts)
-        worth = asdict(signal_statistics(open_signals(folder)))
-        (folder / "manifest.json").unlink()
-        write_manifest(folder, kind=SIGNALS_KIND, settings={**settings, "worth": worth}, counts=counts)
-
-
-def _texts(table: pa.Table, first: int, measurer: _Measurer) -> pa.Table:
-    """Examples as they are published: with texts."""
-    examples, tokenizer = from_table(table), measurer.model.tokenizer
-    texts = pa.table(
-        {
-            "example": range(first, first + len(examples)),
-            "query": queries_of(examples, tokenizer, measurer.options.query_tokens),
-            "prefix": [tokenizer.decode(one.prefix) for one in examples],
-            "continuation": [tokenizer.decode(one.continuation) for one in examples],
-        }
-    )
-    for name in ("document_id", "begin", "prefix_tokens", "continuation_tokens", "runs"):
-        texts = texts.append_column(name, table[name])
-    return texts.select(EXAMPLE_SCHEMA.names).cast(EXAMPLE_SCHEMA)
+        link_file(job.work / _SAMPLED, folder / EXAMPLES)
+        for part in range(parts):
+            link_file(job.part(part), folder / CANDIDATES / job.part(part).name)
+        counts = {"examples": pq.read_metadata(folder / EXAMPLES).num_rows}
+        manifest = write_manifest(folder, kind=SIGNALS_KIND, settings=settings, counts=counts)
+        settings["worth"] = asdict(signal_statistics(open_signals(folder)))
+        write_manifest(folder, kind=SIGNALS_KIND, settings=settings, counts=counts, files=manifest.files)
 
 
 def _open_sampled(work: Path) -> pq.ParquetFile:
@@ -304,27 +294,14 @@ def _open_sampled(work: Path) -> pq.ParquetFile:
         raise DamagedFolderError(f"{work / _SAMPLED} is damaged; remove {work} and run this again.") from error
 
 
-def _is_open(work: Path) -> bool:
-    """Whether no process has put the folder together yet; whoever does clears the work folder."""
-    return (work / _SAMPLED).exists() and not (work / _FINISHED).exists()
-
-
-def _done(work: Path, part: int) -> Path:
-    return work / _PARTS / f"{part:05}.parquet"
-
-
-def _is_done(work: Path, part: int) -> bool:
-    return _done(work, part).exists()
-
-
-def _is_whole(file: Path) -> bool:
+def _is_whole(part: Path) -> bool:
     """Whether a part can be read; it is removed if it cannot, so that it is measured again."""
     try:
-        pq.read_table(file, schema=CANDIDATE_SCHEMA)
+        pq.read_table(part, schema=CANDIDATE_SCHEMA)
     except FileNotFoundError:
         return False
     except (OSError, ValueError, pa.ArrowException) as error:
-        _LOG.warning("%s is damaged (%s): its examples are scored again.", file, error)
-        file.unlink(missing_ok=True)
+        _LOG.warning("%s is damaged (%s): its examples are scored again.", part, error)
+        part.unlink(missing_ok=True)
         return False
     return True

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -26,11 +27,12 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, FolderError, NotAFolderOfThisKindError, UsageError
-from ralm.records import NO_PASSAGE, FloatArray, IntArray
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
 from ralm.retrieval.index import Index, open_index
 from ralm.runs.resume import first_difference, flatten_settings
 from ralm.storage.manifest import Manifest, kind_of, open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
+from ralm.training.options import TrainingOptions
 
 SIGNALS_KIND: Final = FolderKind("signals")
 EXAMPLES: Final = "examples.parquet"
@@ -39,21 +41,11 @@ INDEX_PATH: Final = "index_path"
 """The key of the configuration that says where the index was."""
 WHERE: Final = ("name", "device", "compiled")
 """What a language model's `config` says of where and how fast it runs, which does not decide what it prefers."""
-_MAY_DIFFER: Final = ("text.", "retriever", INDEX_PATH, "examples.examples", "examples.seed")
-"""Beginnings of the settings that may differ between folders that are read as one; and of a model, `WHERE`."""
-EXAMPLE_SCHEMA: Final = pa.schema(
-    {
-        "example": pa.int64(),
-        "document_id": pa.string(),
-        "begin": pa.int64(),
-        "query": pa.string(),
-        "prefix": pa.string(),
-        "continuation": pa.string(),
-        "prefix_tokens": pa.list_(pa.int32()),
-        "continuation_tokens": pa.list_(pa.int32()),
-        "runs": pa.list_(pa.uint64()),
-    }
+_MAY_DIFFER: Final = (
+    *("text.", "retriever", INDEX_PATH, "examples.examples", "examples.seed"),
+    *(f"model.{name}" for name in WHERE),
 )
+"""Beginnings of the settings that may differ between folders that are read as one."""
 CANDIDATE_SCHEMA: Final = pa.schema(
     {"example": pa.int64(), "passage": pa.int64(), "score": pa.float32(), "log_probs": pa.list_(pa.float32())}
 )
@@ -95,8 +87,8 @@ class Signals:
     tokens_E: IntArray
     passages_EK: IntArray
     scores_EK: FloatArray
-    log_probs_EK: NDArray[np.float64]
-    baseline_E: NDArray[np.float64]
+    log_probs_EK: DoubleArray
+    baseline_E: DoubleArray
 
     def __len__(self) -> int:
         return len(self.tokens_E)
@@ -127,7 +119,7 @@ class Signals:
         return self.folders[0].config
 
     @property
-    def mean_log_probs_EK(self) -> NDArray[np.float64]:
+    def mean_log_probs_EK(self) -> DoubleArray:
         """The mean log-probability of a continuation's tokens after each candidate, padded with -inf."""
         return self.log_probs_EK / self.tokens_E[:, None]
 
@@ -159,15 +151,6 @@ class Signals:
             with _readable(one.path):
                 tables.append(pq.read_table(one.path / EXAMPLES, columns=[*columns]))
         return pa.concat_tables(tables)
-
-    def check_index(self, index: Index) -> None:
-        """Raise UsageError if the candidates are passages of another index."""
-        of: JsonValue = self.config.get("index")
-        if of != index.fingerprint:
-            raise UsageError(
-                f"the signals in {self.description} are of another index (fingerprint {of}) than {index.path} "
-                f"({index.fingerprint}): give the index they were measured with, or make them again."
-            )
 
     def split(self, held_out: float, seed: int = 0) -> tuple[IntArray, IntArray]:
         """The examples to train with and the examples to hold out (int64, rising), about the share `held_out`.
@@ -211,29 +194,22 @@ def open_signals(path: Path | str, *more: Path | str) -> Signals:
     DamagedFolderError, and UsageError if folders do not go together or one is given twice.
     """
     parts = [open_consistently(Path(one), partial(_open, Path(one))) for one in (path, *more)]
-    for number, part in enumerate(parts):
-        for other in parts[:number]:
-            _check_together(other.folders[0], part.folders[0])
+    for part, another in combinations(parts, 2):
+        one, other = part.folders[0], another.folders[0]
+        if one.fingerprint == other.fingerprint:
+            raise UsageError(f"{one.path} and {other.path} hold the same signals: give them once.")
+        first, second = (_settings_in_common(folder.config) for folder in (one, other))
+        if name := first_difference(first, second):
+            raise UsageError(
+                f"{one.path} and {other.path} cannot be used together: their signals were measured with different "
+                f"settings ({name} {first.get(name)} and {second.get(name)})."
+            )
     return parts[0] if len(parts) == 1 else _joined(parts)
 
 
-def _check_together(one: SignalsFolder, other: SignalsFolder) -> None:
-    """Raise UsageError if the signals of two folders cannot be read as one."""
-    if one.fingerprint == other.fingerprint:
-        raise UsageError(f"{one.path} and {other.path} hold the same signals: give them once.")
-    first, second = (_to_be_equal(folder.config) for folder in (one, other))
-    name = first_difference(first, second)
-    if name is not None:
-        raise UsageError(
-            f"{one.path} and {other.path} cannot be used together: their signals were measured with different "
-            f"settings ({name} {first.get(name)} and {second.get(name)})."
-        )
-
-
-def _to_be_equal(config: Mapping[str, Any]) -> dict[str, JsonValue]:
+def _settings_in_common(config: Mapping[str, Any]) -> dict[str, JsonValue]:
     """What must be the same in folders that are read as one, by dotted names."""
-    other = (*_MAY_DIFFER, *(f"model.{name}" for name in WHERE))
-    return {name: value for name, value in flatten_settings(dict(config)).items() if not name.startswith(other)}
+    return {name: value for name, value in flatten_settings(dict(config)).items() if not name.startswith(_MAY_DIFFER)}
 
 
 def _joined(parts: Sequence[Signals]) -> Signals:
@@ -269,35 +245,73 @@ def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
                 f"{f'is not in {said} any more' if said else 'is not recorded'}: give it as `index`."
             )
         index = said
-    opened = index if isinstance(index, Index) else open_index(index)
-    signals.check_index(opened)
-    return opened
+    index = index if isinstance(index, Index) else open_index(index)
+    measured: JsonValue = signals.config.get("index")
+    if measured != index.fingerprint:
+        raise UsageError(
+            f"the signals in {signals.description} are of another index (fingerprint {measured}) than {index.path} "
+            f"({index.fingerprint}): give the index they were measured with, or make them again."
+        )
+    return index
 
 
-def split_with_choice(signals: Signals, held_out: float, seed: int) -> tuple[IntArray, IntArray]:
+def split_with_choice(signals: Signals, options: TrainingOptions) -> tuple[IntArray, IntArray]:
     """What `Signals.split` gives, without the examples with fewer than two candidates, which leave no choice, and those
-    in which a log-probability is -inf, so that no mean over examples would be finite.
+    in which a log-probability is -inf, so that no mean over examples would be finite; at most `evaluated` of those held
+    out.
 
     Raises UsageError if nothing is left to train with, or to hold out although something should be.
     """
     used_E = signals.has_choice_E & signals.is_possible_E
-    training_E, held_out_E = (part[used_E[part]] for part in signals.split(held_out, seed))
-    if not len(training_E) or (held_out > 0 and not len(held_out_E)):
+    split = signals.split(options.held_out, options.seed)
+    training_E, held_out_E = (part[used_E[part]] for part in split)
+    if not len(training_E) or (options.held_out > 0 and not len(held_out_E)):
         raise UsageError(
             f"of the {len(signals):,} examples in {signals.description} only {int(np.sum(used_E)):,} have two "
             "candidates or more and finite log-probabilities, too few to train with and to hold some out: measure more."
         )
-    return training_E, held_out_E
+    return training_E, evenly_spaced(held_out_E, options.evaluated)
+
+
+def evenly_spaced(examples_E: IntArray, max_count: int) -> IntArray:
+    """At most `max_count` of the examples, evenly spread."""
+    count = min(max_count, len(examples_E))
+    return examples_E[np.linspace(0, len(examples_E) - 1, count).astype(np.int64)]
 
 
 def _open(path: Path) -> Signals:
     manifest = read_manifest(path, kind=SIGNALS_KIND)
-    parts = sorted(name for name in manifest.files if name.startswith(f"{CANDIDATES}/"))
     with _readable(path):
         examples = pq.read_table(path / EXAMPLES, columns=["document_id", "continuation_tokens"])
-        candidates = pa.concat_tables([_totals(path / name) for name in parts])
+        files = sorted(name for name in manifest.files if name.startswith(f"{CANDIDATES}/"))
         documents = examples["document_id"].to_pylist()
-    return Signals([SignalsFolder(path, manifest)], documents, *_arrays(path, examples, candidates))
+        candidates = pa.concat_tables([_read_totals(path / name) for name in files])
+        tokens_E = pc.list_value_length(examples["continuation_tokens"]).to_numpy().astype(np.int64)
+        passage = candidates["passage"]
+        example, score, total, count = (candidates[name].to_numpy() for name in ("example", "score", "total", "count"))
+        is_baseline = passage.is_null().to_numpy()
+        in_order = np.array_equal(example[is_baseline], np.arange(len(tokens_E))) and (np.diff(example) >= 0).all()
+        if not in_order or not np.array_equal(count, tokens_E[example]):
+            raise ValueError("its tables do not belong together")
+    of = example[~is_baseline]
+    counts_E = np.bincount(of, minlength=len(tokens_E))
+    places = of, np.arange(len(of)) - np.repeat(np.cumsum(counts_E) - counts_E, counts_E)
+    shape = len(tokens_E), int(counts_E.max(initial=1))
+    passages_EK = np.full(shape, NO_PASSAGE, dtype=np.int64)
+    scores_EK = np.zeros(shape, dtype=np.float32)
+    log_probs_EK = np.full(shape, -np.inf)
+    passages_EK[places] = passage.drop_null().to_numpy()
+    scores_EK[places] = score[~is_baseline]
+    log_probs_EK[places] = total[~is_baseline]
+    return Signals(
+        folders=[SignalsFolder(path, manifest)],
+        documents_E=documents,
+        tokens_E=tokens_E,
+        passages_EK=passages_EK,
+        scores_EK=scores_EK,
+        log_probs_EK=log_probs_EK,
+        baseline_E=total[is_baseline],
+    )
 
 
 @contextmanager
@@ -305,13 +319,14 @@ def _readable(path: Path) -> Iterator[None]:
     """Turn what Arrow says of a damaged file into a DamagedFolderError."""
     try:
         yield
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+    except (OSError, ValueError, IndexError, KeyError, pa.ArrowException) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DamagedFolderError(f"{path} is damaged: {reason}; measure the signals again.") from error
 
 
-def _totals(file: Path) -> pa.Table:
-    """A table of candidates with the total log-probability (float64) instead of each token's."""
+def _read_totals(file: Path) -> pa.Table:
+    """A table of candidates with the total log-probability (float64) and the count of tokens instead of each token's
+    log-probability."""
     table = pq.read_table(file, schema=CANDIDATE_SCHEMA)
     log_probs = table["log_probs"].combine_chunks()
     counts = np.diff(log_probs.offsets.to_numpy())
@@ -320,41 +335,7 @@ def _totals(file: Path) -> pa.Table:
     begins = (np.cumsum(counts) - counts).astype(np.int64)
     flat = log_probs.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
     totals = np.add.reduceat(flat, begins) if len(begins) else np.zeros(0)
-    return (
-        table.drop_columns("log_probs")
-        .append_column("total", pa.array(totals))
-        .append_column("count", pa.array(counts.astype(np.int64)))
-    )
-
-
-def _arrays(path: Path, examples: pa.Table, candidates: pa.Table) -> tuple[Any, ...]:
-    """`tokens_E`, `passages_EK`, `scores_EK`, `log_probs_EK`, `baseline_E`; DamagedFolderError if tables disagree."""
-    tokens_E = pc.list_value_length(examples["continuation_tokens"]).to_numpy().astype(np.int64)
-    example = candidates["example"].to_numpy().astype(np.int64)
-    is_without = candidates["passage"].is_null().to_numpy()
-    total = candidates["total"].to_numpy()
-    if not _agree(tokens_E, example, is_without, candidates["count"].to_numpy()):
-        raise DamagedFolderError(f"{path} is damaged: its tables do not belong together; measure the signals again.")
-    of = example[~is_without]
-    counts_E = np.bincount(of, minlength=len(tokens_E))
-    column = np.arange(len(of)) - np.repeat(np.cumsum(counts_E) - counts_E, counts_E)
-    shape = (len(tokens_E), max(1, int(counts_E.max(initial=1))))
-    passages_EK = np.full(shape, NO_PASSAGE, dtype=np.int64)
-    scores_EK = np.zeros(shape, dtype=np.float32)
-    log_probs_EK = np.full(shape, -np.inf)
-    passages_EK[of, column] = candidates["passage"].drop_null().to_numpy()
-    scores_EK[of, column] = candidates["score"].to_numpy()[~is_without]
-    log_probs_EK[of, column] = total[~is_without]
-    return tokens_E, passages_EK, scores_EK, log_probs_EK, total[is_without]
-
-
-def _agree(tokens_E: IntArray, example: IntArray, is_without: NDArray[np.bool_], count: IntArray) -> bool:
-    """Whether every example has its row without a passage, rows are in order, and lengths are those of the texts."""
-    return (
-        np.array_equal(example[is_without], np.arange(len(tokens_E)))
-        and bool((np.diff(example) >= 0).all())
-        and np.array_equal(count, tokens_E[example])
-    )
+    return table.drop_columns("log_probs").append_column("total", [totals]).append_column("count", [counts])
 
 
 def _draw(text: str) -> float:
@@ -415,12 +396,16 @@ def signal_statistics(signals: Signals) -> SignalStatistics:
     )
 
 
-def _entropy(logits_EK: NDArray[np.float64]) -> float:
+def _entropy(logits_EK: DoubleArray) -> float:
     """The mean entropy of softmax over each row; -inf is padding."""
     if not len(logits_EK):
         return 0.0
-    shifted_EK = logits_EK - logits_EK.max(axis=1, keepdims=True)
-    q_EK = np.exp(shifted_EK)
-    q_EK /= q_EK.sum(axis=1, keepdims=True)
+    q_EK = softmax(logits_EK)
     terms_EK = q_EK * np.log(np.where(q_EK > 0, q_EK, 1))
     return float(-terms_EK.sum(axis=1).mean())
+
+
+def softmax(logits_EK: DoubleArray) -> DoubleArray:
+    """Softmax of each row; -inf is padding."""
+    powers_EK = np.exp(logits_EK - logits_EK.max(axis=1, keepdims=True))
+    return powers_EK / powers_EK.sum(axis=1, keepdims=True)
