@@ -15,11 +15,9 @@ _AT_ONCE: Final = 1_000
 def bootstrap_means(
     sums_UR: NDArray[np.float64], counts_U: IntArray, *, draws: int = DRAWS, seed: int = 0
 ) -> NDArray[np.float64]:
-    """Means (float64, draws x R) of R columns over units that are drawn with replacement, as many as there are.
-
-    A unit, such as a document, has the sum of its values in each column (U x R) and their count (U). All columns share
-    the drawn units, so that differences between columns are paired. Equal arguments give equal draws.
-    """
+    """Means (float64, draws x R) of R columns over units drawn with replacement, as many as there are. A unit, such as
+    a document, has the sum of its values in each column (U x R) and their count (U). All columns share the drawn units,
+    so that their differences are paired. Equal arguments give equal draws."""
     units = len(counts_U)
     random = np.random.default_rng(seed)
     sums_DR, counts_D, times_D = _distinct(sums_UR, counts_U)

@@ -48,7 +48,7 @@ def calibration_bins(
 
 
 def expected_calibration_error(bins: Sequence[CalibrationBin]) -> float:
-    """The distance of confidence and accuracy, averaged over all choices: sum over bins of count / all x |accuracy -
+    """The distance of confidence and accuracy, averaged over all choices: sum of count / all x |accuracy -
     confidence|."""
     total = sum(one.count for one in bins)
     return sum(one.count * abs(one.accuracy - one.confidence) for one in bins) / total if total else 0.0

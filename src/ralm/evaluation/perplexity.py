@@ -8,7 +8,7 @@ with nll = -log p(x_1 .. x_n), the chain rule over tokens (In-Context RALM, Eq. 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -66,26 +66,11 @@ class Measures:
     def as_dict(self) -> dict[str, float]:
         """Counts and measures by name."""
         return {
-            "tokens": self.tokens,
-            "words": self.words,
-            "bytes": self.bytes,
-            "nll": self.nll,
-            "unknown_tokens": self.unknown_tokens,
+            **asdict(self),
             "token_perplexity": self.token_perplexity,
             "word_perplexity": self.word_perplexity,
             "bits_per_byte": self.bits_per_byte,
         }
-
-
-def measure(prepared: PreparedText, scored: ScoredTokens) -> Measures:
-    """The measures of a scored text, normalised according to the semantics of its plan."""
-    return Measures(
-        tokens=prepared.plan.counted_tokens,
-        words=prepared.plan.count_words(prepared.text),
-        bytes=len(prepared.text.encode()),
-        nll=scored.nll,
-        unknown_tokens=prepared.unknown_tokens,
-    )
 
 
 def _perplexity(nll: float, count: int) -> float:
@@ -118,17 +103,12 @@ class Reading:
         return np.asarray(self.scored.log_probs_T == self.upper.scored.log_probs_T)
 
     def as_dict(self) -> dict[str, JsonValue]:
-        """The measures by name, with the seconds.
-
-        If there are bounds, these are the worst; `bounds` holds the best and the worst, and `exact` the share of
-        targets that are known.
-        """
+        """The measures by name, with the seconds; the worst ones if there are bounds. Then `bounds` holds the best and
+        the worst, and `exact` the share of targets that are known."""
         shown: dict[str, JsonValue] = {**self.measures.as_dict(), "seconds": round(self.seconds, 3)}
         if self.upper is not None:
-            best = self.upper.measures.as_dict()
-            shown["bounds"] = {
-                name: [best[name], value] for name, value in self.measures.as_dict().items() if name in _BOUNDED
-            }
+            best, worst = self.upper.measures.as_dict(), self.measures.as_dict()
+            shown["bounds"] = {name: [best[name], worst[name]] for name in _BOUNDED}
             shown["exact"] = float(self.exact_T.mean())
         return shown
 
@@ -207,7 +187,6 @@ def evaluate_text(
 
 
 def _reading(prepared: PreparedText, scorer: Scorer, score: Callable[[Scorer], ScoredTokens]) -> Reading:
-    """One way of reading a text; by the two models of its bounds if the model has them."""
     if scorer.bounds is None:
         return timed(prepared, lambda: score(scorer))
     lower, upper = (timed(prepared, partial(score, Scorer(one))) for one in scorer.bounds)
@@ -219,7 +198,15 @@ def timed(prepared: PreparedText, score: Callable[[], ScoredTokens]) -> Reading:
     """One way of reading a prepared text, measured and timed."""
     begin = time.perf_counter()
     scored = score()
-    return Reading(scored=scored, measures=measure(prepared, scored), seconds=time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    measures = Measures(
+        tokens=prepared.plan.counted_tokens,
+        words=prepared.plan.count_words(prepared.text),
+        bytes=len(prepared.text.encode()),
+        nll=scored.nll,
+        unknown_tokens=prepared.unknown_tokens,
+    )
+    return Reading(scored=scored, measures=measures, seconds=seconds)
 
 
 def check_plan(model: LanguageModel, options: PlanOptions) -> None:

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm.scoring import Scorer
-from ralm.protocols import LanguageModel, Reader, Reranker, Retriever
+from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.in_context import CheckedReader
 from ralm.reading.plan import PlanOptions
 from ralm.reading.score import hits_needed
@@ -44,17 +44,30 @@ class Sweep:
 
     def rows(self) -> list[dict[str, JsonValue]]:
         """A row per value: the measures, those without retrieval as `none_...`, and the relative gain in perplexity."""
-        return [_row(self.option, value, evaluation) for value, evaluation in self.evaluations.items()]
+        rows = []
+        for value, evaluation in self.evaluations.items():
+            assert evaluation.baseline is not None
+            measures, none = evaluation.reading.measures, evaluation.baseline.measures
+            row: dict[str, JsonValue] = {
+                self.option: value,
+                **measures.as_dict(),
+                "none_token_perplexity": none.token_perplexity,
+                "none_word_perplexity": none.word_perplexity,
+                "none_bits_per_byte": none.bits_per_byte,
+                "gain": 1 - measures.token_perplexity / none.token_perplexity,
+            }
+            rows.append(row)
+        return rows
 
     def summary(self, configs: Sequence[dict[str, JsonValue]]) -> dict[str, JsonValue]:
         """The rows, each with its configuration, and the counts of requests, scored requests and retrievals."""
-        points: list[JsonValue] = [{**row, "config": config} for row, config in zip(self.rows(), configs, strict=True)]
-        shared: dict[str, JsonValue] = {
+        return {
+            "option": self.option,
+            "points": [{**row, "config": config} for row, config in zip(self.rows(), configs, strict=True)],
             "requests": self.requests,
             "scored": self.scored,
             "retrievals": self.retrievals,
         }
-        return {"option": self.option, "points": points, **shared}
 
 
 def sweep(
@@ -68,65 +81,46 @@ def sweep(
     values = [point.value for point in points]
     if not values or len(set(values)) < len(values):
         raise UsageError(f"`points` must have different values, at least one, not {', '.join(values)!r}.")
-    scorer, sources = Scorer.of(model), _shared_sources(points)
+    scorer, retrievers = Scorer.of(model), _shared_retrievers(points)
     if scorer.bounds is not None:
         raise UsageError(
             f"{scorer.name} gives bounds of log-probabilities, which do not decide a gain: use `ralm eval`."
         )
-    evaluations = {
-        point.value: evaluate_text(
+    evaluations, models = {}, [scorer]
+    for point in points:
+        source, reranker = point.source, CheckedReranker.of(point.reranker)
+        if isinstance(source, FromRetriever):
+            source = source.with_retriever(retrievers[id(source)])
+        if reranker is not None and isinstance(reranker.model, Scorer):
+            models.append(reranker.model)
+        evaluations[point.value] = evaluate_text(
             text,
             scorer,
             point.plan,
-            source=sources.get(id(point.source), point.source),
+            source=source,
             reader=point.reader,
             reranker=point.reranker,
             limit_tokens=limit_tokens,
             baseline=True,
         )
-        for point in points
-    }
-    rerankers = [reranker for point in points if (reranker := CheckedReranker.of(point.reranker)) is not None]
-    scorers = {
-        id(one): one for one in (scorer, *(reranker.model for reranker in rerankers)) if isinstance(one, Scorer)
-    }.values()
+    scorers = {id(one): one for one in models}.values()
     return Sweep(
         option=option,
         evaluations=evaluations,
         requests=sum(one.asked for one in scorers),
         scored=sum(one.scored for one in scorers),
-        retrievals=sum(_retrievals(source.retriever) for source in sources.values()),
+        retrievals=sum(retriever.retrievals for retriever in retrievers.values()),
     )
 
 
-def _shared_sources(points: Sequence[SweepPoint]) -> dict[int, FromRetriever]:
+def _shared_retrievers(points: Sequence[SweepPoint]) -> dict[int, MemoizedRetriever]:
     """For each source with a retriever, one that retrieves once, as many hits as any of its points needs."""
     needed: dict[int, int] = {}
     for point in points:
         hits = hits_needed(CheckedReader.of(point.reader), CheckedReranker.of(point.reranker))
         needed[id(point.source)] = max(needed.get(id(point.source), 0), hits)
     return {
-        id(point.source): point.source.with_retriever(
-            MemoizedRetriever(point.source.retriever, needed[id(point.source)])
-        )
+        id(point.source): MemoizedRetriever(point.source.retriever, needed[id(point.source)])
         for point in points
         if isinstance(point.source, FromRetriever)
-    }
-
-
-def _retrievals(retriever: Retriever) -> int:
-    assert isinstance(retriever, MemoizedRetriever)
-    return retriever.retrievals
-
-
-def _row(option: str, value: str, evaluation: Evaluation) -> dict[str, JsonValue]:
-    assert evaluation.baseline is not None
-    none = evaluation.baseline.measures
-    return {
-        option: value,
-        **evaluation.reading.measures.as_dict(),
-        "none_token_perplexity": none.token_perplexity,
-        "none_word_perplexity": none.word_perplexity,
-        "none_bits_per_byte": none.bits_per_byte,
-        "gain": 1 - evaluation.reading.measures.token_perplexity / none.token_perplexity,
     }

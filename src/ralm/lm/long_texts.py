@@ -91,11 +91,6 @@ class Window:
         """The number of tokens that begin before a character."""
         return int(np.count_nonzero(self.spans_N2[:, 0] < place))
 
-    def has_boundary(self, place: int) -> bool:
-        """Whether each token lies on one side of a character, with tokens on both sides, in the order of the text."""
-        at, spans_N2 = self.before(place), self.spans_N2
-        return 0 < at < len(spans_N2) and int(spans_N2[:at, 1].max()) <= place <= int(spans_N2[at:, 0].min())
-
 
 Separate = Callable[[Window, int], bool]
 """Whether the tokens on the two sides of a place, which no token crosses, are independent of each other."""
@@ -103,10 +98,8 @@ Separate = Callable[[Window, int], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSizes:
-    """Lengths in characters: the first window, the longest one, and how far windows reach beyond a cut on each side.
-
-    Windows double in length up to the longest, so that a few tokens cost a short one.
-    """
+    """Lengths in characters: the first window, the longest one (windows double up to it, so that a few tokens cost a
+    short one), and how far windows reach beyond a cut on each side."""
 
     first: int = 1 << 14
     longest: int = 1 << 18
@@ -131,7 +124,7 @@ def encode_in_pieces(
     """The pieces of the text that the chunks make up; as few chunks are read as the pieces need."""
     text = _ChunkedText(chunks)
     window, begin, done = encode(text.read(sizes.first)), 0, 0
-    while text.is_longer_than(len(window.text)):
+    while text.read(1, after=len(window.text)):
         cut = _find_cut(window, done, separate, sizes.overlap)
         if cut is not None:
             size = len(window.text) - cut.begin + min(2 * len(window.text), sizes.longest)
@@ -178,25 +171,15 @@ class _ChunkedText:
         self._text = ""
 
     def read(self, size: int, after: int = 0) -> str:
-        """The first `size` characters after a character; fewer at the end of the text."""
-        self._extend(after + size)
-        return self._text[after : after + size]
-
-    def is_longer_than(self, size: int) -> bool:
-        """Whether the text has more characters than this."""
-        self._extend(size + 1)
-        return len(self._text) > size
-
-    def drop(self, size: int) -> None:
-        """Forget the beginning of the text."""
-        self._text = self._text[size:]
-
-    def _extend(self, size: int) -> None:
         parts, length = [self._text], len(self._text)
-        while length < size and (chunk := next(self._chunks, None)) is not None:
+        while length < after + size and (chunk := next(self._chunks, None)) is not None:
             parts.append(chunk)
             length += len(chunk)
         self._text = "".join(parts)
+        return self._text[after : after + size]
+
+    def drop(self, size: int) -> None:
+        self._text = self._text[size:]
 
 
 def _find_cut(window: Window, done: int, separate: Separate, overlap: int) -> _Cut | None:
@@ -214,7 +197,12 @@ def _find_cut(window: Window, done: int, separate: Separate, overlap: int) -> _C
 
 
 def _is_cut(window: Window, place: int, separate: Separate) -> bool:
-    return window.has_boundary(place) and separate(window, place)
+    """Whether each token lies on one side of a place, with tokens on both sides in the order of the text, and the sides
+    are separate."""
+    at, spans_N2 = window.before(place), window.spans_N2
+    if not 0 < at < len(spans_N2) or not spans_N2[:at, 1].max() <= place <= spans_N2[at:, 0].min():
+        return False
+    return separate(window, place)
 
 
 def _agree(window: Window, following: Window, cut: _Cut, separate: Separate) -> bool:
@@ -229,7 +217,6 @@ def _agree(window: Window, following: Window, cut: _Cut, separate: Separate) -> 
 
 
 def _piece(window: Window, begin: int, end: int, offset: int) -> EncodedPiece:
-    """A part of a window as a piece of the text, in which the window begins at the character `offset`."""
     first = window.before(begin) if begin else 0
     last = window.before(end) if end < len(window.text) else len(window.tokens)
     spans_N2 = window.spans_N2[first:last] + offset
@@ -249,11 +236,14 @@ class Cuts:
             return False
         backend = self._tokenizer.backend_tokenizer
         kinds = {kind for stage in (backend.normalizer, backend.pre_tokenizer) for kind in stage_kinds(stage)}
+        # an added token may be looked for as it is or normalised
+        normalized = str if backend.normalizer is None else backend.normalizer.normalize_str
+        forms = (form for token in self._added.values() for form in (token.content, normalized(token.content)))
         return (
             kinds <= _LOCAL_STAGES
             and type(backend.model).__name__ in _MODELS
             and not getattr(backend.model, "dropout", None)
-            and not any(self._reaches_over_spaces(token.content) for token in self._added.values())
+            and not any(_SPACE_INSIDE.search(form) for form in forms)
         )
 
     def separate(self, window: Window, place: int) -> bool:
@@ -263,12 +253,6 @@ class Cuts:
         if before in self._added or after in self._added:
             return False
         return window.word_of(at - 1) != window.word_of(at) or self._never_joined(before, after, window.text[place])
-
-    def _reaches_over_spaces(self, added: str) -> bool:
-        """Whether an added token has white space inside, as it is or normalised: it may be looked for in both forms."""
-        normalizer = self._tokenizer.backend_tokenizer.normalizer
-        forms = (added, added if normalizer is None else normalizer.normalize_str(added))
-        return any(_SPACE_INSIDE.search(form) for form in forms)
 
     @cached_property
     def _added(self) -> dict[int, Any]:
@@ -315,29 +299,22 @@ def _kinds_of(state: dict[str, Any]) -> Iterator[str]:
 
 
 def longest_token(tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """The maximum number of bytes of a text (UTF-8) that one token stands for; None if it is not known for sure.
-
-    It is known only of byte-level BPE that leaves out and changes nothing: each byte of a text is then in one token,
-    and a token is as many bytes as its name has characters.
-    """
-    if not tokenizer.is_fast or not _keeps_bytes(tokenizer):
+    """The maximum number of bytes of a text (UTF-8) that one token stands for. It is known only of byte-level BPE that
+    leaves out and changes nothing, in which a token is as many bytes as its name has characters; else None."""
+    if not tokenizer.is_fast:
         return None
-    added = [token.content for token in tokenizer.added_tokens_decoder.values()]
-    return max(*map(len, tokenizer.get_vocab()), *(len(content.encode()) for content in added), 1)
-
-
-def _keeps_bytes(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether each byte of a text is in one token."""
-    backend = tokenizer.backend_tokenizer
-    kinds = set(stage_kinds(backend.pre_tokenizer))
-    model = backend.model
-    return (
+    backend, vocabulary, added = tokenizer.backend_tokenizer, tokenizer.get_vocab(), tokenizer.added_tokens_decoder
+    kinds, model = set(stage_kinds(backend.pre_tokenizer)), backend.model
+    keeps_bytes = (
         backend.normalizer is None
         and "ByteLevel" in kinds
         and kinds <= _KEEPING_STAGES
         and type(model).__name__ == "BPE"
         and not (model.end_of_word_suffix or model.continuing_subword_prefix)
-        and tokenizer.get_vocab().keys() >= _BYTES
+        and vocabulary.keys() >= _BYTES
         # such tokens take the white space beside them
-        and not any(token.lstrip or token.rstrip for token in tokenizer.added_tokens_decoder.values())
+        and not any(token.lstrip or token.rstrip for token in added.values())
     )
+    if not keeps_bytes:
+        return None
+    return max(*map(len, vocabulary), *(len(token.content.encode()) for token in added.values()), 1)

@@ -87,11 +87,8 @@ def load_local_model(name: str, options: ModelOptions | None = None) -> "LocalLa
 
 
 def load_tokenizer(name: str) -> "ModelTokenizer":
-    """The tokenizer of a language model, without its weights.
-
-    Raises MissingExtraError if the extra `lm` is not installed, ModelError if there is no tokenizer or it cannot be
-    loaded, UsageError if the model is behind an API.
-    """
+    """The tokenizer of a language model, without its weights; raises what `load_language_model` raises, and UsageError
+    if the model is behind an API."""
     if is_api(name):
         raise UsageError(f"{name} is a model behind an API: name its tokenizer, by hub name or folder.")
     with _lm_extra():

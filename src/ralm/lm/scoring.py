@@ -7,12 +7,11 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -116,38 +115,32 @@ class Scorer:
 
     def _score(self, requests: Sequence[Request], advance: Callable[[int], None]) -> list[FloatArray]:
         keys = [_key(request) for request in requests]
-        new: dict[bytes, _NewRequest] = {}
-        for key, request in zip(keys, requests, strict=True):
-            if key not in self._known and key not in new:
-                new[key] = _NewRequest(key, _sortable_bytes(request), request)
+        new = {key: request for key, request in zip(keys, requests, strict=True) if key not in self._known}
         self.scored += len(new)
         waiting = Counter(key for key in keys if key in new)
         advance(len(requests) - waiting.total())
-        for scored_keys in self._answer(list(new.values())):
+        for scored_keys in self._answer(new):
             advance(sum(waiting[key] for key in scored_keys))
         return [self._known[key] for key in keys]
 
-    def _answer(self, new: Sequence["_NewRequest"]) -> Iterator[list[bytes]]:
+    def _answer(self, new: Mapping[bytes, Request]) -> Iterator[Collection[bytes]]:
         """Answer requests from the store or the model; yields the keys of those that are now known."""
-        stored = {} if self._store is None else self._store.get(one.key for one in new)
+        stored = {} if self._store is None else self._store.get(new)
         self._known.update((key, np.frombuffer(value, "<f4").astype(np.float32)) for key, value in stored.items())
-        yield [*stored]
-        left = [one for one in new if one.key not in stored]
-        for answers in self._read(_merge(left, prefixes=self.traits.merges_prefixes)):
-            self._known.update((one.key, log_probs) for one, log_probs in answers)
+        yield stored.keys()
+        left = {key: request for key, request in new.items() if key not in stored}
+        merged = _merge(left, prefixes=self.traits.merges_prefixes)
+        merged.sort(key=lambda one: -len(one[0]))
+        scored = self._model_log_probs([sequence for sequence, _ in merged])
+        for (sequence, some), log_probs_P in zip(merged, scored, strict=True):
+            firsts = {key: np.searchsorted(sequence.targets_P, _first_target(left[key])) for key in some}
+            answers = {key: log_probs_P[first : first + len(left[key].targets)] for key, first in firsts.items()}
+            self._known.update(answers)
             if self._store is not None:
-                self._store.put((one.key, log_probs.astype("<f4").tobytes()) for one, log_probs in answers)
-            yield [one.key for one, _ in answers]
-
-    def _read(self, merged: Sequence["_Merged"]) -> Iterator["_Answers"]:
-        """The answers of each sequence as soon as it is scored, the longest sequence first."""
-        merged = sorted(merged, key=lambda one: -len(one.tokens))
-        sequences = [one.sequence() for one in merged]
-        for one, sequence, log_probs_P in zip(merged, sequences, self._model_log_probs(sequences), strict=True):
-            yield one.answers(sequence, log_probs_P)
+                self._store.put((key, log_probs.astype("<f4").tobytes()) for key, log_probs in answers.items())
+            yield some
 
     def _model_log_probs(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """The checked log-probabilities of each sequence."""
         if not sequences:
             return
         name = self.model.name
@@ -168,44 +161,6 @@ class Scorer:
                 results.close()  # now, and not when it is garbage-collected: threads may be working for it
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _NewRequest:
-    """A request to score; `sortable` are its tokens as bytes."""
-
-    key: bytes
-    sortable: bytes
-    request: Request
-
-    @property
-    def first_target(self) -> int:
-        """The position of the first target."""
-        return len(self.request) - len(self.request.targets)
-
-
-_Answers: TypeAlias = Sequence[tuple[_NewRequest, FloatArray]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Merged:
-    """Tokens that the model reads once, and the requests that this answers."""
-
-    tokens: IntArray
-    requests: list[_NewRequest] = field(default_factory=list)
-
-    def sequence(self) -> ScoringSequence:
-        """The tokens, with the targets of all requests."""
-        targets = [np.arange(one.first_target, len(one.request)) for one in self.requests]
-        return ScoringSequence(self.tokens, np.unique(np.concatenate(targets)))
-
-    def answers(self, sequence: ScoringSequence, log_probs_P: FloatArray) -> _Answers:
-        """The part of the sequence's log-probabilities that belongs to each request."""
-        firsts = [int(np.searchsorted(sequence.targets_P, one.first_target)) for one in self.requests]
-        return [
-            (one, log_probs_P[first : first + len(one.request.targets)])
-            for one, first in zip(self.requests, firsts, strict=True)
-        ]
-
-
 def split_by_tokens(texts: Iterable[_Text], tokens: int) -> Iterator[list[_Text]]:
     """Requests or sequences in order, about `tokens` tokens at a time."""
     some: list[_Text] = []
@@ -220,20 +175,33 @@ def split_by_tokens(texts: Iterable[_Text], tokens: int) -> Iterator[list[_Text]
         yield some
 
 
-def _merge(new: Iterable[_NewRequest], *, prefixes: bool) -> list[_Merged]:
-    """The token sequences to read; with `prefixes`, a request that is a prefix of another shares its sequence.
+def _merge(new: Mapping[bytes, Request], *, prefixes: bool) -> list[tuple[ScoringSequence, list[bytes]]]:
+    """The sequences to read, each with the keys of the requests that it answers; with `prefixes`, a request that is a
+    prefix of another shares its sequence.
 
     In lexicographic order a request comes directly before all requests that begin with it. So it is enough to compare
     each request with its successor, from the last to the first.
     """
-    merged: list[_Merged] = []
-    longest = b""
-    for one in sorted(new, key=lambda one: one.sortable, reverse=True):
-        if not (prefixes and longest.startswith(one.sortable)):
-            merged.append(_Merged(tokens=np.frombuffer(one.sortable, dtype=">i4").astype(np.int64)))
-            longest = one.sortable
-        merged[-1].requests.append(one)
+    tokens = {}
+    for key, one in new.items():
+        parts = (one.document, one.context, one.targets)
+        # big-endian, so that bytes sort like the ids, which are not negative
+        tokens[key] = b"".join(part.astype(">i4").tobytes() for part in parts)
+    groups: list[list[bytes]] = []
+    for key in sorted(new, key=tokens.__getitem__, reverse=True):
+        if not (prefixes and groups and tokens[groups[-1][0]].startswith(tokens[key])):
+            groups.append([])
+        groups[-1].append(key)
+    merged = []
+    for keys in groups:
+        targets_P = np.unique(np.concatenate([np.arange(_first_target(new[key]), len(new[key])) for key in keys]))
+        longest_N = np.frombuffer(tokens[keys[0]], dtype=">i4").astype(np.int64)
+        merged.append((ScoringSequence(longest_N, targets_P), keys))
     return merged
+
+
+def _first_target(request: Request) -> int:
+    return len(request) - len(request.targets)
 
 
 def _key(request: Request) -> bytes:
@@ -244,13 +212,7 @@ def _key(request: Request) -> bytes:
     return digest.digest()
 
 
-def _sortable_bytes(request: Request) -> bytes:
-    """The tokens of a request as bytes that sort like the tokens: big-endian, since ids are not negative."""
-    return b"".join(part.astype(">i4").tobytes() for part in (request.document, request.context, request.targets))
-
-
 def _check_sequences(sequences: Sequence[ScoringSequence], name: str, max_length: int, vocabulary: int | None) -> None:
-    """Raise ModelError if a sequence is too long for a model, or has a token that the model does not know."""
     longest = max(map(len, sequences))
     if longest > max_length:
         raise ModelError(f"{name} reads at most {max_length} tokens at once, not {longest}.")
@@ -282,10 +244,7 @@ def _checked(result: object, sequence: ScoringSequence, name: str) -> FloatArray
 
 class SharedCache:
     """One cache for scoring and writing: a prompt that is continued and whose known answer is scored is read once.
-
-    `continuations` are created when they are first needed. The model scores by itself, and nothing is shared, if its
-    `Continuations` cannot score, or if it does not merge prefixes.
-    """
+    Nothing is shared if the model's `Continuations` cannot score, or if it does not merge prefixes."""
 
     def __init__(self, model: WritingModel) -> None:
         self._model = model
@@ -302,10 +261,8 @@ class SharedCache:
         return getattr(self.continuations, "read_ahead", None)
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
-        """As `LanguageModel.score`; what sequences share with the texts of the previous call is not read again.
-
-        All sequences are held at once, so they should be as few as the texts that are continued together.
-        """
+        """As `LanguageModel.score`, but what sequences share with the texts of the previous call is not read again. All
+        sequences are held at once, so they should be few."""
         score = self._model.score if self._apart else getattr(self.continuations, "score", self._model.score)
         scored: Iterable[FloatArray] = score(sequences)
         return scored

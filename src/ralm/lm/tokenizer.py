@@ -90,14 +90,10 @@ def align(
     unknown: int | None,
     mark: str,
 ) -> list[Span]:
-    """The first and one past the last character of each token.
-
-    Tokens that are text only together, such as the bytes of a character, share a span. White space that no token
-    decodes to lies between two spans. A token whose word continues ends in the `mark`, if there is one.
-    The `unknown` token covers the text between its neighbours.
-
-    Raises ModelError if the tokens do not decode to the text; lower case for upper case is allowed.
-    """
+    """The first and one past the last character of each token. Tokens that are text only together, such as the bytes of
+    a character, share a span, and the `unknown` token covers the text between its neighbours. A token whose word
+    continues ends in the `mark`, if there is one. ModelError if the tokens do not decode to the text, except for its
+    case."""
     alignment = _Alignment(text, decode, unknown, mark)
     for token in tokens:
         alignment.add(token)
@@ -121,12 +117,13 @@ class _Alignment:
         """The tokens after those, whose text was not found yet."""
 
     def add(self, token: int) -> None:
-        """Find the text of the pending tokens and this one."""
         if token == self._unknown and self._gap:
             self._gap += 1
             return
         self._pending.append(token)
-        for piece in self._pieces():
+        decoded = self._decoded(tuple(self._pending))
+        without_mark = [decoded.removesuffix(self._mark)] if self._mark and decoded.endswith(self._mark) else []
+        for piece in filter(None, (*without_mark, decoded)):
             if (span := self._span_of(piece)) is not None:
                 self._close_gap(span[0])
                 self._spans += [span] * len(self._pending)
@@ -144,31 +141,20 @@ class _Alignment:
             raise self._error()
         return self._spans
 
-    def _pieces(self) -> list[str]:
-        """The texts that the pending tokens may stand for."""
-        decoded = self._decoded(tuple(self._pending))
-        pieces = [decoded]
-        if self._mark and decoded.endswith(self._mark):
-            pieces.insert(0, decoded.removesuffix(self._mark))
-        return [piece for piece in pieces if piece]
-
     def _span_of(self, piece: str) -> Span | None:
         """The span of a piece: next, after white space, or after the unknown tokens, which have at least one character
         each."""
         if self._gap:
             begin = self._text.find(piece.strip() or piece, self._at + self._gap)
             return None if begin < 0 else (begin, begin + len(piece.strip() or piece))
-        for begin, expected in ((self._at, piece), (self._after_spaces(), piece.strip())):
+        after_spaces = self._at
+        while after_spaces < len(self._text) and self._text[after_spaces].isspace():
+            after_spaces += 1
+        for begin, expected in ((self._at, piece), (after_spaces, piece.strip())):
             there = self._text[begin : begin + len(expected)]
             if expected and (there == expected or there.lower() == expected):
                 return begin, begin + len(expected)
         return None
-
-    def _after_spaces(self) -> int:
-        at = self._at
-        while at < len(self._text) and self._text[at].isspace():
-            at += 1
-        return at
 
     def _close_gap(self, end: int) -> None:
         """Give the unknown tokens the text between their neighbours: one character each if that fits, else all of it

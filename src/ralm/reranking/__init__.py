@@ -92,7 +92,7 @@ class RerankOptions:
         """The reranker, or None to keep the retriever's order.
 
         `model` ranks for `zero-shot`, by default the reading model. `cross_encoder` is that of `predictive` if it is
-        loaded already; otherwise this loads it, and raises what `load_cross_encoder` raises.
+        loaded already.
         """
         match self.method:
             case "none":
@@ -134,21 +134,15 @@ class CheckedReranker:
         return reranker if reranker is None or isinstance(reranker, cls) else cls(reranker)  # type: ignore[arg-type]
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
-        """The k hits of each row that the reranker chooses.
-
-        Raises RerankerError if it does not return hits, or returns passages that are not among those of the row.
-        """
+        """The k hits of each row that the reranker chooses; RerankerError if they are not hits, or not among those of
+        the row."""
         hits = hits.first(self.candidates)
         best = self._reranker.choose(rows, hits, passages, k)
-        if fault := fault_of_hits(best, len(hits), k, None) or _fault_of_choice(best, hits):
+        fault = fault_of_hits(best, len(hits), k, None)
+        if not fault:
+            among_QK = (best.numbers_QK[:, :, None] == hits.numbers_QK[:, None, :]).any(axis=2)
+            foreign = best.numbers_QK[(best.numbers_QK != NO_PASSAGE) & ~among_QK]
+            fault = f"gives passage {foreign[0]}, which is not among the hits of its row" if len(foreign) else ""
+        if fault:
             raise RerankerError(f"the reranker {self.name} {fault}; see `Reranker` for what it should give.")
         return Hits(best.numbers_QK.astype(np.int64, copy=False), best.scores_QK.astype(np.float32, copy=False))
-
-
-def _fault_of_choice(best: Hits, hits: Hits) -> str:
-    found_QK = best.numbers_QK != NO_PASSAGE
-    among_QK = (best.numbers_QK[:, :, None] == hits.numbers_QK[:, None, :]).any(axis=2)
-    foreign_QK = found_QK & ~among_QK
-    if foreign_QK.any():
-        return f"gives passage {best.numbers_QK[foreign_QK][0]}, which is not among the hits of its row"
-    return ""

@@ -143,11 +143,13 @@ class PairModel:
     def config(self) -> Mapping[str, JsonValue]:
         """Everything that affects the scores."""
         transformer: Any = self.model.model
+        tokenizer = json.loads(self.model.tokenizer.backend_tokenizer.to_str())
+        decisive = {name: value for name, value in tokenizer.items() if name not in _SET_FOR_A_CALL}
         return {
             "name": str(Path(self.name).resolve()) if Path(self.name).is_dir() else self.name,
             "weights": weights_fingerprint(transformer),
             "settings": settings_fingerprint(transformer),
-            "tokenizer": self._tokenizer_fingerprint(),
+            "tokenizer": hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16],
             "dtype": str(transformer.dtype).removeprefix("torch."),
             "max_length": self.model.max_seq_length,
             **self._settings(),
@@ -155,13 +157,20 @@ class PairModel:
 
     def end(self, prefix: str) -> str:
         """The end of a prefix that is read: its last `tokens` tokens, as text."""
-        return self._end(prefix, self.tokens * _CHARACTERS_A_TOKEN)
+        characters = self.tokens * _CHARACTERS_A_TOKEN  # more if these are too few
+        while True:
+            tail = _readable(prefix[-characters:])
+            encoded = self.model.tokenizer(tail, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            offsets = encoded["offset_mapping"]
+            if len(offsets) > self.tokens:
+                return tail[offsets[-self.tokens][0] :]
+            if characters >= len(prefix):
+                return tail
+            characters *= 2
 
     def scores(self, pairs: Sequence[Pair]) -> FloatArray:
-        """The scores (float32, P) of pairs of an end and a passage, pairs of similar length together.
-
-        They are the cross-encoder's logits: higher for a better passage. Raises ModelError if it cannot read a pair.
-        """
+        """The cross-encoder's logits (float32, P) for pairs of an end and a passage: higher for a better passage.
+        ModelError if it cannot read a pair."""
         self.model.eval()
         scores_P = np.empty(len(pairs), dtype=np.float32)
         for some in self.batches(pairs):
@@ -195,12 +204,11 @@ class PairModel:
         return [order[begin : begin + size] for begin in range(0, len(order), size)]
 
     def _with_ends(self, pairs: Sequence[Pair], places: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The scores of the head (P), and the log-probabilities of the last tokens (P x J)."""
         features = self._features(pairs)
         ends = [end for end, _ in pairs]
         tokens = self.model.tokenizer(ends, add_special_tokens=False, verbose=False)["input_ids"]
         lengths_P = torch.tensor([len(one) for one in tokens], device=self.model.device)
-        with last_layer_of(self.model.model) as seen:
+        with _last_layer_of(self.model.model) as seen:
             scores_P = self._pass(features)
         return scores_P, end_log_probs(self.model.model, features, seen[0], lengths_P, places)
 
@@ -209,7 +217,6 @@ class PairModel:
             return self.model(features)["scores"].squeeze(-1)
 
     def _features(self, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """The inputs of the model for pairs."""
         shortened = "only_first" if self.passage_first else "only_second"
         longest = {"max_length": self.model.max_seq_length, "truncation": shortened}
         texts = [(end, _readable(passage)) for end, passage in pairs]
@@ -227,18 +234,7 @@ class PairModel:
         with quiet_loading():
             self.model.save_pretrained(str(folder), create_model_card=False)
 
-    def _end(self, prefix: str, characters: int) -> str:
-        """The last tokens of a prefix, found in its last `characters` characters, or in more if these are too few."""
-        tail = _readable(prefix[-characters:])
-        offsets = self.model.tokenizer(tail, add_special_tokens=False, return_offsets_mapping=True, verbose=False)[
-            "offset_mapping"
-        ]
-        if len(offsets) > self.tokens:
-            return tail[offsets[-self.tokens][0] :]
-        return tail if characters >= len(prefix) else self._end(prefix, 2 * characters)
-
     def _settings(self) -> dict[str, JsonValue]:
-        """The fields of `CrossEncoderSettings`."""
         return {
             "tokens": self.tokens,
             "rank_weight": self.rank_weight,
@@ -247,7 +243,6 @@ class PairModel:
         }
 
     def _check(self) -> None:
-        """Raise ModelError if this is no reranker, UsageError if its prefix leaves no room for a passage."""
         if self.model.num_labels != 1:
             raise ModelError(f"{self.name} gives {self.model.num_labels} scores for a pair; a reranker gives one.")
         if not getattr(self.model.tokenizer, "is_fast", False):
@@ -257,11 +252,6 @@ class PairModel:
                 f"{self.tokens} tokens of the prefix leave too little room for a passage: {self.name} reads "
                 f"{self.model.max_seq_length} tokens of both; give at most {self.model.max_seq_length // 2}."
             )
-
-    def _tokenizer_fingerprint(self) -> str:
-        content = json.loads(self.model.tokenizer.backend_tokenizer.to_str())
-        decisive = {name: value for name, value in content.items() if name not in _SET_FOR_A_CALL}
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     @contextmanager
     def _reading_errors(self) -> Iterator[None]:
@@ -296,28 +286,34 @@ def load_pair_model(
         causal = new and _is_language_model(source)
         modules = {"modules": [_with_new_head(source)]} if causal else {"model_name_or_path": source, **options}
         model = CrossEncoder(**modules, device=None if device == "auto" else device)
-    config = model.model.config
     if not new and not _has_head(model):
         raise ModelError(
             f"{name} is an encoder without a head that scores pairs; train one (`ralm train reranker --init {name}`), "
             "or give a cross-encoder."
         )
-    _set_length(model, name, max_length)
-    saved = CrossEncoderSettings.of(config, name)
+    longest = model.max_seq_length
+    if max_length is None and (longest is None or longest > _NO_LENGTH):
+        raise ModelError(
+            f"{name} has no maximum number of tokens: set `model_max_length` in its tokenizer_config.json."
+        )
+    if max_length is not None:
+        if longest is not None and max_length > longest:
+            raise UsageError(f"`max_length` {max_length} is beyond the {longest} tokens that {name} can read.")
+        model.max_seq_length = max_length
+    saved = CrossEncoderSettings.of(model.model.config, name)
     settings = saved.model_copy(update={"tokens": tokens or saved.tokens})
     if not new:
         return PairModel(name, model, settings)
 
     def can_read_ends() -> bool:
         with loading_errors("language model", name), whole_loading(name, lambda _: False):
-            return saved.likelihood is not None or (causal and reads_ends(source, model.model, model.tokenizer))
+            return saved.likelihood is not None or (causal and _reads_ends(source, model.model, model.tokenizer))
 
     changed = {"rank_weight": 0.0, "likelihood": None, "passage_first": saved.passage_first or causal}
     return PairModel(name, model, settings.model_copy(update=changed), can_read_ends=can_read_ends)
 
 
 def _has_head(model: CrossEncoder) -> bool:
-    """Whether a model was saved with a head that scores pairs."""
     return (model.model.config.architectures or [""])[0].endswith(_HEADS)
 
 
@@ -354,22 +350,8 @@ def _with_new_head(source: str) -> Transformer:
     return transformer
 
 
-def _set_length(model: CrossEncoder, name: str, max_length: int | None) -> None:
-    """Set the maximum number of tokens of a pair; UsageError if it is too large, ModelError if the model has none."""
-    longest = model.max_seq_length
-    if max_length is not None:
-        if longest is not None and max_length > longest:
-            raise UsageError(f"`max_length` {max_length} is beyond the {longest} tokens that {name} can read.")
-        model.max_seq_length = max_length
-    elif longest is None or longest > _NO_LENGTH:
-        raise ModelError(
-            f"{name} has no maximum number of tokens: set `model_max_length` in its tokenizer_config.json."
-        )
-
-
 @contextmanager
 def _without_notes() -> Iterator[None]:
-    """Within, sentence-transformers does not log that a head is new."""
     logger = logging.getLogger("sentence_transformers")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -415,7 +397,7 @@ def _log_probs(words_VD: torch.Tensor, before_PJD: torch.Tensor, targets_PJ: tor
 
 
 @contextmanager
-def last_layer_of(model: Any) -> Iterator[list[torch.Tensor]]:
+def _last_layer_of(model: Any) -> Iterator[list[torch.Tensor]]:
     """Within, collects the output of the last layer of a model (P x T x D) in each forward pass."""
     seen: list[torch.Tensor] = []
     hook = model.base_model.register_forward_hook(lambda _, __, output: seen.append(output[0]))
@@ -425,12 +407,10 @@ def last_layer_of(model: Any) -> Iterator[list[torch.Tensor]]:
         hook.remove()
 
 
-def reads_ends(source: str, model: Any, tokenizer: Any) -> bool:
-    """Whether `end_log_probs` gives the log-probabilities of the language model `source` itself, by a trial.
-
-    It does not if input and output embeddings differ, if logits are scaled or capped, or if the tokenizer adds tokens
-    after the end.
-    """
+def _reads_ends(source: str, model: Any, tokenizer: Any) -> bool:
+    """Whether `end_log_probs` gives the log-probabilities of the language model `source` itself, by a trial. It does
+    not if input and output embeddings differ, logits are scaled or capped, or the tokenizer adds tokens after the
+    end."""
     passage, end = _TRIAL
     features = tokenizer(passage, end, return_tensors="pt").to(model.device)
     tokens_PT, there_PT = features["input_ids"], features["attention_mask"]
@@ -439,7 +419,7 @@ def reads_ends(source: str, model: Any, tokenizer: Any) -> bool:
         return False
     whole: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval().to(model.device)
     training = model.training
-    with torch.inference_mode(), last_layer_of(model.eval()) as seen:
+    with torch.inference_mode(), _last_layer_of(model.eval()) as seen:
         model(input_ids=tokens_PT, attention_mask=there_PT)
         lengths_P = torch.tensor([len(expected)], device=model.device)
         own_PJ = end_log_probs(model, features, seen[0], lengths_P, len(expected))

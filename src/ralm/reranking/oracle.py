@@ -54,10 +54,8 @@ def contested(hits: Hits) -> list[tuple[int, int]]:
 
 
 def most_likely(hits: Hits, candidates: Sequence[tuple[int, int]], log_probs: Sequence[FloatArray], k: int) -> Hits:
-    """The k best hits of each row by total log-probability, summed in float64; the first on a tie.
-
-    `log_probs` are those of the contested `candidates`; a row with a single hit keeps it with score 0.
-    """
+    """The k best hits of each row by total log-probability, in float64; the first on a tie. `log_probs` are those of
+    the contested `candidates`; a row with a single hit keeps it with score 0."""
     totals: dict[int, list[float]] = {}
     for (row, _), scored in zip(candidates, log_probs, strict=True):
         totals.setdefault(row, []).append(float(scored.sum(dtype=np.float64)))

@@ -46,10 +46,8 @@ class CrossEncoder(Protocol):
 
 
 class PairScorer:
-    """A cross-encoder that keeps its scores; with a store, a later process reuses them.
-
-    `rank_weight` is the weight of a hit's rank beside its score; 0 if the cross-encoder does not have one.
-    """
+    """A cross-encoder that keeps its scores, with a store for later processes too. `rank_weight` is the weight of a
+    hit's rank beside its score; 0 if the cross-encoder does not have one."""
 
     def __init__(self, cross_encoder: CrossEncoder, store: Store | None = None) -> None:
         self.cross_encoder = cross_encoder
@@ -76,35 +74,27 @@ class PairScorer:
         return self.cross_encoder.end(prefix)
 
     def scores(self, pairs: Sequence[Pair]) -> FloatArray:
-        """The scores (float32, P) of pairs.
-
-        Pairs are scored in groups that depend on the pairs alone, so that a run that was killed between two groups
-        resumes with the same scores.
-        """
+        """The scores (float32, P) of pairs, scored in groups that depend on the pairs alone, so that a run that was
+        killed between two groups resumes with the same scores."""
         keys = [_key(pair) for pair in pairs]
         distinct = dict(zip(keys, pairs, strict=True))
         order = list(distinct)
         with progress_bar("Reranking", len(order), shown=len(order) > _PAIRS_A_CALL) as advance:
             for begin in range(0, len(order), _PAIRS_A_CALL):
                 group = order[begin : begin + _PAIRS_A_CALL]
-                self._score_new({key: distinct[key] for key in group if key not in self._known})
+                if self._store is not None:
+                    found = self._store.get([key for key in group if key not in self._known])
+                    self._known.update((key, float(np.frombuffer(value, "<f4")[0])) for key, value in found.items())
+                if new := [key for key in group if key not in self._known]:
+                    scores_P = self._checked_scores([distinct[key] for key in new])
+                    self._known.update(zip(new, scores_P.tolist(), strict=True))
+                    if self._store is not None:
+                        values = (score.tobytes() for score in scores_P.astype("<f4"))
+                        self._store.put(zip(new, values, strict=True))
                 advance(len(group))
         return np.array([self._known[key] for key in keys], dtype=np.float32)
 
-    def _score_new(self, pairs: Mapping[bytes, Pair]) -> None:
-        """Look up or score pairs, by their keys."""
-        if self._store is not None:
-            found = self._store.get(pairs)
-            self._known.update((key, float(np.frombuffer(value, "<f4")[0])) for key, value in found.items())
-        new = [key for key in pairs if key not in self._known]
-        if new:
-            scores_P = self._checked_scores([pairs[key] for key in new])
-            if self._store is not None:
-                self._store.put((key, score.tobytes()) for key, score in zip(new, scores_P.astype("<f4"), strict=True))
-            self._known.update(zip(new, scores_P.tolist(), strict=True))
-
     def _checked_scores(self, pairs: Sequence[Pair]) -> FloatArray:
-        """The scores of the cross-encoder, checked before they are kept."""
         scores = np.asarray(self.cross_encoder.scores(pairs))
         name = type(self.cross_encoder).__name__
         if scores.shape != (len(pairs),) or scores.dtype.kind not in "fiu":
@@ -123,7 +113,6 @@ class PairScorer:
 
 
 def _key(pair: Pair) -> bytes:
-    """A hash of both texts."""
     end, passage = (text.encode("utf-8", "surrogatepass") for text in pair)
     digest = blake2b(len(end).to_bytes(8, "little"), digest_size=_KEY_BYTES)
     digest.update(end)

@@ -6,7 +6,7 @@ message stands where its marks were.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -34,40 +34,31 @@ class WrittenChat:
     spans: Sequence[Span]
 
 
-class ChatTemplate:
-    """Writes chats, up to where the answer of the model begins."""
+def chat_with_spans(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> WrittenChat:
+    """A chat up to where the answer of the model begins.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+    Raises ChatError if the template rejects the messages, leaves one out, or changes more of one than the white space
+    around it. Templates may leave out thoughts of the assistant.
+    """
 
-    def write(self, messages: Sequence[Message]) -> WrittenChat:
-        """The text of a chat.
-
-        Raises ChatError if the template rejects the messages, leaves one out, or changes more of one than the white
-        space around it. Templates may leave out thoughts of the assistant.
-        """
-        marks = _Marks(messages)
-        for _ in range(2):  # a template may write the date, which changes at midnight
-            written = marks.remove_from(self._written(marks.marked))
-            if written.text == self._written(messages):
-                return written
-        raise ChatError(
-            "the chat template of this model treats these messages in a special way: word them differently, or choose "
-            "another `prompt`."
-        )
-
-    def _written(self, messages: Sequence[Message]) -> str:
-        chat = [{"role": one.role, "content": one.content} for one in messages]
+    def text_of(some: Sequence[Message]) -> str:
         failure = "the chat template of this model rejects these messages"
-        return write_chat(self._tokenizer, chat, failure, add_generation_prompt=True)
+        return write_chat(tokenizer, [asdict(one) for one in some], failure, add_generation_prompt=True)
+
+    marks = _Marks(messages)
+    for _ in range(2):  # a template may write the date, which changes at midnight
+        written = marks.remove_from(text_of(marks.marked))
+        if written.text == text_of(messages):
+            return written
+    raise ChatError(
+        "the chat template of this model treats these messages in a special way: word them differently, or choose "
+        "another `prompt`."
+    )
 
 
 class _Marks:
-    """Marks around messages, which no message contains; an empty message has none.
-
-    Inside messages of the assistant there are marks after each possible end of its thoughts, since templates leave
-    thoughts out.
-    """
+    """Marks around messages, which no message contains; an empty message has none. Inside messages of the assistant
+    there are marks after each possible end of its thoughts, since templates leave thoughts out."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
@@ -76,7 +67,6 @@ class _Marks:
 
     @property
     def marked(self) -> list[Message]:
-        """The messages with marks, inside the white space around them."""
         return [replace(one, content=self._marked(place, one)) for place, one in enumerate(self._messages)]
 
     def _marked(self, place: int, message: Message) -> str:
@@ -100,28 +90,23 @@ class _Marks:
         return WrittenChat(bare, [self._span(place, bare, found) for place in range(len(self._messages))])
 
     def _span(self, place: int, text: str, found: Mapping[tuple[int, str], Sequence[int]]) -> Span:
-        """The span of a message in the text, by the positions of the marks."""
         message = self._messages[place]
         words = message.content.strip()
         if not words:
             return 0, 0
+        name = f"the message {message.content[:40]!r} (number {place + 1}, {message.role})"
         first, within, last = (found.get((place, kind), []) for kind in (_FIRST, _WITHIN, _LAST))
         if not (first or within or last):
             remedy = "choose another `prompt`" if message.role == "user" else "put it into a message of the user"
-            raise ChatError(f"the chat template of this model leaves out {_name(place, message)}: {remedy}.")
+            raise ChatError(f"the chat template of this model leaves out {name}: {remedy}.")
         begins = [*first, *within]
         if len(last) == 1 and begins and len(first) <= 1:
             begin, end = min(begins), last[0]
             if text[begin:end] == words or (message.role == _ASSISTANT and begin <= end):
                 return begin, end
         raise ChatError(
-            f"the chat template of this model changes {_name(place, message)}: word it differently, or choose another "
-            "`prompt`."
+            f"the chat template of this model changes {name}: word it differently, or choose another `prompt`."
         )
-
-
-def _name(place: int, message: Message) -> str:
-    return f"the message {message.content[:40]!r} (number {place + 1}, {message.role})"
 
 
 def write_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], failure: str, **how: Any) -> str:

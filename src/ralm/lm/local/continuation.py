@@ -34,10 +34,8 @@ _NO_TARGETS: Final = torch.zeros(0, dtype=torch.long)
 
 
 class CachedDecoder:
-    """Texts of at most `max_length` tokens, with a row of keys and values each.
-
-    If several texts must be read again, `tokens_per_batch` tokens, padding included, are read at once.
-    """
+    """Texts of at most `max_length` tokens, with a row of keys and values each; several that must be read again are
+    read in batches of `tokens_per_batch` tokens, padding included."""
 
     keeps_texts: Final = True
 
@@ -58,25 +56,21 @@ class CachedDecoder:
         Raises ModelError if a text is empty or longer than `max_length`, a wanted token is not in the vocabulary, the
         device runs out of memory, or the model returns NaN.
         """
-        check_texts(self._logits.name, texts, self._max_length)
-        with reported_out_of_memory(self._logits, texts):
+        _check_texts(self._logits.name, texts, self._max_length)
+        with _reported_out_of_memory(self._logits, texts):
             numbers_B = self._hold(texts)
             log_probs_BV = self._read_last([texts[number] for number in numbers_B])
         self._held = [texts[number] for number in numbers_B]
         found_BV = np.empty_like(log_probs_BV)
         found_BV[numbers_B] = log_probs_BV
-        return wanted_tokens(self._logits, found_BV, wanted)
+        return _wanted_tokens(self._logits, found_BV, wanted)
 
     @torch.inference_mode()
     def score(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
-        """For each sequence, the natural log-probability (float32) of each of its targets, as from the model's `score`.
-
-        What sequences share with each other and with the texts of the previous call is not read again; the tokens
-        before their first targets are kept for the next call. Raises ModelError if the device runs out of memory, or
-        the model returns NaN.
-        """
+        """As the model's `score`, but what sequences share with each other and with the texts of the previous call is
+        not read again; the tokens before their first targets are kept for the next call."""
         texts = [one.tokens_N[: one.targets_P[0]] for one in sequences]
-        with reported_out_of_memory(self._logits, [one.tokens_N for one in sequences]):
+        with _reported_out_of_memory(self._logits, [one.tokens_N for one in sequences]):
             room = max(len(one) - len(text) + 1 for one, text in zip(sequences, texts, strict=True))
             numbers_B = self._hold(texts, room)
             found = dict(zip(numbers_B, self._read_rests([sequences[number] for number in numbers_B]), strict=True))
@@ -87,13 +81,12 @@ class CachedDecoder:
         """Give each text a row in which all but its last token is read, with room for `room` more columns; returns the
         number of the text of each row."""
         assigned = _assign_rows(self._held, texts, self._thresholds)
-        numbers_B = [number for number, _ in assigned]
+        rows = [texts[number] for number, _ in assigned]
         kept_B = [kept for _, kept in assigned]
-        rows = [texts[number] for number in numbers_B]
         self._held = []  # until everything is read: an error must not leave wrong rows
         self._rows.arrange(kept_B, np.array([len(row) - 1 for row in rows], dtype=np.int64), room)
         self._read_changed(rows, [kept.columns for kept in kept_B])
-        return numbers_B
+        return [number for number, _ in assigned]
 
     def _read_changed(self, rows: Sequence[IntArray], columns_B: Sequence[int]) -> None:
         """Read the part of each text that is not cached, except its last token."""
@@ -101,9 +94,11 @@ class CachedDecoder:
         copied = {} if self._thresholds else _copied_prefixes(new, rows)
         unread = {row for row, columns in enumerate(columns_B) if columns < len(rows[row]) - 1 and row not in copied}
         together = [] if self._thresholds else [row for row in new if row in unread]
-        for batch in batches(together, rows, self._tokens):
+        for batch in _batches(together, rows, self._tokens):
             if len(batch) > 1:
-                self._read_padded(batch, rows)
+                cache = DynamicCache()
+                self._logits(pad_right([rows[row][:-1] for row in batch]), _NO_TARGETS, _NO_TARGETS, cache)
+                self._rows.put_all(batch, [(layer.keys, layer.values) for layer in cache.layers])
                 unread.difference_update(batch)
         for row in sorted(unread):
             self._read_rest(row, rows[row], columns_B[row])
@@ -112,28 +107,19 @@ class CachedDecoder:
             if kept.columns < len(rows[row]) - 1:
                 self._read_rest(row, rows[row], kept.columns)
 
-    def _read_padded(self, batch: Sequence[int], rows: Sequence[IntArray]) -> None:
-        """Read whole texts together and store them in their rows."""
-        cache = DynamicCache()
-        self._logits(pad_right([rows[row][:-1] for row in batch]), _NO_TARGETS, _NO_TARGETS, cache)
-        self._rows.put_all(batch, [(layer.keys, layer.values) for layer in cache.layers])
-
     def _read_rest(self, row: int, tokens: IntArray, columns: int) -> None:
-        """Read one text from `columns` on, except its last token.
-
-        If its length decides how it is read, the last token must be included; the token's keys and values are
-        overwritten when it is read again.
-        """
+        """Read one text from `columns` on, except its last token."""
         begin = self._rows.begins(row)
         self._rows.extend_from(slice(row, row + 1), begin, begin + columns)
+        # if the length decides how a text is read, the last token is read too; reading it again overwrites it
         rest = tokens[columns:] if self._thresholds else tokens[columns:-1]
-        self._forward(torch.from_numpy(rest)[None], _NO_TARGETS, _NO_TARGETS)
+        self._logits(torch.from_numpy(rest)[None], _NO_TARGETS, _NO_TARGETS, self._rows.cache)
 
     def _read_last(self, rows: Sequence[IntArray]) -> FloatArray:
         """Read the last token of every text; returns the distributions (float32, B x V) after them."""
         last_B1 = torch.from_numpy(np.array([[tokens[-1]] for tokens in rows]))
-        alone = [slice(row, row + 1) for row in range(len(rows))]
-        parts = [self._next(last_B1, batch) for batch in (alone if self._thresholds else [slice(0, len(rows))])]
+        step = 1 if self._thresholds else len(rows)
+        parts = [self._next(last_B1, slice(first, first + step)) for first in range(0, len(rows), step)]
         self._rows.grew()
         log_probs_BV = torch.cat(parts) if len(parts) > 1 else parts[0]
         self._logits.check_numbers(log_probs_BV)
@@ -148,15 +134,13 @@ class CachedDecoder:
         if (lengths_B < longest).any():
             mask_BC = torch.arange(longest + 1) >= longest - lengths_B[:, None]
             padding = self._padding(mask_BC, lengths_B[:, None])
-        logits_BV = self._forward(last_B1[batch], torch.arange(len(lengths_B)), torch.zeros_like(lengths_B), **padding)
+        row_B, column_B = torch.arange(len(lengths_B)), torch.zeros_like(lengths_B)
+        logits_BV = self._logits(last_B1[batch], row_B, column_B, self._rows.cache, **padding)
         return logits_BV.float().log_softmax(-1)
 
     def _read_rests(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
-        """Read each sequence after its row, from the last token before its first target on; returns the
-        log-probabilities (float32, P) of its targets.
-
-        All are read together, or one by one if padding would make them longer than the model reads.
-        """
+        """Read each sequence after its row, from the last token before its first target on: all together, or one by one
+        if padding would make them longer than the model reads."""
         rest = max(len(one) - int(one.targets_P[0]) + 1 for one in sequences)
         together = rest + int(self._rows.lengths_B.max()) <= self._max_length
         step = len(sequences) if together else 1
@@ -164,7 +148,6 @@ class CachedDecoder:
         return [log_probs_P for batch in batches for log_probs_P in self._read_targets(sequences[batch], batch)]
 
     def _read_targets(self, sequences: Sequence[ScoringSequence], batch: slice) -> list[FloatArray]:
-        """The log-probabilities of the targets of some rows."""
         counts = [len(one.targets_P) for one in sequences]
         rests_BN = pad_right([one.tokens_N[one.targets_P[0] - 1 : -1] for one in sequences])
         rest_B1 = torch.tensor([[len(one) - one.targets_P[0] + 1] for one in sequences])
@@ -177,7 +160,7 @@ class CachedDecoder:
             input_BN = rests_BN[:, first : first + step]
             here = (column_P >= first) & (column_P < first + input_BN.shape[1])
             padding = self._extend_rows(batch, first, input_BN.shape[1], rest_B1)
-            logits_PV = self._forward(input_BN, row_P[here], column_P[here] - first, **padding)
+            logits_PV = self._logits(input_BN, row_P[here], column_P[here] - first, self._rows.cache, **padding)
             parts = [part.cpu() for part in target_log_probs(logits_PV, target_P[here])]
             found_P[here] = torch.cat([found_P[:0], *parts])  # there may be no parts
         self._logits.check_numbers(found_P)
@@ -194,21 +177,13 @@ class CachedDecoder:
         return self._padding(mask_BC, lengths_B1 + torch.arange(first, first + count))
 
     def _padding(self, mask_BC: torch.Tensor, positions_BN: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The arguments that mark padding columns and give the position of each token."""
         padding = {"attention_mask": to_device(mask_BC.long(), self._logits.device)}
         if self._takes_positions:
             padding["position_ids"] = to_device(positions_BN, self._logits.device)
         return padding
 
-    def _forward(
-        self, input_BN: torch.Tensor, row_P: torch.Tensor, column_P: torch.Tensor, **padding: torch.Tensor
-    ) -> torch.Tensor:
-        """The logits (P, V) after these tokens of the input, which continues some rows."""
-        return self._logits(input_BN, row_P, column_P, self._rows.cache, **padding)
 
-
-def check_texts(name: str, texts: Sequence[IntArray], max_length: int) -> None:
-    """Raise ModelError if a text is empty or longer than the model reads."""
+def _check_texts(name: str, texts: Sequence[IntArray], max_length: int) -> None:
     shortest, longest = min(map(len, texts)), max(map(len, texts))
     if shortest == 0:
         raise ModelError(f"{name} cannot continue an empty text: give it a prompt of at least one token.")
@@ -216,8 +191,7 @@ def check_texts(name: str, texts: Sequence[IntArray], max_length: int) -> None:
         raise ModelError(f"{name} reads at most {max_length} tokens at once, not {longest}.")
 
 
-def wanted_tokens(logits: TargetLogits, log_probs_BV: FloatArray, wanted: IntArray | None) -> NextTokens:
-    """The whole vocabulary, or its `wanted` tokens (int64, C); ModelError if one of them is not in the vocabulary."""
+def _wanted_tokens(logits: TargetLogits, log_probs_BV: FloatArray, wanted: IntArray | None) -> NextTokens:
     if wanted is None:
         return NextTokens(log_probs_BV)
     unknown = wanted[(wanted < 0) | (wanted >= log_probs_BV.shape[1])]
@@ -227,8 +201,7 @@ def wanted_tokens(logits: TargetLogits, log_probs_BV: FloatArray, wanted: IntArr
 
 
 @contextmanager
-def reported_out_of_memory(logits: TargetLogits, texts: Sequence[IntArray]) -> Iterator[None]:
-    """Turn running out of device memory into a ModelError that names remedies."""
+def _reported_out_of_memory(logits: TargetLogits, texts: Sequence[IntArray]) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:
@@ -239,7 +212,7 @@ def reported_out_of_memory(logits: TargetLogits, texts: Sequence[IntArray]) -> I
         ) from None
 
 
-def batches(numbers: Iterable[int], texts: Sequence[IntArray], tokens: int) -> Iterator[list[int]]:
+def _batches(numbers: Iterable[int], texts: Sequence[IntArray], tokens: int) -> Iterator[list[int]]:
     """The numbers of texts, longest first, in batches of at most `tokens` tokens when padded to the first text."""
     left = sorted(numbers, key=lambda number: -len(texts[number]))
     while left:
@@ -317,23 +290,14 @@ class UncachedDecoder:
 
     @torch.inference_mode()
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        """Natural log-probabilities (float32) of every token, or of the `wanted` ones, after each text (int64, not
-        empty).
-
-        Raises ModelError if a text is empty or longer than `max_length`, a wanted token is not in the vocabulary, the
-        device runs out of memory, or the model returns NaN.
-        """
-        check_texts(self._logits.name, texts, self._max_length)
-        found: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(texts)
-        with reported_out_of_memory(self._logits, texts):
-            for batch in batches(range(len(texts)), texts, self._tokens):
-                for row, log_probs_V in zip(batch, self._read([texts[row] for row in batch]), strict=True):
-                    found[row] = log_probs_V
-        return wanted_tokens(self._logits, np.stack(found), wanted)
-
-    def _read(self, texts: Sequence[IntArray]) -> FloatArray:
-        last_B = torch.tensor([len(text) - 1 for text in texts])
-        logits_BV = self._logits(pad_right(texts), torch.arange(len(texts)), last_B)
-        log_probs_BV = logits_BV.float().log_softmax(-1)
-        self._logits.check_numbers(log_probs_BV)
-        return log_probs_BV.cpu().numpy()
+        """As `CachedDecoder.next_tokens`."""
+        _check_texts(self._logits.name, texts, self._max_length)
+        found: dict[int, FloatArray] = {}
+        with _reported_out_of_memory(self._logits, texts):
+            for batch in _batches(range(len(texts)), texts, self._tokens):
+                last_B = torch.tensor([len(texts[row]) - 1 for row in batch])
+                logits_BV = self._logits(pad_right([texts[row] for row in batch]), torch.arange(len(batch)), last_B)
+                log_probs_BV = logits_BV.float().log_softmax(-1)
+                self._logits.check_numbers(log_probs_BV)
+                found |= zip(batch, log_probs_BV.cpu().numpy(), strict=True)
+        return _wanted_tokens(self._logits, np.stack([found[row] for row in range(len(texts))]), wanted)

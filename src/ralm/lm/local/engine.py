@@ -41,15 +41,14 @@ ReadLogits: TypeAlias = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor
 
 
 @dataclass(eq=False)
-class TargetPositions:
+class _TargetPositions:
     """P positions of a batch of B x N tokens: the row and the position of each."""
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     row_P: torch.Tensor
     position_P: torch.Tensor
 
     def of(self, states_BNX: torch.Tensor) -> torch.Tensor:
-        """The states (P, X) at these positions."""
         device = states_BNX.device
         # kept on that device, which both the hook and the caller may need
         self.row_P, self.position_P = to_device(self.row_P, device), to_device(self.position_P, device)
@@ -59,17 +58,15 @@ class TargetPositions:
 class _ForwardPass(threading.local):
     """The target positions of the forward pass that this thread runs; None for other uses of a model."""
 
-    targets: TargetPositions | None = None
+    targets: _TargetPositions | None = None
 
 
 _FORWARD_PASS: Final = _ForwardPass()
 
 
 class TargetLogits:
-    """A model whose logits are computed only at target positions.
-
-    Calls that do not come through this object, and calls from other threads, work as without it.
-    """
+    """A model whose logits are computed only at target positions; other uses of the model, and other threads, are not
+    affected."""
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         head = model.get_output_embeddings()
@@ -111,11 +108,9 @@ class TargetLogits:
         cache: Cache | None = None,
         **padding: torch.Tensor,
     ) -> torch.Tensor:
-        """The logits (P, V), in the model's number format, after each target position.
-
-        The model reads and extends the `cache`, if there is one. TypeError if its `forward` takes none.
-        """
-        targets = TargetPositions((input_BN.shape[0], input_BN.shape[1]), row_P, position_P)
+        """The logits (P, V), in the model's number format, after each target position. The model reads and extends the
+        `cache`; TypeError if its `forward` takes none."""
+        targets = _TargetPositions(tuple(input_BN.shape), row_P, position_P)
         options: dict[str, Any] = {"use_cache": cache is not None, **padding}
         if cache is not None:
             if self._cache_argument is None:
@@ -182,16 +177,29 @@ class Replica:
 
     def start(self, batch: Sequence[ScoringSequence], read: ReadLogits) -> list[torch.Tensor]:
         """Start reading a batch, the longest sequence first; returns its results in as many parts as are needed.
-
-        Raises ModelError if a single sequence does not fit.
-        """
+        ModelError if a single sequence does not fit."""
         if len(batch) == 1 and len(batch[0].targets_P) > self._positions:
-            return [part for half in _halves(batch[0]) for part in self.start([half], read)]
+            halves = np.split(batch[0].targets_P, [len(batch[0].targets_P) // 2])
+            sequences = [ScoringSequence(batch[0].tokens_N, targets_P) for targets_P in halves]
+            return [part for half in sequences for part in self.start([half], read)]
         try:
             return self._read(batch, read)
         except torch.OutOfMemoryError:
             pass  # leave the handler, so that the memory of the failed pass is freed
-        return [part for smaller in self._smaller_batches(batch) for part in self.start(smaller, read)]
+        if self.logits.device.type == "cuda":
+            torch.cuda.empty_cache()
+        # from now on half as much is read at once
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            self._tokens = min(self._tokens, middle * len(batch[0]))
+            return self.start(batch[:middle], read) + self.start(batch[middle:], read)
+        if len(batch[0].targets_P) == 1:
+            raise ModelError(
+                f"{self.logits.name} runs out of memory on {self.logits.device} with one sequence of {len(batch[0])} "
+                'tokens: lower `max_length`, use `dtype="bfloat16"`, or spread the model with `device="map"`.'
+            )
+        self._positions = max(1, len(batch[0].targets_P) // 2)
+        return self.start(batch, read)
 
     def fetch(self, batch: Sequence[ScoringSequence], parts: Sequence[torch.Tensor]) -> list[FloatArray]:
         """Wait for the device; returns the results (float32) of each sequence. ModelError if one is NaN."""
@@ -200,38 +208,14 @@ class Replica:
         ends = np.cumsum([len(one.targets_P) for one in batch])
         return np.split(results.numpy(), ends[:-1])
 
-    def _smaller_batches(self, batch: Sequence[ScoringSequence]) -> list[Sequence[ScoringSequence]]:
-        """The two halves of a batch that was too large; from now on half as much is read at once."""
-        if self.logits.device.type == "cuda":
-            torch.cuda.empty_cache()
-        if len(batch) > 1:
-            middle = len(batch) // 2
-            self._tokens = min(self._tokens, middle * len(batch[0]))
-            return [batch[:middle], batch[middle:]]
-        if len(batch[0].targets_P) > 1:
-            self._positions = max(1, len(batch[0].targets_P) // 2)
-            return [[half] for half in _halves(batch[0])]
-        raise ModelError(
-            f"{self.logits.name} runs out of memory on {self.logits.device} with one sequence of {len(batch[0])} "
-            'tokens: lower `max_length`, use `dtype="bfloat16"`, or spread the model with `device="map"`.'
-        )
-
     @torch.inference_mode()
     def _read(self, batch: Sequence[ScoringSequence], read: ReadLogits) -> list[torch.Tensor]:
-        """The results at all targets, in parts, from one forward pass."""
         input_BN = pad_right([one.tokens_N[:-1] for one in batch])
         row_P = np.repeat(np.arange(len(batch)), [len(one.targets_P) for one in batch])
         position_P = np.concatenate([one.targets_P for one in batch]) - 1
         target_P = np.concatenate([one.tokens_N[one.targets_P] for one in batch])
         logits_PV = self.logits(input_BN, torch.from_numpy(row_P), torch.from_numpy(position_P))
         return read(logits_PV, torch.from_numpy(target_P))
-
-
-def _halves(sequence: ScoringSequence) -> list[ScoringSequence]:
-    """The sequence twice, with half of its targets each."""
-    middle = len(sequence.targets_P) // 2
-    halves = sequence.targets_P[:middle], sequence.targets_P[middle:]
-    return [ScoringSequence(sequence.tokens_N, targets_P) for targets_P in halves]
 
 
 def target_log_probs(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torch.Tensor]:
@@ -264,12 +248,9 @@ class Engine:
         self._by_length = bool(length_thresholds(replicas[0].logits.model.config))
 
     def score(self, sequences: Sequence[ScoringSequence], read: ReadLogits = target_log_probs) -> Iterator[FloatArray]:
-        """For each sequence, in order and as soon as known, the results (float32) of `read` at its targets: by default
-        their natural log-probabilities.
-
-        Consecutive sequences are read together if the first is the longest. Raises ModelError if a single sequence is
-        too large for the device, or the model returns NaN.
-        """
+        """For each sequence, in order and as soon as known, the results (float32) of `read` at its targets. Consecutive
+        sequences are read together if the first is the longest. ModelError if one is too large for the device, or the
+        model returns NaN."""
         batches = enumerate(self._batches(sequences))
         if len(self._replicas) == 1:
             scored = _read_batches(self._replicas[0], lambda: next(batches, None), read)
@@ -282,43 +263,31 @@ class Engine:
         """Sequences in order, in batches of as many as can be padded to the first and read together."""
         batch: list[ScoringSequence] = []
         for one in sequences:
-            if batch and not self._fits(batch, one):
-                yield batch
-                batch = []
+            if batch:
+                fitting = len(one) == len(batch[0]) if self._by_length else len(one) <= len(batch[0])
+                if not fitting or not all(replica.fits(batch, one) for replica in self._replicas):
+                    yield batch
+                    batch = []
             batch.append(one)
         if batch:
             yield batch
 
-    def _fits(self, batch: Sequence[ScoringSequence], sequence: ScoringSequence) -> bool:
-        longest = len(batch[0])
-        fitting = len(sequence) == longest if self._by_length else len(sequence) <= longest
-        return fitting and all(replica.fits(batch, sequence) for replica in self._replicas)
-
 
 def _read_batches(replica: Replica, take: Callable[[], _Batch | None], read: ReadLogits) -> Iterator[_Scored]:
-    """The results of batch after batch, read by one replica.
-
-    A GPU starts each batch before the previous one is fetched, so that it never waits.
-    """
+    """The results of batch after batch, read by one replica; a GPU starts each batch before the previous one is
+    fetched, so that it never waits."""
     started: deque[tuple[_Batch, list[torch.Tensor]]] = deque()
-    while (batch := take()) is not None:
-        started.append((batch, replica.start(batch[1], read)))
-        if len(started) > replica.overlaps:
-            yield _fetch(replica, *started.popleft())
-    while started:
-        yield _fetch(replica, *started.popleft())
-
-
-def _fetch(replica: Replica, batch: _Batch, parts: Sequence[torch.Tensor]) -> _Scored:
-    number, sequences = batch
-    return number, replica.fetch(sequences, parts)
+    while (batch := take()) is not None or started:
+        if batch is not None:
+            started.append((batch, replica.start(batch[1], read)))
+        if batch is None or len(started) > replica.overlaps:
+            (number, sequences), parts = started.popleft()
+            yield number, replica.fetch(sequences, parts)
 
 
 def _shared_out(replicas: Sequence[Replica], batches: Iterator[_Batch], read: ReadLogits) -> Iterator[_Scored]:
-    """The results of all batches in the order in which replicas finish them.
-
-    An idle replica takes the next batch. The first error stops all.
-    """
+    """The results of all batches as replicas finish them: an idle one takes the next batch, and the first error stops
+    all."""
     lock, finished = threading.Lock(), SimpleQueue[_Scored | BaseException | None]()
     stopped = False
 
@@ -352,7 +321,6 @@ def _shared_out(replicas: Sequence[Replica], batches: Iterator[_Batch], read: Re
 
 
 def _in_order(scored: Iterator[_Scored]) -> Iterator[_Scored]:
-    """Finished batches, sorted by their numbers."""
     early: dict[int, list[FloatArray]] = {}
     due = 0
     for number, results in scored:
@@ -363,11 +331,8 @@ def _in_order(scored: Iterator[_Scored]) -> Iterator[_Scored]:
 
 
 def length_thresholds(config: Any) -> list[int]:
-    """The text lengths beyond which a model reads all tokens differently; empty for most models.
-
-    LongRoPE (Phi-3) does so: it uses other frequencies for all positions once the input is long, so its result for a
-    token depends on how many tokens follow.
-    """
+    """The text lengths beyond which a model reads all tokens differently, so that a result depends on how many tokens
+    follow: LongRoPE (Phi-3) uses other frequencies once the input is long. Empty for most models."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]

@@ -40,7 +40,10 @@ def speed_up(model: PreTrainedModel) -> None:
 
     For GPT-2 124M, 1,024 tokens in bfloat16 on one core, 330 of 880 ms went to attention and 130 ms to GELU.
     """
-    _fuse_gelu(model)
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, (NewGELUActivation, FastGELUActivation)):
+                setattr(module, name, GELUTanh())  # one pass over memory instead of eight
     bfloat16_on_cpu = model.device.type == "cpu" and model.dtype == torch.bfloat16
     if bfloat16_on_cpu and model.config._attn_implementation == _SDPA and model._can_set_attn_implementation():
         _speed_up_attention(model)
@@ -66,20 +69,11 @@ def _speed_up_attention(model: PreTrainedModel) -> None:
 
 @torch.inference_mode()
 def _trial_error(model: PreTrainedModel) -> Exception | None:
-    """The error that a model raises for a short text, or None."""
     try:
         model(input_ids=torch.ones(1, _TRIAL_TOKENS, dtype=torch.int64), use_cache=False)
     except Exception as error:  # noqa: BLE001  # a model family may fail in any way
         return error
     return None
-
-
-def _fuse_gelu(model: PreTrainedModel) -> None:
-    """Compute GELU's tanh approximation in one pass over memory instead of eight."""
-    for module in model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, (NewGELUActivation, FastGELUActivation)):
-                setattr(module, name, GELUTanh())
 
 
 def causal_blocks(
@@ -95,7 +89,9 @@ def causal_blocks(
     In bfloat16 on a CPU this is 2.5 times as fast as the fused kernel, which multiplies in float32. The fused kernel
     still does everything but plain causal attention over a whole text (masks, caches, biases).
     """
-    _check_tensors(options)
+    for name in options.keys() - _FUSED_OPTIONS - _IGNORED_TENSORS:
+        if isinstance(options[name], torch.Tensor):  # neither kernel reads it: the figures would be wrong
+            raise ModelError(f"the attention of this model needs `{name}`, which ralm does not read; use float32.")
     square = query.shape[2] == key.shape[2] and query.shape[2] > 1
     if attention_mask is not None or not square or _needs_fused_kernel(module, options):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -123,13 +119,6 @@ def _needs_fused_kernel(module: torch.nn.Module, options: Mapping[str, Any]) -> 
     return any(isinstance(value, torch.Tensor) or value for value in read)
 
 
-def _check_tensors(options: Mapping[str, Any]) -> None:
-    """Raise ModelError for a tensor that neither kernel reads: the figures without it would be wrong."""
-    for name in options.keys() - _FUSED_OPTIONS - _IGNORED_TENSORS:
-        if isinstance(options[name], torch.Tensor):
-            raise ModelError(f"the attention of this model needs `{name}`, which ralm does not read; use float32.")
-
-
 def pack_weights(model: PreTrainedModel) -> None:
     """Let the linear layers of a model use packed weights from now on, where that is faster.
 
@@ -146,7 +135,6 @@ def pack_weights(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _products_agree(module: Any) -> bool:
-    """Whether a layer gives the same with packed weights as without; LibraryWarning if not."""
     what = "ralm could not use packed weights, so the layers of a model on a CPU are slower"
     inputs = module.weight.shape[0 if isinstance(module, Conv1D) else 1]
     states_RI = torch.randn(2, inputs, generator=torch.Generator().manual_seed(0)).to(module.weight.dtype)
@@ -175,15 +163,12 @@ class _PackedLinear:
         weight = self._module.weight
         version = 0 if weight.is_inference() else weight._version
         if weight is not self._weight or version != self._version:
-            self._pack(weight, version)
+            weight_OI = weight.detach().T.contiguous() if isinstance(self._module, Conv1D) else weight.detach()
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _PACKED_ROWS)
+            self._weight, self._version = weight, version
         states_RI = states.reshape(-1, states.shape[-1])
         found_RO = torch.ops.mkldnn._linear_pointwise(states_RI, self._packed, self._module.bias, "none", [], "")
         return found_RO.view(*states.shape[:-1], found_RO.shape[-1])
-
-    def _pack(self, weight: torch.Tensor, version: int) -> None:
-        weight_OI = weight.detach().T.contiguous() if isinstance(self._module, Conv1D) else weight.detach()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _PACKED_ROWS)
-        self._weight, self._version = weight, version
 
 
 def processor_packs(dtype: torch.dtype) -> bool:

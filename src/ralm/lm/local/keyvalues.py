@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ _ROOM: Final = 64
 """Columns that new tensors reserve for tokens to come."""
 _ALIGNMENT: Final = 64
 """Bytes of a cache line of a processor."""
+_Move: TypeAlias = tuple[tuple[int, int], tuple[int, int], int]
+"""From one (row, column) to another, so many columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,11 @@ class KeyValueRows:
         return self.last - int(self.lengths_B[row])
 
     def arrange(self, kept: Sequence[KeptPrefix], lengths_B: IntArray, room: int = 1) -> None:
-        """Make rows of these lengths (int64), with room for `room` more columns; each begins with what it keeps of a
-        previous row.
-
-        The rest of a row must be written before it is read.
-        """
+        """Make rows of these lengths (int64), with room for `room` more columns. Each begins with what it keeps of a
+        previous row; the rest must be written before it is read."""
         before_B, last, longest = self.lengths_B, self.last, int(lengths_B.max())
         stay = longest <= last <= self.shape[1] - room
-        shape = self._new_shape(len(kept), longest, room, stay=stay)
+        shape = self._new_shape(len(kept), longest, room, stay)
         self.lengths_B, self.shape = lengths_B, shape or self.shape
         if shape or not stay:
             self.last = longest
@@ -69,9 +68,8 @@ class KeyValueRows:
         for layer in self.cache.layers:
             layer.move(moves, shape)
 
-    def _new_shape(self, count: int, longest: int, room: int, *, stay: bool) -> tuple[int, int] | None:
+    def _new_shape(self, count: int, longest: int, room: int, stay: bool) -> tuple[int, int] | None:
         """The shape of new tensors for `count` rows; None if the present ones have room, and are not far too large.
-        Rows can `stay` if they may end in the same column as before.
 
         Allocating tensors takes long, so it is rare: room is made for twice as many rows if more are needed, and rows
         at the end of the columns move to their beginning if they need not move again soon.
@@ -128,20 +126,15 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         return self.keys[owner.rows, :, owner.begin : end], self.values[owner.rows, :, owner.begin : end]
 
     def get_seq_length(self) -> int:
-        """How many columns the rows have already."""
         return self._owner.end - self._owner.begin
 
-    def move(
-        self, moves: Sequence[tuple[tuple[int, int], tuple[int, int], int]], shape: tuple[int, int] | None
-    ) -> None:
-        """Copy ranges of columns from one (row, column) to another; into new tensors if a shape is given."""
+    def move(self, moves: Sequence[_Move], shape: tuple[int, int] | None) -> None:
         if self.keys is None:
             return
         self.keys = _moved(self.keys, moves, shape)
         self.values = _moved(self.values, moves, shape)
 
     def put(self, row: int, keys_HCS: torch.Tensor, values_HCS: torch.Tensor) -> None:
-        """Write the columns of a row, from where it begins."""
         if self.keys is None:
             self._make(keys_HCS[None], values_HCS[None])
         begin = self._owner.begins(row)
@@ -155,10 +148,8 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
 
 
 def _zeros_like(tensor_BHCS: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Zeros: a masked column is multiplied by zero, and zero times uninitialised memory may be NaN.
-
-    On a CPU the system gives zeros that take neither time nor memory before they are used.
-    """
+    """Zeros, since zero times uninitialised memory may be NaN in a masked column. On a CPU the system gives zeros that
+    take neither time nor memory before they are used."""
     rows, columns = shape
     sizes = (rows, tensor_BHCS.shape[1], columns, tensor_BHCS.shape[3])
     if tensor_BHCS.device.type != "cpu":
@@ -169,12 +160,8 @@ def _zeros_like(tensor_BHCS: torch.Tensor, shape: tuple[int, int]) -> torch.Tens
     return torch.from_numpy(bytes_[begin : begin + count]).view(tensor_BHCS.dtype).view(sizes)
 
 
-def _moved(
-    tensor_BHCS: torch.Tensor,
-    moves: Sequence[tuple[tuple[int, int], tuple[int, int], int]],
-    shape: tuple[int, int] | None,
-) -> torch.Tensor:
-    """The tensor after the moves; all ranges are read before the first is written."""
+def _moved(tensor_BHCS: torch.Tensor, moves: Sequence[_Move], shape: tuple[int, int] | None) -> torch.Tensor:
+    """The tensor after the moves, a new one if a shape is given; all ranges are read before the first is written."""
     stretches = [tensor_BHCS[row, :, begin : begin + columns] for (row, begin), _, columns in moves]
     if shape is None:
         stretches = [stretch.clone() for stretch in stretches]

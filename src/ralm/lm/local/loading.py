@@ -7,12 +7,13 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
@@ -21,6 +22,7 @@ from ralm.errors import MissingExtraError, ModelError, RalmError
 
 _MAX_NAMED: Final = 3
 """The maximum number of weights that a message names."""
+_MAX_RECORDS: Final = 1 << 16
 _MISSING: Final = re.compile(r"^(.+?) *\| MISSING\b", re.MULTILINE)
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _CALL_ERRORS: Final = (TypeError, AttributeError, KeyError, NameError)
@@ -30,10 +32,8 @@ _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "v
 
 @contextmanager
 def loading_errors(what: str, name: str) -> Iterator[None]:
-    """Turn any error of transformers while it loads a model or tokenizer into a one-sentence ModelError.
-
-    It catches all errors: a damaged folder makes the loading code fail in ways that cannot be listed.
-    """
+    """Turn any error of transformers while it loads something into a ModelError of one sentence: a damaged folder makes
+    the loading code fail in ways that cannot be listed."""
     try:
         yield
     except RalmError:
@@ -46,7 +46,13 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
         raise ModelError(f"cannot load the {what} of {name}: {first_line(error)}") from error
     except Exception as error:
         where = "" if Path(name).is_dir() else " (no such folder here, so it was looked for on the model hub)"
-        raise ModelError(f"cannot load the {what} of {name}{where}: {_reason(error)}") from error
+        reason = first_line(error)
+        if isinstance(error, _CALL_ERRORS):
+            reason += (
+                f" ({type(error).__name__} with {installed_version('transformers')}: if the files are whole, this "
+                "version does not fit ralm)"
+            )
+        raise ModelError(f"cannot load the {what} of {name}{where}: {reason}") from error
 
 
 @contextmanager
@@ -80,12 +86,10 @@ def quiet_loading() -> Iterator[None]:
 
 @contextmanager
 def whole_loading(name: str, may_lack: Callable[[str], bool]) -> Iterator[None]:
-    """As `quiet_loading`, and afterwards ModelError if transformers filled in weights at random.
-
-    `may_lack` says whether a weight may be missing; it is called after loading. The log of transformers names missing
-    weights; for models that sentence-transformers loads there is no other way to know.
-    """
-    reports = _Reports()
+    """As `quiet_loading`, and afterwards ModelError if transformers filled in weights at random that may not be missing
+    (`may_lack`). The log names missing weights; for models that sentence-transformers loads there is no other way to
+    know."""
+    reports = BufferingHandler(_MAX_RECORDS)
     logger = transformers_logging.get_logger("transformers.modeling_utils")
     with quiet_loading():
         level, propagate = logger.level, logger.propagate
@@ -98,25 +102,13 @@ def whole_loading(name: str, may_lack: Callable[[str], bool]) -> Iterator[None]:
             logger.removeHandler(reports)
             logger.setLevel(level)
             logger.propagate = propagate
-    keys = [key for text in reports.texts for key in _MISSING.findall(_COLOUR.sub("", text))]
+    keys = [key for one in reports.buffer for key in _MISSING.findall(_COLOUR.sub("", one.getMessage()))]
     missing = [key for key in keys if not may_lack(key)]
     if missing:
         raise ModelError(f"{name} lacks weights that its config.json asks for: {_first_of(missing)}.")
 
 
-class _Reports(logging.Handler):
-    """The texts of log records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
 def _first_of(keys: Collection[str]) -> str:
-    """The first of the names of weights, and how many more there are."""
     more = f" and {len(keys) - _MAX_NAMED} more" if len(keys) > _MAX_NAMED else ""
     return ", ".join(sorted(keys)[:_MAX_NAMED]) + more
 
@@ -137,23 +129,11 @@ def check_folder(name: str) -> None:
 
 
 def check_tokenizer(name: str, own_files: Iterable[str] = ()) -> None:
-    """Raise ModelError if a local folder has no tokenizer: transformers would create an empty one.
-
-    `own_files` are the files of this kind of tokenizer, besides the usual ones.
-    """
+    """Raise ModelError if a local folder has no tokenizer, neither a usual file nor one of `own_files`: transformers
+    would create an empty one."""
     folder, files = Path(name), dict.fromkeys((*_TOKENIZER_FILES, *own_files))
     if folder.is_dir() and not any((folder / file).is_file() for file in files):
         raise ModelError(f"{name} has no tokenizer: none of {', '.join(files)}.")
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an error; with the version of the library if a call may not fit it."""
-    if not isinstance(error, _CALL_ERRORS):
-        return first_line(error)
-    return (
-        f"{first_line(error)} ({type(error).__name__} with {installed_version('transformers')}: if the files are "
-        "whole, this version does not fit ralm)"
-    )
 
 
 def first_line(error: Exception) -> str:
@@ -163,17 +143,26 @@ def first_line(error: Exception) -> str:
 
 
 def load_checkpoint(name: str, **options: Any) -> PreTrainedModel:
-    """The causal language model in a folder or on the hub; a multimodal model is loaded whole.
-
-    `options` are those of `from_pretrained`. Raises ModelError if it is an encoder-decoder, or if weights are missing
-    or have another shape, since transformers would fill them with random numbers. Errors of transformers pass through.
-    """
-    config = _config(name)
-    if config is not None:
-        _check_decoder(name, config)
+    """The causal language model in a folder or on the hub; a multimodal model is loaded whole. Raises ModelError if it
+    is an encoder-decoder, or if weights are missing or have another shape, since transformers would fill them with
+    random numbers."""
+    loader: Any = AutoModelForCausalLM
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError):
+        pass  # transformers finds the model in another way, such as through an adapter
+    else:
+        parts = (config, config.get_text_config(decoder=True))
+        if any(getattr(part, "is_encoder_decoder", False) for part in parts):
+            raise ModelError(
+                f"{name} is an encoder-decoder ({config.model_type}), whose decoder needs the output of its encoder: "
+                "give a causal language model."
+            )
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+            loader = AutoModelForMultimodalLM  # there is no class for the text part alone
     model: PreTrainedModel
     with no_bars():
-        model, loaded = _loader(config).from_pretrained(name, output_loading_info=True, **options)
+        model, loaded = loader.from_pretrained(name, output_loading_info=True, **options)
     if missing := loaded["missing_keys"]:
         raise ModelError(
             f"{name} lacks weights of a language model: {_first_of(missing)}. Give a checkpoint that was saved with "
@@ -183,30 +172,6 @@ def load_checkpoint(name: str, **options: Any) -> PreTrainedModel:
         keys = [key if isinstance(key, str) else key[0] for key in mismatched]
         raise ModelError(f"{name} has weights whose shapes do not match its config.json: {_first_of(keys)}.")
     return model
-
-
-def _config(name: str) -> PreTrainedConfig | None:
-    """The configuration; None if transformers finds the model in another way, such as through an adapter."""
-    try:
-        return AutoConfig.from_pretrained(name)
-    except (OSError, ValueError):
-        return None
-
-
-def _loader(config: PreTrainedConfig | None) -> Any:
-    """The class that loads a model: the multimodal one if there is none for its text part alone."""
-    kind = type(config)
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING and kind in MODEL_FOR_MULTIMODAL_LM_MAPPING:
-        return AutoModelForMultimodalLM
-    return AutoModelForCausalLM
-
-
-def _check_decoder(name: str, config: PreTrainedConfig) -> None:
-    if any(getattr(part, "is_encoder_decoder", False) for part in (config, config.get_text_config(decoder=True))):
-        raise ModelError(
-            f"{name} is an encoder-decoder ({config.model_type}), whose decoder needs the output of its encoder: "
-            "give a causal language model."
-        )
 
 
 _BLOCKS: Final = 64
@@ -234,8 +199,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
 
 
 def settings_fingerprint(model: PreTrainedModel) -> str:
-    """A short hash of the model's configuration, which holds what the weights do not, such as how positions are
-    counted."""
+    """A short hash of the model's configuration, which holds what weights do not, such as how positions are counted."""
     settings = {
         name: value
         for name, value in model.config.to_dict().items()

@@ -30,11 +30,8 @@ _LENGTH_SETTINGS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "m
 
 
 class LocalLanguageModel:
-    """A frozen transformers model with its tokenizer; see `load_transformers_model`.
-
-    A `WritingModel` that returns the whole vocabulary. `copies` of the model on other devices share the scoring. Raises
-    ModelError if the model is not causal, that is, if its result for a token depends on later tokens.
-    """
+    """A frozen transformers model with its tokenizer, which returns the whole vocabulary; `copies` on other devices
+    share the scoring. ModelError if the model is not causal: if its result for a token depends on later tokens."""
 
     tier: Final = "all"
 
@@ -50,18 +47,18 @@ class LocalLanguageModel:
         self.copies = [self.logits, *others]
         self._engine = Engine([Replica(logits) for logits in self.copies])
 
-    @property
+    @cached_property
     def config(self) -> dict[str, JsonValue]:
         """The model's name, size, number format, device, whether it is compiled, and the fingerprints of its weights,
-        settings and tokenizer."""
+        settings and tokenizer, as they are when it is first read."""
         return {
             "name": self.name,
             "parameters": self.model.num_parameters(),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.model.device),
             "compiled": self.model.base_model._compiled_call_impl is not None,
-            "weights": self._weights,
-            "settings": self._settings,
+            "weights": weights_fingerprint(self.model),
+            "settings": settings_fingerprint(self.model),
             "tokenizer": self.tokenizer.fingerprint,
         }
 
@@ -100,32 +97,23 @@ class LocalLanguageModel:
 
     def continuations(self) -> Continuations:
         """A new `CachedDecoder`; an `UncachedDecoder` if a probe shows that the model cannot use our cache."""
-        if self._caches_rows:
-            return CachedDecoder(self.logits, self.max_length)
-        return UncachedDecoder(self.logits, self.max_length)
+        return self._decoder(self.logits, self.max_length)
 
     @cached_property
-    def _caches_rows(self) -> bool:
-        return can_cache_rows(self.logits, self.max_length)
-
-    @cached_property
-    def _weights(self) -> str:
-        return weights_fingerprint(self.model)
-
-    @cached_property
-    def _settings(self) -> str:
-        return settings_fingerprint(self.model)
+    def _decoder(self) -> type[CachedDecoder | UncachedDecoder]:
+        return CachedDecoder if can_cache_rows(self.logits, self.max_length) else UncachedDecoder
 
 
 def load_transformers_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
-    """A causal language model by hub name or folder, ready to score and generate.
-
-    Raises ModelError if the folder or hub has no such model, its weights or tokenizer are missing, or the device does
-    not exist; MissingExtraError if spreading a model over devices needs the extra `device-map`.
-    """
+    """A causal language model by hub name or folder, ready to score and generate; raises what `load_language_model`
+    raises."""
     options = options or ModelOptions()
     check_folder(name)
-    devices = _devices(options.device)
+    if options.device == "all":
+        gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+        devices = gpus or [torch.device("cpu")]
+    else:
+        devices = [_device(device.strip()) for device in options.device.split(",")]
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     tokenizer = load_model_tokenizer(name)
     spread = {"device_map": "auto"} if options.device == "map" else {}
@@ -142,13 +130,6 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
         else:
             pack_weights(logits.model)
     return loaded
-
-
-def _devices(names: str) -> list[torch.device]:
-    """The devices that an option names, at least one."""
-    if names == "all":
-        return [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [torch.device("cpu")]
-    return [_device(name.strip()) for name in names.split(",")]
 
 
 def _device(name: str) -> torch.device:

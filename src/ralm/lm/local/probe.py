@@ -20,7 +20,7 @@ from ralm.errors import ModelError
 from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
 from ralm.lm.local.engine import TargetLogits, length_thresholds
 from ralm.lm.local.loading import first_line
-from ralm.records import IntArray, ScoringSequence
+from ralm.records import FloatArray, IntArray, ScoringSequence
 
 _LENGTH: Final = 8
 """Tokens of a probe; fewer if the model cannot read as many."""
@@ -35,14 +35,11 @@ _ROW_LAYERS: Final = {DynamicLayer, DynamicSlidingWindowLayer}
 
 @torch.inference_mode()
 def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
-    """Raise ModelError if a model cannot read plain text, or its result for a token depends on later tokens.
-
-    Two texts that differ in their last token are read in one pass. A model that looks ahead does so in every text,
-    while rounding may show in one only. So several texts must fail before a model is rejected.
-    """
+    """Raise ModelError if a model cannot read plain text, or its result for a token depends on later tokens. A model
+    that looks ahead does so in every text, while rounding may show in one only, so several texts must fail."""
     length = min(_LENGTH, max_length)
     for seed in range(_TRIES):
-        text_N, other_N = probe_texts(model, [length, length], seed)
+        text_N, other_N = _probe_texts(model, [length, length], seed)
         other_N[:-1] = text_N[:-1]
         one_NV, other_NV = _read(model, name, np.stack([text_N, other_N]))
         apart_N = (one_NV - other_NV).abs().mean(-1)
@@ -69,7 +66,7 @@ def can_cache_rows(logits: TargetLogits, max_length: int) -> bool:
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # noqa: BLE001  # a model family may fail in any way with a cache of another kind
-        if caches_rows_alone(logits.model):
+        if _caches_rows_alone(logits.model):
             warn_of_mismatch(
                 "transformers",
                 f"ralm could not hand over cached keys and values to {logits.name} ({kind}): {first_line(error)}. "
@@ -89,9 +86,9 @@ def can_cache_rows(logits: TargetLogits, max_length: int) -> bool:
     return True
 
 
-def caches_rows_alone(model: PreTrainedModel) -> bool:
+def _caches_rows_alone(model: PreTrainedModel) -> bool:
     """Whether the cache that a model makes by itself holds keys and values of earlier tokens, and nothing else."""
-    text_1N = torch.from_numpy(probe_texts(model, [4], seed=0)[0])[None]
+    text_1N = torch.from_numpy(_probe_texts(model, [4], seed=0)[0])[None]
     try:
         output = model(input_ids=text_1N.to(model.device), use_cache=True)
     except Exception:  # noqa: BLE001  # some families cannot make their cache if all layers are of one kind
@@ -106,42 +103,30 @@ def _max_difference(logits: TargetLogits, max_length: int) -> float:
     infinite for a model that reads too few tokens for a trial."""
     if max_length < _LENGTH:
         return np.inf
-    first = probe_texts(logits.model, [4, 6, 2], seed=0)
+    first = _probe_texts(logits.model, [4, 6, 2], seed=0)
     grown = [np.append(text, text[0]) for text in first]
     changed = [grown[2], np.concatenate([grown[0][:3], grown[1][:4]]), np.append(grown[1], grown[0][1])]
-    scored = [] if length_thresholds(logits.model.config) else grown
-    return max(
-        _continuation_difference(logits, max_length, [first, grown, changed]),
-        _score_difference(logits, max_length, scored),
-    )
-
-
-def _continuation_difference(logits: TargetLogits, max_length: int, calls: Sequence[Sequence[IntArray]]) -> float:
-    """The largest difference between continuing and reading again, as a fraction of the difference between texts."""
-    tokens = _LENGTH * sum(map(len, calls))
+    tokens = _LENGTH * 3 * len(first)
     cached = CachedDecoder(logits, max_length, tokens)
-    found_BV = np.concatenate([cached.next_tokens(texts).log_probs_BC for texts in calls])
+    found_BV = np.concatenate([cached.next_tokens(texts).log_probs_BC for texts in (first, grown, changed)])
     uncached = UncachedDecoder(logits, max_length, tokens)
-    expected_BV = uncached.next_tokens([text for texts in calls for text in texts]).log_probs_BC
-    scale = np.abs(expected_BV - np.roll(expected_BV, 1, axis=0)).mean()
-    return float(np.abs(found_BV - expected_BV).mean(-1).max() / max(scale, 1e-6))
-
-
-def _score_difference(logits: TargetLogits, max_length: int, texts: Sequence[IntArray]) -> float:
-    """The same for the scores of the second half of each text; 0 without texts."""
-    if not texts:
-        return 0.0
-    sequences = [ScoringSequence(text, np.arange(len(text) // 2, len(text))) for text in texts]
+    difference = _difference(found_BV, uncached.next_tokens([*first, *grown, *changed]).log_probs_BC)
+    if length_thresholds(logits.model.config):
+        return difference  # such models score every text by itself
+    sequences = [ScoringSequence(text, np.arange(len(text) // 2, len(text))) for text in grown]
     found_P = np.concatenate(CachedDecoder(logits, max_length, _LENGTH).score(sequences))
     before = [one.tokens_N[:at] for one in sequences for at in one.targets_P]
     target_P = np.concatenate([one.tokens_N[one.targets_P] for one in sequences])
     uncached_PV = UncachedDecoder(logits, max_length, _LENGTH).next_tokens(before).log_probs_BC
-    expected_P = uncached_PV[np.arange(len(target_P)), target_P]
-    scale = np.abs(expected_P - np.roll(expected_P, 1)).mean()
-    return float(np.abs(found_P - expected_P).mean() / max(scale, 1e-6))
+    return max(difference, _difference(found_P, uncached_PV[np.arange(len(target_P)), target_P]))
 
 
-def probe_texts(model: PreTrainedModel, lengths: Sequence[int], seed: int) -> list[IntArray]:
+def _difference(found: FloatArray, expected: FloatArray) -> float:
+    scale = np.abs(expected - np.roll(expected, 1, axis=0)).mean()
+    return float(np.abs(found - expected).mean(-1).max() / max(scale, 1e-6))
+
+
+def _probe_texts(model: PreTrainedModel, lengths: Sequence[int], seed: int) -> list[IntArray]:
     """Random ordinary tokens; special tokens are at both ends of a vocabulary."""
     draw = np.random.default_rng(seed)
     size = int(model.get_input_embeddings().weight.shape[0])
@@ -149,7 +134,6 @@ def probe_texts(model: PreTrainedModel, lengths: Sequence[int], seed: int) -> li
 
 
 def _read(model: PreTrainedModel, name: str, tokens_BN: IntArray) -> torch.Tensor:
-    """Log-probabilities (float32, B x N x V) after every token."""
     try:
         logits = model(input_ids=torch.from_numpy(tokens_BN).to(model.device), use_cache=False).logits
     except torch.OutOfMemoryError:

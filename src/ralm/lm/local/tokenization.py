@@ -16,7 +16,7 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ralm.errors import ModelError, RalmWarning, TextError
-from ralm.lm.local.chat import ChatTemplate, WrittenChat, write_chat
+from ralm.lm.local.chat import WrittenChat, chat_with_spans, write_chat
 from ralm.lm.local.loading import check_tokenizer, loading_errors
 from ralm.lm.long_texts import Cuts, Window, encode_in_pieces, join_pieces, longest_token, text_chunks
 from ralm.lm.tokenizer import Span, align, last_of_user
@@ -52,10 +52,8 @@ class ModelTokenizer:
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:
-        """The special tokens that the tokenizer adds around a text by default, and its BOS.
-
-        They are read off a text of one letter: around an empty text, those before it and after it look the same.
-        """
+        """The special tokens that the tokenizer adds around a text by default, and its BOS; read off a text of one
+        letter, since around an empty text those before and after look the same."""
         bare, whole = (self._tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
         bos = self._tokenizer.bos_token_id
         begins = [begin for begin in range(len(whole)) if bare and whole[begin : begin + len(bare)] == bare]
@@ -76,27 +74,21 @@ class ModelTokenizer:
         return self._tokenizer.unk_token_id
 
     def encode(self, text: str) -> IntArray:
-        """Token ids (int64) of a text, without special tokens; TextError if it contains half a character (a lone
-        surrogate)."""
+        """Token ids (int64) of a text, without special tokens; TextError if it contains a lone surrogate."""
         if len(text) > _LONG and self._cuts.exist:
             return self.encode_with_spans(text)[0]
         _check_characters(text)
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """The ids of `encode` (int64, N), and the first and one past the last character of each (int64, N x 2).
-
-        Tokens that share a character, such as its bytes, share its span. Raises TextError if the text contains half a
-        character, ModelError if the tokens of a slow (Python) tokenizer cannot be found in the text.
-        """
+        """The ids of `encode` (int64, N), and the first and one past the last character of each (int64, N x 2); the
+        bytes of a character share its span. ModelError if the tokens of a slow (Python) tokenizer cannot be found in
+        the text."""
         return join_pieces(self.encode_pieces(text_chunks(text)))
 
     def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
-        """The ids and spans of the text that some chunks make up, in pieces; as few chunks are read as the pieces need.
-
-        The memory for a text is bounded if the tokenizer is fast and its texts can be cut (`ralm.lm.long_texts`).
-        Otherwise the text is one piece.
-        """
+        """The ids and spans of the text that some chunks make up, in pieces; as few chunks are read as they need. The
+        text is one piece if it cannot be cut (`ralm.lm.long_texts`)."""
         if self._cuts.exist:
             yield from encode_in_pieces(_checked(chunks), self._window, self._cuts.separate)
             return
@@ -107,7 +99,6 @@ class ModelTokenizer:
         yield EncodedPiece(text=text, tokens=tokens, spans_N2=spans_N2)
 
     def _window(self, text: str) -> Window:
-        """A stretch of text, encoded at once."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return Window(
             text=text,
@@ -120,8 +111,11 @@ class ModelTokenizer:
         """Token ids (int64) of a document in the prompt: with the special tokens that the tokenizer adds by default,
         cut to `max_tokens` including these, as the official code does."""
         ids = self._tokenizer.encode(text, truncation=True, max_length=max_tokens)
-        if self.unknown_token in ids and not self._warned:
-            self._warn_of(text, ids.count(self.unknown_token))
+        name = str(self._tokenizer.unk_token)
+        # the text itself may contain the token's name
+        if not self._warned and self.unknown_token in ids and ids.count(self.unknown_token) > text.count(name):
+            self._warned = True
+            warnings.warn(f"passages hold characters that the tokenizer reads as {name}", RalmWarning, stacklevel=2)
         return np.array(ids, dtype=np.int64)
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
@@ -131,11 +125,16 @@ class ModelTokenizer:
         The ids are those of `apply_chat_template`, except that the text of a special token in a message is read as
         text. Raises ChatError if the template rejects, leaves out or changes a message, or if none is of the user.
         """
-        if self._chat is None:
+        if not self._tokenizer.chat_template:
             return None
         last = last_of_user(messages)
-        chat = self._chat.write(messages)
-        tokens, spans_N2 = self._encode_parts(chat.text, self._spans_with_marks(chat))
+        chat = chat_with_spans(self._tokenizer, messages)
+        edges = [0, *(place for span in self._spans_with_marks(chat) for place in span), len(chat.text)]
+        parts = [
+            (self._encode_as_text if number % 2 else self.encode_with_spans)(chat.text[begin:end])
+            for number, (begin, end) in enumerate(pairwise(edges))
+        ]
+        tokens, spans_N2 = _joined(parts, edges[:-1])
         begin, end = chat.spans[last]
         content = messages[last].content
         in_message_N2 = np.clip(spans_N2, begin, end) - begin + len(content) - len(content.lstrip())
@@ -156,23 +155,10 @@ class ModelTokenizer:
 
         return sorted(filter(has_mark, chat.spans))
 
-    def _encode_parts(self, text: str, as_text: Sequence[Span]) -> tuple[IntArray, IntArray]:
-        """The ids and spans of a text; special tokens in some spans, in ascending order, are read as text."""
-        if not as_text:
-            return self.encode_with_spans(text)
-        begins = [0, *(place for span in as_text for place in span)]
-        parts = [
-            (self._encode_as_text if number % 2 else self.encode_with_spans)(text[begin:end])
-            for number, (begin, end) in enumerate(pairwise([*begins, len(text)]))
-        ]
-        return _joined(parts, begins)
-
     def decode(self, tokens: IntArray) -> str:
         """The text of token ids, special tokens written out; spaces are cleaned up if the tokenizer does so by default.
-
-        Ids that the tokenizer does not know, which a model may still generate, are skipped: slow (Python) tokenizers
-        fail on some.
-        """
+        Ids that it does not know, which a model may still generate, are skipped: slow (Python) tokenizers fail on
+        some."""
         return str(self._tokenizer.decode(self._known(tokens)))
 
     def decode_words(self, tokens: IntArray) -> str:
@@ -211,25 +197,17 @@ class ModelTokenizer:
             raise ModelError(f"the tokenizer has no chat template {template!r}; it has {', '.join(templates)}.")
         return str(templates[template or "default"])
 
-    @cached_property
-    def _chat(self) -> ChatTemplate | None:
-        return ChatTemplate(self._tokenizer) if self._tokenizer.chat_template else None
-
     def _encode_as_text(self, text: str) -> tuple[IntArray, IntArray]:
         """The ids and spans of a text that holds no special tokens, only text that looks like them."""
         added = set(self._tokenizer.get_added_vocab()) - set(self._tokenizer.all_special_tokens)
         # a mark would be read as one token: cut inside
         marks = [mark for mark in added if len(mark.strip()) > 1 and mark in text]
         cuts = sorted({found.start() + 1 for mark in marks for found in re.finditer(re.escape(mark), text)})
-        begins = [0, *cuts]
-        parts = [
-            self._encode_at_once(text[begin:end], split_special_tokens=True)
-            for begin, end in pairwise([*begins, len(text)])
-        ]
-        return _joined(parts, begins)
+        edges = [0, *cuts, len(text)]
+        parts = [self._encode_at_once(text[begin:end], split_special_tokens=True) for begin, end in pairwise(edges)]
+        return _joined(parts, edges[:-1])
 
     def _encode_at_once(self, text: str, **options: bool) -> tuple[IntArray, IntArray]:
-        """The ids and spans of a text that is not cut."""
         if self._tokenizer.is_fast:
             encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, **options)
             tokens, spans = encoded["input_ids"], encoded["offset_mapping"]
@@ -254,19 +232,9 @@ class ModelTokenizer:
         piece = next(marked, None)
         return piece is not None and self._decode_plainly([piece, piece]).count(_CONTINUES) == 1
 
-    def _warn_of(self, document: str, unknown: int) -> None:
-        """Warn once that passages contain characters that the tokenizer does not know."""
-        name = str(self._tokenizer.unk_token)
-        if unknown > document.count(name):  # the text itself may contain the token's name
-            self._warned = True
-            warnings.warn(f"passages hold characters that the tokenizer reads as {name}", RalmWarning, stacklevel=3)
-
 
 def load_model_tokenizer(name: str) -> ModelTokenizer:
-    """The tokenizer of a model, by hub name or folder.
-
-    Raises ModelError if there is no tokenizer or it cannot be loaded.
-    """
+    """The tokenizer of a model, by hub name or folder; ModelError if there is none or it cannot be loaded."""
     if not (Path(name) / "tokenizer_config.json").is_file():
         check_tokenizer(name)
     with loading_errors("tokenizer", name):
@@ -284,7 +252,6 @@ def _joined(parts: Sequence[tuple[IntArray, IntArray]], begins: Sequence[int]) -
 
 
 def _checked(chunks: Iterable[str]) -> Iterator[str]:
-    """The chunks of a text, each checked when it is read."""
     begin = 0
     for chunk in chunks:
         _check_characters(chunk, begin)
@@ -293,8 +260,6 @@ def _checked(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def _check_characters(text: str, begin: int = 0) -> None:
-    """Raise TextError if a text, or the part of one that begins at a character, cannot be encoded as UTF-8, which every
-    tokenizer needs."""
     try:
         text.encode()
     except UnicodeEncodeError as bad:
@@ -305,20 +270,16 @@ def _check_characters(text: str, begin: int = 0) -> None:
 
 def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash of everything that decides how text is encoded and ids are decoded, and of an encoded sample."""
+    if tokenizer.is_fast:
+        tokenizer.backend_tokenizer.no_truncation()  # without those of the last text
+        tokenizer.backend_tokenizer.no_padding()
     decisive = {
-        "tokenizer": _state(tokenizer) if tokenizer.is_fast else _files(tokenizer),
+        "tokenizer": str(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else _files(tokenizer),
         "sample": tokenizer.encode(_SAMPLE),
         "special": {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())},
         "cleans": bool(tokenizer.clean_up_tokenization_spaces),
     }
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _state(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The content of tokenizer.json, without the truncation and padding of the last text."""
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    return str(tokenizer.backend_tokenizer.to_str())
 
 
 def _files(tokenizer: PreTrainedTokenizerBase) -> list[str]:
