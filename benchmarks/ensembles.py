@@ -44,8 +44,8 @@ class Task:
 
     def mixed(self, row: int, log_probs_KT: FloatArray) -> FloatArray:
         """The ensemble of the log-probabilities that the documents of a row give."""
-        log_weights_QK = document_log_weights(self.hits, OPTIONS)
-        return mixture(log_probs_KT, log_weights_QK[row, : len(log_probs_KT)])
+        scores_K = self.hits.scores_QK[row, : len(log_probs_KT)]
+        return mixture(log_probs_KT, document_log_weights(scores_K, OPTIONS))
 
 
 def task_for(material: Material, windows: Windows, strides: int) -> Task:

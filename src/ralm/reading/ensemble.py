@@ -4,7 +4,7 @@
     lambda(d, x) = exp(s(d, x)) / sum over d' of exp(s(d', x))                        Eq. 3
 
 All sums are taken in log space and in float64: a probability of many tokens underflows any float. Letters of shapes:
-Q rows of a plan, K documents of a row, T targets.
+K documents of a row, T targets.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Documents
-from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, IntArray, PromptPrefix
+from ralm.records import DoubleArray, FloatArray, IntArray, PromptPrefix
 
 Weights = Literal["similarity", "uniform"]
 MIN_TEMPERATURE: Final = 1e-6
@@ -63,27 +63,20 @@ class Ensemble:
 
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
         """One prompt prefix for each of the first `documents` passages, weighted by its score."""
-        numbers, scores = zip(*hits[: self.documents], strict=True)
-        log_weights = document_log_weights(Hits.of_rows([(numbers, scores)]), self)[0].tolist()
+        hits = hits[: self.documents]
+        log_weights_K = document_log_weights(np.array([score for _, score in hits], dtype=np.float32), self)
         return [
             PromptPrefix(documents[number], (number,), log_weight)
-            for number, log_weight in zip(numbers, log_weights, strict=True)
+            for (number, _), log_weight in zip(hits, log_weights_K.tolist(), strict=True)
         ]
 
 
-def document_log_weights(hits: Hits, options: Ensemble) -> DoubleArray:
-    """The logarithm of the weight lambda (float64, Q x K) of each hit (REPLUG, Eq. 3).
-
-    The weights of a row sum to 1, and a missing hit has minus infinity. A row without hits has all its weight in its
-    first column.
-    """
-    found_QK = hits.numbers_QK != NO_PASSAGE
-    similarity_QK = hits.scores_QK.astype(np.float64) / options.temperature
+def document_log_weights(scores_K: FloatArray, options: Ensemble) -> DoubleArray:
+    """The logarithm of the weight lambda (float64, K) of each hit of a row (REPLUG, Eq. 3); the weights sum to 1."""
+    similarity_K = scores_K.astype(np.float64) / options.temperature
     if options.weights == "uniform":
-        similarity_QK = np.zeros_like(similarity_QK)
-    similarity_QK = np.where(found_QK, similarity_QK, -np.inf)
-    similarity_QK[~found_QK.any(axis=1), 0] = 0.0
-    return similarity_QK - log_sum_exp(similarity_QK)[:, None]
+        similarity_K = np.zeros_like(similarity_K)
+    return similarity_K - log_sum_exp(similarity_K)
 
 
 def mixture(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArray:

@@ -7,6 +7,7 @@ reads and draws.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -104,7 +105,8 @@ class TokenWriter:
         self._source = source
         self._reader = CheckedReader.of(reader)
         self._reranker = CheckedReranker.of(reranker)
-        self._max_length = _max_length(model, self._options, self._reader)
+        self._max_length = self._options.max_length or model.max_length
+        self._check_lengths()
         self._hits = hits_needed(self._reader, self._reranker)
         if self._reranker is not None and self._reranker.needs_targets:
             raise UsageError(
@@ -114,6 +116,16 @@ class TokenWriter:
         passages = source.passages if source else ()
         self._documents = PassageDocuments(passages, model.tokenizer, self._options.document_tokens, self._options.bos)
         self._decoder = Decoder(model, self._options, self._max_length)
+
+    def _check_lengths(self) -> None:
+        check_length(self._model, self._max_length)
+        documents, options = self._reader.joined, self._options
+        if documents * options.document_tokens + options.stride > self._max_length:
+            several = f"{documents} documents of " if documents > 1 else ""
+            raise UsageError(
+                f"{several}`document_tokens` {options.document_tokens} and `stride` {options.stride} do not fit "
+                f"together into the model length {self._max_length}; lower one of them."
+            )
 
     def add(self, prompt: IntArray, query: str | None = None, seed: int | None = None) -> int:
         """Add a prompt of at least one token id (int64), to be continued from the next step on; returns its number.
@@ -140,7 +152,6 @@ class TokenWriter:
         return []
 
     def _retrieve(self, prompts: Sequence[PromptState]) -> None:
-        """Choose the prompt prefixes of some prompts for the next stride."""
         if self._source is None or not prompts:
             return
         source, tokenizer, last = self._source, self._model.tokenizer, self._options.query_tokens
@@ -155,30 +166,10 @@ class TokenWriter:
             self._reader.check_room(prompt.prompt_prefixes, self._options.stride, self._max_length)
 
 
-def _max_length(model: WritingModel, options: GenerationOptions, reader: CheckedReader) -> int:
-    """The maximum number of tokens that are read at once, the next one included.
-
-    Raises UsageError if the model cannot read as many, or if the documents and a stride do not fit into them.
-    """
-    length = model.max_length if options.max_length is None else options.max_length
-    check_length(model, length)
-    if reader.joined * options.document_tokens + options.stride > length:
-        several = f"{reader.joined} documents of " if reader.joined > 1 else ""
-        raise UsageError(
-            f"{several}`document_tokens` {options.document_tokens} and `stride` {options.stride} do not fit together "
-            f"into the model length {length}; lower one of them."
-        )
-    return length
-
-
 class Decoder:
-    """Texts that are being continued, each from its prompt prefixes; others may join and leave between steps.
-
-    At most `max_length` tokens are read at once, the next one included. A `cache` shares what is read with scoring, and
-    with decoders before.
-
-    Raises UsageError if tokens are to be drawn at random from a model that answers messages.
-    """
+    """Texts that are being continued, each from its prompt prefixes; others may join and leave between steps. At most
+    `max_length` tokens are read at once, the next one included; a `cache` shares what is read with scoring. UsageError
+    if tokens are to be drawn at random from a model that answers messages."""
 
     def __init__(
         self, model: WritingModel, options: GenerationOptions, max_length: int, cache: SharedCache | None = None
@@ -223,12 +214,15 @@ class Decoder:
         if not states:
             return []
         texts = {number: self._texts(state) for number, state in states}
-        self._read_ahead([(state, texts[number]) for number, state in states])
+        if self._cache.read_ahead is not None and self._options.temperature == 0:
+            self._cache.read_ahead([self._ahead(state, texts[number]) for number, state in states])
         given = self._cache.continuations.next_tokens([text for some in texts.values() for text in some])
         written, row = [], 0
         for number, state in states:
             own = slice(row, row := row + len(state.prompt_prefixes))
             token = self._draw(state, texts[number], given.of(own))
+            state.text = np.append(state.text, token.token)
+            state.written += 1
             if token.token not in self._model.end_tokens:
                 written.append((number, token))
             if token.token in self._model.end_tokens or state.written == self._options.new_tokens:
@@ -244,11 +238,6 @@ class Decoder:
             for one, begin in zip(state.prompt_prefixes, begins, strict=True)
         ]
 
-    def _read_ahead(self, several: Sequence[tuple[PromptState, Sequence[IntArray]]]) -> None:
-        """Announce the next predictions to a model that can read several tokens ahead."""
-        if self._cache.read_ahead is not None and self._options.temperature == 0:
-            self._cache.read_ahead([self._ahead(state, texts) for state, texts in several])
-
     def _ahead(self, state: PromptState, texts: Sequence[IntArray]) -> TextsAhead:
         """The texts of an average, which only grow until they are retrieved for again or fill the model's length."""
         left = min(state.prefixes_end, self._options.new_tokens) - state.written
@@ -256,18 +245,9 @@ class Decoder:
         return TextsAhead(texts, log_weights_of(state.prompt_prefixes), min(left, room), state.written)
 
     def _draw(self, state: PromptState, texts: Sequence[IntArray], given: NextTokens) -> GeneratedToken:
-        """Draw a token from the mixture of the predictions, and append it to the text."""
-
-        def chosen(wanted: IntArray) -> NextTokens:
-            return self._cache.continuations.next_tokens(texts, wanted)
-
         assert state.generator is not None, "set when the text was added"
-        gives_chosen = self._model.tier == "chosen"
-        token = draw_token(
-            given, state.prompt_prefixes, state.generator, self._options, chosen if gives_chosen else None
-        )
-        state.append(token.token)
-        return token
+        chosen = partial(self._cache.continuations.next_tokens, texts) if self._model.tier == "chosen" else None
+        return draw_token(given, state.prompt_prefixes, state.generator, self._options, chosen)
 
 
 class _StepWriter(Protocol):

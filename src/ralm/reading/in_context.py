@@ -41,10 +41,8 @@ class InContext:
 
 
 class CheckedReader:
-    """A reader with its optional members, whose prompt prefixes are checked.
-
-    `hits` is the number of passages to retrieve for a row, `joined` the largest number of them in one prompt prefix.
-    """
+    """A reader with its optional members, whose prompt prefixes are checked; `joined` is the largest number of passages
+    in one of them."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -59,14 +57,12 @@ class CheckedReader:
         return reader if isinstance(reader, cls) else cls(reader or InContext())  # type: ignore[arg-type]
 
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
-        """The prompt prefixes of one row; without hits, the prompt prefix without a passage.
-
-        Raises ReaderError if the reader does not return prompt prefixes of these hits, or the weights do not sum to 1.
-        """
+        """The prompt prefixes of one row; without hits, the one without a passage. ReaderError if they are not of these
+        hits, or their weights do not sum to 1."""
         if not hits:
             return [PromptPrefix(documents[NO_PASSAGE])]
         prompt_prefixes = self.reader.prompt_prefixes(hits, documents)
-        if fault := _fault_of_all(prompt_prefixes, {number for number, _ in hits}):
+        if fault := _fault_of(prompt_prefixes, {number for number, _ in hits}):
             raise ReaderError(f"the reader {self._name} gives {fault}; see `Reader` for what it should give.")
         return prompt_prefixes
 
@@ -81,33 +77,24 @@ class CheckedReader:
             )
 
 
-def _fault_of_all(prompt_prefixes: Sequence[PromptPrefix], found: set[int]) -> str:
+def _fault_of(prompt_prefixes: Sequence[PromptPrefix], found: set[int]) -> str:
     """The fault of the prompt prefixes of a row with the passages `found`; empty if there is none."""
     if not isinstance(prompt_prefixes, Sequence):
         return f"{type(prompt_prefixes).__name__} instead of prompt prefixes"
-    if faults := [fault for one in prompt_prefixes if (fault := _fault_of(one, found))]:
-        return faults[0]
+    for one in prompt_prefixes:
+        if not isinstance(one, PromptPrefix):
+            return f"{type(one).__name__} instead of a PromptPrefix"
+        if not isinstance(one.tokens, np.ndarray) or one.tokens.ndim != 1 or one.tokens.dtype != np.int64:
+            return "a prompt prefix whose tokens are not an int64 vector"
+        if foreign := [number for number in one.passages if number not in found]:
+            return f"a prompt prefix of passage {foreign[0]}, which is not among the hits of its row"
     total = float(np.exp(log_weights_of(prompt_prefixes)).sum())
     return "" if abs(total - 1) < _ROUNDING else f"prompt prefixes whose weights sum to {total:g}, not 1"
 
 
-def _fault_of(prompt_prefix: PromptPrefix, found: set[int]) -> str:
-    if not isinstance(prompt_prefix, PromptPrefix):
-        return f"{type(prompt_prefix).__name__} instead of a PromptPrefix"
-    tokens = prompt_prefix.tokens
-    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype != np.int64:
-        return "a prompt prefix whose tokens are not an int64 vector"
-    if foreign := [number for number in prompt_prefix.passages if number not in found]:
-        return f"a prompt prefix of passage {foreign[0]}, which is not among the hits of its row"
-    return ""
-
-
 def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:
-    """The request that scores the targets of one row after [document; context] (In-Context RALM, Eq. 2).
-
-    The document may be empty. The last `before` tokens of the prefix are targets too, or fewer at the beginning of the
-    text. Token 0 is never a target.
-    """
+    """The request that scores the targets of one row after [document; context] (In-Context RALM, Eq. 2); also the last
+    `before` tokens of the prefix, if it has as many. Token 0 is never a target."""
     context_begin = plan.context_begins(row, len(document))
     target_begin = max(1, int(plan.target_begin_R[row]) - before)
     return Request(

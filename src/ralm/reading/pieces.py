@@ -96,29 +96,38 @@ def passage_shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-class Pieces:
-    """Turns tokens into complete pieces of text: a character of several tokens comes with its last one.
+class StoppedText:
+    """The text that tokens add to a prompt (int64), up to the first stop string, without it; `found` is True after one.
 
-    A piece is the text that its tokens add to the decoded text of the previous piece, since some tokenizers decode the
-    space before a word only if something comes before it.
+    It comes in complete pieces: a character of several tokens comes with its last one. A piece is what its tokens add
+    to the decoded text before, since some tokenizers decode a space only after something. The end of the text is held
+    back while it could still become a stop string.
     """
 
-    def __init__(self, prompt: IntArray, tokenizer: Tokenizer) -> None:
+    def __init__(self, prompt: IntArray, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self.found = False
         self._tokenizer = tokenizer
-        self._before: list[int] = _last_of(prompt, tokenizer)
+        self._stop = stop
+        self._held: list[GeneratedText] = []
         self._pending: list[GeneratedToken] = []
+        last = prompt[-_DECODED_BEFORE:]
+        # after half a character, tokenizers with byte fallback decode none of the bytes that follow
+        begins = (last[begin:] for begin in range(min(_MAX_BYTES, len(last))))
+        whole = (some for some in begins if "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode(some))
+        self._before: list[int] = next(whole, last).tolist()
 
     def add(self, token: GeneratedToken) -> list[GeneratedText]:
-        """The piece that this token completes, if any."""
+        """The pieces that can be passed on after this token, in order."""
         self._pending.append(token)
         text = self._gained()
-        if not text or text.endswith("\N{REPLACEMENT CHARACTER}"):
-            return []
-        return [self._take(text)]
+        incomplete = not text or text.endswith("\N{REPLACEMENT CHARACTER}")
+        return [] if incomplete else self.add_pieces([self._take(text)])
 
     def rest(self) -> list[GeneratedText]:
-        """The text of the tokens that were still incomplete at the end."""
-        return [self._take(self._gained())] if self._pending else []
+        """The pieces that were held back, or incomplete, until the end."""
+        certain = self.add_pieces([self._take(self._gained())] if self._pending else [])
+        held, self._held = self._held, []
+        return certain + held
 
     def _take(self, text: str) -> GeneratedText:
         piece = GeneratedText(text=text, passage=self._pending[-1].passage, tokens=tuple(self._pending))
@@ -126,62 +135,23 @@ class Pieces:
         return piece
 
     def _gained(self) -> str:
-        """The text that the pending tokens add after those before them."""
         without = self._tokenizer.decode(np.array(self._before, dtype=np.int64))
         all_tokens = self._before + [token.token for token in self._pending]
         return self._tokenizer.decode(np.array(all_tokens, dtype=np.int64))[len(without) :]
-
-
-def _last_of(prompt: IntArray, tokenizer: Tokenizer) -> list[int]:
-    """The last tokens of a prompt, from the beginning of a character. After half a character, tokenizers with byte
-    fallback decode none of the bytes that follow."""
-    last = prompt[-_DECODED_BEFORE:]
-    whole = (last[begin:] for begin in range(min(_MAX_BYTES, len(last))))
-    without_half = (some for some in whole if "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode(some))
-    return next(without_half, last).tolist()
-
-
-class StoppedText:
-    """The text that tokens add to a prompt (int64), up to the first stop string; `found` is True after one.
-
-    The end of the text is held back while it could still become a stop string. The stop string itself is left out.
-    """
-
-    def __init__(self, prompt: IntArray, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-        self.found = False
-        self._pieces = Pieces(prompt, tokenizer)
-        self._stop = stop
-        self._held: list[GeneratedText] = []
-
-    def add(self, token: GeneratedToken) -> list[GeneratedText]:
-        """The pieces that can be passed on after this token, in order."""
-        return self.add_pieces(self._pieces.add(token))
-
-    def rest(self) -> list[GeneratedText]:
-        """The pieces that were held back, or incomplete, until the end."""
-        certain = self.add_pieces(self._pieces.rest())
-        held, self._held = self._held, []
-        return certain + held
 
     def add_pieces(self, pieces: Sequence[GeneratedText]) -> list[GeneratedText]:
         """The pieces that can be passed on after these, in order; nothing after a stop string."""
         certain: list[GeneratedText] = []
         for piece in pieces:
-            if not self.found:
-                self._held.append(piece)
-                certain += self._certain()
-        return certain
-
-    def _certain(self) -> list[GeneratedText]:
-        text = "".join(piece.text for piece in self._held)
-        ends = [text.index(string) for string in self._stop if string in text]
-        self.found = bool(ends)
-        if self.found:
-            certain, _ = _split(self._held, min(ends))
-            self._held = []
-        else:
+            if self.found:
+                break
+            text = "".join(piece.text for piece in [*self._held, piece])
+            ends = [text.index(string) for string in self._stop if string in text]
+            self.found = bool(ends)
             overlap = max((_overlap(text, string) for string in self._stop), default=0)
-            certain, self._held = _split(self._held, len(text) - overlap)
+            passed_on, held = _split([*self._held, piece], min(ends) if ends else len(text) - overlap)
+            certain += passed_on
+            self._held = [] if self.found else held
         return certain
 
 

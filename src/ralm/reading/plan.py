@@ -19,7 +19,7 @@ token 0: it is read and never scored.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,12 +130,11 @@ class PlanOptions:
         """Raise UsageError if this many documents in one context leave no room for the tokens after them."""
         if self.document_tokens < 1:
             raise UsageError(f"`document_tokens` must be at least 1, not {self.document_tokens}.")
-        step = "`block`" if self.windows == "blocked" else "`stride`"
-        named = f"{step} {self.advance}"
-        if self.windows == "rolling":
-            named = f"{named} and `query_tokens` {self.query_tokens}"
         if documents * self.document_tokens + self.after_document > self.max_length:
             several = f"`documents` {documents} of " if documents > 1 else ""
+            named = f"{'`block`' if self.windows == 'blocked' else '`stride`'} {self.advance}"
+            if self.windows == "rolling":
+                named = f"{named} and `query_tokens` {self.query_tokens}"
             raise UsageError(
                 f"{several}`document_tokens` {self.document_tokens} and {named} do not fit together into "
                 f"`max_length` {self.max_length}: lower one of them or raise the model length."
@@ -192,50 +191,40 @@ def make_plan(text_tokens: int, options: PlanOptions) -> Plan:
     """
     if text_tokens < 2:
         raise TextError(f"the text has {text_tokens} token(s), and the first is never scored: give a longer text.")
-    rows = _rows_of(text_tokens, options)
-    begin_R = rows.begin_R
-    query_end_R = begin_R
-    query_begin_R = np.maximum(begin_R - options.query_tokens, 0)
+    windows = _official_windows if options.semantics == "official" else _paper_windows
     if options.windows == "rolling":
-        query_begin_R, query_end_R = rows.context_begin_R, np.maximum(begin_R - 1, 0)
+        windows = _rolling_windows
+    begin_R, end_R, context_begin_R, room_R = windows(text_tokens, options)
+    query_begin_R, query_end_R = np.maximum(begin_R - options.query_tokens, 0), begin_R
+    if options.windows == "rolling":
+        query_begin_R, query_end_R = context_begin_R, np.maximum(begin_R - 1, 0)
     return Plan(
         options=options,
         text_tokens=text_tokens,
         begin_R=begin_R,
-        end_R=rows.end_R,
-        context_begin_R=rows.context_begin_R,
-        room_R=rows.room_R,
+        end_R=end_R,
+        context_begin_R=context_begin_R,
+        room_R=room_R,
         query_begin_R=query_begin_R,
         query_end_R=query_end_R,
         retrieves_R=begin_R > 0,  # there is no text before the first stride, so no query
     )
 
 
-class _Rows(NamedTuple):
-    begin_R: IntArray
-    end_R: IntArray
-    context_begin_R: IntArray
-    room_R: IntArray
+_Columns: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray]
+"""`begin_R`, `end_R`, `context_begin_R` and `room_R`."""
 
 
-def _rows_of(text_tokens: int, options: PlanOptions) -> _Rows:
-    if options.windows == "rolling":
-        return _rolling_windows(text_tokens, options)
-    if options.semantics == "official":
-        return _official_windows(text_tokens, options)
-    return _paper_windows(text_tokens, options)
-
-
-def _paper_windows(text_tokens: int, options: PlanOptions) -> _Rows:
+def _paper_windows(text_tokens: int, options: PlanOptions) -> _Columns:
     """Strides from the first token on; the document first takes free room, then pushes out the oldest tokens."""
     begin_R = np.arange(0, text_tokens, options.stride, dtype=np.int64)
     end_R = np.minimum(begin_R + options.stride, text_tokens)
     block_end_R = np.minimum((begin_R // options.advance + 1) * options.advance, text_tokens)
     context_begin_R = np.maximum(block_end_R - options.max_length, 0)
-    return _Rows(begin_R, end_R, context_begin_R, options.max_length - (block_end_R - context_begin_R))
+    return begin_R, end_R, context_begin_R, options.max_length - (block_end_R - context_begin_R)
 
 
-def _official_windows(text_tokens: int, options: PlanOptions) -> _Rows:
+def _official_windows(text_tokens: int, options: PlanOptions) -> _Columns:
     """A first window of L tokens without retrieval, then one stride per window; the document overwrites its
     beginning."""
     length = options.max_length
@@ -243,16 +232,14 @@ def _official_windows(text_tokens: int, options: PlanOptions) -> _Rows:
     end_R = np.minimum(np.concatenate([[length], begin_R[1:] + options.stride]), text_tokens).astype(np.int64)
     block_R = (begin_R - length) // options.advance
     context_begin_R = np.where(begin_R == 0, 0, (block_R + 1) * options.advance)
-    return _Rows(begin_R, end_R, context_begin_R, np.zeros_like(begin_R))
+    return begin_R, end_R, context_begin_R, np.zeros_like(begin_R)
 
 
-def _rolling_windows(text_tokens: int, options: PlanOptions) -> _Rows:
-    """REPLUG's windows: all but the first have s + l tokens and end before their last target, since it is not read.
-
-    So if the last window has fewer targets, they have more tokens before them.
-    """
+def _rolling_windows(text_tokens: int, options: PlanOptions) -> _Columns:
+    """REPLUG's windows: all but the first have s + l tokens and end before their last target, since it is not read. So
+    the last window has more tokens before its targets if there are fewer of these."""
     window = options.stride + options.query_tokens
     begin_R = np.concatenate([[0], np.arange(window + 1, text_tokens, options.stride)]).astype(np.int64)
     end_R = np.minimum(np.concatenate([[window + 1], begin_R[1:] + options.stride]), text_tokens).astype(np.int64)
     context_begin_R = np.where(begin_R == 0, 0, end_R - 1 - window)
-    return _Rows(begin_R, end_R, context_begin_R, np.full_like(begin_R, max(0, options.max_length - window)))
+    return begin_R, end_R, context_begin_R, np.full_like(begin_R, max(0, options.max_length - window))

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.lm.scoring import Scorer
@@ -107,21 +106,15 @@ def contributions(provenance: Provenance, gain_T: DoubleArray) -> list[Contribut
     read_TK = provenance.passages_TK != NO_PASSAGE
     numbers, places = np.unique(provenance.passages_TK[read_TK], return_inverse=True)
     gain = np.bincount(places, weights=attributed(provenance, gain_T)[read_TK], minlength=len(numbers))
-    led_T = _led_by(provenance, numbers)
+    most_T = provenance.posteriors_TK.argmax(axis=1)
+    passages_T = provenance.passages_TK[np.arange(len(most_T)), most_T]
+    led_T = np.where(passages_T == NO_PASSAGE, len(numbers), np.searchsorted(numbers, passages_T))
     led = [
         np.bincount(led_T[chosen_T], minlength=len(numbers) + 1)[:-1].tolist()
         for chosen_T in (np.ones(len(gain_T), dtype=np.bool_), gain_T > 0, gain_T < 0)
     ]
     rows = map(Contribution, numbers.tolist(), gain.tolist(), *led)
     return sorted(rows, key=lambda row: (-row.gain, row.passage))
-
-
-def _led_by(provenance: Provenance, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The index (int64, T) into the sorted `numbers` of the passage that contributed most to each target; one past the
-    end for a target without a passage."""
-    most_T = provenance.posteriors_TK.argmax(axis=1)
-    passages_T = provenance.passages_TK[np.arange(len(most_T)), most_T]
-    return np.where(passages_T == NO_PASSAGE, len(numbers), np.searchsorted(numbers, passages_T))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -189,8 +182,8 @@ def gain_as_json(traced: TracedText) -> dict[str, JsonValue]:
 
 def contribution_as_json(row: Contribution, passages: Mapping[int, Passage]) -> dict[str, JsonValue]:
     """The passage of a contribution, and the contribution."""
-    values: dict[str, JsonValue] = {"gain": row.gain, "tokens": row.tokens, "helped": row.helped, "hurt": row.hurt}
-    return {**passage_as_json(passages[row.passage]), **values}
+    values = asdict(row)
+    return passage_as_json(passages[values.pop("passage")]) | values
 
 
 def token_as_json(
@@ -265,8 +258,7 @@ def without_passages(
     max_length: int | None = None,
     bos: Bos = "auto",
 ) -> FloatArray:
-    """The log-probability (float32, T) of each generated token given the prompt (int64) and the text before it, read as
-    `traced_generation` says; the engine reads them in one pass."""
+    """The log-probability (float32, T) of each generated token, read as `traced_generation` says, in one pass."""
     max_length = max_length or model.max_length
     first = first_tokens(model.tokenizer, bos)
     begin = without_first(prompt, first)

@@ -98,14 +98,16 @@ def draw_token(
     sampling: Sampling,
     chosen: Callable[[IntArray], NextTokens] | None = None,
 ) -> GeneratedToken:
-    """The next token, drawn from the mixture of the predictions after K prompt prefixes (REPLUG, Eq. 2).
-
-    `chosen` returns the predictions for the tokens of these ids in addition, with NaN where a log-probability cannot be
-    had. Raises UsageError if a draw needs more than the tokens that are listed.
-    """
+    """The next token, drawn from the mixture of the predictions after K prompt prefixes (REPLUG, Eq. 2). `chosen`
+    returns the predictions of more tokens, NaN where there is none. UsageError if a draw needs more than the listed
+    tokens."""
     passages_K, log_weights_K = credited_passages(prompt_prefixes), log_weights_of(prompt_prefixes)
     if given.tokens_BC is None:
-        return _draw_from_all(given.log_probs_BC, passages_K, log_weights_K, generator, sampling)
+        log_probs_V = mixture(given.log_probs_BC, log_weights_K)
+        token = sample(log_probs_V, generator, sampling)
+        posteriors_K = posterior(given.log_probs_BC[:, [token]], log_weights_K)[0]
+        top = _top(log_probs_V, sampling.top_logprobs)
+        return GeneratedToken(token, float(log_probs_V[token]), passages_K, posteriors_K, top_logprobs=top)
     if len(passages_K) == 1:
         return _draw_from_listed(given.log_probs_BC[0], given.tokens_BC[0], passages_K, generator, sampling)
     if sampling.temperature > 0:
@@ -116,25 +118,6 @@ def draw_token(
     return _greedy(bounds_of(given, log_weights_K), passages_K, chosen, sampling.top_logprobs)
 
 
-def _draw_from_all(
-    log_probs_KV: FloatArray,
-    passages_K: IntArray,
-    log_weights_K: DoubleArray,
-    generator: np.random.Generator,
-    sampling: Sampling,
-) -> GeneratedToken:
-    """A token of the whole vocabulary."""
-    log_probs_V = mixture(log_probs_KV, log_weights_K)
-    token = sample(log_probs_V, generator, sampling)
-    return GeneratedToken(
-        token,
-        float(log_probs_V[token]),
-        passages_K,
-        posterior(log_probs_KV[:, [token]], log_weights_K)[0],
-        top_logprobs=_top(log_probs_V, sampling.top_logprobs),
-    )
-
-
 def _draw_from_listed(
     log_probs_C: FloatArray,
     tokens_C: IntArray,
@@ -142,7 +125,6 @@ def _draw_from_listed(
     generator: np.random.Generator,
     sampling: Sampling,
 ) -> GeneratedToken:
-    """A token of the only prediction, of those that are listed."""
     count = int((tokens_C != NOT_LISTED).sum())
     if sampling.temperature > 0 and (sampling.top_k or count + 1) > count:
         raise UsageError(
@@ -176,11 +158,8 @@ def _greedy(
 
 
 def sample(log_probs_V: FloatArray, generator: np.random.Generator, sampling: Sampling) -> int:
-    """A token id: the most likely one at temperature 0 (the first on a tie), else drawn by top-k and nucleus sampling.
-
-    The nucleus is the smallest set of most likely tokens whose probability reaches `top_p`, after temperature and
-    relative to the `top_k` tokens.
-    """
+    """A token id: the most likely one at temperature 0 (the first on a tie), else drawn from the smallest set of most
+    likely tokens whose probability reaches `top_p`, after temperature and relative to the `top_k` tokens."""
     if sampling.temperature == 0:
         return int(np.argmax(log_probs_V))
     scaled_V = log_probs_V.astype(np.float64) / sampling.temperature
@@ -209,10 +188,8 @@ def _nucleus(weights_V: DoubleArray, tokens: IntArray, top_p: float) -> IntArray
 def _top(
     log_probs_C: FloatArray | DoubleArray, count: int, tokens_C: IntArray | None = None
 ) -> tuple[tuple[int, float], ...]:
-    """The ids and log-probabilities of at most `count` top tokens, best first, the lowest id first on a tie.
-
-    `tokens_C` (int64) are the ids, in ascending order; None means all of a vocabulary.
-    """
+    """The ids and log-probabilities of at most `count` top tokens, best first, the lowest id first on a tie; the ids
+    `tokens_C` are in ascending order."""
     if count == 0:
         return ()
     lowest = np.partition(log_probs_C, -count)[-count] if count < len(log_probs_C) else -np.inf

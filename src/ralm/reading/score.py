@@ -13,7 +13,7 @@ files, in this order:
 Letters of shapes: R rows, K prompt prefixes of a row, T targets.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,7 +32,6 @@ from ralm.records import (
     FloatArray,
     Hits,
     IntArray,
-    NextTokens,
     Passages,
     PromptPrefix,
     Provenance,
@@ -46,10 +45,7 @@ _TEXTS_AT_ONCE: Final = 32
 
 
 def hits_needed(reader: CheckedReader, reranker: CheckedReranker | None) -> int:
-    """The number of passages to retrieve for a row.
-
-    Raises UsageError if a reranker has fewer candidates than the reader reads.
-    """
+    """The passages to retrieve for a row; UsageError if a reranker has fewer candidates than the reader reads."""
     if reranker is None:
         return reader.hits
     if reranker.candidates < reader.hits:
@@ -78,8 +74,18 @@ def score_text(
     rows, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, passages, reader, reranker)
     log_probs: list[FloatArray] = []
     sources: list[tuple[IntArray, FloatArray]] = []
-    readings = _log_probs_of_rows(prepared, scorer, rows, prefixes_R)
-    for prompt_prefixes, log_probs_KT in zip(prefixes_R, readings, strict=True):
+    numbers = rows_with_targets(plan)
+    readings = [(row, one) for row, some in zip(numbers, prefixes_R, strict=True) for one in some]
+    known = [rows.ranked(row, one) for row, one in readings]  # ranking has scored these
+    new = [
+        stride_request(prepared.tokens, plan, row, one.tokens)
+        for (row, one), found in zip(readings, known, strict=True)
+        if found is None
+    ]
+    answers = iter(scorer.log_probs(new))
+    scored = iter([next(answers) if found is None else found for found in known])
+    for prompt_prefixes in prefixes_R:
+        log_probs_KT = np.stack([next(scored) for _ in prompt_prefixes])
         log_weights_K, passages_K = log_weights_of(prompt_prefixes), credited_passages(prompt_prefixes)
         log_probs.append(mixture(log_probs_KT, log_weights_K))
         sources += [(passages_K, posteriors_K) for posteriors_K in posterior(log_probs_KT, log_weights_K)]
@@ -100,10 +106,7 @@ def rows_and_prompt_prefixes(
     reader: Reader | CheckedReader | None = None,
     reranker: Reranker | CheckedReranker | None = None,
 ) -> tuple[StrideRows, list[Sequence[PromptPrefix]]]:
-    """The rows of a text, and the prompt prefixes of each row that has targets.
-
-    Arguments and errors are those of `score_text`.
-    """
+    """The rows of a text, and the prompt prefixes of each row that has targets; arguments as for `score_text`."""
     plan, scorer, checked = prepared.plan, Scorer.of(model), CheckedReader.of(reader)
     hits = Hits.none(len(plan), 1) if hits is None else hits
     rows = StrideRows(prepared, scorer.tokenizer, hits, passages, scorer)
@@ -115,36 +118,10 @@ def rows_and_prompt_prefixes(
     return rows, prefixes_R
 
 
-def _log_probs_of_rows(
-    prepared: PreparedText, scorer: Scorer, rows: StrideRows, prefixes_R: Sequence[Sequence[PromptPrefix]]
-) -> Iterator[FloatArray]:
-    """The log-probabilities (float32, K x T) of the targets of each row after each of its prompt prefixes.
-
-    Those that ranking has scored are not scored again.
-    """
-    numbers = rows_with_targets(prepared.plan)
-    readings = [(row, one) for row, some in zip(numbers, prefixes_R, strict=True) for one in some]
-    known = [rows.ranked(row, one) for row, one in readings]
-    new = iter(
-        scorer.log_probs(
-            [
-                stride_request(prepared.tokens, prepared.plan, row, one.tokens)
-                for (row, one), found in zip(readings, known, strict=True)
-                if found is None
-            ]
-        )
-    )
-    scored = iter([next(new) if found is None else found for found in known])
-    return (np.stack([next(scored) for _ in some]) for some in prefixes_R)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Ending:
-    """A given ending of a context: a request for each of its K prompt prefixes, and the logarithms of their weights
-    (float64, K).
-
-    `dropped` is the number of tokens of the context that the longest prompt prefix pushed out.
-    """
+    """A given ending of a context: a request for each of its K prompt prefixes, the logarithms of their weights
+    (float64, K), and how many tokens of the context the longest prompt prefix pushed out (`dropped`)."""
 
     requests: Sequence[Request]
     log_weights_K: DoubleArray
@@ -171,23 +148,23 @@ class Ending:
         prefix and the targets do not fit, or if a `first_token` is needed and there is none.
         """
         requests, begins = [], []
-        for document in (one.tokens for one in prompt_prefixes):
+        for prompt_prefix in prompt_prefixes:
+            document, before = prompt_prefix.tokens, context
             room = max_length + 1 - len(targets) - len(document)  # the last target is not read
             if room < 0 or room + len(document) < 1:
                 raise UsageError(
                     f"an ending of {len(targets)} tokens and the {len(document)} before it do not fit into "
                     f"`max_length` {max_length}: lower `document_tokens` or raise `max_length`."
                 )
-            before = context if len(context) + len(document) else _first(first_token)
+            if len(context) + len(document) == 0:
+                if first_token is None:
+                    raise UsageError(
+                        "there is nothing before an ending, and the tokenizer has neither a BOS nor an EOS."
+                    )
+                before = np.array([first_token], dtype=np.int64)
             begins.append(max(0, len(context) - room))
             requests.append(Request(document=document, context=before[begins[-1] :], targets=targets))
         return cls(requests, log_weights_of(prompt_prefixes), max(begins))
-
-
-def _first(token: int | None) -> IntArray:
-    if token is None:
-        raise UsageError("there is nothing before an ending, and the tokenizer has neither a BOS nor an EOS.")
-    return np.array([token], dtype=np.int64)
 
 
 def ending_log_probs(endings: Sequence[Ending], scorer: Scorer) -> list[FloatArray]:
@@ -197,52 +174,41 @@ def ending_log_probs(endings: Sequence[Ending], scorer: Scorer) -> list[FloatArr
 
 
 def are_greedy(endings: Sequence[Ending], model: WritingModel) -> list[bool]:
-    """Whether greedy decoding would write each ending: all its targets are the most likely tokens.
-
-    An ending is read up to its first target that is not. Those with the same context share its reading. Raises
-    UsageError if the model lists only its top tokens, and they do not decide.
-    """
+    """Whether greedy decoding would write each ending; read up to the first target that is not the most likely token.
+    UsageError if the model lists only its top tokens, and they do not decide."""
     continuations = model.continuations()
     size = max(1, _TEXTS_AT_ONCE // max((len(one.requests) for one in endings), default=1))
-    groups = (endings[begin : begin + size] for begin in range(0, len(endings), size))
-    return [greedy for group in groups for greedy in _are_greedy(group, continuations)]
-
-
-def _are_greedy(group: Sequence[Ending], continuations: Continuations) -> list[bool]:
-    greedy = [True] * len(group)
-    for place in range(max(len(one.targets) for one in group)):
-        left = [number for number, one in enumerate(group) if greedy[number] and place < len(one.targets)]
-        if not left:
-            break
-        best = _best_tokens([group[number] for number in left], place, continuations)
-        for number, token in zip(left, best, strict=True):
-            greedy[number] = token == int(group[number].targets[place])
+    greedy = [True] * len(endings)
+    for begin in range(0, len(endings), size):
+        place, left = 0, list(range(begin, min(begin + size, len(endings))))
+        while left:
+            best = _best_tokens([endings[number] for number in left], place, continuations)
+            for number, token in zip(left, best, strict=True):
+                greedy[number] = token == int(endings[number].targets[place])
+            place += 1
+            left = [number for number in left if greedy[number] and place < len(endings[number].targets)]
     return greedy
 
 
 def _best_tokens(group: Sequence[Ending], place: int, continuations: Continuations) -> list[int]:
     """The most likely token of each ending in the place of one of its targets."""
-    texts_K = [[_text_before(request, place) for request in one.requests] for one in group]
+    texts_K = [
+        [np.concatenate([one.document, one.context, one.targets[:place]]) for one in ending.requests]
+        for ending in group
+    ]
     distinct = {text.tobytes(): text for texts in texts_K for text in texts}
     given = continuations.next_tokens([*distinct.values()])
-    rows = {text: row for row, text in enumerate(distinct)}
-    return [
-        _best_token(given.of([rows[text.tobytes()] for text in texts]), one.log_weights_K)
-        for one, texts in zip(group, texts_K, strict=True)
-    ]
-
-
-def _text_before(request: Request, place: int) -> IntArray:
-    return np.concatenate([request.document, request.context, request.targets[:place]])
-
-
-def _best_token(given: NextTokens, log_weights_K: DoubleArray) -> int:
-    if given.tokens_BC is None:
-        return int(mixture(given.log_probs_BC, log_weights_K).argmax())
-    bounds = bounds_of(given, log_weights_K)
-    if not bounds.certified:
-        raise UsageError(
-            f"the model lists only its {given.tokens_BC.shape[1]} top next tokens, which does not decide the most "
-            f"likely one of the average over {len(log_weights_K)} passages: read one passage."
-        )
-    return int(bounds.tokens_Y[bounds.best])
+    rows, best = {text: row for row, text in enumerate(distinct)}, []
+    for one, texts in zip(group, texts_K, strict=True):
+        own = given.of([rows[text.tobytes()] for text in texts])
+        if own.tokens_BC is None:
+            best.append(int(mixture(own.log_probs_BC, one.log_weights_K).argmax()))
+            continue
+        bounds = bounds_of(own, one.log_weights_K)
+        if not bounds.certified:
+            raise UsageError(
+                f"the model lists only its {own.tokens_BC.shape[1]} top next tokens, which does not decide the most "
+                f"likely one of the average over {len(texts)} passages: read one passage."
+            )
+        best.append(int(bounds.tokens_Y[bounds.best]))
+    return best

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from ralm.errors import RetrievalFileError, UsageError
 from ralm.protocols import Retriever, Tokenizer
 from ralm.reading.tokens import PreparedText
-from ralm.records import NO_PASSAGE, Hits, Passage, Passages
+from ralm.records import NO_PASSAGE, Hits, Passages
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, numbered_passages, read_retrieval_file
 from ralm.retrieval.retriever import RetrieverOptions, open_retriever
@@ -51,14 +51,12 @@ class FromRetriever:
     def config(self) -> dict[str, JsonValue]:
         """Everything that decides which passages are found; UsageError if the retriever has no valid `config`."""
         if self._config is None:
-            self._config = {"passages": self._fingerprint(), **config_of(self.retriever, "retriever")}
+            digest = hashlib.sha256()
+            for passage in self.passages:
+                digest.update(f"{passage.document_id}\0{passage.contents}\0".encode())
+            fingerprint: JsonValue = {"count": len(self.passages), "sha256": digest.hexdigest()}
+            self._config = {"passages": fingerprint, **config_of(self.retriever, "retriever")}
         return self._config
-
-    def _fingerprint(self) -> dict[str, JsonValue]:
-        digest = hashlib.sha256()
-        for passage in self.passages:
-            digest.update(f"{passage.document_id}\0{passage.contents}\0".encode())
-        return {"count": len(self.passages), "sha256": digest.hexdigest()}
 
     @classmethod
     def of_index(cls, index: Index | Path | str, options: RetrieverOptions | None = None) -> Self:
@@ -104,25 +102,20 @@ class FromFile:
                 "semantics: it was made with other settings or another `limit_tokens`, for another text or tokenizer."
             )
         for row, stride in enumerate(self.strides):
-            _check_stride(prepared, tokenizer, row, stride)
+            begin, end = int(plan.begin_R[row]), int(plan.end_R[row])
+            if (stride.begin_location, stride.end_location) != (begin, end):
+                raise RetrievalFileError(
+                    f"stride {row} of the retrieval file is tokens {stride.begin_location} to {stride.end_location}, "
+                    f"here {begin} to {end}: it was made for another stride, model length or semantics."
+                )
+            if stride.future != (future := tokenizer.decode(prepared.tokens[begin:end])):
+                raise RetrievalFileError(
+                    f"stride {row} of the retrieval file continues with {stride.future[:60]!r}, the text here with "
+                    f"{future[:60]!r}: it was made for another text or tokenizer."
+                )
         hits, passages = numbered_passages([stride.retrieved_docs for stride in self.strides])
         hits.numbers_QK[~plan.retrieves_R] = NO_PASSAGE
         return hits.first(k), passages
-
-
-def _check_stride(prepared: PreparedText, tokenizer: Tokenizer, row: int, stride: RetrievedStride) -> None:
-    """Raise RetrievalFileError if a stride of a retrieval file has other tokens than the row of the plan."""
-    begin, end = int(prepared.plan.begin_R[row]), int(prepared.plan.end_R[row])
-    if (stride.begin_location, stride.end_location) != (begin, end):
-        raise RetrievalFileError(
-            f"stride {row} of the retrieval file is tokens {stride.begin_location} to {stride.end_location}, here "
-            f"{begin} to {end}: it was made for another stride, model length or semantics."
-        )
-    if stride.future != (future := tokenizer.decode(prepared.tokens[begin:end])):
-        raise RetrievalFileError(
-            f"stride {row} of the retrieval file continues with {stride.future[:60]!r}, the text here with "
-            f"{future[:60]!r}: it was made for another text or tokenizer."
-        )
 
 
 def file_config(file: Path) -> dict[str, JsonValue]:
@@ -153,15 +146,14 @@ def retrieved_strides(
     plan = prepared.plan
     for row, query in enumerate(prepared.queries(tokenizer)):
         begin, end = int(plan.begin_R[row]), int(plan.end_R[row])
+        found = ((passages[number], score) for number, score in hits.of(row))
         yield RetrievedStride(
             begin_location=begin,
             end_location=end,
             future=tokenizer.decode(prepared.tokens[begin:end]),
             query=query,
-            retrieved_docs=tuple(_retrieved_passage(passages[number], score) for number, score in hits.of(row)),
+            retrieved_docs=tuple(
+                RetrievedPassage(text=one.contents, score=score, id=one.document_id, metadata=dict(one.metadata))
+                for one, score in found
+            ),
         )
-
-
-def _retrieved_passage(passage: Passage, score: float) -> RetrievedPassage:
-    metadata = dict(passage.metadata)
-    return RetrievedPassage(text=passage.contents, score=score, id=passage.document_id, metadata=metadata)

@@ -3,10 +3,10 @@
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ralm.errors import ModelError, RalmWarning, TextError, UsageError
 from ralm.lm.long_texts import join_pieces, pieces_of_tokens, text_chunks
@@ -52,10 +52,8 @@ class PreparedText:
         ]
 
     def token_texts(self, positions_T: IntArray) -> tuple[str, list[str]]:
-        """The text before the first of some consecutive tokens, and the text that each of them adds.
-
-        A character of several tokens comes with the first of them, and text between two tokens with the second.
-        """
+        """The text before the first of some consecutive tokens, and the text that each of them adds: a character of
+        several tokens comes with the first of them, and text between two tokens with the second."""
         ends_N = np.concatenate([[0], np.maximum.accumulate(self.spans_N2[:, 1])]).tolist()
         before = self.text[: ends_N[int(positions_T[0])]]
         return before, [self.text[ends_N[at] : ends_N[at + 1]] for at in positions_T.tolist()]
@@ -72,7 +70,10 @@ def prepare_text(
     tokenizer = full_tokenizer(tokenizer)
     tokens, spans_N2 = join_pieces(pieces_of_tokens(tokenizer.encode_pieces(text_chunks(text)), limit_tokens))
     if limit_tokens is not None and limit_tokens < len(tokens):
-        whole = _tokens_of_whole_characters(spans_N2, limit_tokens)
+        ends_N = np.maximum.accumulate(spans_N2[:, 1])
+        whole = limit_tokens
+        while whole > 0 and spans_N2[whole, 0] < ends_N[whole - 1]:
+            whole -= 1
         tokens, spans_N2 = tokens[:whole], spans_N2[:whole]
         text = text[: int(spans_N2[:, 1].max(initial=0))]
     unknown_tokens = _count_unknown(text, tokens, spans_N2, tokenizer)
@@ -82,37 +83,25 @@ def prepare_text(
         special = tokenizer.special_tokens
         before = np.append(_end_of_text(tokenizer), special.before).astype(np.int64)
         tokens = np.concatenate([before, tokens, special.after])
-        end = int(spans_N2[:, 1].max(initial=0))
-        spans_N2 = np.concatenate([_empty_spans(0, len(before)), spans_N2, _empty_spans(end, len(special.after))])
+        empty_before_N2 = np.zeros((len(before), 2), dtype=np.int64)
+        empty_after_N2 = np.full((len(special.after), 2), spans_N2[:, 1].max(initial=0), dtype=np.int64)
+        spans_N2 = np.concatenate([empty_before_N2, spans_N2, empty_after_N2])
     plan = make_plan(len(tokens), options)
     return PreparedText(text=text, tokens=tokens, spans_N2=spans_N2, plan=plan, unknown_tokens=unknown_tokens)
 
 
 def read_beginning(chunks: Iterable[str], tokenizer: Tokenizer, limit_tokens: int | None) -> str:
-    """As much of the text that some chunks make up as its first `limit_tokens` need; all of it without a limit.
-
-    `prepare_text` gives the same for it as for the whole text. If the tokenizer can cut texts, no more chunks are read
-    than that takes.
-    """
+    """As much of the text that some chunks make up as `prepare_text` needs for its first `limit_tokens`; all of it
+    without a limit. If the tokenizer can cut texts, no more chunks are read than that takes."""
     if limit_tokens is None:
         return "".join(chunks)
     pieces = full_tokenizer(tokenizer).encode_pieces(chunks)
     return "".join(piece.text for piece in pieces_of_tokens(pieces, limit_tokens + _EXTRA_TOKENS))
 
 
-def _tokens_of_whole_characters(spans_N2: IntArray, limit: int) -> int:
-    """The largest number of tokens, at most `limit`, that ends with a complete character."""
-    ends_N = np.maximum.accumulate(spans_N2[: limit + 1, 1])
-    while limit > 0 and spans_N2[limit, 0] < ends_N[limit - 1]:
-        limit -= 1
-    return limit
-
-
 def _end_of_text(tokenizer: FullTokenizer) -> int:
-    """The token that REPLUG's code puts before a text: <|endoftext|>, whatever the model, else the unknown token.
-
-    If the tokenizer has neither, REPLUG's code fails; here the tokenizer's own end-of-text token is used.
-    """
+    """The token that REPLUG's code puts before a text: <|endoftext|>, whatever the model, else the unknown token; where
+    its code fails without both, the tokenizer's own end-of-text token."""
     token = tokenizer.token_of("<|endoftext|>")
     token = tokenizer.end_token if token is None else token
     if token is None:
@@ -123,10 +112,6 @@ def _end_of_text(tokenizer: FullTokenizer) -> int:
     return token
 
 
-def _empty_spans(character: int, tokens: int) -> IntArray:
-    return np.full((tokens, 2), character, dtype=np.int64)
-
-
 def _count_unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: FullTokenizer) -> int:
     """The number of tokens that stand for text that the tokenizer does not know.
 
@@ -134,8 +119,16 @@ def _count_unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: F
     all. So a RalmWarning reports the share of the characters (without white space) that is lost in one of these ways.
     Raises TextError if it is more than half: the figures would describe another text.
     """
-    unknown_N = _unknown(text, tokens, spans_N2, tokenizer)
-    lost = _characters_outside(text, spans_N2[~unknown_N])
+    unknown_N = np.zeros(len(tokens), dtype=np.bool_)
+    if tokenizer.unknown_token is not None:
+        name = tokenizer.decode(np.array([tokenizer.unknown_token])).strip()
+        for at in np.flatnonzero(tokens == tokenizer.unknown_token).tolist():
+            begin, end = spans_N2[at].tolist()
+            unknown_N[at] = text[begin:end].strip() != name  # the text itself may contain the token's name
+    known_K2 = spans_N2[~unknown_N]
+    ends = np.concatenate([[0], np.maximum.accumulate(known_K2[:, 1])]).tolist()
+    begins = [*known_K2[:, 0].tolist(), len(text)]
+    lost = sum(_visible(text[end:begin]) for end, begin in zip(ends, begins, strict=True) if begin > end)
     if lost:
         share = lost / _visible(text)
         message = f"{share:.1%} of the characters of the text are unknown to the tokenizer and lost"
@@ -143,27 +136,6 @@ def _count_unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: F
             raise TextError(f"{message}: the figures would describe another text. Take a model that knows its letters.")
         warnings.warn(f"{message}: this lowers the figures", RalmWarning, stacklevel=3)
     return int(unknown_N.sum())
-
-
-def _unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: FullTokenizer) -> NDArray[np.bool_]:
-    """Which tokens (N) are the unknown token, except where the text itself contains its name."""
-    unknown_N = np.zeros(len(tokens), dtype=np.bool_)
-    unknown_token = tokenizer.unknown_token
-    if unknown_token is None:
-        return unknown_N
-    name = tokenizer.decode(np.array([unknown_token])).strip()
-    for at in np.flatnonzero(tokens == unknown_token).tolist():
-        begin, end = spans_N2[at].tolist()
-        unknown_N[at] = text[begin:end].strip() != name
-    return unknown_N
-
-
-def _characters_outside(text: str, spans_K2: IntArray) -> int:
-    """The number of characters, without white space, outside all spans."""
-    ends = np.concatenate([[0], np.maximum.accumulate(spans_K2[:, 1])])
-    begins = np.concatenate([spans_K2[:, 0], [len(text)]])
-    gaps = np.flatnonzero(begins > ends)
-    return sum(_visible(text[end:begin]) for end, begin in zip(ends[gaps].tolist(), begins[gaps].tolist(), strict=True))
 
 
 def _visible(text: str) -> int:
@@ -187,8 +159,7 @@ class PassageDocuments:
         self._document_tokens = document_tokens
         self._official = bos is None
         self._encoded: dict[int, IntArray] = {NO_PASSAGE: self.first}
-        self._texts: dict[str, IntArray] = {}
-        self._next: dict[str, IntArray] = {}
+        self._encode_next = cache(self._tokenizer.encode)
         if len(self.first) > document_tokens:
             raise UsageError(
                 f"`document_tokens` {document_tokens} leaves no room for the {len(self.first)} special tokens that "
@@ -204,7 +175,7 @@ class PassageDocuments:
     def __getitem__(self, number: int) -> IntArray:
         """The token ids (int64) of a passage; for `NO_PASSAGE`, those that a row without a passage begins with."""
         if number not in self._encoded:
-            self._encoded[number] = self._as_document(self._passages[number].contents)
+            self._encoded[number] = self.encode(self._passages[number].contents)
         return self._encoded[number]
 
     def passage(self, number: int) -> Passage:
@@ -213,27 +184,18 @@ class PassageDocuments:
 
     def encode(self, text: str) -> IntArray:
         """The token ids (int64) of a text that stands before a context."""
-        if text not in self._texts:
-            self._texts[text] = self._as_document(text)
-        return self._texts[text]
-
-    def encode_next(self, text: str) -> IntArray:
-        """The token ids (int64) of a text that follows another one in a prompt prefix, without special tokens."""
-        if text not in self._next:
-            self._next[text] = self._tokenizer.encode(text)[: self._document_tokens]
-        return self._next[text]
-
-    def _as_document(self, text: str) -> IntArray:
         if self._official:
             return self._tokenizer.encode_document(text, self._document_tokens)
         return np.concatenate([self.first, self._tokenizer.encode(text)])[: self._document_tokens]
 
+    def encode_next(self, text: str) -> IntArray:
+        """The token ids (int64) of a text that follows another one in a prompt prefix, without special tokens."""
+        return self._encode_next(text)[: self._document_tokens]
+
 
 def first_tokens(tokenizer: Tokenizer, bos: Bos) -> IntArray:
-    """The token ids (int64) that every reading begins with; may be empty.
-
-    Raises ModelError if `bos` is always and the tokenizer has no BOS.
-    """
+    """The token ids (int64) that every reading begins with; ModelError if `bos` is always and the tokenizer has no
+    BOS."""
     if bos == "never":
         return _NOTHING
     special = full_tokenizer(tokenizer).special_tokens

@@ -18,7 +18,7 @@ from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel
 from ralm.reading.ensemble import credited_passages, log_weights_of, mixture, posterior
 from ralm.reading.in_context import CheckedReader, rows_with_targets
-from ralm.reading.pieces import GeneratedToken, Pieces
+from ralm.reading.pieces import GeneratedToken, StoppedText
 from ralm.reading.plan import PlanOptions, make_plan
 from ralm.reading.score import hits_needed, rows_and_prompt_prefixes, score_text
 from ralm.reading.tokens import PreparedText, prepare_text
@@ -116,7 +116,7 @@ def _spans(prompt: ServedPrompt) -> IntArray:
     """The first and one past the last character of each token in the text of the prompt (int64, N x 2)."""
     if prompt.given is not None:
         return full_tokenizer(prompt.tokenizer).encode_with_spans(prompt.given)[1]
-    pieces, spans, at = Pieces(_NO_TOKENS, prompt.tokenizer), list[tuple[int, int]](), 0
+    pieces, spans, at = StoppedText(_NO_TOKENS, prompt.tokenizer), list[tuple[int, int]](), 0
     tokens = [GeneratedToken(token, 0.0, _no_passage(), _whole_share()) for token in prompt.tokens.tolist()]
     for piece in [piece for token in tokens for piece in pieces.add(token)] + pieces.rest():
         spans += [(at, at + len(piece.text))] * len(piece.tokens)
