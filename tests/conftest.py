@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch.utils import collect_env
 
+from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.processes import collect_rarely
+from tests.campaign import sampled
 from tests.tiny_models import FAMILIES, save_tiny_model
 
 collect_rarely()  # as the program itself does
@@ -80,6 +82,12 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder with a tiny random model of each family, by family."""
     root = tmp_path_factory.mktemp("models")
     return {family: save_tiny_model(family, root / family) for family in FAMILIES}
+
+
+@pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
+def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
+    """A tiny model of each family."""
+    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 @pytest.fixture

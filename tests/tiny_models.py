@@ -15,6 +15,8 @@ from transformers import (
     GPTNeoConfig,
     LlamaConfig,
     OPTConfig,
+    Phi3Config,
+    Phi3ForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -62,6 +64,18 @@ def save_tiny_model(family: str, folder: Path, seed: int = 0) -> Path:
     random_model(tiny_config(family)).save_pretrained(folder)
     byte_tokenizer(with_bos=family in WITH_BOS).save_pretrained(folder)
     return folder
+
+
+def longrope_model() -> PreTrainedModel:
+    """Other frequencies for all tokens of a text beyond 16, so that what was read before is of no use there."""
+    torch.manual_seed(0)
+    factors = {"short_factor": [1.0] * 8, "long_factor": [9.0] * 8}
+    config = Phi3Config(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0,
+        num_key_value_heads=2, max_position_embeddings=64, original_max_position_embeddings=16, initializer_range=0.5,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
+    )  # fmt: skip
+    return Phi3ForCausalLM(config).eval()
 
 
 def random_model(config: PretrainedConfig) -> PreTrainedModel:

@@ -81,11 +81,15 @@ def test_evaluation_counts_under_each_semantics() -> None:
     assert paper.reading.measures.token_perplexity == pytest.approx(np.exp(paper.reading.scored.nll / 19))
 
 
-def test_a_retrieval_file_reads_like_the_retriever_that_made_it() -> None:
+def retrieval_file() -> tuple[FromFile, CountingModel]:
     text, model = prepared()
     hits, passages = source().find(text, model.tokenizer, 2)
-    strides = list(retrieved_strides(text, model.tokenizer, hits, passages))
-    from_file = evaluate_text(TEXT, model, OPTIONS, source=FromFile(strides, config={}))
+    return FromFile(list(retrieved_strides(text, model.tokenizer, hits, passages)), config={}), model
+
+
+def test_a_retrieval_file_reads_like_the_retriever_that_made_it() -> None:
+    file, model = retrieval_file()
+    from_file = evaluate_text(TEXT, model, OPTIONS, source=file)
     direct = evaluate_text(TEXT, model, OPTIONS, source=source())
     np.testing.assert_array_equal(from_file.reading.scored.log_probs_T, direct.reading.scored.log_probs_T)
     read_with = [from_file.passages[n].text if n >= 0 else "" for n in from_file.reading.scored.passages_T]
@@ -93,27 +97,19 @@ def test_a_retrieval_file_reads_like_the_retriever_that_made_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("text", "changed", "message"),
     [
-        ({"stride": 2}, "it was made with other settings"),
-        ({"semantics": "official", "max_length": 8, "stride": 2}, "it was made for another stride"),
+        (TEXT, {"stride": 2}, "it was made with other settings"),
+        (TEXT, {"semantics": "official", "max_length": 8, "stride": 2}, "it was made for another stride"),
+        (TEXT.removesuffix("g") + "h", {}, "stride 6 of the retrieval file continues with 'f g '"),
     ],
 )
-def test_a_retrieval_file_for_other_settings_is_refused(changed: dict[str, object], message: str) -> None:
-    text, model = prepared()
-    hits, passages = source().find(text, model.tokenizer, 1)
-    strides = list(retrieved_strides(text, model.tokenizer, hits, passages))
-    other = replace(OPTIONS, **changed)  # type: ignore[arg-type]
+def test_a_retrieval_file_for_other_settings_or_texts_is_refused(
+    text: str, changed: dict[str, object], message: str
+) -> None:
+    file, model = retrieval_file()
     with pytest.raises(RetrievalFileError, match=message):
-        evaluate_text(TEXT, model, other, source=FromFile(strides, config={}))
-
-
-def test_a_retrieval_file_for_another_text_is_refused() -> None:
-    text, model = prepared()
-    hits, passages = source().find(text, model.tokenizer, 1)
-    strides = list(retrieved_strides(text, model.tokenizer, hits, passages))
-    with pytest.raises(RetrievalFileError, match="stride 6 of the retrieval file continues with 'f g '"):
-        evaluate_text(TEXT.removesuffix("g") + "h", model, OPTIONS, source=FromFile(strides, config={}))
+        evaluate_text(text, model, replace(OPTIONS, **changed), source=file)  # type: ignore[arg-type]
 
 
 def test_a_plan_beyond_the_model_is_refused() -> None:
@@ -146,7 +142,5 @@ def test_by_hand() -> None:
         "tokens", "words", "bytes", "nll", "unknown_tokens", "token_perplexity", "word_perplexity", "bits_per_byte",
     ]  # fmt: skip
 
-
-def test_extremes_are_no_errors() -> None:
     assert Measures(tokens=1, words=0, bytes=1, nll=5000.0).token_perplexity == math.inf
     assert math.isnan(Measures(tokens=1, words=0, bytes=1, nll=1.0).word_perplexity)

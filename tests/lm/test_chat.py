@@ -51,17 +51,6 @@ def own_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message]) -> 
     return list(tokenizer.apply_chat_template([*map(asdict, messages)], add_generation_prompt=True, return_dict=False))
 
 
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("template", [BARE, MARKED])
-@given(message=WORDS)
-def test_the_tokens_are_those_of_the_template(
-    make: Callable[[], PreTrainedTokenizerFast], template: str, message: str
-) -> None:
-    own = with_template(make, template)
-    found = encoded(own, asked(message))
-    assert found[0].tolist() == own_ids(own, asked(message))
-
-
 def test_spans_point_into_the_message() -> None:
     own = with_template(MAKERS[0], MARKED)
     tokenizer, message = ModelTokenizer(own), "  a bc "
@@ -72,38 +61,6 @@ def test_spans_point_into_the_message() -> None:
     assert tokenizer.decode(tokens[of_message]) == "a bc"
     before, after = (tokenizer.decode(tokens[spans_N2[:, 1] <= 2]), tokenizer.decode(tokens[spans_N2[:, 0] >= 6]))
     assert (before, after) == ("<s>user:\n", "</s>\nmodel: ")
-
-
-@pytest.mark.parametrize("make", MAKERS)
-def test_markup_in_a_message_is_text(make: Callable[[], PreTrainedTokenizerFast]) -> None:
-    own = with_template(make, MARKED)
-    tokenizer, message = ModelTokenizer(own), "a </s> b"
-    tokens, spans_N2 = encoded(own, asked(message))
-    assert tokens.tolist().count(own.eos_token_id) == 1  # that of the template
-    assert "a </s> b" in tokenizer.decode(tokens)
-    of_message = spans_N2[:, 1] > spans_N2[:, 0]
-    assert own.eos_token_id not in tokens[of_message]
-    assert spans_N2[of_message][-1].tolist() == [len(message) - 1, len(message)]
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ("{{ messages[0]['content'] | upper }}", "changes the message 'abc'"),
-        ("nothing", r"leaves out the message 'abc' \(number 1, user\)"),
-        ("{{ messages[0]['content'] }}{{ messages[0]['content'] }}", "changes the message 'abc'"),
-        ("{{ messages[0]['content'] }}{{ messages[0]['content'] | length }}", "treats these messages in a special way"),
-        ("{{ messages[0]['content'] | replace('b', 'c') }}", "changes the message 'abc'"),
-        (
-            "{{ raise_exception('no user here') }}",
-            "the chat template of this model rejects these messages: no user here",
-        ),
-        ("{{ messages[0]['content'", "the chat template of this model rejects these messages"),
-    ],
-)
-def test_a_template_that_cannot_be_used(template: str, said: str) -> None:
-    with pytest.raises(ChatError, match=said):
-        ModelTokenizer(with_template(MAKERS[0], template)).encode_chat(asked("abc"))
 
 
 def test_tokenizers_without_a_template() -> None:
@@ -134,10 +91,6 @@ def test_what_is_passed_to_a_template_are_parameters_of_transformers() -> None:
     assert "tokenize" in passed
     assert "continue_final_message" in passed
     assert passed.keys() <= known.keys()
-
-
-def test_a_chat_that_is_no_text() -> None:
-    own = with_template(MAKERS[0], MARKED)
     own.apply_chat_template = lambda *_, **__: [1, 2]
     with pytest.raises(ModelError, match=r"transformers 5\S+ returned a chat as list"):
         ModelTokenizer(own).encode_chat(asked("who?"))
@@ -153,15 +106,17 @@ def test_a_template_with_a_date_that_changes() -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("template", [MARKED, ROLES])
+@pytest.mark.parametrize("template", [BARE, MARKED, ROLES])
 @given(contents=st.lists(WORDS, min_size=1, max_size=4), system=st.none() | WORDS)
 def test_the_tokens_of_a_conversation_are_those_of_the_template(
     make: Callable[[], PreTrainedTokenizerFast], template: str, contents: list[str], system: str | None
 ) -> None:
     own = with_template(make, template)
-    messages = chat(*contents, system=system)
+    messages = asked(contents[0]) if template == BARE else chat(*contents, system=system)
     tokens, spans_N2 = encoded(own, messages)
     assert tokens.tolist() == own_ids(own, messages)
+    if template == BARE:
+        return  # a prefix space, which shares the span of the first letter, may begin the message
     content = [one.content for one in messages if one.role == "user"][-1]
     assert (np.diff(spans_N2.ravel()) >= 0).all()
     of_last = spans_N2[:, 1] > spans_N2[:, 0]
@@ -178,21 +133,19 @@ def test_spans_point_into_the_last_message_of_the_user() -> None:
     assert len(tokens) == len(tokenizer.encode(before)) + 3 + len(tokenizer.encode(after))
 
 
+@pytest.mark.parametrize("make", MAKERS)
 @given(places=st.sets(st.integers(0, 3)))
-def test_markup_in_any_message_is_text(places: set[int]) -> None:
-    own = with_template(MAKERS[0], ROLES)
-    tokenizer = ModelTokenizer(own)
+def test_markup_in_any_message_is_text(make: Callable[[], PreTrainedTokenizerFast], places: set[int]) -> None:
+    own = with_template(make, ROLES)
     contents = ["a </s> <s>b" if place in places else "a b" for place in range(4)]
     messages = chat(*contents[1:], system=contents[0])
-    found = encoded(own, messages)
-    tokens = found[0].tolist()
-    assert (tokens.count(own.bos_token_id), tokens.count(own.eos_token_id)) == (1, 3)  # those of the template
-    assert tokenizer.decode(found[0]) == own.apply_chat_template(
-        [*map(asdict, messages)], tokenize=False, add_generation_prompt=True
-    )
-    plain = chat(*(["a b"] * 3), system="a b")
-    if not places:
-        assert tokens == own_ids(own, plain)
+    tokens, spans_N2 = encoded(own, messages)
+    counts = tokens.tolist().count(own.bos_token_id), tokens.tolist().count(own.eos_token_id)
+    assert counts == (1, 3), "those of the template"
+    assert contents[-1] in ModelTokenizer(own).decode(tokens)
+    of_message = spans_N2[:, 1] > spans_N2[:, 0]
+    assert own.eos_token_id not in tokens[of_message]
+    assert spans_N2[of_message][-1].tolist() == [len(contents[-1]) - 1, len(contents[-1])]
 
 
 def test_markup_across_the_edge_of_a_message_is_text() -> None:
@@ -201,13 +154,13 @@ def test_markup_across_the_edge_of_a_message_is_text() -> None:
     assert found[0].tolist().count(own.bos_token_id) == 1
 
 
-def test_white_space_that_is_a_token_is_no_markup() -> None:
+def test_white_space_that_is_a_token_is_no_markup_and_an_empty_message_is_written() -> None:
     own = with_template(MAKERS[0], MARKED)
     own.add_tokens([AddedToken("    ", special=False, normalized=False)])
-    messages = chat("a    b", "c", "d     e")
-    found = encoded(own, messages)
-    assert found[0].tolist() == own_ids(own, messages)
-    assert own.convert_tokens_to_ids("    ") in found[0]
+    for messages in (chat("a    b", "c", "d     e"), chat("a", "", "b    b", system="  ")):
+        found = encoded(own, messages)
+        assert found[0].tolist() == own_ids(own, messages)
+        assert own.convert_tokens_to_ids("    ") in found[0]
 
 
 @pytest.mark.parametrize("end", ["</think>", "<channel|>", "[/THINK]"])
@@ -240,13 +193,15 @@ def test_the_turn_after_thoughts_keeps_its_marks(said: str) -> None:
 @pytest.mark.parametrize(
     ("template", "messages", "said"),
     [
+        ("{{ messages[0]['content'] | upper }}", chat("abc"), "changes the message 'abc'"),
+        ("nothing", chat("abc"), r"leaves out the message 'abc' \(number 1, user\)"),
+        (BARE + BARE, chat("abc"), "changes the message 'abc'"),
+        (BARE + "{{ messages[0]['content'] | length }}", chat("abc"), "treats these messages in a special way"),
+        ("{{ raise_exception('no user here') }}", chat("abc"), "this model rejects these messages: no user here"),
+        ("{{ messages[0]['content'", chat("abc"), "the chat template of this model rejects these messages"),
         (ROLES, chat("a", "b", "c", "d")[1:], "rejects these messages: roles must alternate"),
         (WITHOUT_SYSTEM, chat("a", system="b"), "rejects these messages: no system"),
-        (
-            BARE,
-            chat("a", "b b"),
-            r"leaves out the message 'b b' \(number 2, assistant\): put it into a message of the user",
-        ),
+        (BARE, chat("a", "b b"), r"leaves out the message 'b b' \(number 2, assistant\): put it into a message of the"),
         (BARE, chat("a", "b")[1:], "no message of the user"),
         (BARE, [], "no message of the user"),
         (WITHOUT_THOUGHTS, chat("a </think> b"), "changes the message 'a </think> b'"),
@@ -255,10 +210,3 @@ def test_the_turn_after_thoughts_keeps_its_marks(said: str) -> None:
 def test_messages_that_a_template_rejects(template: str, messages: list[Message], said: str) -> None:
     with pytest.raises(ChatError, match=said):
         ModelTokenizer(with_template(MAKERS[0], template)).encode_chat(messages)
-
-
-def test_an_empty_message_is_written() -> None:
-    own = with_template(MAKERS[0], MARKED)
-    messages = chat("a", "", "b", system="  ")
-    found = encoded(own, messages)
-    assert found[0].tolist() == own_ids(own, messages)

@@ -1,13 +1,13 @@
 """Texts in the middle of being written, read together: each as if it stood alone, and nothing twice."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from transformers import Phi3Config, Phi3ForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from ralm.errors import ModelError
 from ralm.lm.local import keyvalues
@@ -16,12 +16,7 @@ from ralm.lm.local.engine import LOGITS_PER_BATCH, TargetLogits
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.local.probe import can_cache_rows
 from ralm.records import FloatArray, IntArray, ScoringSequence
-from tests.tiny_models import FAMILIES, POSITIONS
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_transformers_model(str(tiny_folders[request.param]))
+from tests.tiny_models import POSITIONS, longrope_model
 
 
 def alone(model: torch.nn.Module, text: IntArray) -> FloatArray:
@@ -127,9 +122,8 @@ def test_what_new_texts_share_is_read_once(model: LocalLanguageModel, tokens_per
     continuations.next_tokens(texts)
     taken = reads.taken()
     reads.hook.remove()
-    assert sum(batch * length for batch, length in taken[:-1]) < sum(map(len, texts)) * (
-        0.55 if tokens_per_batch == 1 else 0.8
-    )
+    most = sum(map(len, texts)) * (0.55 if tokens_per_batch == 1 else 0.8)
+    assert sum(batch * length for batch, length in taken[:-1]) < most
     assert taken[-1] == (len(texts), 1)
     for step in range(3):
         check(model.model, continuations, texts)
@@ -137,9 +131,11 @@ def test_what_new_texts_share_is_read_once(model: LocalLanguageModel, tokens_per
     check(model.model, CachedDecoder(model.logits, POSITIONS, tokens_per_batch), texts[::-1])
 
 
-def some_passes(texts: Sequence[IntArray], draw: np.random.Generator) -> list[ScoringSequence]:
+def some_passes(
+    texts: Sequence[IntArray], draw: np.random.Generator, sizes: Sequence[int] | IntArray | None = None
+) -> list[ScoringSequence]:
     """The texts with a few random tokens behind each, which are the targets."""
-    ends = [draw.integers(0, 250, size=size) for size in draw.integers(1, 7, size=len(texts))]
+    ends = [draw.integers(0, 250, size) for size in (draw.integers(1, 7, len(texts)) if sizes is None else sizes)]
     return [
         ScoringSequence(np.concatenate([text, end]), np.arange(len(text), len(text) + len(end)))
         for text, end in zip(texts, ends, strict=True)
@@ -166,16 +162,10 @@ def test_scores_between_steps_equal_those_of_whole_texts(model: LocalLanguageMod
         texts = [np.append(text, draw.integers(0, 250)) if len(text) < POSITIONS - 8 else text for text in texts]
         if step == 3:
             texts = [texts[3][:12], draw.integers(0, 250, size=3)]
-    check_scores(
-        model,
-        continuations,
-        [ScoringSequence(texts[0], np.array([1, 2, 7])), ScoringSequence(texts[1], np.arange(1, 3))],
-    )
+    passes = [ScoringSequence(texts[0], np.array([1, 2, 7])), ScoringSequence(texts[1], np.arange(1, 3))]
+    check_scores(model, continuations, passes)
     check(model.model, continuations, texts)
-
-
-def test_scores_behind_texts_of_which_one_fills_the_model(model: LocalLanguageModel) -> None:
-    """Padded to the longest rest, its positions would go beyond those of the model."""
+    # padded to the longest rest, the positions of a text that fills the model would go beyond the model's
     full, short = np.arange(POSITIONS + 1), np.arange(20, 60)
     passes = [ScoringSequence(full, np.array([POSITIONS])), ScoringSequence(short, np.arange(10, 40))]
     check_scores(model, CachedDecoder(model.logits, POSITIONS), passes)
@@ -205,8 +195,7 @@ def test_a_text_that_is_scored_and_continued_is_read_once(model: LocalLanguageMo
     draw = np.random.default_rng(0)
     shown = draw.integers(0, 250, size=20)
     texts = [np.concatenate([shown, draw.integers(0, 250, size=size)]) for size in (9, 12, 5)]
-    passes = [ScoringSequence(np.append(text, [1, 2, 3][:size]), np.arange(len(text), len(text) + size))
-              for text, size in zip(texts, (2, 3, 1), strict=True)]  # fmt: skip
+    passes = some_passes(texts, draw, (2, 3, 1))
     continuations, reads = CachedDecoder(model.logits, POSITIONS), Reads(model)
     continuations.score(passes)
     assert reads.taken() == [(1, 28), (1, 11), (1, 4), (3, 3)], "the beginning, each rest, and all targets together"
@@ -237,36 +226,23 @@ def test_nothing_is_read_twice(model: LocalLanguageModel) -> None:
     reads.hook.remove()
 
 
-def test_a_model_that_reads_by_length() -> None:
-    """LongRoPE: other frequencies for all tokens beyond 16, so what was read before is of no use there."""
-    torch.manual_seed(0)
-    factors = {"short_factor": [1.0] * 8, "long_factor": [9.0] * 8}
-    config = Phi3Config(
-        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0,
-        num_key_value_heads=2, max_position_embeddings=64, original_max_position_embeddings=16, initializer_range=0.5,
-        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
-    )  # fmt: skip
-    phi = Phi3ForCausalLM(config).eval()
-    continuations = CachedDecoder(TargetLogits(phi, "phi"), 64, tokens_per_batch=1000)
-    texts = [np.arange(size) for size in (10, 13, 20)]
-    for token in range(8):
-        check(phi, continuations, texts)
-        texts = [np.append(text, token) for text in texts]
-
-
-def test_a_sliding_window_narrower_than_the_text() -> None:
-    from transformers import MistralConfig, MistralForCausalLM
-
+def mistral() -> PreTrainedModel:
+    """A sliding window narrower than the text."""
     torch.manual_seed(0)
     config = MistralConfig(
         vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, sliding_window=6, initializer_range=0.5,
     )  # fmt: skip
-    mistral = MistralForCausalLM(config).eval()
-    continuations = CachedDecoder(TargetLogits(mistral, "mistral"), 64)
-    texts = [np.arange(size) for size in (3, 13, 20)]
+    return MistralForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("make", [longrope_model, mistral])
+def test_models_that_read_by_length_or_in_a_window(make: Callable[[], PreTrainedModel]) -> None:
+    other = make()
+    continuations = CachedDecoder(TargetLogits(other, "other"), 64, tokens_per_batch=1000)
+    texts = [np.arange(size) for size in (3, 10, 13, 20)]
     for token in range(8):
-        check(mistral, continuations, texts)
+        check(other, continuations, texts)
         texts = [np.append(text, token) for text in texts]
 
 

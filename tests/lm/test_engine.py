@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from transformers import AutoModelForCausalLM, GraniteConfig
 
 from ralm.errors import ModelError
 from ralm.lm.local import engine
@@ -15,12 +16,7 @@ from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
-from tests.tiny_models import FAMILIES, VOCABULARY, byte_tokenizer
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_transformers_model(str(tiny_folders[request.param]))
+from tests.tiny_models import VOCABULARY, byte_tokenizer, longrope_model
 
 
 def plain(model: LocalLanguageModel, request: Request) -> np.ndarray:
@@ -81,16 +77,11 @@ def test_prefixes_and_repeats_run_once(model: LocalLanguageModel, monkeypatch: p
     monkeypatch.setattr(model.model, "forward", counted)
     Scorer(model).log_probs([*strides, *strides])
     assert len(passes) == 1
-
-
-def test_nothing_to_score(model: LocalLanguageModel) -> None:
     assert Scorer(model).log_probs([]) == []
 
 
 def test_logits_that_a_family_changes_after_its_head(tmp_path: Path) -> None:
     """Granite divides its logits: what the engine picks before the head must be divided too."""
-    from transformers import AutoModelForCausalLM, GraniteConfig
-
     torch.manual_seed(0)
     config = GraniteConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
@@ -152,18 +143,9 @@ def test_what_one_sequence_alone_cannot_have(
     text = np.arange(20, dtype=np.int64)
     replicas = [Replica(Memory(model, 4)) for _ in range(copies)]  # type: ignore[arg-type]
     monkeypatch.setattr(model, "_engine", Engine(replicas))
-    with pytest.raises(
-        ModelError, match="runs out of memory on cpu with one sequence of 18 tokens: lower `max_length`"
-    ):
+    message = "runs out of memory on cpu with one sequence of 18 tokens: lower `max_length`"
+    with pytest.raises(ModelError, match=message):
         Scorer(model).log_probs(strides_of(text, text[:2]))
-
-
-def test_a_token_that_the_model_does_not_know(model: LocalLanguageModel) -> None:
-    text = np.array([1, 2, 100_000], dtype=np.int64)
-    with pytest.raises(
-        ModelError, match=r"token 100000 is not one of the \d+ .* its tokenizer belongs to another model"
-    ):
-        Scorer(model).log_probs([Request(document=text[:0], context=text[:2], targets=text[2:])])
 
 
 def test_weights_that_give_no_numbers(tiny_folders: dict[str, Path]) -> None:
@@ -177,17 +159,8 @@ def test_weights_that_give_no_numbers(tiny_folders: dict[str, Path]) -> None:
 
 
 def test_a_model_that_reads_by_length_is_neither_padded_nor_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import Phi3Config, Phi3ForCausalLM
-
     monkeypatch.setattr(engine, "TOKENS_PER_BATCH", {"cpu": 1000})
-    torch.manual_seed(0)
-    factors = {"short_factor": [1.0] * 8, "long_factor": [9.0] * 8}
-    config = Phi3Config(
-        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, pad_token_id=0,
-        num_key_value_heads=2, max_position_embeddings=64, original_max_position_embeddings=16, initializer_range=0.5,
-        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
-    )  # fmt: skip
-    phi = Phi3ForCausalLM(config).eval()
+    phi = longrope_model()
     text = np.arange(30, dtype=np.int64)
     requests = strides_of(text, text[:0])
     scored = Scorer(LocalLanguageModel("phi", phi, ModelTokenizer(byte_tokenizer(with_bos=False)))).log_probs(requests)

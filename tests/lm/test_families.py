@@ -16,12 +16,11 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.reading.tokens import PassageDocuments
 from ralm.records import Hits, Request
 from tests.campaign import sampled
 from tests.every_family import FAMILIES, LOOK_AHEAD, READ_WHOLE, SAMPLE, tiny_family_model
 from tests.fakes import passages_of
-from tests.reference import ensemble, generation
+from tests.reading.loops import plain_generation, written
 from tests.tiny_models import byte_tokenizer
 
 PASSAGES = passages_of("tea", "a boat", "rivers run")
@@ -80,42 +79,19 @@ def check_scores(model: LocalLanguageModel) -> None:
 def check_writing(model: LocalLanguageModel) -> None:
     """Greedy, two documents that change at every stride, two prompts at once."""
     prompts = [model.tokenizer.encode(text) for text in PROMPTS]
-    source = FromRetriever(TurningHits(), PASSAGES, config={})
-    writer = TokenWriter(model, OPTIONS, source, reader=Ensemble(documents=2))
-    for prompt in prompts:
-        writer.add(prompt)
-    written: list[list[tuple[int, float]]] = [[], []]
-    while step := writer.step():
-        for number, token in step:
-            written[number].append((token.token, token.log_prob))
-    for prompt, found in zip(prompts, written, strict=True):
-        expected = plain_loop(prompt.tolist(), model)
-        assert [token for token, _ in found] == [step.token for step in expected]
-        np.testing.assert_allclose(
-            [log for _, log in found], [np.log(step.probability) for step in expected], rtol=1e-3, atol=1e-4
-        )
-
-
-def plain_loop(prompt: list[int], model: LocalLanguageModel) -> list[generation.Step]:
-    documents = PassageDocuments(PASSAGES, model.tokenizer, OPTIONS.document_tokens)
-
-    def retrieve(text: Sequence[int]) -> list[tuple[int, float]]:
-        return TurningHits().retrieve([model.tokenizer.decode(np.array(text[-OPTIONS.query_tokens :]))], 2).of(0)
+    source, reader = FromRetriever(TurningHits(), PASSAGES, config={}), Ensemble(documents=2)
 
     def probabilities(read: Sequence[int]) -> np.ndarray:
         with torch.no_grad():
             logits_V = model.model(input_ids=torch.tensor([list(read)]), use_cache=False).logits[0, -1]
         return np.asarray(logits_V.double().softmax(-1).numpy())
 
-    return generation.generate(
-        prompt,
-        {number: documents[number].tolist() for number in range(len(PASSAGES))},
-        retrieve,
-        probabilities,
-        lambda average: int(average.argmax()),
-        weights=lambda scores: ensemble.weights(scores, 1.0),
-        new_tokens=OPTIONS.new_tokens,
-        stride=OPTIONS.stride,
-        max_length=model.max_length,
-        end_tokens=model.end_tokens,
-    )
+    for prompt, found in zip(
+        prompts, written(TokenWriter(model, OPTIONS, source, reader=reader), *prompts), strict=True
+    ):
+        expected = plain_generation(
+            prompt, model, OPTIONS, source, reader, probabilities, lambda average: int(average.argmax())
+        )
+        assert [one.token for one in found] == [step.token for step in expected]
+        log_probs = [np.log(step.probability) for step in expected]
+        np.testing.assert_allclose([one.log_prob for one in found], log_probs, rtol=1e-3, atol=1e-4)

@@ -36,20 +36,26 @@ def test_attention_equals_the_fused_kernel(length: int, heads: tuple[int, int], 
         torch.testing.assert_close(found, expected)
 
 
-def test_masks_and_caches_are_left_to_the_fused_kernel() -> None:
-    module = torch.nn.Module()
+def test_masks_and_caches_and_looking_ahead_are_left_to_the_fused_kernel() -> None:
+    module, ahead = torch.nn.Module(), torch.nn.Module()
+    ahead.is_causal = False  # type: ignore[assignment]
     query, key = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 7, 8)
     mask = torch.ones(1, 1, 3, 7, dtype=torch.bool).tril(4)
-    for options in ({"attention_mask": mask}, {"attention_mask": mask[:, :, :, :], "dropout": 0.0}):
-        found, _ = causal_blocks(module, query, key, key, **options)
-        expected, _ = sdpa_attention_forward(module, query, key, key, **options)
+    for own, keys, options in (
+        (module, key, {"attention_mask": mask}),
+        (module, key, {"attention_mask": mask, "dropout": 0.0}),
+        (ahead, query, {"attention_mask": None}),
+        (ahead, query, {"attention_mask": None, "is_causal": None}),
+    ):
+        found, _ = causal_blocks(own, query, keys, keys, **options)
+        expected, _ = sdpa_attention_forward(own, query, keys, keys, **options)
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("slow", [NewGELUActivation, FastGELUActivation])
-def test_gelu_is_the_same(slow: type[torch.nn.Module]) -> None:
+def test_gelu_is_the_same() -> None:
     x = torch.linspace(-6, 6, 1001)
-    torch.testing.assert_close(GELUTanh()(x), slow()(x), rtol=1e-5, atol=1e-6)
+    for slow in (NewGELUActivation(), FastGELUActivation()):
+        torch.testing.assert_close(GELUTanh()(x), slow(x), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
@@ -89,16 +95,6 @@ def test_softcap_reaches_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(kernels, "sdpa_attention_forward", lambda *_, **options: asked.append(options))
     causal_blocks(torch.nn.Module(), query, query, query, None, softcap=30.0)
     assert asked == [{"softcap": 30.0}]
-
-
-def test_a_module_may_look_ahead() -> None:
-    module = torch.nn.Module()
-    module.is_causal = False  # type: ignore[assignment]
-    query = torch.randn(1, 2, 3, 8)
-    for options in ({}, {"is_causal": None}):
-        found, _ = causal_blocks(module, query, query, query, None, **options)
-        expected, _ = sdpa_attention_forward(module, query, query, query, None, **options)
-        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.skipif("deepseek_v32" not in FAMILIES, reason="transformers does not know the family yet")

@@ -29,33 +29,19 @@ CACHE = "cache" if "cache" in ACCEPTED else "past_key_values"
 class Renamed(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not typed
     """As after the next renaming: its `forward` takes a cache under a name that ralm does not know."""
 
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        memory: object = None,
-        use_cache: bool | None = None,
-    ) -> Any:
-        options = {"position_ids": position_ids, "use_cache": use_cache, CACHE: memory}
-        return super().forward(input_ids, attention_mask=attention_mask, **options)
+    def forward(self, input_ids: Any = None, position_ids: Any = None, memory: Any = None, **options: Any) -> Any:
+        return super().forward(input_ids, position_ids=position_ids, **{CACHE: memory}, **options)
 
 
 class Deprecating(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not typed
     """Takes a cache, with a warning."""
 
     def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        past_key_values: object = None,
-        use_cache: bool | None = None,
+        self, input_ids: Any = None, position_ids: Any = None, past_key_values: Any = None, **options: Any
     ) -> Any:
         if past_key_values is not None:
             warnings.warn("`past_key_values` is deprecated; use `memory`.", FutureWarning, stacklevel=2)
-        options = {"position_ids": position_ids, "use_cache": use_cache, CACHE: past_key_values}
-        return super().forward(input_ids, attention_mask=attention_mask, **options)
+        return super().forward(input_ids, position_ids=position_ids, **{CACHE: past_key_values}, **options)
 
 
 class Forgetful(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not typed

@@ -67,21 +67,13 @@ def sentencepiece_bpe(pre_tokenizer: pre_tokenizers.PreTokenizer | None) -> PreT
     pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581\u2581", "\u2581\u2581\u2581\u2581"]
     trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=pieces, show_progress=False)
     backend.train_from_iterator(TRAINED_ON, trainer)
+    own = Tokenizer(backend.model)
     if pre_tokenizer is None:
-        backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-        backend.pre_tokenizer = None
+        own.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     else:
-        backend.normalizer = None
-        backend.pre_tokenizer = pre_tokenizer
-    return PreTrainedTokenizerFast(tokenizer_object=_without_added(backend), eos_token="</s>", unk_token="<unk>")
-
-
-def _without_added(backend: Tokenizer) -> Tokenizer:
-    """The same tokenizer, in which only `<unk>` and `</s>` are looked for in the text."""
-    bare = Tokenizer(backend.model)
-    bare.normalizer, bare.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
-    bare.add_special_tokens(["<unk>", "</s>"])
-    return bare
+        own.pre_tokenizer = pre_tokenizer
+    own.add_special_tokens(["<unk>", "</s>"])  # only these are looked for in the text
+    return PreTrainedTokenizerFast(tokenizer_object=own, eos_token="</s>", unk_token="<unk>")
 
 
 def t5() -> PreTrainedTokenizerFast:
@@ -126,6 +118,7 @@ KINDS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 
 
 BYTE_LEVEL = [kind for kind in KINDS if "byte" in kind]
+HUNDRED = WindowSizes(first=100, longest=100, overlap=20)
 
 
 @cache
@@ -199,28 +192,20 @@ def test_pieces_are_the_whole(kind: str, text: str, sizes: WindowSizes, chunk: i
     assert_same(tokenizer, text, in_pieces(tokenizer, text, sizes, chunk))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_plain_text_is_cut_into_many_pieces(kind: str) -> None:
-    tokenizer, text = tokenizer_of(kind), "the thing is that they are there and it is so\n" * 40
-    pieces = in_pieces(tokenizer, text, WindowSizes(first=100, longest=100, overlap=20))
-    assert len(pieces) > 10
-    assert_same(tokenizer, text, pieces)
-
-
-@pytest.mark.parametrize("kind", BYTE_LEVEL)
-def test_a_text_without_spaces_is_cut_at_its_signs(kind: str) -> None:
-    tokenizer = tokenizer_of(kind)
-    pieces = in_pieces(tokenizer, CHINESE * 100, WindowSizes(first=100, longest=100, overlap=20))
-    assert len(pieces) > 5
-    assert_same(tokenizer, CHINESE * 100, pieces)
-
-
-@pytest.mark.parametrize("kind", [*BYTE_LEVEL, "Unigram", "WordPiece", "wordpiece"])
-def test_a_text_is_cut_at_the_beginning_of_a_line(kind: str) -> None:
-    tokenizer, text = tokenizer_of(kind), "theythingthere,\n" * 100
-    pieces = in_pieces(tokenizer, text, WindowSizes(first=100, longest=100, overlap=20))
-    assert len(pieces) > 5
-    assert_same(tokenizer, text, pieces)
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("the thing is that they are there and it is so\n" * 40, [*KINDS]),
+        (CHINESE * 100, BYTE_LEVEL),
+        ("theythingthere,\n" * 100, [*BYTE_LEVEL, "Unigram", "WordPiece", "wordpiece"]),
+    ],
+    ids=["at spaces", "at signs", "at the beginning of a line"],
+)
+def test_texts_are_cut(text: str, kinds: list[str]) -> None:
+    for tokenizer in map(tokenizer_of, kinds):
+        pieces = in_pieces(tokenizer, text, HUNDRED)
+        assert len(pieces) > 5
+        assert_same(tokenizer, text, pieces)
 
 
 def test_no_window_is_much_longer_than_the_longest() -> None:
@@ -309,42 +294,23 @@ def test_a_window_that_disagrees_with_the_next_one_is_not_cut() -> None:
     assert [len(piece.tokens) for piece in pieces] == [200]
 
 
-Change = Callable[[Tokenizer], object]
-
-
-def broken(change: Change) -> PreTrainedTokenizerFast:
-    """The byte-level BPE with a change that makes a text one that cannot be cut."""
-    backend = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)).backend_tokenizer
-    change(backend)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
-
-
-def _with_fixed_length(backend: Tokenizer) -> None:
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.FixedLength(7), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-
-
-def _with_dropout(backend: Tokenizer) -> None:
-    backend.model.dropout = 0.5
-
-
-def _with_normalised_token(backend: Tokenizer) -> None:
-    backend.normalizer = normalizers.Replace("_", " ")
-    backend.add_tokens([AddedToken("the_thing", normalized=True)])
-
-
-CHANGES: dict[str, Change] = {
-    "pre-tokens of fixed length": _with_fixed_length,
-    "dropout": _with_dropout,
-    "an added token with a space": lambda backend: backend.add_tokens(["the thing"]),
-    "an added token that is normalised to one": _with_normalised_token,
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", ["pre-tokens of fixed length", "dropout", "a space", "a normalised space"])
 def test_other_tokenizers_read_the_text_at_once(change: str, caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = ModelTokenizer(broken(CHANGES[change]))
+    """Byte-level BPE that cannot be cut; the spaces are in added tokens."""
+    backend = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)).backend_tokenizer
+    match change:
+        case "pre-tokens of fixed length":
+            parts = [pre_tokenizers.FixedLength(7), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+            backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
+        case "dropout":
+            backend.model.dropout = 0.5
+        case "a space":
+            backend.add_tokens(["the thing"])
+        case _:
+            backend.normalizer = normalizers.Replace("_", " ")
+            backend.add_tokens([AddedToken("the_thing", normalized=True)])
+    own = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
+    tokenizer = ModelTokenizer(own)
     text = "the thing is there and they are too " * 8000
     assert not Cuts(tokenizer._tokenizer).exist
     with caplog.at_level(logging.INFO, "ralm"):
@@ -360,7 +326,7 @@ def test_a_unigram_text_that_is_one_pre_token_is_not_cut() -> None:
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     text = "the thing is there and it is so " * 40
-    pieces = in_pieces(tokenizer, text, WindowSizes(first=100, longest=100, overlap=20))
+    pieces = in_pieces(tokenizer, text, HUNDRED)
     assert len(pieces) == 1
     assert_same(tokenizer, text, pieces)
 
@@ -372,10 +338,9 @@ def test_bpe_of_one_pre_token_is_not_cut_where_a_token_crosses_the_space() -> No
     state["model"]["vocab"]["e\u2581"] = number
     state["model"]["merges"].insert(0, ["e", "\u2581"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), unk_token="<unk>")
-    sizes = WindowSizes(first=100, longest=100, overlap=20)
-    assert len(in_pieces(tokenizer, "the are the one " * 40, sizes)) == 1
+    assert len(in_pieces(tokenizer, "the are the one " * 40, HUNDRED)) == 1
     text = "the thing is one that is " * 40
-    pieces = in_pieces(tokenizer, text, sizes)
+    pieces = in_pieces(tokenizer, text, HUNDRED)
     assert len(pieces) > 5
     assert all(piece.text[-1] != "e" for piece in pieces)
     assert_same(tokenizer, text, pieces)
@@ -384,10 +349,9 @@ def test_bpe_of_one_pre_token_is_not_cut_where_a_token_crosses_the_space() -> No
 def test_half_of_a_character_far_into_a_text_is_found() -> None:
     tokenizer = ModelTokenizer(tokenizer_of("byte-level BPE"))
     text = "the thing " * 200_000 + "\ud800"
-    with pytest.raises(TextError, match=r"character 2,000,000 of the text is half a character"):
-        tokenizer.encode_with_spans(text)
-    with pytest.raises(TextError, match=r"character 2,000,000 of the text is half a character"):
-        tokenizer.encode(text)
+    for encode in (tokenizer.encode_with_spans, tokenizer.encode):
+        with pytest.raises(TextError, match=r"character 2,000,000 of the text is half a character"):
+            encode(text)
     plan = PlanOptions(max_length=64, document_tokens=8)
     assert len(prepare_text(text, tokenizer, plan, limit_tokens=50).tokens) == 50, "what is not read decides nothing"
 

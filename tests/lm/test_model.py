@@ -1,7 +1,6 @@
 """Loading and using local models: which folders are models, fingerprints, number formats and devices."""
 
 import json
-import logging
 import shutil
 from pathlib import Path
 
@@ -20,8 +19,6 @@ from transformers import (
     LlamaModel,
     LlavaConfig,
     LlavaForConditionalGeneration,
-    MambaConfig,
-    MambaForCausalLM,
     PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
@@ -60,58 +57,40 @@ def test_a_plan_longer_than_the_model_is_rejected(tiny_folders: dict[str, Path])
         model.continuations().next_tokens([np.zeros(65, dtype=np.int64)])
 
 
-def test_end_tokens(tiny_folders: dict[str, Path]) -> None:
-    assert load_transformers_model(str(tiny_folders["gpt2"])).end_tokens == {257}
-
-
-def test_the_fingerprint_is_that_of_what_the_tokenizer_does(tiny_folders: dict[str, Path]) -> None:
-    prints = {family: load_transformers_model(str(f)).tokenizer.fingerprint for family, f in tiny_folders.items()}
+def test_tokens_of_folders(tiny_folders: dict[str, Path]) -> None:
+    models = {family: load_transformers_model(str(folder)) for family, folder in tiny_folders.items()}
+    prints = {family: model.tokenizer.fingerprint for family, model in models.items()}
     assert prints["gpt2"] == prints["gptj"] == prints["bloom"]
     assert prints["opt"] == prints["llama"] != prints["gpt2"]
-
-
-def test_text_survives_encoding(tiny_folders: dict[str, Path]) -> None:
-    tokenizer = load_transformers_model(str(tiny_folders["gpt2"])).tokenizer
+    assert models["gpt2"].end_tokens == {257}
     text = "Tabs\tand  spaces , n't — ünïcode 中 😀\n\n <s> ."
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert models["gpt2"].tokenizer.decode(models["gpt2"].tokenizer.encode(text)) == text
 
 
 def test_folders_that_hold_no_model(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
-    with pytest.raises(ModelError, match="there is no folder"):
-        load_transformers_model(str(tmp_path / "nowhere"))
-    with pytest.raises(ModelError, match=r"is not a model folder: it has no config\.json"):
-        load_transformers_model(str(tmp_path))
-    bare = tmp_path / "bare"
-    shutil.copytree(tiny_folders["gpt2"], bare)
+    bare, damaged, untold = (Path(shutil.copytree(tiny_folders["gpt2"], tmp_path / name)) for name in "bdu")
     (bare / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="bare has no weights"):
-        load_transformers_model(str(bare))
-    with pytest.raises(ModelError, match="is a file; give the folder"):
-        load_transformers_model(str(bare / "config.json"))
-
-    with pytest.raises(ModelError, match="no such folder here, so it was looked for on the model hub"):
-        load_transformers_model("nobody/has-this-model")
-
-
-def test_damaged_folders(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
-    shutil.copytree(tiny_folders["gpt2"], tmp_path / "model")
-    weights = tmp_path / "model" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ModelError, match="cannot load the model of"):
-        load_transformers_model(str(tmp_path / "model"))
-    for file in (tmp_path / "model").glob("tokenizer*"):
+    (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:1000])
+    for file in untold.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(ModelError, match="has no tokenizer"):
-        load_transformers_model(str(tmp_path / "model"))
+    for name, message in (
+        (str(tmp_path / "nowhere"), "there is no folder"),
+        (str(tmp_path), r"is not a model folder: it has no config\.json"),
+        (str(bare), "b has no weights"),
+        (str(bare / "config.json"), "is a file; give the folder"),
+        (str(damaged), "cannot load the model of"),
+        (str(untold), "has no tokenizer"),
+        ("nobody/has-this-model", "no such folder here, so it was looked for on the model hub"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            load_transformers_model(name)
 
 
 def test_devices_that_are_not_there(tiny_folders: dict[str, Path]) -> None:
-    folder = str(tiny_folders["gpt2"])
-    with pytest.raises(ModelError, match="`device` must be auto, all, map, cpu"):
-        load_transformers_model(folder, ModelOptions(device="abacus"))
-    if not torch.cuda.is_available():
-        with pytest.raises(ModelError, match="but none is available; use `device=.cpu.`"):
-            load_transformers_model(folder, ModelOptions(device="cuda"))
+    missing = [] if torch.cuda.is_available() else [("cuda", "but none is available; use `device=.cpu.`")]
+    for device, message in [("abacus", "`device` must be auto, all, map, cpu"), *missing]:
+        with pytest.raises(ModelError, match=message):
+            load_transformers_model(str(tiny_folders["gpt2"]), ModelOptions(device=device))
 
 
 def test_a_model_spread_over_devices(tiny_folders: dict[str, Path]) -> None:
@@ -162,10 +141,14 @@ def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
         load_transformers_model(str(tmp_path))
 
 
+def change_config(folder: Path, **settings: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))
+
+
 def test_weights_of_another_shape_are_rejected(tmp_path: Path) -> None:
     save_tiny_model("gpt2", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"n_positions": 32}))
+    change_config(tmp_path, n_positions=32)
     with pytest.raises(ModelError, match="cannot load the model|another shape"):
         load_transformers_model(str(tmp_path))
 
@@ -209,22 +192,6 @@ def test_the_language_model_of_one_that_sees(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, logits_NV.log_softmax(-1)[[8, 4]].numpy(), rtol=1e-3, atol=1e-4)
 
 
-def test_a_model_that_keeps_no_keys_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    torch.manual_seed(0)
-    mamba = MambaForCausalLM(MambaConfig(**SIZES, state_size=8, initializer_range=0.3)).eval()
-    model = load_transformers_model(saved(mamba, tmp_path))
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            found = model.continuations().next_tokens([TEXT, TEXT[:7]]).log_probs_BC
-    with torch.no_grad():
-        expected = mamba(input_ids=torch.from_numpy(TEXT)[None]).logits[0].log_softmax(-1)[[19, 6]].numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    assert [record.message for record in caplog.records if record.name.startswith("ralm")] == [
-        f"{tmp_path}: models of the family mamba cannot continue from rows of cached keys and values: their state is "
-        "of another kind, or depends on padding. Generation reads the whole text again for every new token."
-    ]
-
-
 def fingerprints(model: LocalLanguageModel) -> tuple[object, object]:
     return model.config["weights"], model.config["settings"]
 
@@ -254,8 +221,7 @@ def test_one_number_at_either_end_of_a_large_tensor_shows(tmp_path: Path) -> Non
 
 def test_settings_that_change_figures_change_the_fingerprint(tmp_path: Path) -> None:
     one = load_transformers_model(str(save_tiny_model("llama", tmp_path)))
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1, "transformers_version": "5.0.0"}))
+    change_config(tmp_path, rms_norm_eps=0.1, transformers_version="5.0.0")
     other = load_transformers_model(str(tmp_path))
     assert one.config["weights"] == other.config["weights"]
     assert one.config["settings"] != other.config["settings"]

@@ -72,14 +72,10 @@ def test_requests_share_passes_which_come_longest_first() -> None:
     Scorer(model).log_probs([*strides, *others, *strides])
     assert [one.tokens_N.tolist() for one in model.passes] == [[7, 7, 7, *range(9), 1], [7, *range(10)], [5, 6]]
     assert [one.targets_P.tolist() for one in model.passes] == [[12], [3, 4, 5, 6, 9, 10], [1]]
-
-
-def test_a_model_that_reads_by_length_reads_every_length() -> None:
-    model = watched()
-    model.merges_prefixes = False  # type: ignore[attr-defined]
-    strides = [request([7], range(begin), range(begin, begin + 2)) for begin in (2, 4, 8)]
-    Scorer(model).log_probs([*strides, *strides])
-    assert [len(one.tokens_N) for one in model.passes] == [11, 7, 5]
+    by_length = watched()
+    by_length.merges_prefixes = False  # type: ignore[attr-defined]
+    Scorer(by_length).log_probs([*strides, *strides])
+    assert [len(one.tokens_N) for one in by_length.passes] == [11, 7, 5]
 
 
 def test_what_was_scored_needs_no_pass() -> None:
@@ -94,35 +90,8 @@ def test_what_was_scored_needs_no_pass() -> None:
     assert (len(model.passes), scorer.asked, scorer.scored) == (2, 5, 3), "one pass for both"
 
 
-def test_a_scorer_of_a_scorer_is_the_same() -> None:
-    scorer = Scorer(watched())
-    assert Scorer.of(scorer) is scorer
-    assert Scorer.of(scorer.model).model is scorer.model
-
-
 class KilledError(Exception):
     pass
-
-
-def test_what_was_given_before_a_kill_is_not_read_again(tmp_path: Path) -> None:
-    requests = [request([9], range(begin), range(begin, begin + 3)) for begin in (2, 5)]
-    requests += [request([document], [1, 2], [3, 4]) for document in range(5)]
-
-    class Dies(Watched):
-        def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:  # type: ignore[override]
-            for number, scored in enumerate(super().score(passes)):
-                if number == 3:
-                    raise KilledError
-                yield scored
-
-    with Store(tmp_path / "store") as store, pytest.raises(KilledError):
-        Scorer(Dies(WordTokenizer()), store).log_probs(requests)
-    model = watched()
-    with Store(tmp_path / "store") as store:
-        found = Scorer(model, store).log_probs(requests)
-    assert len(model.passes) == 6 - 3
-    for log_probs, one in zip(found, requests, strict=True):
-        np.testing.assert_array_equal(log_probs, model.alone(one))
 
 
 def test_an_end_before_all_is_read_stops_the_model() -> None:
@@ -209,10 +178,3 @@ def test_a_killed_process_loses_only_the_batch_that_was_read(
         assert passes == 4, "one of the three passes was done before; the second is done now, and the third"
         for expected, log_probs in zip(whole, found, strict=True):
             np.testing.assert_array_equal(log_probs, expected)
-
-
-def test_requests_are_known_by_tokens_and_targets() -> None:
-    text = np.arange(9, dtype=np.int64)
-    scorer = Scorer(watched())
-    scorer.log_probs([Request(text[:d], text[d:c], text[c:]) for d in range(3) for c in (4, 5)])
-    assert scorer.scored == 2, "where the document ends makes no difference, where the targets begin does"

@@ -1,5 +1,7 @@
 """Bounds of an average from the likeliest tokens of each document, against the average of whole distributions."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -7,14 +9,14 @@ from hypothesis import given, settings, strategies as st
 from ralm.errors import UsageError
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import mixture
+from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import Sampling, draw_token
 from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens, PromptPrefix
 
-GREEDY = Sampling()
 
-
-def prefixes(log_weights_K: DoubleArray) -> list[PromptPrefix]:
-    return [PromptPrefix(np.zeros(0, dtype=np.int64), (), weight) for weight in log_weights_K.tolist()]
+def drawn_token(listed: NextTokens, log_weights_K: DoubleArray, chosen: Any = None, **how: Any) -> GeneratedToken:
+    prefixes = [PromptPrefix(np.zeros(0, dtype=np.int64), (), weight) for weight in log_weights_K.tolist()]
+    return draw_token(listed, prefixes, np.random.default_rng(0), Sampling(**how), chosen)
 
 
 @st.composite
@@ -84,7 +86,7 @@ def test_a_model_that_tells_chosen_tokens_gives_the_greedy_token_exactly_once_it
         asked.append(wanted)
         return NextTokens(log_probs_KV[:, wanted], np.tile(wanted, (len(log_probs_KV), 1)))
 
-    drawn = draw_token(listed, prefixes(log_weights_K), np.random.default_rng(0), GREEDY, chosen)
+    drawn = drawn_token(listed, log_weights_K, chosen)
     exact_V = mixture(log_probs_KV, log_weights_K)
     assert drawn.log_prob == pytest.approx(exact_V[drawn.token], rel=1e-5, abs=1e-6)
     assert drawn.bound_width == 0
@@ -107,7 +109,7 @@ def test_bounds_by_hand() -> None:
     np.testing.assert_allclose(np.exp(bounds.upper_Y), [0.55, 0.15 + 0.1, 0.1 + 0.05], rtol=1e-4)  # rests 0.1 and 0.2
     assert np.exp(bounds.tail_bound) == pytest.approx(0.05 + 0.1, rel=1e-4)
     assert (bounds.certified, bounds.exact, bounds.contenders.tolist()) == (True, True, [4])
-    drawn = draw_token(listed, prefixes(np.log([0.5, 0.5])), np.random.default_rng(0), GREEDY)
+    drawn = drawn_token(listed, np.log([0.5, 0.5]))
     assert (drawn.token, drawn.certified, drawn.bound_width) == (4, True, 0)
     assert drawn.posteriors_K.tolist() == pytest.approx([6 / 11, 5 / 11])
 
@@ -115,22 +117,13 @@ def test_bounds_by_hand() -> None:
 def test_a_token_that_one_document_does_not_list_is_certified_only_if_nothing_can_overtake_it() -> None:
     weights = np.log([0.5, 0.5])
     certain = NextTokens(np.log(np.array([[0.9], [0.6]], dtype=np.float32)), np.array([[4], [7]]))
-    drawn = draw_token(certain, prefixes(weights), np.random.default_rng(0), GREEDY)
+    drawn = drawn_token(certain, weights)
     assert (drawn.token, drawn.certified) == (4, True)  # at least 0.45; token 7 has at most 0.3 + 0.05
     assert np.exp(drawn.log_prob + drawn.bound_width) == pytest.approx(0.45 + 0.2, rel=1e-4)
-    open_question = NextTokens(np.log(np.array([[0.5], [0.45]], dtype=np.float32)), np.array([[4], [7]]))
-    assert not draw_token(open_question, prefixes(weights), np.random.default_rng(0), GREEDY).certified
-
-
-def test_drawing_at_random_needs_the_whole_average() -> None:
     listed = NextTokens(np.log(np.array([[0.5], [0.45]], dtype=np.float32)), np.array([[4], [7]]))
+    assert not drawn_token(listed, weights).certified
     with pytest.raises(UsageError, match="lists only its 1 top next tokens.*over 2 passages"):
-        draw_token(listed, prefixes(np.log([0.5, 0.5])), np.random.default_rng(0), Sampling(temperature=1.0, top_k=1))
+        drawn_token(listed, weights, temperature=1.0, top_k=1)
     with pytest.raises(UsageError, match="set `top_k` to 1 or less"):
-        draw_token(listed.of([0]), prefixes(np.zeros(1)), np.random.default_rng(0), Sampling(temperature=1.0))
-    assert (
-        draw_token(
-            listed.of([1]), prefixes(np.zeros(1)), np.random.default_rng(0), Sampling(temperature=1.0, top_k=1)
-        ).token
-        == 7
-    )
+        drawn_token(listed.of([0]), np.zeros(1), temperature=1.0)
+    assert drawn_token(listed.of([1]), np.zeros(1), temperature=1.0, top_k=1).token == 7

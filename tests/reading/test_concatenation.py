@@ -1,55 +1,35 @@
 """Concatenation against the papers' plain loops for every family, and what does not fit."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
+from ralm.lm.local.model import LocalLanguageModel
+from ralm.protocols import Reader
 from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
-from ralm.reading.tokens import PreparedText, prepare_text
-from ralm.records import NO_PASSAGE, Hits
+from ralm.reading.tokens import prepare_text
+from ralm.records import Hits
 from ralm.retrieval.random import RandomRetriever
-from tests.campaign import sampled
-from tests.fakes import CountingModel, WordTokenizer, passages_of
+from tests.fakes import CountingModel, WordTokenizer
+from tests.reading.loops import PASSAGES, TEXT, some_hits
 from tests.reference import concatenation, official, paper
-from tests.tiny_models import FAMILIES
-
-TEXT = "How a passage is read decides what it is worth; so every token counts, and none twice: but which one is it?"
-PASSAGES = passages_of("a passage that is longer than the cut", "short", "", "token counts", "What")
-CUT = 8
-
-
-@pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
-def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_transformers_model(str(tiny_folders[request.param]))
 
 
 def options(semantics: Semantics = "paper", **changed: object) -> PlanOptions:
-    values = {"semantics": semantics, "stride": 4, "query_tokens": 8, "document_tokens": CUT, "max_length": 40}
+    values = {"semantics": semantics, "stride": 4, "query_tokens": 8, "document_tokens": 8, "max_length": 40}
     return PlanOptions(**(values | changed))  # type: ignore[arg-type]
-
-
-def some_hits(prepared: PreparedText, k: int) -> Hits:
-    """Other passages for every row; fewer than k for some rows, none for others."""
-    rows = np.arange(len(prepared.plan))[:, None]
-    numbers_QK = (rows + np.arange(k)) % len(PASSAGES)
-    numbers_QK[3::6, 1:] = NO_PASSAGE
-    numbers_QK[5::6] = NO_PASSAGE
-    numbers_QK[~prepared.plan.retrieves_R] = NO_PASSAGE
-    return Hits(numbers_QK=numbers_QK.astype(np.int64), scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
 
 
 def joined(model: LocalLanguageModel, hits: Hits, row: int, documents: int) -> list[int]:
     tokenizer = model.tokenizer
     texts = [PASSAGES[number].text for number, _ in hits.of(row)[:documents]]
     return concatenation.joined(
-        texts, lambda text: tokenizer.encode_document(text, 1000).tolist(), lambda t: tokenizer.encode(t).tolist(), CUT
+        texts, lambda text: tokenizer.encode_document(text, 1000).tolist(), lambda t: tokenizer.encode(t).tolist(), 8
     )
 
 
@@ -82,13 +62,15 @@ def test_the_official_loop(model: LocalLanguageModel) -> None:
     np.testing.assert_allclose(scored.log_probs_T, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> None:
+@pytest.mark.parametrize("reader", [Concatenation(documents=1), Ensemble(documents=1)])
+def test_of_one_document_is_in_context_reading(model: LocalLanguageModel, reader: Reader) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options())
     hits = some_hits(prepared, 3)
-    scored = score_text(prepared, model, hits, PASSAGES, Concatenation(documents=1))
+    scored = score_text(prepared, model, hits, PASSAGES, reader)
     plain = score_text(prepared, model, hits.first(1), PASSAGES)
-    np.testing.assert_array_equal(scored.log_probs_T, plain.log_probs_T)
+    np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-6)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
+    np.testing.assert_array_equal(scored.provenance.posteriors_TK, np.ones((len(scored), 1)))
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_retrieved() -> None:

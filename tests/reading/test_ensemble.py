@@ -1,51 +1,31 @@
 """Ensembles against the plain loop for every family, and what must hold of any of them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
-from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
+from ralm.lm.local.model import LocalLanguageModel
 from ralm.reading.ensemble import Ensemble, document_log_weights, mixture, posterior
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
-from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
+from ralm.reading.tokens import PassageDocuments, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
-from tests.campaign import sampled
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.reading.loops import PASSAGES, TEXT, some_hits
 from tests.reference import ensemble
-from tests.tiny_models import FAMILIES
-
-TEXT = "How a passage is read decides what it is worth; so every token counts, and none twice: but which one is it?"
-PASSAGES = passages_of("a passage that is much longer than the cut of ten tokens", "short", "", "token counts", "What")
 
 
-@pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
-def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_transformers_model(str(tiny_folders[request.param]))
-
-
-def some_hits(prepared: PreparedText, k: int) -> Hits:
-    """Hits that differ from row to row in passages, number and similarity; none for every sixth row."""
-    rows = np.arange(len(prepared.plan))[:, None]
-    numbers_QK = (rows + np.arange(k)) % len(PASSAGES)
-    numbers_QK[3::6, 2:] = NO_PASSAGE
-    numbers_QK[5::6] = NO_PASSAGE
-    numbers_QK[~prepared.plan.retrieves_R] = NO_PASSAGE
-    scores_QK = np.sin(np.arange(numbers_QK.size)).reshape(numbers_QK.shape)
-    scores_QK[numbers_QK == NO_PASSAGE] = 0
-    return Hits(numbers_QK=numbers_QK.astype(np.int64), scores_QK=scores_QK.astype(np.float32))
+def options(semantics: Semantics) -> PlanOptions:
+    return PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
 
 
 @pytest.mark.parametrize("semantics", ["paper", "official"])
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, temperature: float) -> None:
-    options = PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
-    prepared = prepare_text(TEXT, model.tokenizer, options, limit_tokens=83)
+    prepared = prepare_text(TEXT, model.tokenizer, options(semantics), limit_tokens=83)
     hits = some_hits(prepared, 4)
     scored = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=4, temperature=temperature))
     provenance = scored.provenance
@@ -68,23 +48,11 @@ def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, 
     assert at == len(scored)
 
 
-def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> None:
-    options = PlanOptions(stride=4, query_tokens=8, document_tokens=10, max_length=32)
-    prepared = prepare_text(TEXT, model.tokenizer, options)
-    hits = some_hits(prepared, 3)
-    scored = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=1))
-    plain = score_text(prepared, model, hits.first(1), PASSAGES)
-    np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-6)
-    np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
-    np.testing.assert_array_equal(scored.provenance.posteriors_TK, np.ones((len(scored), 1)))
-
-
 @pytest.mark.parametrize("semantics", ["paper", "official"])
 def test_the_order_of_documents_and_room_for_more_make_no_difference(
     model: LocalLanguageModel, semantics: Semantics
 ) -> None:
-    options = PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
-    prepared = prepare_text(TEXT, model.tokenizer, options, limit_tokens=60)
+    prepared = prepare_text(TEXT, model.tokenizer, options(semantics), limit_tokens=60)
     hits = some_hits(prepared, 4)
     scored = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=4))
     more = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=10))
@@ -118,9 +86,7 @@ def test_weights_and_posteriors_sum_to_1_and_order_makes_no_difference(
 ) -> None:
     log_probs_KT, scores_K = made
     count = len(scores_K)
-    hits = Hits(numbers_QK=np.arange(count, dtype=np.int64)[None], scores_QK=scores_K[None])
-    options = Ensemble(documents=count, weights=weights)  # type: ignore[arg-type]
-    log_weights_K = document_log_weights(hits, options)[0]
+    log_weights_K = document_log_weights(scores_K, Ensemble(weights=weights))  # type: ignore[arg-type]
     assert np.exp(log_weights_K).sum() == pytest.approx(1)
     if weights == "uniform":
         np.testing.assert_allclose(np.exp(log_weights_K), 1 / count)
@@ -137,13 +103,12 @@ def test_weights_and_posteriors_sum_to_1_and_order_makes_no_difference(
 
 @given(ensembles(), st.data())
 def test_impossible_tokens_give_no_nan(made: tuple[np.ndarray, np.ndarray], data: st.DataObject) -> None:
-    """Documents that give a token no probability have no part in it; where none gives any, the weights stand."""
+    """Documents that give a token no probability have no part in it; if none does, the weights are kept."""
     log_probs_KT, scores_K = made
     impossible = data.draw(st.lists(st.booleans(), min_size=log_probs_KT.size, max_size=log_probs_KT.size))
     impossible_KT = np.array(impossible).reshape(log_probs_KT.shape)
     log_probs_KT[impossible_KT] = -np.inf
-    hits = Hits(numbers_QK=np.arange(len(scores_K), dtype=np.int64)[None], scores_QK=scores_K[None])
-    log_weights_K = document_log_weights(hits, Ensemble(documents=len(scores_K), weights="uniform"))[0]
+    log_weights_K = document_log_weights(scores_K, Ensemble(weights="uniform"))
     mixed_T, posteriors_TK = mixture(log_probs_KT, log_weights_K), posterior(log_probs_KT, log_weights_K)
     none_T = np.asarray(impossible_KT.all(axis=0))
     assert not np.isnan(mixed_T).any()
@@ -164,35 +129,32 @@ class Never(CountingModel):
 
 
 def test_a_text_with_tokens_that_a_model_deems_impossible() -> None:
-    model = Never(WordTokenizer("abz"))
-    passages = passages_of("a z", "a b", "b a")
-    options = PlanOptions(stride=2, query_tokens=2, document_tokens=2, max_length=20)
-    prepared = prepare_text("a b a b z z b", model.tokenizer, options)
-    hits, _ = FromRetriever(SharedWordsRetriever(passages), passages).find(prepared, model.tokenizer, 3)
-    scored = score_text(prepared, model, hits, passages, Ensemble(documents=3, weights="uniform"))
+    model, passages = Never(WordTokenizer("abz")), passages_of("a z", "a b", "b a")
+    plan = PlanOptions(stride=2, query_tokens=2, document_tokens=2, max_length=20)
+    prepared = prepare_text("a b a b z z b", model.tokenizer, plan)
+    scored, impossible = (
+        score_text(
+            prepared,
+            model,
+            *FromRetriever(SharedWordsRetriever(some), some).find(prepared, model.tokenizer, 3),
+            Ensemble(documents=3, weights="uniform"),
+        )
+        for some in (passages, passages[1:])
+    )
     assert np.isfinite(scored.log_probs_T).all(), "a passage has the word"
     assert scored.provenance.posteriors_TK[3].tolist() == pytest.approx([0, 0, 1]), "and takes all the credit"
     assert scored.provenance.passages_TK[3].tolist() == [1, 2, 0]
-    without = passages[1:]
-    impossible = score_text(
-        prepared,
-        model,
-        *FromRetriever(SharedWordsRetriever(without), without).find(prepared, model.tokenizer, 2),
-        Ensemble(documents=2, weights="uniform"),
-    )
     assert impossible.log_probs_T[3] == -np.inf
     assert impossible.provenance.posteriors_TK[3].tolist() == pytest.approx([1 / 2, 1 / 2])
     assert not np.isnan(impossible.log_probs_T).any()
 
 
-def test_more_documents_than_hits_and_rows_without() -> None:
-    numbers_QK = np.array([[3, 1, NO_PASSAGE], [NO_PASSAGE] * 3])
-    hits = Hits(numbers_QK=numbers_QK, scores_QK=np.array([[2, 1, 0], [0, 0, 0]], dtype=np.float32))
-    found = np.exp(document_log_weights(hits, Ensemble(documents=10)))
-    e = float(np.e)
-    np.testing.assert_allclose(found, np.array([[e / (1 + e), 1 / (1 + e), 0], [1, 0, 0]]))
-    cold = np.exp(document_log_weights(hits, Ensemble(temperature=0.5)))
-    np.testing.assert_allclose(cold[0, 0] / cold[0, 1], e**2)
+def test_weights_by_hand() -> None:
+    scores_K, e = np.array([2, 1], dtype=np.float32), float(np.e)
+    found_K = np.exp(document_log_weights(scores_K, Ensemble(documents=10)))
+    np.testing.assert_allclose(found_K, np.array([e / (1 + e), 1 / (1 + e)]))
+    cold_K = np.exp(document_log_weights(scores_K, Ensemble(temperature=0.5)))
+    np.testing.assert_allclose(cold_K[0] / cold_K[1], e**2)
 
 
 @pytest.mark.parametrize(

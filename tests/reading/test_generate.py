@@ -1,7 +1,6 @@
 """Generation against a plain loop that averages probabilities and reads everything anew for every token."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,23 +8,18 @@ from hypothesis import given, strategies as st
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
-from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import Reader, Retriever, WritingModel
+from ralm.lm.local.model import LocalLanguageModel
+from ralm.protocols import Retriever
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate, generate_many
-from ralm.reading.pieces import GeneratedText, GeneratedToken, spans
+from ralm.reading.pieces import GeneratedToken, spans
 from ralm.reading.sampling import GenerationOptions, sample
 from ralm.reading.sources import FromRetriever
-from ralm.reading.tokens import PassageDocuments
-from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
-from tests.campaign import campaign, sampled
+from ralm.records import NO_PASSAGE, Hits, Passages
+from tests.campaign import campaign
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
-from tests.reference import ensemble, generation
-from tests.tiny_models import FAMILIES
-
-TEXT = "How a passage is read decides what it is worth"
-PASSAGES = passages_of("a passage that is much longer than the cut of ten tokens", "short", "", "token counts", "What")
+from tests.reading.loops import PASSAGES, TEXT, plain_generation, written
+from tests.reference import generation
 
 
 def options(**values: object) -> GenerationOptions:
@@ -37,89 +31,21 @@ def found_by(retriever: Retriever, passages: Passages) -> FromRetriever:
     return FromRetriever(retriever, passages, config={})
 
 
-def written(
-    prompt: str, passages: Passages, settings: GenerationOptions, reader: Reader | None = None
-) -> tuple[list[GeneratedText], CountingModel]:
-    model = CountingModel(WordTokenizer())
+def test_a_new_passage_is_read_again_and_is_named() -> None:
+    passages, model = passages_of("c d d d d d", "a b c c c"), CountingModel(WordTokenizer())
+    settings = options(new_tokens=8, document_tokens=7, query_tokens=2)
     source = found_by(SharedWordsRetriever(passages), passages)
-    return list(generate(prompt, model, settings, source, reader=reader)), model
-
-
-def test_the_passage_in_front_decides_and_is_named() -> None:
-    pieces, _ = written("a b", passages_of("x y", "b c c c"), options())
-    assert "".join(piece.text for piece in pieces) == "c c c c c c "
-    assert {piece.passage for piece in pieces} == {1}
-
-
-def test_without_a_retriever_nothing_stands_in_front() -> None:
-    model = CountingModel(WordTokenizer())
-    pieces = list(generate("a b b", model, options()))
-    assert "".join(piece.text for piece in pieces) == "b " * 6
-    assert {piece.passage for piece in pieces} == {NO_PASSAGE}
-
-
-def test_the_cache_is_kept_while_the_passage_stays() -> None:
-    _, model = written("a b", passages_of("b c c c"), options(new_tokens=8))
-    assert len(model.reads) == 1
-
-
-def test_a_new_passage_is_read_anew() -> None:
-    passages = passages_of("c d d d d d", "a b c c c")
-    pieces, model = written("a b", passages, options(new_tokens=8, document_tokens=7, query_tokens=2))
+    pieces = list(generate("a b", model, settings, source, reader=Ensemble(documents=1)))
     assert [(span.text, span.passage) for span in spans(pieces)] == [("c c ", 1), ("d " * 6, 0)]
     assert len(model.reads) == 2
+    assert all(piece.passage == piece.tokens[-1].passage for piece in pieces)
+    assert [token for span in spans(pieces) for token in span.tokens] == [t for piece in pieces for t in piece.tokens]
 
 
-def write(
-    prompts: Sequence[IntArray],
-    model: WritingModel,
-    settings: GenerationOptions,
-    source: FromRetriever | None = None,
-    reader: Reader | None = None,
-) -> list[list[GeneratedToken]]:
-    """All tokens of every prompt."""
-    writer = TokenWriter(model, settings, source, reader=reader)
-    assert [writer.add(prompt) for prompt in prompts] == list(range(len(prompts)))
-    written: list[list[GeneratedToken]] = [[] for _ in prompts]
-    while step := writer.step():
-        for number, token in step:
-            written[number].append(token)
-    return written
-
-
-def plain_loop(
-    prompt: IntArray,
-    model: WritingModel,
-    settings: GenerationOptions,
-    source: FromRetriever,
-    chosen: Ensemble,
-    probabilities: Callable[[Sequence[int]], np.ndarray],
-    pick: Callable[[np.ndarray], int],
-) -> list[generation.Step]:
-    """The reference, with the options of ours."""
-    documents = PassageDocuments(source.passages, model.tokenizer, settings.document_tokens)
-
-    def retrieve(text: Sequence[int]) -> list[tuple[int, float]]:
-        query = model.tokenizer.decode(np.array(text[-settings.query_tokens :]))
-        return source.retriever.retrieve([query], chosen.documents).of(0)
-
-    def weights(scores: Sequence[float]) -> list[float]:
-        flat = chosen.weights == "uniform"
-        return [1 / len(scores)] * len(scores) if flat else ensemble.weights(scores, chosen.temperature)
-
-    return generation.generate(
-        prompt.tolist(),
-        {number: documents[number].tolist() for number in range(len(source.passages))},
-        retrieve,
-        probabilities,
-        pick,
-        weights=weights,
-        new_tokens=settings.new_tokens,
-        stride=settings.stride,
-        max_length=settings.max_length or model.max_length,
-        end_tokens=model.end_tokens,
-        first=full_tokenizer(model.tokenizer).encode_document("", 10).tolist(),
-    )
+def test_without_a_retriever_no_passage_is_read() -> None:
+    pieces = list(generate("a b b", CountingModel(WordTokenizer()), options()))
+    assert "".join(piece.text for piece in pieces) == "b " * 6
+    assert {piece.passage for piece in pieces} == {NO_PASSAGE}
 
 
 def check(written: Sequence[GeneratedToken], expected: Sequence[generation.Step], tolerance: float = 1e-5) -> None:
@@ -161,7 +87,7 @@ def test_equals_reading_everything_anew_for_every_token(
     reader = Ensemble(documents=documents, weights=weights)  # type: ignore[arg-type]
     model = CountingModel(WordTokenizer("abcdefgh"), vocabulary=9)
     tokens = model.tokenizer.encode(" ".join(prompt))
-    fast = write([tokens], model, settings, source, reader)[0]
+    (fast,) = written(TokenWriter(model, settings, source, reader=reader), tokens)
     drawn = iter([token.token for token in fast])
 
     def same(average: np.ndarray) -> int:
@@ -173,12 +99,7 @@ def test_equals_reading_everything_anew_for_every_token(
     def probabilities(read: Sequence[int]) -> np.ndarray:
         return np.exp(model.next_log_probs_V(np.array(read)).astype(np.float64))
 
-    check(fast, plain_loop(tokens, model, settings, source, reader, probabilities, same))
-
-
-@pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
-def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_transformers_model(str(tiny_folders[request.param]))
+    check(fast, plain_generation(tokens, model, settings, source, reader, probabilities, same))
 
 
 class Drawn:
@@ -242,12 +163,13 @@ def test_many_prompts_equal_the_plain_loop(
         top_p=0.9,
         seed=3,
     )
-    prompts = [model.tokenizer.encode(text) for text in (TEXT, "The", "What it is worth")]
+    prompts = [model.tokenizer.encode(text) for text in (TEXT[:46], "The", "What it is worth")]
     source = found_by(SomeHits(PASSAGES), PASSAGES)
     probabilities = generation.model_probabilities(model.model)
-    for prompt, fast in zip(prompts, write(prompts, model, settings, source, chosen), strict=True):
+    writer = TokenWriter(model, settings, source, reader=chosen)
+    for prompt, fast in zip(prompts, written(writer, *prompts), strict=True):
         pick = Drawn(settings)
-        expected = plain_loop(prompt, model, settings, source, chosen, probabilities, pick)
+        expected = plain_generation(prompt, model, settings, source, chosen, probabilities, pick)
         check(fast, expected, tolerance=3e-5)
     assert max_length is None or len(prompts[0]) > max_length
 
@@ -256,7 +178,9 @@ def test_the_order_of_documents_makes_no_difference(model: LocalLanguageModel) -
     settings = options(new_tokens=9, stride=3, document_tokens=10)
     prompt = model.tokenizer.encode(TEXT[:40])
     sources = [found_by(SomeHits(PASSAGES, way), PASSAGES) for way in (False, True)]
-    one, other = (write([prompt], model, settings, source, Ensemble(documents=5))[0] for source in sources)
+    (one,), (other,) = (
+        written(TokenWriter(model, settings, source, reader=Ensemble(documents=5)), prompt) for source in sources
+    )
     assert [token.token for token in one] == [token.token for token in other]
     np.testing.assert_allclose([token.log_prob for token in one], [token.log_prob for token in other], rtol=1e-5)
     for left, right in zip(one, other, strict=True):
@@ -284,8 +208,8 @@ def test_only_documents_that_changed_are_read_anew() -> None:
     model = CountingModel(WordTokenizer("abcdefgh"))
     settings = options(new_tokens=10)
     source = found_by(FixedHits([0, 1, 2], [2, 0, 1], [1, 3, 2], [], [3]), passages)
-    prompt = model.tokenizer.encode("a a a")
-    fast = write([prompt], model, settings, source, Ensemble(documents=3))[0]
+    writer = TokenWriter(model, settings, source, reader=Ensemble(documents=3))
+    (fast,) = written(writer, model.tokenizer.encode("a a a"))
     assert [token.passages_K.tolist() for token in fast[::2]] == [[0, 1, 2], [2, 0, 1], [1, 3, 2], [NO_PASSAGE], [3]]
     spelt = [model.tokenizer.decode(read).split()[0] for read in model.reads]
     assert spelt == ["a", "c", "e", "g", "a", "g"], "three; another order; one new; none; one that had gone"
@@ -302,14 +226,6 @@ def test_every_prompt_ends_by_itself() -> None:
     assert texts == ["", "", "y " * 6]
     alone = ["".join(piece.text for piece in generate(prompt, model, settings, source)) for prompt in "abc"]
     assert alone == texts
-
-
-def test_pieces_carry_their_tokens() -> None:
-    pieces, _ = written("a b", passages_of("x y", "b c c c"), options(), Ensemble(documents=2))
-    tokens = [token for piece in pieces for token in piece.tokens]
-    assert len(tokens) == 6
-    assert all(piece.passage == piece.tokens[-1].passage for piece in pieces)
-    assert [token for span in spans(pieces) for token in span.tokens] == tokens
 
 
 def test_an_empty_stop_string_is_rejected() -> None:

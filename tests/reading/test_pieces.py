@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from ralm.lm.local.tokenization import load_model_tokenizer
-from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces, StoppedText, passage_shares, spans
+from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, passage_shares, spans
 from tests.fakes import WordTokenizer
 
 
@@ -20,7 +20,7 @@ def test_a_character_comes_with_its_last_byte(tiny_folders: dict[str, Path]) -> 
     tokenizer = load_model_tokenizer(str(tiny_folders["gpt2"]))
     tokens = [token(number, {3: 1.0}) for number in tokenizer.encode("aé€").tolist()]
     assert len(tokens) == 6, "a token a byte"
-    pieces = Pieces(tokenizer.encode("before"), tokenizer)
+    pieces = StoppedText(tokenizer.encode("before"), tokenizer)
     found = [piece for one in tokens[:-1] for piece in pieces.add(one)]
     assert [(piece.text, len(piece.tokens)) for piece in found] == [("a", 1), ("é", 2)]
     assert [piece.text for piece in pieces.add(tokens[-1])] == ["€"]
@@ -38,19 +38,13 @@ def test_what_passages_gave() -> None:
     assert [(span.text, span.passage, span.tokens) for span in joined] == [("ab", 3, (one, one, two)), ("c", 4, (two,))]
 
 
-def stopped_text(stop: Sequence[str]) -> StoppedText:
-    return StoppedText(np.zeros(0, dtype=np.int64), WordTokenizer(), stop)
-
-
 def until_stop(pieces: Sequence[GeneratedText], stop: Sequence[str]) -> list[GeneratedText]:
-    """All that is handed on, the pieces given one by one."""
-    until = stopped_text(stop)
+    """All that is handed on, the pieces given one by one; nothing after a stop string."""
+    until = StoppedText(np.zeros(0, dtype=np.int64), WordTokenizer(), stop)
     certain = [part for piece in pieces for part in until.add_pieces([piece])]
-    return certain + until.rest()
-
-
-def plain_token(number: int) -> GeneratedToken:
-    return GeneratedToken(number, -1.0, np.array([3]), np.ones(1, dtype=np.float32))
+    rest = until.rest()
+    assert not until.found or until.add_pieces([GeneratedText("c", 0)]) == until.rest() == []
+    return certain + rest
 
 
 @given(
@@ -78,21 +72,10 @@ def test_stop_string_across_pieces_keeps_sources() -> None:
 
 
 def test_a_token_stays_with_the_text_it_begins() -> None:
-    first, second, third = plain_token(1), plain_token(2), plain_token(3)
+    first, second, third = (token(number, {3: 1.0}) for number in (1, 2, 3))
     pieces = [GeneratedText("a.", 3, (first,)), GeneratedText(".b", 3, (second,)), GeneratedText(".", 3, (third,))]
     out = until_stop(pieces, ["..."])
-    assert [(piece.text, piece.tokens) for piece in out] == [
-        ("a", (first,)),
-        (".", ()),
-        (".b", (second,)),
-        (".", (third,)),
-    ]
+    expected = [("a", (first,)), (".", ()), (".b", (second,)), (".", (third,))]
+    assert [(piece.text, piece.tokens) for piece in out] == expected
     out = until_stop(pieces, [".."])
     assert [(piece.text, piece.tokens) for piece in out] == [("a", (first,))]
-
-
-def test_nothing_is_handed_on_after_a_stop_string() -> None:
-    until = stopped_text(["x"])
-    assert until.add_pieces([GeneratedText("ax", 0), GeneratedText("b", 0)]) == [GeneratedText("a", 0)]
-    assert until.found
-    assert until.add_pieces([GeneratedText("c", 0)]) == until.rest() == []

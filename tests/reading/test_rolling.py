@@ -1,15 +1,13 @@
 """REPLUG's rolling windows against its code's loop: by hand, on random texts, and with ensembles of every family."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from ralm.errors import ModelError, UsageError
-from ralm.evaluation.perplexity import measure
-from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
+from ralm.lm.local.model import LocalLanguageModel
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, make_plan
@@ -18,13 +16,11 @@ from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, prepare_text
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.random import RandomRetriever
-from tests.campaign import sampled
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.reading.loops import PASSAGES, TEXT
 from tests.reference import replug
-from tests.tiny_models import EOS, FAMILIES
+from tests.tiny_models import EOS
 
-TEXT = "How a passage is read decides what it is worth; so every token counts, and none twice: but which one is it?"
-PASSAGES = passages_of("a passage that is much longer than the cut of ten tokens", "short", "", "token counts", "What")
 ROLLING = PlanOptions(
     semantics="official", windows="rolling", stride=9, query_tokens=5, document_tokens=10, max_length=32
 )
@@ -65,11 +61,6 @@ def test_equal_the_loop_of_the_code(text: int, context_len: int, pred_len: int, 
         assert len(request) - 1 <= length
 
 
-@pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
-def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_transformers_model(str(tiny_folders[request.param]))
-
-
 @pytest.mark.parametrize("tokens", [5, 14, 15, 83])
 def test_an_ensemble_of_every_family(model: LocalLanguageModel, tokens: int) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, ROLLING, limit_tokens=tokens)
@@ -84,7 +75,7 @@ def test_an_ensemble_of_every_family(model: LocalLanguageModel, tokens: int) -> 
     )
     assert len(expected) == len(text), "the first token of the text is a target too, and a BOS before it"
     np.testing.assert_allclose(scored.log_probs_T, expected, rtol=1e-4, atol=1e-5)
-    assert measure(prepared, scored).tokens == len(text)
+    assert prepared.plan.counted_tokens == len(text)
     assert prepared.token_texts(scored.positions_T) == ("", [""] * (len(text) - tokens) + list(TEXT[:tokens]))
 
 
@@ -112,20 +103,5 @@ def test_reranking_by_the_tokens_before_the_targets() -> None:
 def test_a_model_without_an_end_of_text_token_is_refused() -> None:
     tokenizer = WordTokenizer()
     tokenizer.end_token = None
-    with pytest.raises(
-        ModelError,
-        match='`windows="rolling"` begin with the token <.endoftext.>, the unknown',
-    ):
+    with pytest.raises(ModelError, match='`windows="rolling"` begin with the token <.endoftext.>, the unknown'):
         prepare_text(TEXT, tokenizer, ROLLING)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"semantics": "paper"}, 'REPLUG.s code: give `semantics="official"`'),
-        ({"document_tokens": 19}, "`document_tokens` 19 and `stride` 9 and `query_tokens` 5 do not fit together into"),
-    ],
-)
-def test_bad_options_are_named(changed: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        replace(ROLLING, **changed)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from ralm.records import NO_PASSAGE, Hits
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.reading.loops import written
 
 LETTERS = "abcdefgh"
 PASSAGES = passages_of("c d c d", "e f <end> e", "g h g h", "a b c", "b", "h a")
@@ -64,12 +65,7 @@ class Writing:
 
     def alone(self, words: str) -> list[GeneratedToken]:
         writer, model = self.writer()
-        number = writer.add(model.tokenizer.encode(words))
-        written = []
-        while step := writer.step():
-            assert [of for of, _ in step] == [number]
-            written += [token for _, token in step]
-        return written
+        return written(writer, model.tokenizer.encode(words))[0]
 
 
 WRITINGS = st.builds(
@@ -94,21 +90,21 @@ WRITINGS = st.builds(
 def test_what_is_written_does_not_depend_on_who_else_is_there(prompts: list[Joining], how: Writing) -> None:
     writer, model = how.writer()
     joined: dict[int, Joining] = {}
-    written: dict[int, list[GeneratedToken]] = {}
+    tokens: dict[int, list[GeneratedToken]] = {}
     for at in range(40):
         for prompt in prompts:
             if prompt.joins == at:
                 number = writer.add(model.tokenizer.encode(prompt.words))
-                joined[number], written[number] = prompt, []
+                joined[number], tokens[number] = prompt, []
         for number, token in writer.step():
-            written[number].append(token)
-            if len(written[number]) == joined[number].leaves:
+            tokens[number].append(token)
+            if len(tokens[number]) == joined[number].leaves:
                 writer.end(number)
-    assert len(written) == len(prompts)
+    assert len(tokens) == len(prompts)
     for number, prompt in joined.items():
         expected = how.alone(prompt.words)[: prompt.leaves]
-        assert [token.token for token in written[number]] == [token.token for token in expected]
-        for found, token in zip(written[number], expected, strict=True):
+        assert [token.token for token in tokens[number]] == [token.token for token in expected]
+        for found, token in zip(tokens[number], expected, strict=True):
             assert found.log_prob == token.log_prob
             assert found.passages_K.tolist() == token.passages_K.tolist()
             np.testing.assert_array_equal(found.posteriors_K, token.posteriors_K)

@@ -1,6 +1,7 @@
 """Reranking and joining passages while text is written, against a plain loop that reads everything anew."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from ralm.records import IntArray
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.zero_shot import ZeroShot
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.reading.loops import written
 from tests.reference import ensemble, generation
 
 LETTERS = "abcdefgh"
@@ -49,14 +51,9 @@ def total(ranker: CountingModel, text: str, number: int) -> float:
     return sum(float(ranker.next_log_probs_V(read[:at])[read[at]]) for at in ranked)
 
 
-def written(prompt: IntArray, model: CountingModel, how: GenerationOptions, **parts: object) -> list[GeneratedToken]:
+def writes_after(prompt: IntArray, model: CountingModel, how: GenerationOptions, **parts: Any) -> list[GeneratedToken]:
     source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
-    writer = TokenWriter(model, how, source, **parts)  # type: ignore[arg-type]
-    writer.add(prompt)
-    tokens = []
-    while step := writer.step():
-        tokens += [token for _, token in step]
-    return tokens
+    return written(TokenWriter(model, how, source, **parts), prompt)[0]
 
 
 PROMPTS = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=20).map(" ".join)
@@ -71,7 +68,7 @@ def test_zero_shot_equals_the_plain_loop(by: str, prompt: str, documents: int, s
     tokens = model.tokenizer.encode(prompt)
     reranker = ZeroShot(candidates=CANDIDATES, tokens=RANKED, model=ranker if by == "another" else None)
     how = options(stride=stride, temperature=1.0, seed=seed)
-    fast = written(tokens, model, how, reader=Ensemble(documents=documents), reranker=reranker)
+    fast = writes_after(tokens, model, how, reader=Ensemble(documents=documents), reranker=reranker)
     followed = iter(fast)
 
     def retrieve(text: Sequence[int]) -> list[tuple[int, float]]:
@@ -116,7 +113,7 @@ def test_several_passages_in_one_context_equal_the_plain_loop(prompt: str, strid
     model = writes()
     text = model.tokenizer.encode(prompt)
     how = options(stride=stride)
-    fast = written(text, model, how, reader=Concatenation(documents=2))
+    fast = writes_after(text, model, how, reader=Concatenation(documents=2))
     for step, token in enumerate(fast):
         if step % stride == 0:
             query = model.tokenizer.decode(text[-how.query_tokens :])
@@ -143,7 +140,5 @@ def test_a_ranker_that_cannot_read_a_passage_and_the_tokens_is_refused() -> None
 
 def test_the_oracle_is_refused_since_nobody_knows_what_will_be_written() -> None:
     source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
-    with pytest.raises(
-        UsageError, match="the reranker Oracle looks at the text to be predicted, which generation does not"
-    ):
+    with pytest.raises(UsageError, match="the reranker Oracle looks at the text to be predicted, which generation"):
         list(generate("a b", writes(), options(), source, reranker=Oracle()))

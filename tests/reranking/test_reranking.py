@@ -8,22 +8,20 @@ import pytest
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.scoring import Scorer
+from ralm.protocols import Reranker
 from ralm.reading.in_context import rows_with_targets
 from ralm.reading.plan import PlanOptions
 from ralm.reading.score import score_text
-from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
-from ralm.records import NO_PASSAGE, Hits
+from ralm.reading.tokens import PassageDocuments, prepare_text
+from ralm.records import Hits
 from ralm.reranking import Method, RerankOptions
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
-from tests.campaign import sampled
 from tests.fakes import CountingModel, WordTokenizer, chosen_hits, passages_of
+from tests.reading.loops import PASSAGES, TEXT, some_hits
 from tests.reference import official, reranking
-from tests.tiny_models import FAMILIES
 
 WINDOW = 48
-TEXT = "How a passage is read decides what it is worth; so every token counts, and none twice: but which one is it?"
-PASSAGES = passages_of("a passage that is much longer than the cut of ten tokens", "short", "", "token counts", "What")
 
 
 def options(**changed: object) -> PlanOptions:
@@ -31,54 +29,48 @@ def options(**changed: object) -> PlanOptions:
     return PlanOptions(**(values | changed))  # type: ignore[arg-type]
 
 
-def some_hits(prepared: PreparedText, k: int = 3) -> Hits:
-    """Candidates that differ from row to row, fewer than k for some, none for every sixth."""
-    rows = np.arange(len(prepared.plan))[:, None]
-    numbers_QK = (rows + np.arange(k)) % len(PASSAGES)
-    numbers_QK[3::6, 1:] = NO_PASSAGE
-    numbers_QK[5::6] = NO_PASSAGE
-    numbers_QK[~prepared.plan.retrieves_R] = NO_PASSAGE
-    return Hits(numbers_QK=numbers_QK.astype(np.int64), scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
-
-
-@pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
-def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
-    return load_transformers_model(str(tiny_folders[request.param]))
-
-
-@pytest.mark.parametrize("method", ["zero-shot", "oracle"])
-@pytest.mark.parametrize("block", [None, 12])
-def test_the_paper(model: LocalLanguageModel, method: str, block: int | None) -> None:
+def check_choice(
+    reader: LocalLanguageModel,
+    ranker: LocalLanguageModel,
+    reranker: Reranker | None,
+    *,
+    rank_tokens: int | None,
+    block: int | None = None,
+    by_prefix: bool = False,
+) -> None:
+    """The passages are those that a plain loop over candidates chooses, and read as if they were the only hits. With
+    `by_prefix` the loop sees nothing behind the prefix, which the ranker tokenises itself."""
     blocked = {} if block is None else {"windows": "blocked", "block": block}
-    prepared = prepare_text(TEXT, model.tokenizer, options(**blocked), limit_tokens=94)
-    hits = some_hits(prepared)
-    rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
-    scored = score_text(prepared, model, hits, PASSAGES, reranker=rerank.reranker())
-    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
+    prepared = prepare_text(TEXT, reader.tokenizer, options(**blocked), limit_tokens=94)
+    hits = some_hits(prepared, 3)
+    scored = score_text(prepared, reader, hits, PASSAGES, reranker=reranker)
+    documents = PassageDocuments(PASSAGES, ranker.tokenizer, 10)
+    tokens = ranker.tokenizer.encode(prepared.text).tolist()
     chosen_R = hits.numbers_QK[:, 0].copy()
-    for row, (begin, end) in enumerate(zip(prepared.plan.begin_R, prepared.plan.end_R, strict=True)):
+    for row, (begin, end) in enumerate(zip(prepared.plan.begin_R.tolist(), prepared.plan.end_R.tolist(), strict=True)):
         if candidates := [number for number, _ in hits.of(row)]:
-            must_fit = end if block is None else min((begin // block + 1) * block, 94)
-            best = reranking.chosen(
-                model.model,
-                prepared.tokens.tolist(),
-                [documents[number].tolist() for number in candidates],
-                int(begin),
-                int(end),
-                rank_tokens=6 if method == "zero-shot" else None,
-                max_length=WINDOW,
-                must_fit=int(must_fit),
-            )
-            chosen_R[row] = candidates[best]
-    plain = score_text(prepared, model, chosen_hits(chosen_R), PASSAGES)
+            read_as = [documents[number].tolist() for number in candidates]
+            stop = begin if by_prefix else end
+            must_fit = stop if block is None else min((begin // block + 1) * block, 94)
+            settings = {"rank_tokens": rank_tokens, "max_length": WINDOW, "must_fit": must_fit}
+            chosen_R[row] = candidates[reranking.chosen(ranker.model, tokens[:stop], read_as, begin, stop, **settings)]
+    plain = score_text(prepared, reader, chosen_hits(chosen_R), PASSAGES)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
     np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["zero-shot", "oracle"])
+@pytest.mark.parametrize("block", [None, 12])
+def test_the_paper(model: LocalLanguageModel, method: str, block: int | None) -> None:
+    rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
+    rank_tokens = 6 if method == "zero-shot" else None
+    check_choice(model, model, rerank.reranker(), rank_tokens=rank_tokens, block=block)
+
+
+@pytest.mark.parametrize("method", ["zero-shot", "oracle"])
 def test_the_official_code(model: LocalLanguageModel, method: str) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options(semantics="official"), limit_tokens=94)
-    hits = some_hits(prepared)
+    hits = some_hits(prepared, 3)
     rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
     scored = score_text(prepared, model, hits, PASSAGES, reranker=rerank.reranker())
     documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
@@ -97,21 +89,7 @@ def test_the_official_code(model: LocalLanguageModel, method: str) -> None:
 
 def test_another_model_ranks_as_the_plain_loop_would(tiny_folders: dict[str, Path]) -> None:
     reader, ranker = (load_transformers_model(str(tiny_folders[family])) for family in ("gpt2", "opt"))
-    prepared = prepare_text(TEXT, reader.tokenizer, options(), limit_tokens=94)
-    hits = some_hits(prepared)
-    scored = score_text(prepared, reader, hits, PASSAGES, reranker=ZeroShot(tokens=6, model=ranker))
-    documents = PassageDocuments(PASSAGES, ranker.tokenizer, 10)
-    tokens = ranker.tokenizer.encode(prepared.text).tolist()
-    chosen_R = hits.numbers_QK[:, 0].copy()
-    for row, begin in enumerate(prepared.plan.begin_R.tolist()):
-        if candidates := [number for number, _ in hits.of(row)]:
-            read_as = [documents[number].tolist() for number in candidates]
-            settings = {"rank_tokens": 6, "max_length": WINDOW, "must_fit": begin}
-            best = reranking.chosen(ranker.model, tokens[:begin], read_as, begin, begin, **settings)
-            chosen_R[row] = candidates[best]
-    plain = score_text(prepared, reader, chosen_hits(chosen_R), PASSAGES)
-    np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
-    np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-4, atol=1e-5)
+    check_choice(reader, ranker, ZeroShot(tokens=6, model=ranker), rank_tokens=6, by_prefix=True)
 
 
 def test_a_ranker_of_other_tokens_sees_whole_words_of_the_prefix_alone(tiny_folders: dict[str, Path]) -> None:
@@ -133,7 +111,7 @@ def test_a_ranker_of_other_tokens_sees_whole_words_of_the_prefix_alone(tiny_fold
 def test_random_is_any_of_the_candidates_and_seeded() -> None:
     model = CountingModel(WordTokenizer(), max_length=WINDOW)
     prepared = prepare_text("a b c d e f " * 40, model.tokenizer, options(stride=2))
-    hits = some_hits(prepared)
+    hits = some_hits(prepared, 3)
 
     def chosen(seed: int) -> list[int]:
         return list(score_text(prepared, model, hits, PASSAGES, reranker=RandomChoice(seed=seed)).passages_T)
@@ -150,13 +128,10 @@ def test_random_is_any_of_the_candidates_and_seeded() -> None:
 def test_tokens_to_rank_by_that_do_not_fit() -> None:
     model = CountingModel(WordTokenizer(), max_length=20)
     prepared = prepare_text(TEXT, model.tokenizer, options(max_length=20))
-    with pytest.raises(
-        UsageError, match="`document_tokens` 10 and `RerankOptions.tokens` 6 do not fit together into 20 tokens"
-    ):
-        score_text(prepared, model, some_hits(prepared), PASSAGES, reranker=ZeroShot(tokens=6))
-    for ranker in (CountingModel(WordTokenizer(), max_length=20), model):
-        with pytest.raises(UsageError, match="do not fit"):
-            score_text(prepared, model, some_hits(prepared), PASSAGES, reranker=ZeroShot(tokens=6, model=ranker))
+    message = "`document_tokens` 10 and `RerankOptions.tokens` 6 do not fit together into 20 tokens"
+    for ranker in (None, CountingModel(WordTokenizer(), max_length=20), model):
+        with pytest.raises(UsageError, match=message):
+            score_text(prepared, model, some_hits(prepared, 3), PASSAGES, reranker=ZeroShot(tokens=6, model=ranker))
 
 
 @pytest.mark.parametrize(
@@ -176,9 +151,8 @@ def test_options_that_make_no_sense(changed: dict[str, object], message: str) ->
 def test_one_pass_ranks_a_candidate_and_reads_the_targets(method: Method) -> None:
     model = CountingModel(WordTokenizer(), max_length=WINDOW)
     prepared = prepare_text("a b c d e f " * 20, model.tokenizer, options(stride=2))
-    hits, scorer = some_hits(prepared), Scorer(model)
-    score_text(
-        prepared, scorer, hits, PASSAGES, reranker=RerankOptions(method=method, tokens=3, candidates=3).reranker()
-    )
+    hits, scorer = some_hits(prepared, 3), Scorer(model)
+    reranker = RerankOptions(method=method, tokens=3, candidates=3).reranker()
+    score_text(prepared, scorer, hits, PASSAGES, reranker=reranker)
     rows = rows_with_targets(prepared.plan)
     assert scorer.asked == sum(max(1, len(hits.of(row))) for row in rows), "a request for each candidate, and no more"

@@ -133,15 +133,7 @@ def test_a_reranker_with_fewer_candidates_than_are_read_is_refused_before_anythi
     message = "the reader reads 3 passages and the reranker chooses from 2 `candidates`: raise them"
     with pytest.raises(UsageError, match=message):
         evaluate_text(TEXT, model, PLAN, source=source, reader=Ensemble(documents=3), reranker=ZeroShot(candidates=2))
+    options, reader = GenerationOptions(document_tokens=4), Ensemble(documents=3)
     with pytest.raises(UsageError, match=message):
-        list(
-            generate(
-                "a",
-                model,
-                GenerationOptions(document_tokens=4),
-                source,
-                reader=Ensemble(documents=3),
-                reranker=RandomChoice(candidates=2),
-            )
-        )
+        list(generate("a", model, options, source, reader=reader, reranker=RandomChoice(candidates=2)))
     assert retriever.queries == []
