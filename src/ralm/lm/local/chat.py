@@ -41,14 +41,14 @@ def chat_with_spans(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Messa
     around it. Templates may leave out thoughts of the assistant.
     """
 
-    def text_of(some: Sequence[Message]) -> str:
+    def chat_text(some: Sequence[Message]) -> str:
         failure = "the chat template of this model rejects these messages"
         return write_chat(tokenizer, [asdict(one) for one in some], failure, add_generation_prompt=True)
 
     marks = _Marks(messages)
     for _ in range(2):  # a template may write the date, which changes at midnight
-        written = marks.remove_from(text_of(marks.marked))
-        if written.text == text_of(messages):
+        written = marks.remove_from(chat_text(marks.marked))
+        if written.text == chat_text(messages):
             return written
     raise ChatError(
         "the chat template of this model treats these messages in a special way: word them differently, or choose "
