@@ -3,18 +3,15 @@
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ralm.records import IntArray
+from ralm.records import DoubleArray, IntArray
 
 DRAWS: Final = 10_000
 LEVEL: Final = 0.95
 _AT_ONCE: Final = 1_000
 
 
-def bootstrap_means(
-    sums_UR: NDArray[np.float64], counts_U: IntArray, *, draws: int = DRAWS, seed: int = 0
-) -> NDArray[np.float64]:
+def bootstrap_means(sums_UR: DoubleArray, counts_U: IntArray, *, draws: int = DRAWS, seed: int = 0) -> DoubleArray:
     """Means (float64, draws x R) of R columns over units drawn with replacement, as many as there are. A unit, such as
     a document, has the sum of its values in each column (U x R) and their count (U). All columns share the drawn units,
     so that their differences are paired. Equal arguments give equal draws."""
@@ -29,9 +26,7 @@ def bootstrap_means(
     return means
 
 
-def _distinct(
-    sums_UR: NDArray[np.float64], counts_U: IntArray
-) -> tuple[NDArray[np.float64], NDArray[np.float64], IntArray]:
+def _distinct(sums_UR: DoubleArray, counts_U: IntArray) -> tuple[DoubleArray, DoubleArray, IntArray]:
     """The D distinct units in the order of their first, and how many of each there are: how often one of them is drawn
     does not depend on which it is. Where values are right or wrong, D is 2."""
     rows_UC = np.column_stack([sums_UR, counts_U])
@@ -41,7 +36,7 @@ def _distinct(
     return rows_DC[:, :-1], rows_DC[:, -1], times_D[order_D]
 
 
-def interval(values: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
+def interval(values: DoubleArray, level: float = LEVEL) -> tuple[float, float]:
     """The values between which the middle `level` of the drawn ones lie (percentile bootstrap)."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -5,12 +5,9 @@ Letters of shapes: U choices that were made, C options of a choice.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-
-_BINS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +23,7 @@ class CalibrationBin:
 
 
 def calibration_bins(
-    confidences_U: NDArray[np.float64], right_U: NDArray[np.bool_], bins: int = _BINS
+    confidences_U: NDArray[np.float64], right_U: NDArray[np.bool_], bins: int = 10
 ) -> list[CalibrationBin]:
     """The choices by their confidence, a probability above 0, in `bins` bins of the same width."""
     edges = np.arange(bins + 1) / bins

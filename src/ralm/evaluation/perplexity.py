@@ -19,11 +19,8 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Reader, Reranker, traits_of
-from ralm.reading.in_context import CheckedReader
-from ralm.reading.plan import PlanOptions
-from ralm.reading.provenance import TracedText, gain_as_json
+from ralm.reading import in_context, plan, provenance, sources
 from ralm.reading.score import hits_needed, score_text
-from ralm.reading.sources import PassageSource
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import Hits, Passages, ScoredTokens
 from ralm.reranking import CheckedReranker
@@ -128,10 +125,10 @@ class Evaluation:
         return any(one is not None and one.upper is not None for one in (self.reading, self.baseline))
 
     @property
-    def traced(self) -> TracedText:
+    def traced(self) -> provenance.TracedText:
         """The text with the sources and the gain of each token; it needs a baseline."""
         assert self.baseline is not None
-        return TracedText.of(self.prepared, self.reading.scored, self.baseline.scored, self.passages)
+        return provenance.TracedText.of(self.prepared, self.reading.scored, self.baseline.scored, self.passages)
 
     def summary(self, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
         """The measures and their configuration; with a baseline, also its measures and the gain over it, if it is
@@ -140,16 +137,16 @@ class Evaluation:
         if self.baseline is not None:
             shown["baseline"] = self.baseline.as_dict()
             if not self.is_bounded:
-                shown["gain"] = gain_as_json(self.traced)
+                shown["gain"] = provenance.gain_as_json(self.traced)
         return shown
 
 
 def evaluate_text(
     text: str,
     model: LanguageModel,
-    options: PlanOptions | None = None,
+    options: plan.PlanOptions | None = None,
     *,
-    source: PassageSource | None = None,
+    source: sources.PassageSource | None = None,
     reranker: Reranker | None = None,
     reader: Reader | None = None,
     limit_tokens: int | None = None,
@@ -166,7 +163,7 @@ def evaluate_text(
     Raises UsageError if lengths do not fit into the model, TextError if the text is too short, ModelError if `bos` is
     always and the tokenizer has no BOS.
     """
-    scorer, options, checked = Scorer.of(model), options or PlanOptions(), CheckedReader.of(reader)
+    scorer, options, checked = Scorer.of(model), options or plan.PlanOptions(), in_context.CheckedReader.of(reader)
     choice = CheckedReranker.of(reranker)
     check_plan(scorer, options)
     options.check_documents(checked.joined)
@@ -209,7 +206,7 @@ def timed(prepared: PreparedText, score: Callable[[], ScoredTokens]) -> Reading:
     return Reading(scored=scored, measures=measures, seconds=seconds)
 
 
-def check_plan(model: LanguageModel, options: PlanOptions) -> None:
+def check_plan(model: LanguageModel, options: plan.PlanOptions) -> None:
     """Raise UsageError if a plan cannot be read, or needs a longer context than the model has, or if the model answers
     messages and does not continue texts."""
     if traits_of(model).answers_only:

@@ -13,10 +13,8 @@ from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Reader, Reranker
-from ralm.reading.in_context import CheckedReader
+from ralm.reading import in_context, score, sources
 from ralm.reading.plan import PlanOptions
-from ralm.reading.score import hits_needed
-from ralm.reading.sources import FromRetriever, PassageSource
 from ralm.reranking import CheckedReranker
 from ralm.retrieval.retriever import MemoizedRetriever
 
@@ -28,7 +26,7 @@ class SweepPoint:
     value: str
     plan: PlanOptions
     reader: Reader
-    source: PassageSource
+    source: sources.PassageSource
     reranker: Reranker | None = None
 
 
@@ -89,7 +87,7 @@ def sweep(
     evaluations, models = {}, [scorer]
     for point in points:
         source, reranker = point.source, CheckedReranker.of(point.reranker)
-        if isinstance(source, FromRetriever):
+        if isinstance(source, sources.FromRetriever):
             source = source.with_retriever(retrievers[id(source)])
         if reranker is not None and isinstance(reranker.model, Scorer):
             models.append(reranker.model)
@@ -117,10 +115,10 @@ def _shared_retrievers(points: Sequence[SweepPoint]) -> dict[int, MemoizedRetrie
     """For each source with a retriever, one that retrieves once, as many hits as any of its points needs."""
     needed: dict[int, int] = {}
     for point in points:
-        hits = hits_needed(CheckedReader.of(point.reader), CheckedReranker.of(point.reranker))
+        hits = score.hits_needed(in_context.CheckedReader.of(point.reader), CheckedReranker.of(point.reranker))
         needed[id(point.source)] = max(needed.get(id(point.source), 0), hits)
     return {
         id(point.source): MemoizedRetriever(point.source.retriever, needed[id(point.source)])
         for point in points
-        if isinstance(point.source, FromRetriever)
+        if isinstance(point.source, sources.FromRetriever)
     }

@@ -15,12 +15,10 @@ import numpy as np
 from ralm.errors import UsageError
 from ralm.lm.scoring import SharedCache
 from ralm.protocols import Reader, Reranker, WritingModel, traits_of
-from ralm.reading.ensemble import log_weights_of
-from ralm.reading.in_context import CheckedReader
+from ralm.reading import ensemble, in_context, score
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.sampling import GenerationOptions, draw_token
-from ralm.reading.score import hits_needed
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, without_first
 from ralm.records import IntArray, NextTokens, TextsAhead
@@ -103,11 +101,11 @@ class TokenWriter:
         self._model = model
         self._options = options or GenerationOptions()
         self._source = source
-        self._reader = CheckedReader.of(reader)
+        self._reader = in_context.CheckedReader.of(reader)
         self._reranker = CheckedReranker.of(reranker)
         self._max_length = self._options.max_length or model.max_length
         self._check_lengths()
-        self._hits = hits_needed(self._reader, self._reranker)
+        self._hits = score.hits_needed(self._reader, self._reranker)
         if self._reranker is not None and self._reranker.needs_targets:
             raise UsageError(
                 f"the reranker {self._reranker.name} looks at the text to be predicted, which generation does not "
@@ -242,7 +240,7 @@ class Decoder:
         """The texts of an average, which only grow until they are retrieved for again or fill the model's length."""
         left = min(state.prefixes_end, self._options.new_tokens) - state.written
         room = self._max_length - max(map(len, texts))
-        return TextsAhead(texts, log_weights_of(state.prompt_prefixes), min(left, room), state.written)
+        return TextsAhead(texts, ensemble.log_weights_of(state.prompt_prefixes), min(left, room), state.written)
 
     def _draw(self, state: PromptState, texts: Sequence[IntArray], given: NextTokens) -> GeneratedToken:
         assert state.generator is not None, "set when the text was added"

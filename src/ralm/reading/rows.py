@@ -10,9 +10,8 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
-from ralm.reading.in_context import rows_with_targets, stride_request
+from ralm.reading import in_context, sampling
 from ralm.reading.plan import PlanOptions
-from ralm.reading.sampling import GenerationOptions
 from ralm.reading.tokens import PassageDocuments, PreparedText
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, PromptPrefix, Request
 from ralm.validation import MAX_COUNT
@@ -98,10 +97,12 @@ class StrideRows:
             )
         tokens, plan = self._prepared.tokens, self._prepared.plan
         contested = {row for row, _ in candidates}
-        rest = [row for row in rows_with_targets(plan) if row not in contested]
+        rest = [row for row in in_context.rows_with_targets(plan) if row not in contested]
         others = [(row, number) for row in rest for number, _ in self._hits.of(row)[:1] or [(NO_PASSAGE, 0.0)]]
         pairs = sorted([*candidates, *others], key=lambda pair: pair[0])  # neighbours share sequences
-        requests = [stride_request(tokens, plan, row, self.documents[number], before) for row, number in pairs]
+        requests = [
+            in_context.stride_request(tokens, plan, row, self.documents[number], before) for row, number in pairs
+        ]
         scored = dict(zip(pairs, scorer.log_probs(requests), strict=True))
         for (row, number), log_probs in scored.items():
             targets = int(plan.end_R[row] - plan.target_begin_R[row])
@@ -145,7 +146,7 @@ class PromptRows:
     model: LanguageModel
     documents: PassageDocuments
     passages: Passages
-    options: GenerationOptions
+    options: sampling.GenerationOptions
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -204,7 +205,7 @@ def _end_log_probs(
 
 
 def _check_rank_tokens(
-    options: PlanOptions | GenerationOptions, rank_tokens: int, advance: int, max_length: int
+    options: PlanOptions | sampling.GenerationOptions, rank_tokens: int, advance: int, max_length: int
 ) -> None:
     if options.document_tokens + rank_tokens + advance >= max_length:
         beside = f" beside the {advance} that the window advances at a time" if advance else ""

@@ -28,16 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ralm.errors import ModelError, UsageError
 from ralm.lm import model_folder
-from ralm.lm.local.loading import (
-    check_folder,
-    check_tokenizer,
-    first_line,
-    loading_errors,
-    quiet_loading,
-    settings_fingerprint,
-    weights_fingerprint,
-    whole_loading,
-)
+from ralm.lm.local import loading
 from ralm.records import FloatArray
 from ralm.reranking.predictive import Pair
 
@@ -147,8 +138,8 @@ class PairModel:
         decisive = {name: value for name, value in tokenizer.items() if name not in _SET_FOR_A_CALL}
         return {
             "name": str(Path(self.name).resolve()) if Path(self.name).is_dir() else self.name,
-            "weights": weights_fingerprint(transformer),
-            "settings": settings_fingerprint(transformer),
+            "weights": loading.weights_fingerprint(transformer),
+            "settings": loading.settings_fingerprint(transformer),
             "tokenizer": hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16],
             "dtype": str(transformer.dtype).removeprefix("torch."),
             "max_length": self.model.max_seq_length,
@@ -231,7 +222,7 @@ class PairModel:
         transformer: Any = self.model.model
         setattr(transformer.config, _SETTINGS, self._settings())
         self.model.activation_fn = torch.nn.Identity()
-        with quiet_loading():
+        with loading.quiet_loading():
             self.model.save_pretrained(str(folder), create_model_card=False)
 
     def _settings(self) -> dict[str, JsonValue]:
@@ -260,7 +251,9 @@ class PairModel:
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
-            raise ModelError(f"the cross-encoder {self.name} cannot read pairs: {first_line(error)}.") from error
+            raise ModelError(
+                f"the cross-encoder {self.name} cannot read pairs: {loading.first_line(error)}."
+            ) from error
 
 
 def load_pair_model(
@@ -274,15 +267,15 @@ def load_pair_model(
     length does not fit.
     """
     source = model_folder(name)
-    check_folder(source)
-    check_tokenizer(source)
+    loading.check_folder(source)
+    loading.check_tokenizer(source)
     options: dict[str, Any] = {"num_labels": 1, "model_kwargs": {"dtype": torch.float32}} if new else {}
 
     def may_lack(weight: str) -> bool:
         of_head = "pooler." in weight or not weight.startswith(f"{model.model.base_model_prefix}.")
         return of_head and (new or not _has_head(model))
 
-    with loading_errors("cross-encoder", name), whole_loading(name, may_lack), _without_notes():
+    with loading.loading_errors("cross-encoder", name), loading.whole_loading(name, may_lack), _without_notes():
         causal = new and _is_language_model(source)
         modules = {"modules": [_with_new_head(source)]} if causal else {"model_name_or_path": source, **options}
         model = CrossEncoder(**modules, device=None if device == "auto" else device)
@@ -306,7 +299,7 @@ def load_pair_model(
         return PairModel(name, model, settings)
 
     def can_read_ends() -> bool:
-        with loading_errors("language model", name), whole_loading(name, lambda _: False):
+        with loading.loading_errors("language model", name), loading.whole_loading(name, lambda _: False):
             return saved.likelihood is not None or (causal and _reads_ends(source, model.model, model.tokenizer))
 
     changed = {"rank_weight": 0.0, "likelihood": None, "passage_first": saved.passage_first or causal}

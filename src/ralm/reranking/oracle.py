@@ -7,14 +7,13 @@ with y the targets of the stride. The other rerankers estimate this choice witho
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.protocols import Rows
-from ralm.records import FloatArray, Hits, Passages
+from ralm.records import DoubleArray, FloatArray, Hits, Passages
 from ralm.validation import check_count
 
 
@@ -62,7 +61,7 @@ def most_likely(hits: Hits, candidates: Sequence[tuple[int, int]], log_probs: Se
     return best_hits(hits, [np.array(totals.get(row, [0.0] * len(hits.of(row)))) for row in range(len(hits))], k)
 
 
-def best_hits(hits: Hits, scores: Sequence[NDArray[Any]], k: int) -> Hits:
+def best_hits(hits: Hits, scores: Sequence[FloatArray | DoubleArray], k: int) -> Hits:
     """The k hits of each row with the highest scores; the first on a tie."""
     chosen = []
     for row, scores_K in enumerate(scores):

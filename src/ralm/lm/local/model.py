@@ -10,18 +10,7 @@ from pydantic import JsonValue
 from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
-from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
-from ralm.lm.local.engine import Engine, Replica, TargetLogits, distributions, length_thresholds
-from ralm.lm.local.kernels import pack_weights, speed_up
-from ralm.lm.local.loading import (
-    check_folder,
-    load_checkpoint,
-    loading_errors,
-    settings_fingerprint,
-    weights_fingerprint,
-)
-from ralm.lm.local.probe import can_cache_rows, check_causal
-from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
+from ralm.lm.local import continuation, engine, kernels, loading, probe, tokenization
 from ralm.lm.registry import ModelOptions
 from ralm.protocols import UNLIMITED, Continuations
 from ralm.records import FloatArray, ScoringSequence
@@ -36,16 +25,20 @@ class LocalLanguageModel:
     tier: Final = "all"
 
     def __init__(
-        self, name: str, model: PreTrainedModel, tokenizer: ModelTokenizer, copies: Sequence[PreTrainedModel] = ()
+        self,
+        name: str,
+        model: PreTrainedModel,
+        tokenizer: tokenization.ModelTokenizer,
+        copies: Sequence[PreTrainedModel] = (),
     ) -> None:
         self.name = name
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
-        self.logits = TargetLogits(self.model, name)
-        check_causal(self.model, name, self.max_length)
-        others = [TargetLogits(copy.eval().requires_grad_(False), name) for copy in copies]
+        self.logits = engine.TargetLogits(self.model, name)
+        probe.check_causal(self.model, name, self.max_length)
+        others = [engine.TargetLogits(copy.eval().requires_grad_(False), name) for copy in copies]
         self.copies = [self.logits, *others]
-        self._engine = Engine([Replica(logits) for logits in self.copies])
+        self._engine = engine.Engine([engine.Replica(logits) for logits in self.copies])
 
     @cached_property
     def config(self) -> dict[str, JsonValue]:
@@ -57,8 +50,8 @@ class LocalLanguageModel:
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.model.device),
             "compiled": self.model.base_model._compiled_call_impl is not None,
-            "weights": weights_fingerprint(self.model),
-            "settings": settings_fingerprint(self.model),
+            "weights": loading.weights_fingerprint(self.model),
+            "settings": loading.settings_fingerprint(self.model),
             "tokenizer": self.tokenizer.fingerprint,
         }
 
@@ -85,7 +78,7 @@ class LocalLanguageModel:
     @property
     def merges_prefixes(self) -> bool:
         """Whether a token has the same result in a longer sequence with the same prefix; False with LongRoPE."""
-        return not length_thresholds(self.model.config)
+        return not engine.length_thresholds(self.model.config)
 
     def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """For each sequence, in order and as soon as known, the natural log-probability (float32) of each target."""
@@ -93,42 +86,43 @@ class LocalLanguageModel:
 
     def distributions(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """For each sequence, the natural log-probabilities (float32, P x V) of all tokens at its P targets."""
-        return self._engine.score(sequences, distributions)
+        return self._engine.score(sequences, engine.distributions)
 
     def continuations(self) -> Continuations:
         """A new `CachedDecoder`; an `UncachedDecoder` if a probe shows that the model cannot use our cache."""
         return self._decoder(self.logits, self.max_length)
 
     @cached_property
-    def _decoder(self) -> type[CachedDecoder | UncachedDecoder]:
-        return CachedDecoder if can_cache_rows(self.logits, self.max_length) else UncachedDecoder
+    def _decoder(self) -> type[continuation.CachedDecoder | continuation.UncachedDecoder]:
+        caches_rows = probe.can_cache_rows(self.logits, self.max_length)
+        return continuation.CachedDecoder if caches_rows else continuation.UncachedDecoder
 
 
 def load_transformers_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
     """A causal language model by hub name or folder, ready to score and generate; raises what `load_language_model`
     raises."""
     options = options or ModelOptions()
-    check_folder(name)
+    loading.check_folder(name)
     if options.device == "all":
         gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
         devices = gpus or [torch.device("cpu")]
     else:
         devices = [_device(device.strip()) for device in options.device.split(",")]
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
-    tokenizer = load_model_tokenizer(name)
+    tokenizer = tokenization.load_model_tokenizer(name)
     spread = {"device_map": "auto"} if options.device == "map" else {}
-    with loading_errors("model", name):
-        model = load_checkpoint(name, dtype=dtype, **spread)
+    with loading.loading_errors("model", name):
+        model = loading.load_checkpoint(name, dtype=dtype, **spread)
         if options.device != "map":
             model = model.to(devices[0])
-    speed_up(model)
+    kernels.speed_up(model)
     copies = [deepcopy(model).to(device) for device in devices[1:]]
     loaded = LocalLanguageModel(name, model, tokenizer, copies)
     for logits in loaded.copies:
         if options.compile:  # after the probes: their few tokens are not worth compiling for
             logits.model.base_model.compile(dynamic=True)
         else:
-            pack_weights(logits.model)
+            kernels.pack_weights(logits.model)
     return loaded
 
 

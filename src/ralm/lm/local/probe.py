@@ -17,9 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ralm.environment import deprecations_shown, warn_of_mismatch
 from ralm.errors import ModelError
-from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
-from ralm.lm.local.engine import TargetLogits, length_thresholds
-from ralm.lm.local.loading import first_line
+from ralm.lm.local import continuation, engine, loading
 from ralm.records import FloatArray, IntArray, ScoringSequence
 
 _LENGTH: Final = 8
@@ -51,7 +49,7 @@ def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
     )
 
 
-def can_cache_rows(logits: TargetLogits, max_length: int) -> bool:
+def can_cache_rows(logits: engine.TargetLogits, max_length: int) -> bool:
     """Whether a model can continue from cached keys and values with the same probabilities as from the whole text.
 
     Texts that grow, change, are scored, and have different lengths are tried. The results differ for models that keep
@@ -69,8 +67,8 @@ def can_cache_rows(logits: TargetLogits, max_length: int) -> bool:
         if _caches_rows_alone(logits.model):
             warn_of_mismatch(
                 "transformers",
-                f"ralm could not hand over cached keys and values to {logits.name} ({kind}): {first_line(error)}. "
-                "Figures stay right, but the whole text is read again for every new token",
+                f"ralm could not hand over cached keys and values to {logits.name} ({kind}): "
+                f"{loading.first_line(error)}. Figures stay right, but the whole text is read again for every new token",
                 error,
             )
             return False
@@ -98,7 +96,7 @@ def _caches_rows_alone(model: PreTrainedModel) -> bool:
     return bool(layers) and all(type(cache) is DynamicCache for cache in caches) and {*map(type, layers)} <= _ROW_LAYERS
 
 
-def _max_difference(logits: TargetLogits, max_length: int) -> float:
+def _max_difference(logits: engine.TargetLogits, max_length: int) -> float:
     """The largest difference between continuing and reading again, as a fraction of the difference between texts;
     infinite for a model that reads too few tokens for a trial."""
     if max_length < _LENGTH:
@@ -107,17 +105,17 @@ def _max_difference(logits: TargetLogits, max_length: int) -> float:
     grown = [np.append(text, text[0]) for text in first]
     changed = [grown[2], np.concatenate([grown[0][:3], grown[1][:4]]), np.append(grown[1], grown[0][1])]
     tokens = _LENGTH * 3 * len(first)
-    cached = CachedDecoder(logits, max_length, tokens)
+    cached = continuation.CachedDecoder(logits, max_length, tokens)
     found_BV = np.concatenate([cached.next_tokens(texts).log_probs_BC for texts in (first, grown, changed)])
-    uncached = UncachedDecoder(logits, max_length, tokens)
+    uncached = continuation.UncachedDecoder(logits, max_length, tokens)
     difference = _difference(found_BV, uncached.next_tokens([*first, *grown, *changed]).log_probs_BC)
-    if length_thresholds(logits.model.config):
+    if engine.length_thresholds(logits.model.config):
         return difference  # such models score every text by itself
     sequences = [ScoringSequence(text, np.arange(len(text) // 2, len(text))) for text in grown]
-    found_P = np.concatenate(CachedDecoder(logits, max_length, _LENGTH).score(sequences))
+    found_P = np.concatenate(continuation.CachedDecoder(logits, max_length, _LENGTH).score(sequences))
     before = [one.tokens_N[:at] for one in sequences for at in one.targets_P]
     target_P = np.concatenate([one.tokens_N[one.targets_P] for one in sequences])
-    uncached_PV = UncachedDecoder(logits, max_length, _LENGTH).next_tokens(before).log_probs_BC
+    uncached_PV = continuation.UncachedDecoder(logits, max_length, _LENGTH).next_tokens(before).log_probs_BC
     return max(difference, _difference(found_P, uncached_PV[np.arange(len(target_P)), target_P]))
 
 
@@ -140,7 +138,7 @@ def _read(model: PreTrainedModel, name: str, tokens_BN: IntArray) -> torch.Tenso
         raise
     except Exception as error:
         raise ModelError(
-            f"{name} cannot read a text by itself ({model.config.model_type}): {first_line(error)}"
+            f"{name} cannot read a text by itself ({model.config.model_type}): {loading.first_line(error)}"
         ) from error
     if logits.shape[:2] != tokens_BN.shape:
         raise ModelError(f"{name} ({model.config.model_type}) does not predict a token after each token that it reads.")

@@ -22,14 +22,7 @@ from transformers import AutoConfig, AutoTokenizer, BertConfig, DPRContextEncode
 from transformers.utils import cached_file
 
 from ralm.errors import ModelError
-from ralm.lm.local.loading import (
-    check_folder,
-    check_tokenizer,
-    first_line,
-    loading_errors,
-    quiet_loading,
-    whole_loading,
-)
+from ralm.lm.local import loading
 from ralm.retrieval.dense.options import SEPARATOR, EncoderOptions, recorded_reading, write_reading
 
 _CLASSES: Final = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
@@ -47,10 +40,10 @@ def load_model(name: str, options: EncoderOptions, device: str | None) -> Senten
     """
     folder = Path(name)
     if not (folder / _ST_FOLDER).is_file():
-        check_folder(name)
-        check_tokenizer(name)
+        loading.check_folder(name)
+        loading.check_tokenizer(name)
     weights = {"dtype": options.dtype}
-    with loading_errors("encoder", name), whole_loading(name, _is_unused):
+    with loading.loading_errors("encoder", name), loading.whole_loading(name, _is_unused):
         if is_dpr(name):
             return SentenceTransformer(modules=load_dpr(name, weights), device=device)
         if options.pooling == "auto" or recorded_reading(name):  # a trained folder names its pooling
@@ -70,7 +63,7 @@ def check_encoder_device(name: str) -> None:
     try:
         torch.zeros(1, device=None if name == "auto" else name)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"the device {name!r} cannot be used: {first_line(error)}.") from error
+        raise ModelError(f"the device {name!r} cannot be used: {loading.first_line(error)}.") from error
 
 
 def save_model(model: SentenceTransformer, folder: Path, separator: str) -> None:
@@ -79,7 +72,7 @@ def save_model(model: SentenceTransformer, folder: Path, separator: str) -> None
     if backend is not None:  # the settings of the last call would be saved too
         backend.no_truncation()
         backend.no_padding()
-    with quiet_loading():
+    with loading.quiet_loading():
         model.save_pretrained(str(folder), create_model_card=False)
     write_reading(folder, {SEPARATOR: separator})
 
