@@ -68,7 +68,8 @@ def can_cache_rows(logits: engine.TargetLogits, max_length: int) -> bool:
             warn_of_mismatch(
                 "transformers",
                 f"ralm could not hand over cached keys and values to {logits.name} ({kind}): "
-                f"{loading.first_line(error)}. Figures stay right, but the whole text is read again for every new token",
+                f"{loading.first_line(error)}. Figures stay right, but the whole text is read again for every new "
+                "token",
                 error,
             )
             return False
