@@ -35,9 +35,7 @@ from ralm.answering.sources import PromptBuilder, QuestionInput, QuestionSource,
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, WritingModel
-from ralm.reading.ensemble import posterior
-from ralm.reading.in_context import InContext
-from ralm.reading.pieces import GeneratedText, GeneratedToken, passage_shares, texts_of_tokens
+from ralm.reading import ensemble, in_context, pieces
 from ralm.reading.provenance import TracedText, attributed, gain_as_json, passage_as_json, used_passages
 from ralm.records import DoubleArray, FloatArray, IntArray, Passage, Passages, Provenance, Request
 from ralm.terminal import one_line
@@ -139,7 +137,7 @@ class Answerer:
         if self._options.join != "tokens":
             raise UsageError('answers with their sources are drawn token by token: leave out `join="answers"`.')
         self._source = source
-        self._reader = reader or InContext()
+        self._reader = reader or in_context.InContext()
         self._scorer = Scorer(model, progress=False)
         room = room_for_prompts(model, self._options)
         self._with_passages = PromptBuilder(prompt, model.tokenizer, room, self._reader)
@@ -187,7 +185,7 @@ class Answerer:
         provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
         text = TracedText(
             before="",
-            texts=texts_of_tokens(answer.pieces)[1],
+            texts=pieces.texts_of_tokens(answer.pieces)[1],
             log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
             baseline_T=self._log_probs_without(question, answer),
             provenance=provenance,
@@ -197,17 +195,17 @@ class Answerer:
             question=question.question.text,
             answer=answer,
             text=text,
-            sources=_sources(question, passages, passage_shares(tokens), text),
+            sources=_sources(question, passages, pieces.passage_shares(tokens), text),
             cut=question.largest_cut,
         )
 
-    def _credited(self, question: QuestionInput, passages: Passages, answer: Answer) -> Sequence[GeneratedToken]:
+    def _credited(self, question: QuestionInput, passages: Passages, answer: Answer) -> Sequence[pieces.GeneratedToken]:
         """The tokens of an answer, each with its passages and their shares."""
         numbers = [number for prompt in question.prompts for number in prompt.passages]
         if self._credit != "passages" or not answer.tokens or len(numbers) <= len(question.prompts):
             return answer.tokens
         scored = [self._log_probs(question, answer, [(number, 0.0)], passages) for number in numbers]
-        shares_TK = posterior(np.stack(scored), np.zeros(len(numbers), dtype=np.float64))
+        shares_TK = ensemble.posterior(np.stack(scored), np.zeros(len(numbers), dtype=np.float64))
         passages_K = np.array(numbers, dtype=np.int64)
         return [
             replace(token, passages_K=passages_K, posteriors_K=shares_K)
@@ -259,7 +257,7 @@ class AnswerStream:
     def __init__(self, streams: AnswerStreams) -> None:
         self._streams = streams
 
-    def __iter__(self) -> Iterator[GeneratedText]:
+    def __iter__(self) -> Iterator[pieces.GeneratedText]:
         return (piece for _, piece in self._streams)
 
     def with_sources(self) -> SourcedAnswer:

@@ -16,21 +16,16 @@ import pyarrow as pa
 import pyarrow.csv
 from pydantic import JsonValue
 
-from ralm.answering.answers import AnswerStores
+from ralm.answering import answers, prompts, run, sources
 from ralm.answering.evaluation import METRICS, AnswerParts, QuestionEvaluation, evaluate_questions
-from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
-from ralm.answering.run import answer_stores, questions_config
-from ralm.answering.sources import QuestionSource
 from ralm.errors import UsageError
 from ralm.protocols import Reader, WritingModel
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.in_context import InContext
+from ralm.reading import concatenation, in_context
 from ralm.runs.run import SUMMARY, check_plot, environment, to_json
-from ralm.storage.manifest import write_manifest
-from ralm.storage.outputs import FolderKind, check_output, new_folder
+from ralm.storage import manifest, outputs
 
-CURVE_KIND: Final = FolderKind("answers-curve")
+CURVE_KIND: Final = outputs.FolderKind("answers-curve")
 CURVE_TABLE: Final = "curve.csv"
 CURVE_PLOT: Final = "curve.png"
 
@@ -60,18 +55,18 @@ class AnswerCurve:
 
 def several_in_context(number: int) -> Reader:
     """The reader of Figure 8: that many passages in one prompt."""
-    return InContext() if number == 1 else Concatenation(documents=number)
+    return in_context.InContext() if number == 1 else concatenation.Concatenation(documents=number)
 
 
 def answer_curve(
     numbers: Sequence[int],
     questions: Sequence[Question],
     model: WritingModel,
-    prompt: QuestionPrompt,
-    source: QuestionSource,
+    prompt: prompts.QuestionPrompt,
+    source: sources.QuestionSource,
     *,
     reader_of: Callable[[int], Reader] = several_in_context,
-    stores: AnswerStores | None = None,
+    stores: answers.AnswerStores | None = None,
     **parts: Unpack[AnswerParts],
 ) -> AnswerCurve:
     """Evaluate questions with each of these numbers of passages; 0 is the closed book.
@@ -100,8 +95,8 @@ def run_curve(
     numbers: Sequence[int],
     questions: Sequence[Question],
     model: WritingModel,
-    prompt: QuestionPrompt,
-    source: QuestionSource,
+    prompt: prompts.QuestionPrompt,
+    source: sources.QuestionSource,
     *,
     reader_of: Callable[[int], Reader] = several_in_context,
     force: bool = False,
@@ -114,20 +109,20 @@ def run_curve(
     there.
     """
     check_numbers(numbers)
-    check_output(Path(out), kind=CURVE_KIND, force=force)
+    outputs.check_output(Path(out), kind=CURVE_KIND, force=force)
     check_plot()
     from ralm.runs.plot import draw_curve
 
     config = curve_config(numbers, questions, model, prompt, source, reader_of, **parts)
-    with answer_stores(out, config, force=force) as stores:
+    with run.answer_stores(out, config, force=force) as stores:
         curve = answer_curve(numbers, questions, model, prompt, source, reader_of=reader_of, stores=stores, **parts)
         rows = curve.rows()
-        with new_folder(Path(out), kind=CURVE_KIND, force=force) as folder:
+        with outputs.new_folder(Path(out), kind=CURVE_KIND, force=force) as folder:
             pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / CURVE_TABLE)
             draw_curve(rows, folder / CURVE_PLOT)
             summary = to_json({"rows": [*rows], "config": config}, indent=2)
             (folder / SUMMARY).write_text(summary + "\n", encoding="utf-8")
-            write_manifest(
+            manifest.write_manifest(
                 folder,
                 kind=CURVE_KIND,
                 settings={"config": config, "environment": environment()},
@@ -140,14 +135,14 @@ def curve_config(
     numbers: Sequence[int],
     questions: Sequence[Question],
     model: WritingModel,
-    prompt: QuestionPrompt,
-    source: QuestionSource,
+    prompt: prompts.QuestionPrompt,
+    source: sources.QuestionSource,
     reader_of: Callable[[int], Reader] = several_in_context,
     **parts: Unpack[AnswerParts],
 ) -> dict[str, JsonValue]:
     """Everything that determines a curve, by name; the reader is that of the largest number."""
     reader = reader_of(max(1, *numbers))
-    config = questions_config(questions, model, prompt, source=source, reader=reader, **parts)
+    config = run.questions_config(questions, model, prompt, source=source, reader=reader, **parts)
     return {**config, "numbers": [*numbers]}
 
 

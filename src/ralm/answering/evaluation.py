@@ -10,13 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
+from ralm.answering import multiple_choice, prompts, sources
 from ralm.answering.answers import Answer, AnswerStores, GoldScore, answer_and_score, room_for_prompts
 from ralm.answering.metrics import exact_match, f1, has_answer, token_match
-from ralm.answering.multiple_choice import Choice, choice_method, mean_of, measures_of
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
-from ralm.answering.prompts import Cut, QuestionPrompt
 from ralm.answering.questions import ChoiceQuestion, Question
-from ralm.answering.sources import PromptBuilder, QuestionInput, QuestionSource, first_passages, found_passages
 from ralm.errors import UsageError
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
@@ -53,7 +51,7 @@ class AnsweredQuestion:
     question: Question
     passages: Sequence[Passage]
     answer_at: int | None
-    cut: Cut
+    cut: prompts.Cut
     judged: JudgedAnswer
     closed: JudgedAnswer | None
 
@@ -103,7 +101,7 @@ class QuestionEvaluation:
     def _measures(self, judged: Sequence[JudgedAnswer], scored_Q: NDArray[np.bool_]) -> dict[str, JsonValue]:
         measures: dict[str, JsonValue] = {}
         for name, (sums_Q, counts_Q) in _columns(judged).items():
-            measures |= mean_of(name, sums_Q, counts_Q * (scored_Q | (name != "gold_log_prob")))
+            measures |= multiple_choice.mean_of(name, sums_Q, counts_Q * (scored_Q | (name != "gold_log_prob")))
         return measures
 
     def _differences(self) -> dict[str, JsonValue]:
@@ -113,7 +111,7 @@ class QuestionEvaluation:
         differences: dict[str, JsonValue] = {}
         for name, (sums_Q, counts_Q) in open_book.items():
             others_Q, other_counts_Q = closed[name]
-            differences |= mean_of(name, sums_Q - others_Q, counts_Q * (other_counts_Q > 0))
+            differences |= multiple_choice.mean_of(name, sums_Q - others_Q, counts_Q * (other_counts_Q > 0))
         return differences
 
 
@@ -141,16 +139,16 @@ class AnswerParts(TypedDict, total=False):
 class QuestionParts(AnswerParts, total=False):
     """The same with the source of passages."""
 
-    source: QuestionSource | None
+    source: sources.QuestionSource | None
     reader: Reader | None
 
 
 def evaluate_questions(
     questions: Sequence[Question],
     model: WritingModel,
-    prompt: QuestionPrompt,
+    prompt: prompts.QuestionPrompt,
     *,
-    source: QuestionSource | None = None,
+    source: sources.QuestionSource | None = None,
     reader: Reader | None = None,
     demonstrations: Sequence[Question] = (),
     options: AnswerOptions | None = None,
@@ -169,9 +167,9 @@ def evaluate_questions(
     options, reader = options or AnswerOptions(), reader or InContext()
     room = room_for_prompts(model, options)
 
-    def answer(book: _Book) -> list[tuple[Cut, JudgedAnswer]]:
+    def answer(book: _Book) -> list[tuple[prompts.Cut, JudgedAnswer]]:
         shown = list(zip(demonstrations, book.shown, strict=True))
-        builder = PromptBuilder(prompt, model.tokenizer, room, book.reader, shown, semantics=semantics)
+        builder = sources.PromptBuilder(prompt, model.tokenizer, room, book.reader, shown, semantics=semantics)
         inputs = [builder.build(one, book.hits.of(row), book.passages) for row, one in enumerate(questions)]
         judged = []
         with progress_bar(f"Answering{book.name}", len(inputs)) as advance:
@@ -211,14 +209,14 @@ def _in_books(
     answer: Callable[[_Book], Sequence[_Result]],
     queries: Sequence[Question],
     shown: Sequence[Question],
-    source: QuestionSource | None,
+    source: sources.QuestionSource | None,
     reader: Reader,
     *,
     baseline: bool,
 ) -> Iterator[tuple[_Result, _Result | None, list[Passage]]]:
     """The result of each question, that without passages if there is a `baseline`, and the passages, best first."""
-    hits, passages = found_passages(queries, source, reader.hits)
-    found = answer(_Book("", reader, first_passages(shown, source), hits, passages))
+    hits, passages = sources.found_passages(queries, source, reader.hits)
+    found = answer(_Book("", reader, sources.first_passages(shown, source), hits, passages))
     closed: Sequence[_Result | None] = [None] * len(queries)
     if baseline and source is not None:
         nothing = Hits.none(len(queries), 1)
@@ -227,7 +225,7 @@ def _in_books(
     return zip(found, closed, read, strict=True)
 
 
-def _judge(one: QuestionInput, answer: Answer, gold: GoldScore | None) -> JudgedAnswer:
+def _judge(one: sources.QuestionInput, answer: Answer, gold: GoldScore | None) -> JudgedAnswer:
     """An answer with its measures; a question without prompts is wrong, even if an empty answer would be right."""
     known = bool(one.question.answers)
     answers = one.question.answers if one.prompts else ()
@@ -248,8 +246,8 @@ class ChosenQuestion:
 
     question: ChoiceQuestion
     passages: Sequence[Passage]
-    choice: Choice
-    closed: Choice | None
+    choice: multiple_choice.Choice
+    closed: multiple_choice.Choice | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -267,7 +265,7 @@ class ChoiceEvaluation:
         return {
             "questions": len(self.rows),
             "chance": float(np.mean([1 / len(row.question.choices) for row in self.rows])),
-            **measures_of([row.choice for row in self.rows], closed, subjects),
+            **multiple_choice.measures_of([row.choice for row in self.rows], closed, subjects),
             "seconds": self.seconds,
         }
 
@@ -275,7 +273,7 @@ class ChoiceEvaluation:
 class ChoiceParts(TypedDict, total=False):
     """The arguments that say how multiple choice is answered, see `evaluate_choices`."""
 
-    source: QuestionSource | None
+    source: sources.QuestionSource | None
     reader: Reader | None
     demonstrations: Sequence[ChoiceQuestion]
     options: ChoiceOptions | None
@@ -284,9 +282,9 @@ class ChoiceParts(TypedDict, total=False):
 def evaluate_choices(
     questions: Sequence[ChoiceQuestion],
     model: WritingModel,
-    prompt: QuestionPrompt,
+    prompt: prompts.QuestionPrompt,
     *,
-    source: QuestionSource | None = None,
+    source: sources.QuestionSource | None = None,
     reader: Reader | None = None,
     demonstrations: Sequence[ChoiceQuestion] = (),
     options: ChoiceOptions | None = None,
@@ -301,20 +299,20 @@ def evaluate_choices(
     """
     begun = perf_counter()
     reader, options = reader or InContext(), options or ChoiceOptions()
-    method = choice_method(model, prompt, options, stores or AnswerStores())
+    method = multiple_choice.choice_method(model, prompt, options, stores or AnswerStores())
     for subject in sorted({one.subject for one in questions}):
         _of_subject(subject, demonstrations)
     for one in questions:
-        PromptBuilder(prompt, model.tokenizer, method.room(one)).build(method.as_question(one), [], ())
+        sources.PromptBuilder(prompt, model.tokenizer, method.room(one)).build(method.as_question(one), [], ())
 
-    def choose(book: _Book) -> list[Choice]:
+    def choose(book: _Book) -> list[multiple_choice.Choice]:
         @cache
-        def builder(subject: str, room: int) -> PromptBuilder:
+        def builder(subject: str, room: int) -> sources.PromptBuilder:
             own = _of_subject(subject, demonstrations)
             shown = [(method.as_question(demonstrations[place]), book.shown[place]) for place in own]
-            return PromptBuilder(prompt, model.tokenizer, room, book.reader, shown)
+            return sources.PromptBuilder(prompt, model.tokenizer, room, book.reader, shown)
 
-        chosen: list[Choice] = []
+        chosen: list[multiple_choice.Choice] = []
         with progress_bar(f"Choosing{book.name}", len(questions)) as advance:
             for begin in range(0, len(questions), _QUESTIONS_AT_ONCE):
                 inputs = []

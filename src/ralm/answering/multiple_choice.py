@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
+from ralm.answering import metrics, questions, sources
 from ralm.answering.answers import AnswerStores, TextLikelihood, answer_all, likelihoods, room_for_prompts
-from ralm.answering.metrics import without_punctuation
 from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_after
-from ralm.answering.questions import ChoiceQuestion, Question
-from ralm.answering.sources import QuestionInput
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.evaluation.calibration import brier_score, calibration_bins, expected_calibration_error
@@ -31,7 +29,7 @@ from ralm.records import IntArray, PromptPrefix
 from ralm.storage.store import Store
 from ralm.validation import MAX_COUNT, check_length
 
-ChoiceInput: TypeAlias = tuple[ChoiceQuestion, QuestionInput]
+ChoiceInput: TypeAlias = tuple[questions.ChoiceQuestion, sources.QuestionInput]
 """A question and its prompts."""
 _Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
 """A value of each question (U), by the name of the measure."""
@@ -94,16 +92,16 @@ class Choice:
 class ChoiceMethod(ABC):
     """How a model chooses among the choices of a question."""
 
-    def texts(self, question: ChoiceQuestion) -> Sequence[str]:
+    def texts(self, question: questions.ChoiceQuestion) -> Sequence[str]:
         """The text that stands for each choice: its letter."""
         return question.letters
 
-    def as_question(self, question: ChoiceQuestion) -> Question:
+    def as_question(self, question: questions.ChoiceQuestion) -> questions.Question:
         """The question for a prompt, with the text of its right choice."""
         return question.with_answer(self.texts(question)[question.gold])
 
     @abstractmethod
-    def room(self, question: ChoiceQuestion) -> int:
+    def room(self, question: questions.ChoiceQuestion) -> int:
         """The maximum length of a prompt of a question, in tokens."""
 
     @abstractmethod
@@ -144,11 +142,11 @@ class _ByLikelihood(ChoiceMethod):
         self._encoder = PromptEncoder(scorer.tokenizer, MAX_COUNT, chat=prompt.chat)
         self._known: dict[tuple[str, tuple[str, ...]], list[IntArray]] = {}
 
-    def texts(self, question: ChoiceQuestion) -> Sequence[str]:
+    def texts(self, question: questions.ChoiceQuestion) -> Sequence[str]:
         """The choices themselves, or their letters."""
         return question.choices if self._whole_texts else question.letters
 
-    def room(self, question: ChoiceQuestion) -> int:
+    def room(self, question: questions.ChoiceQuestion) -> int:
         """The length without the longest choice; its last token is predicted and not read."""
         return self._length + 1 - max(len(tokens) for tokens in self._tokens(question))
 
@@ -166,8 +164,8 @@ class _ByLikelihood(ChoiceMethod):
 
     def _best(
         self,
-        question: ChoiceQuestion,
-        question_input: QuestionInput,
+        question: questions.ChoiceQuestion,
+        question_input: sources.QuestionInput,
         found: Sequence[tuple[TextLikelihood, TextLikelihood]],
     ) -> Choice:
         """The first choice with the highest score, given the lower and upper bound of each."""
@@ -189,7 +187,7 @@ class _ByLikelihood(ChoiceMethod):
             certified=exact or (chosen is not None and scores_C[chosen] >= np.delete(uppers_C, chosen).max()),
         )
 
-    def _tokens(self, question: ChoiceQuestion) -> list[IntArray]:
+    def _tokens(self, question: questions.ChoiceQuestion) -> list[IntArray]:
         """The tokens of each choice after the prompt; UsageError if two choices have the same tokens."""
         key = question.text, question.choices
         if key in self._known:
@@ -220,7 +218,7 @@ class _GeneratedLetter(ChoiceMethod):
         self._store = store
         self._room = room_for_prompts(model, self._options)
 
-    def room(self, question: ChoiceQuestion) -> int:  # noqa: ARG002
+    def room(self, question: questions.ChoiceQuestion) -> int:  # noqa: ARG002
         """The length without an answer."""
         return self._room
 
@@ -245,7 +243,7 @@ def letter_of(answer: str, letters: str) -> int | None:
     Case and ASCII punctuation do not count. REPLUG's code removes articles too: there the letter A equals an empty
     answer.
     """
-    letter = without_punctuation(answer.rpartition(_BEFORE_LETTER)[2]).upper()
+    letter = metrics.without_punctuation(answer.rpartition(_BEFORE_LETTER)[2]).upper()
     return letters.index(letter) if letter in tuple(letters) else None
 
 

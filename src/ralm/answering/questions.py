@@ -30,12 +30,10 @@ from pydantic import ValidationError
 
 from ralm.answering.options import ChoiceFields, QuestionFields
 from ralm.answering.prompts import LETTERS
-from ralm.corpus.documents import without_advice
-from ralm.corpus.files import BYTE_ORDER_MARK, File, content_of, decode, lines_of, suffix_of
+from ralm.corpus import documents, files
 from ralm.corpus.folder import HUB_PREFIX
-from ralm.corpus.formats.arrow import dataset_records
+from ralm.corpus.formats import arrow, tables
 from ralm.corpus.formats.json_records import check_surrogates, has_surrogates, record_of_line
-from ralm.corpus.formats.tables import next_row
 from ralm.errors import CorpusError, QuestionFileError, UsageError
 from ralm.retrieval.retrieval_file import RetrievedPassage
 
@@ -88,7 +86,7 @@ def _all_of(source: Path | str, questions: Callable[[], Iterator[_Read]]) -> lis
     try:
         found = [*questions()]
     except CorpusError as error:
-        raise QuestionFileError(f"{without_advice(error)}.") from None
+        raise QuestionFileError(f"{documents.without_advice(error)}.") from None
     if not found:
         raise QuestionFileError(f"{source} has no questions.")
     return found
@@ -99,7 +97,7 @@ def _rows(source: str) -> Iterator[_Row]:
     if source.startswith(HUB_PREFIX):
         return _hub_rows(source)
     path = Path(source)
-    suffix = suffix_of(path.name)
+    suffix = files.suffix_of(path.name)
     if suffix == ".jsonl":
         return _line_rows(path)
     if suffix == ".json":
@@ -112,13 +110,13 @@ def _rows(source: str) -> Iterator[_Row]:
 def _hub_rows(source: str) -> Iterator[_Row]:
     """The records of a hub dataset (`hf:NAME`)."""
     name = source.removeprefix(HUB_PREFIX)
-    records = dataset_records(name, lambda schema: schema.names)
+    records = arrow.dataset_records(name, lambda schema: schema.names)
     return ((f"{source}, row {row}", record) for row, record in enumerate(records))
 
 
 def _line_rows(path: Path) -> Iterator[_Row]:
     """The records of JSON Lines; blank lines are ignored."""
-    for number, offset, line in lines_of(path):
+    for number, offset, line in files.lines_of(path):
         if line.strip():
             where = f"{path}, line {number}"
             yield where, record_of_line(line, where, offset)
@@ -202,7 +200,7 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
     while True:
         where = f"{path}, line {reader.line_num + 1}"
         try:
-            row = next_row(reader)
+            row = tables.next_row(reader)
         except StopIteration:
             return
         except csv.Error as error:
@@ -212,7 +210,7 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _text(path: Path) -> str:
-    return decode(content_of(path), str(path)).removeprefix(BYTE_ORDER_MARK)
+    return files.decode(files.content_of(path), str(path)).removeprefix(files.BYTE_ORDER_MARK)
 
 
 def _question(row: Mapping[str, Any], where: str, place: str, fields: QuestionFields) -> Question:
@@ -359,7 +357,7 @@ def read_choice_questions(
 
 def has_fields(source: str) -> bool:
     """Whether the questions of a source are records with named fields."""
-    return source.startswith(HUB_PREFIX) or not (Path(source).is_dir() or suffix_of(Path(source).name) == _TABLE)
+    return source.startswith(HUB_PREFIX) or not (Path(source).is_dir() or files.suffix_of(Path(source).name) == _TABLE)
 
 
 def _choice_questions(source: str, fields: ChoiceFields) -> Iterator[ChoiceQuestion]:
@@ -368,7 +366,7 @@ def _choice_questions(source: str, fields: ChoiceFields) -> Iterator[ChoiceQuest
     path = Path(source)
     if path.is_dir():
         return _of_folder(path)
-    match suffix_of(path.name):
+    match files.suffix_of(path.name):
         case ".csv":
             return _of_table(path)
         case ".jsonl":
@@ -379,7 +377,7 @@ def _choice_questions(source: str, fields: ChoiceFields) -> Iterator[ChoiceQuest
 
 
 def _of_folder(folder: Path) -> Iterator[ChoiceQuestion]:
-    paths = sorted(path for path in folder.iterdir() if suffix_of(path.name) == _TABLE)
+    paths = sorted(path for path in folder.iterdir() if files.suffix_of(path.name) == _TABLE)
     if not paths:
         raise QuestionFileError(f"{folder} has no files that end in {_TABLE}.")
     return (question for path in paths for question in _of_table(path))
@@ -387,7 +385,7 @@ def _of_folder(folder: Path) -> Iterator[ChoiceQuestion]:
 
 def _of_table(path: Path) -> Iterator[ChoiceQuestion]:
     """The questions of one of MMLU's files."""
-    subject = _SPLIT.sub("", File(path, path.name).title)
+    subject = _SPLIT.sub("", files.File(path, path.name).title)
     for number, (where, row) in enumerate(_table_rows(path, ","), 1):
         if len(row) < _MIN_CHOICES + 2:
             raise QuestionFileError(

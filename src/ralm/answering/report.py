@@ -10,19 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.answering.metrics import answer_spans
-from ralm.answering.run import ANSWER_COLUMNS, ANSWERS_COLUMNS, ANSWERS_KIND, ANSWERS_TABLE
+from ralm.answering import metrics, run
 from ralm.errors import DamagedFolderError
-from ralm.runs.report import config_part, describe_settings
+from ralm.runs import report, tables
 from ralm.runs.run import PASSAGES, SUMMARY, damage_errors
-from ralm.runs.tables import PASSAGE_COLUMNS, select_columns
 from ralm.storage.manifest import open_consistently, read_manifest
 
 _DECIMALS: Final = 4
 _REMEDY: Final = "answer the questions again"
 _NULLABLE: Final = (
     *("exact_match", "token_match", "f1", "gold_log_prob", "gold_tokens", "answer_at"),
-    *(name for name in ANSWERS_COLUMNS if name.startswith("closed_")),
+    *(name for name in run.ANSWERS_COLUMNS if name.startswith("closed_")),
 )
 
 
@@ -68,7 +66,7 @@ def report_of_answers(path: Path | str, shown: int | None = None) -> AnswersRepo
         )
     return AnswersReport(
         title=path.resolve().name,
-        settings=describe_settings(config_part(summary, "config")),
+        settings=report.describe_settings(report.config_part(summary, "config")),
         measures={name: value for name, value in summary.items() if name != "config"},
         total=answers.num_rows,
         questions=[_question(row, rows) for row in shown_rows],
@@ -78,16 +76,16 @@ def report_of_answers(path: Path | str, shown: int | None = None) -> AnswersRepo
 
 def _read(path: Path) -> tuple[dict[str, JsonValue], pa.Table, pa.Table]:
     """The summary of a folder, its questions and its passages."""
-    read_manifest(path, kind=ANSWERS_KIND)
+    read_manifest(path, kind=run.ANSWERS_KIND)
     with damage_errors(path, _REMEDY):
-        answers, passages = (pq.read_table(path / name) for name in (ANSWERS_TABLE, PASSAGES))
+        answers, passages = (pq.read_table(path / name) for name in (run.ANSWERS_TABLE, PASSAGES))
         summary = json.loads((path / SUMMARY).read_bytes())
     if not isinstance(summary, dict):
         raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; {_REMEDY}.")
     return (
         summary,
-        select_columns(path, answers, ANSWERS_COLUMNS, _NULLABLE, _REMEDY),
-        select_columns(path, passages, PASSAGE_COLUMNS, remedy=_REMEDY),
+        tables.select_columns(path, answers, run.ANSWERS_COLUMNS, _NULLABLE, _REMEDY),
+        tables.select_columns(path, passages, tables.PASSAGE_COLUMNS, remedy=_REMEDY),
     )
 
 
@@ -103,7 +101,7 @@ def _question(row: Mapping[str, Any], passages: Mapping[int, Mapping[str, Any]])
             {
                 "passage": number,
                 "share": round(share, _DECIMALS),
-                "marked": answer_spans(passages[number]["text"], row["answers"]),
+                "marked": metrics.answer_spans(passages[number]["text"], row["answers"]),
             }
             for number, share in zip(row["passages"], row["shares"], strict=True)
         ],
@@ -113,5 +111,5 @@ def _question(row: Mapping[str, Any], passages: Mapping[int, Mapping[str, Any]])
 
 
 def _judged(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    values = {name: row[f"{prefix}{name}"] for name in ANSWER_COLUMNS}
+    values = {name: row[f"{prefix}{name}"] for name in run.ANSWER_COLUMNS}
     return {name: round(value, _DECIMALS) if isinstance(value, float) else value for name, value in values.items()}

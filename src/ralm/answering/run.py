@@ -25,27 +25,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.answering import evaluation
+from ralm.answering import evaluation, multiple_choice, prompts, sources
 from ralm.answering.answers import AnswerStores
-from ralm.answering.evaluation import ChoiceEvaluation, ChoiceParts, QuestionEvaluation, QuestionParts
-from ralm.answering.multiple_choice import Choice, category_of
 from ralm.answering.options import AnswerOptions, ChoiceOptions
-from ralm.answering.prompts import Cut, QuestionPrompt, prompt_config
 from ralm.answering.questions import ChoiceQuestion, Question
-from ralm.answering.sources import GivenPassages, QuestionSource
 from ralm.protocols import WritingModel
 from ralm.reading.in_context import InContext
 from ralm.records import Passage
-from ralm.runs.resume import unfinished_run, unfinished_store
-from ralm.runs.run import PASSAGES, SUMMARY, environment, to_json
-from ralm.runs.tables import passage_columns
-from ralm.storage.manifest import write_manifest
-from ralm.storage.outputs import FolderKind, check_output, new_folder
+from ralm.runs import resume, run, tables
+from ralm.storage import manifest, outputs
 from ralm.validation import config_of
 
-ANSWERS_KIND: Final = FolderKind("answers")
+ANSWERS_KIND: Final = outputs.FolderKind("answers")
 ANSWERS_TABLE: Final = "answers.parquet"
-CHOICES_KIND: Final = FolderKind("choices")
+CHOICES_KIND: Final = outputs.FolderKind("choices")
 CHOICES_TABLE: Final = "choices.parquet"
 
 ANSWER_COLUMNS: Final = {
@@ -98,12 +91,12 @@ def run_questions(
     out: Path | str,
     questions: Sequence[Question],
     model: WritingModel,
-    prompt: QuestionPrompt,
+    prompt: prompts.QuestionPrompt,
     *,
     baseline: bool = False,
     force: bool = False,
-    **parts: Unpack[QuestionParts],
-) -> QuestionEvaluation:
+    **parts: Unpack[evaluation.QuestionParts],
+) -> evaluation.QuestionEvaluation:
     """Evaluate questions as `evaluate_questions` does, whose arguments `parts` are, and write the folder `out`
     atomically.
 
@@ -111,7 +104,7 @@ def run_questions(
     FolderExistsError if `out` exists and `force` is not set, and UsageError if a run with other settings was begun
     there.
     """
-    check_output(Path(out), kind=ANSWERS_KIND, force=force)
+    outputs.check_output(Path(out), kind=ANSWERS_KIND, force=force)
     config = questions_config(questions, model, prompt, **parts)
     with answer_stores(out, config, force=force) as stores:
         found = evaluation.evaluate_questions(questions, model, prompt, baseline=baseline, stores=stores, **parts)
@@ -125,18 +118,18 @@ def run_choices(
     out: Path | str,
     questions: Sequence[ChoiceQuestion],
     model: WritingModel,
-    prompt: QuestionPrompt,
+    prompt: prompts.QuestionPrompt,
     *,
     baseline: bool = False,
     force: bool = False,
-    **parts: Unpack[ChoiceParts],
-) -> ChoiceEvaluation:
+    **parts: Unpack[evaluation.ChoiceParts],
+) -> evaluation.ChoiceEvaluation:
     """Evaluate multiple choice as `evaluate_choices` does, whose arguments `parts` are, and write the folder `out`
     atomically.
 
     Resumes and raises errors as `run_questions` does.
     """
-    check_output(Path(out), kind=CHOICES_KIND, force=force)
+    outputs.check_output(Path(out), kind=CHOICES_KIND, force=force)
     config = choices_config(questions, model, prompt, **parts)
     with answer_stores(out, config, force=force) as stores:
         found = evaluation.evaluate_choices(questions, model, prompt, baseline=baseline, stores=stores, **parts)
@@ -153,9 +146,9 @@ def answer_stores(out: Path | str, config: _Config, *, force: bool) -> Iterator[
     Raises the errors of `unfinished_run`.
     """
     with (
-        unfinished_run(Path(out), config, force=force) as folder,
-        unfinished_store(folder, "model-0") as scores,
-        unfinished_store(folder, "answers") as answers,
+        resume.unfinished_run(Path(out), config, force=force) as folder,
+        resume.unfinished_store(folder, "model-0") as scores,
+        resume.unfinished_store(folder, "answers") as answers,
     ):
         yield AnswerStores(scores, answers)
 
@@ -163,8 +156,8 @@ def answer_stores(out: Path | str, config: _Config, *, force: bool) -> Iterator[
 def questions_config(
     questions: Sequence[Question],
     model: WritingModel,
-    prompt: QuestionPrompt,
-    **parts: Unpack[QuestionParts],
+    prompt: prompts.QuestionPrompt,
+    **parts: Unpack[evaluation.QuestionParts],
 ) -> _Config:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
     options = asdict(parts.get("options") or AnswerOptions())
@@ -176,8 +169,8 @@ def questions_config(
 def choices_config(
     questions: Sequence[ChoiceQuestion],
     model: WritingModel,
-    prompt: QuestionPrompt,
-    **parts: Unpack[ChoiceParts],
+    prompt: prompts.QuestionPrompt,
+    **parts: Unpack[evaluation.ChoiceParts],
 ) -> _Config:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
     return _config(questions, model, prompt, asdict(parts.get("options") or ChoiceOptions()), parts)
@@ -186,9 +179,9 @@ def choices_config(
 def _config(
     questions: Sequence[Question | ChoiceQuestion],
     model: WritingModel,
-    prompt: QuestionPrompt,
+    prompt: prompts.QuestionPrompt,
     options: _Config,
-    parts: QuestionParts | ChoiceParts,
+    parts: evaluation.QuestionParts | evaluation.ChoiceParts,
 ) -> _Config:
     source = parts.get("source")
     return {
@@ -197,19 +190,19 @@ def _config(
         "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
         "reader": None if source is None else config_of(parts.get("reader") or InContext(), "reader"),
-        "prompt": prompt_config(prompt, model.tokenizer),
+        "prompt": prompts.prompt_config(prompt, model.tokenizer),
         "options": options,
     }
 
 
-def _identity(questions: Sequence[Question | ChoiceQuestion], source: QuestionSource | None) -> _Config:
+def _identity(questions: Sequence[Question | ChoiceQuestion], source: sources.QuestionSource | None) -> _Config:
     """The count of questions and a hash of their content. The passages of a question count only if they may be read:
     if the source is a file of passages that lacks the question."""
     digest = hashlib.sha256()
     for one in questions:
         own: list[JsonValue] = [one.id, one.text]
         own += one.answers if isinstance(one, Question) else ([*one.choices], one.gold, one.subject)
-        if isinstance(source, GivenPassages):
+        if isinstance(source, sources.GivenPassages):
             own += [[passage.title, passage.text, passage.score] for passage in one.passages]
         digest.update(json.dumps(own).encode())
     return {"count": len(questions), "sha256": digest.hexdigest()}
@@ -218,8 +211,8 @@ def _identity(questions: Sequence[Question | ChoiceQuestion], source: QuestionSo
 @contextmanager
 def _run_folder(
     out: Path | str,
-    kind: FolderKind,
-    found: QuestionEvaluation | ChoiceEvaluation,
+    kind: outputs.FolderKind,
+    found: evaluation.QuestionEvaluation | evaluation.ChoiceEvaluation,
     config: _Config,
     *,
     force: bool,
@@ -227,16 +220,16 @@ def _run_folder(
     """The folder of an evaluation, with its passages, its summary and its manifest, once the block has written the
     table; written atomically. Raises FolderExistsError if `out` exists and `force` is not set."""
     read = {passage.number: passage for row in found.rows for passage in row.passages}
-    with new_folder(Path(out), kind=kind, force=force) as folder:
+    with outputs.new_folder(Path(out), kind=kind, force=force) as folder:
         yield folder
-        passages = pa.table(passage_columns([read[number] for number in sorted(read)]))
-        pq.write_table(passages, folder / PASSAGES, compression="zstd")
-        summary = to_json({**found.summary(), "config": config}, indent=2)
-        (folder / SUMMARY).write_text(summary + "\n", encoding="utf-8")
-        write_manifest(
+        passages = pa.table(tables.passage_columns([read[number] for number in sorted(read)]))
+        pq.write_table(passages, folder / run.PASSAGES, compression="zstd")
+        summary = run.to_json({**found.summary(), "config": config}, indent=2)
+        (folder / run.SUMMARY).write_text(summary + "\n", encoding="utf-8")
+        manifest.write_manifest(
             folder,
             kind=kind,
-            settings={"config": config, "environment": environment()},
+            settings={"config": config, "environment": run.environment()},
             counts={"questions": len(found.rows)},
         )
 
@@ -272,7 +265,7 @@ def _choice_row(row: evaluation.ChosenQuestion) -> dict[str, Any]:
     return {
         "question_id": one.id,
         "subject": one.subject or None,
-        "category": category_of(one.subject),
+        "category": multiple_choice.category_of(one.subject),
         "question": one.text,
         "choices": one.choices,
         "gold": one.letters[one.gold],
@@ -282,7 +275,7 @@ def _choice_row(row: evaluation.ChosenQuestion) -> dict[str, Any]:
     }
 
 
-def _choice_values(question: ChoiceQuestion, choice: Choice) -> dict[str, Any]:
+def _choice_values(question: ChoiceQuestion, choice: multiple_choice.Choice) -> dict[str, Any]:
     return {
         "chosen": None if choice.chosen is None else question.letters[choice.chosen],
         "right": choice.right,
@@ -298,7 +291,7 @@ def _closed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"closed_{name}": value for name, value in values.items()}
 
 
-def _cut_values(cut: Cut) -> dict[str, Any]:
+def _cut_values(cut: prompts.Cut) -> dict[str, Any]:
     return {f"cut_{name}": tokens for name, tokens in asdict(cut).items()}
 
 

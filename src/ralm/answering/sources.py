@@ -13,12 +13,8 @@ from ralm.answering.prompts import Conversation, Cut, Encoded, PromptEncoder, Pr
 from ralm.answering.questions import Question, read_choice_questions, read_questions
 from ralm.errors import QuestionFileError, UsageError
 from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
-from ralm.reading.concatenation import Concatenation
-from ralm.reading.in_context import CheckedReader
+from ralm.reading import concatenation, in_context, sampling, sources, tokens
 from ralm.reading.rows import PromptRows, PromptState
-from ralm.reading.sampling import GenerationOptions
-from ralm.reading.sources import FromRetriever, file_config
-from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passage, Passages, PromptPrefix
 from ralm.reranking import CheckedReranker
 from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
@@ -40,7 +36,7 @@ class QuestionSource(Protocol):
 class QuestionRetriever:
     """Passages that a retriever finds; its query is the question, as in both papers."""
 
-    source: FromRetriever
+    source: sources.FromRetriever
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -61,10 +57,10 @@ class RerankedPassages:
     the reranker has no model of its own.
     """
 
-    source: FromRetriever
+    source: sources.FromRetriever
     reranker: Reranker
     model: LanguageModel
-    options: GenerationOptions
+    options: sampling.GenerationOptions
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -79,7 +75,7 @@ class RerankedPassages:
         passages, tokenizer = self.source.passages, self.model.tokenizer
         queries = [one.text for one in questions]
         hits = retrieve_checked(self.source.retriever, queries, self.reranker.candidates, len(passages))
-        documents = PassageDocuments(passages, tokenizer, self.options.document_tokens, self.options.bos)
+        documents = tokens.PassageDocuments(passages, tokenizer, self.options.document_tokens, self.options.bos)
         prompts = [PromptState(tokenizer.encode(text), None, ()) for text in queries]
         rows = PromptRows(prompts, queries, self.model, documents, passages, self.options)
         return CheckedReranker(self.reranker).choose(rows, hits, passages, k), passages
@@ -104,7 +100,7 @@ class GivenPassages:
             questions = read_questions(file, fields)
         if not any(one.passages for one in questions):
             raise QuestionFileError(f"{file} has no passages: its questions have no `ctxs`.")
-        return cls(questions, file_config(Path(file)))
+        return cls(questions, sources.file_config(Path(file)))
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
         """The first k passages of each question in the file.
@@ -183,7 +179,7 @@ class PromptBuilder:
         semantics: AnswerSemantics = "paper",
     ) -> None:
         self._prompt = prompt
-        self._reader = CheckedReader.of(reader)
+        self._reader = in_context.CheckedReader.of(reader)
         self._official = semantics == "official"
         self._encoder = PromptEncoder(tokenizer, room, keep_first=not self._official, chat=prompt.chat)
         self._demonstrations = [
@@ -212,7 +208,7 @@ class PromptBuilder:
             conversation=conversation,
         )
         documents = _PromptDocuments(question, passages, self._prompt, encode)
-        if isinstance(self._reader.reader, Concatenation) and hits:
+        if isinstance(self._reader.reader, concatenation.Concatenation) and hits:
             several = self._reader.hits > 1 if self._official else None
             prompts: Sequence[PromptPrefix] = [documents.joined([number for number, _ in hits], several)]
         else:

@@ -9,10 +9,9 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from ralm.answering.citations import SourcedAnswer
+from ralm.answering import citations, multiple_choice
 from ralm.answering.curve import CURVE_PLOT, CURVE_TABLE, AnswerCurve
 from ralm.answering.evaluation import METRICS, ChoiceEvaluation, QuestionEvaluation
-from ralm.answering.multiple_choice import CATEGORIES
 from ralm.answering.report import AnswersReport
 from ralm.cli.output import passage_name, print_beginning, print_line, print_table
 from ralm.cli.process import print_note
@@ -34,7 +33,7 @@ _ANSWER_METRICS = {
 _CHOICE_METRICS = {
     "accuracy": ("accuracy", 100, ".1f"),
     "mean_of_subjects": ("mean of subjects", 100, ".1f"),
-    **{category: (category, 100, ".1f") for category in CATEGORIES},
+    **{category: (category, 100, ".1f") for category in multiple_choice.CATEGORIES},
     "gold_log_prob": ("right choice", 1, ".2f"),
     "brier_score": ("Brier score", 1, ".2f"),
     "expected_calibration_error": ("ECE", 1, ".3f"),
@@ -155,7 +154,7 @@ def print_pieces(pieces: Iterable[GeneratedText]) -> None:
     print_line("(an empty answer)" if empty else "")
 
 
-def print_sources(answer: SourcedAnswer) -> None:
+def print_sources(answer: citations.SourcedAnswer) -> None:
     """Print the passages of an answer, the contribution of each, and the log-probability of the answer."""
     tokens = len(answer.answer.tokens)
     for rank, source in enumerate(answer.sources, 1):

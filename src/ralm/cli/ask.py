@@ -6,9 +6,7 @@ from typing import Annotated, Final
 
 import ralm
 from ralm.answering.options import AnswerOptions
-from ralm.cli import options
-from ralm.cli.flags import Flags, Given
-from ralm.cli.models import open_model, open_retrieval
+from ralm.cli import flags, models, options
 from ralm.options import Option
 
 _DRAWN: Final = AnswerOptions()
@@ -18,7 +16,7 @@ _CHAT: Final = AnswerOptions(new_tokens=256, stop=())
 
 def ask_command(
     *,
-    given: Given,
+    given: flags.Given,
     lm: options.ModelName,
     question: Annotated[str | None, options.argument("Question to answer; - reads standard input.")] = None,
     questions: Annotated[
@@ -39,7 +37,7 @@ def ask_command(
     ] = None,
     answering: Annotated[
         AnswerOptions,
-        Flags(
+        flags.Flags(
             without=("join",),
             default_text={
                 "new_tokens": f"{_DRAWN.new_tokens}; chat: {_CHAT.new_tokens}",
@@ -58,12 +56,11 @@ def ask_command(
     options.check_passage_sources(index, None, reading)
     texts = options.read_input(question, questions, "question")
 
-    from ralm.cli.answers import print_pieces, print_sources
-    from ralm.cli.output import print_json, print_line
+    from ralm.cli import answers, output
     from ralm.lm.tokenizer import has_chat_template
 
-    source = None if index is None else ralm.QuestionRetriever(open_retrieval(index, retrieval))
-    model = open_model(lm, model_options)
+    source = None if index is None else ralm.QuestionRetriever(models.open_retrieval(index, retrieval))
+    model = models.open_model(lm, model_options)
     chosen = ralm.open_prompt(
         prompt or ("chat" if has_chat_template(model.tokenizer) else options.paper_prompt(reading))
     )
@@ -73,14 +70,14 @@ def ask_command(
     answerer = ralm.Answerer(model, chosen, source, reader=reading.chosen_reader, options=answering)
     if json:
         for answer in answerer.answers(texts):
-            print_json(answer.as_json())
+            output.print_json(answer.as_json())
     elif questions is None:
         stream = answerer.stream(texts[0])
-        print_pieces(stream)
-        print_sources(stream.with_sources())
+        answers.print_pieces(stream)
+        answers.print_sources(stream.with_sources())
     else:
         for answer in answerer.answers(texts):
-            print_line(answer.question)
-            print_pieces(answer.answer.pieces)
-            print_sources(answer)
-            print_line()
+            output.print_line(answer.question)
+            answers.print_pieces(answer.answer.pieces)
+            answers.print_sources(answer)
+            output.print_line()

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
 import ralm
-from ralm.cli import options
-from ralm.cli.flags import Flags, Given, Output
-from ralm.cli.models import open_passages, open_scorer
+from ralm.cli import flags, models, options
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
 from ralm.reading import ReadingOptions
@@ -33,7 +31,7 @@ class EvaluationJob:
     plan: Annotated[
         PlanOptions,
         Option("What is read for a stride."),
-        Flags(default_text=options.QUERY_TOKENS_TEXT, needs={"query_tokens": _RETRIEVES}),
+        flags.Flags(default_text=options.QUERY_TOKENS_TEXT, needs={"query_tokens": _RETRIEVES}),
     ]
     model: options.Model
     ray: options.ModelRay = None
@@ -51,21 +49,21 @@ class EvaluationJob:
         """Whether the evaluation reads passages."""
         return bool(self.index or self.retrieved)
 
-    def settled(self, given: Given) -> Self:
+    def settled(self, given: flags.Given) -> Self:
         """The same job with the defaults that depend on several options, without options that have no effect."""
         reading = replace(self.reading, rerank_lm=self.reading.ranks_with)
         return replace(self, plan=options.with_query_tokens(self.plan, self.retrieval, given), reading=reading)
 
 
 def eval_command(
-    given: Given,
+    given: flags.Given,
     job: EvaluationJob,
     baseline: Annotated[
         bool, Option("Also score the same targets without passages.", needs=options.NEEDS_PASSAGES)
     ] = False,
     out: Annotated[Path | None, Option("Folder for the run: one row per token, and the summary.")] = None,
     force: options.Force = False,
-) -> Output:
+) -> flags.Output:
     """Score a text with a frozen language model, with or without retrieved passages in front.
 
     Without --index and --retrieved, this scores the plain language model. With --out, rerun the command to resume a
@@ -81,9 +79,9 @@ def eval_command(
     if out is not None:
         check_output(out, kind=RUN_KIND, force=force)
     chunks, reading = options.open_text(job.text, job.limit_tokens), job.reading
-    source = open_passages(job.index, job.retrieved, job.retrieval) if job.has_passages else None
-    model = open_scorer(job.lm, job.model, job.ray)
-    ranker = open_scorer(reading.rerank_lm, job.model, job.ray) if reading.rerank_lm else None
+    source = models.open_passages(job.index, job.retrieved, job.retrieval) if job.has_passages else None
+    model = models.open_scorer(job.lm, job.model, job.ray)
+    ranker = models.open_scorer(reading.rerank_lm, job.model, job.ray) if reading.rerank_lm else None
     content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
     parts: Any = {
         "source": source,
@@ -93,7 +91,7 @@ def eval_command(
     }
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
     evaluation = run(content, model, job.plan, baseline=baseline, **parts)
-    return Output(
+    return flags.Output(
         lambda: evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)),
         partial(print_evaluation, evaluation, out),
     )

@@ -11,8 +11,7 @@ from ralm.cli.flags import Flags, Given
 from ralm.cli.models import open_model, open_retrieval
 from ralm.errors import UsageError
 from ralm.options import Option
-from ralm.reading import ReadingOptions
-from ralm.reading.sampling import GenerationOptions
+from ralm.reading import ReadingOptions, sampling
 
 
 def generate_command(
@@ -31,7 +30,7 @@ def generate_command(
     retrieval: options.Retrieval,
     reading: ReadingOptions,
     generation: Annotated[
-        GenerationOptions,
+        sampling.GenerationOptions,
         Flags(
             default_text=options.QUERY_TOKENS_TEXT,
             needs={"query_tokens": options.NEEDS_INDEX, "stride": options.NEEDS_INDEX},
@@ -59,8 +58,7 @@ def generate_command(
     texts = options.read_input(prompt, prompts, "prompt")
     settings = options.with_query_tokens(generation, retrieval, given)
 
-    from ralm.cli.output import by_prompt, generation_as_json, print_generations, print_json
-    from ralm.cli.results import print_report, write_page
+    from ralm.cli import output, results
     from ralm.reading.provenance import traced_generation
     from ralm.runs.report import build_generation_report
     from ralm.storage.outputs import check_output_file
@@ -78,7 +76,7 @@ def generate_command(
     reranker = reading.reranking.reranker(open_model(reading.ranks_with, model_options) if reading.ranks_with else None)
     reader, passages = reading.chosen_reader, source.passages if source else ()
     pieces = ralm.generate_many(texts, model, settings, source, reader=reader, reranker=reranker)
-    written = by_prompt(len(texts), pieces) if json else print_generations(texts, pieces, passages)
+    written = output.by_prompt(len(texts), pieces) if json else output.print_generations(texts, pieces, passages)
     config: dict[str, JsonValue] = {
         "model": config_of(model, "language model"),
         "passages": source.config if source else None,
@@ -91,11 +89,11 @@ def generate_command(
         if baseline or report:
             traced = traced_generation(text, own, model, passages, settings.max_length, settings.bos)
         if json:
-            print_json(generation_as_json(text, own, passages, model.tokenizer, traced))
+            output.print_json(output.generation_as_json(text, own, passages, model.tokenizer, traced))
         elif traced is not None:
-            print_report(build_generation_report(traced, config))
+            results.print_report(build_generation_report(traced, config))
         if traced is not None and report is not None:
-            write_page(report, build_generation_report(traced, config))
+            results.write_page(report, build_generation_report(traced, config))
 
 
 def _check_without_index(reading: ReadingOptions, *, baseline: bool, report: Path | None) -> None:

@@ -19,9 +19,7 @@ from ralm.errors import InputError, UsageError
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
-from ralm.reading import ReadingOptions
-from ralm.reading.plan import PlanOptions
-from ralm.reading.sampling import GenerationOptions
+from ralm.reading import ReadingOptions, plan, sampling
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import ExampleOptions
@@ -51,7 +49,7 @@ NEEDS_PASSAGES: Final = Needs("`index` or `retrieved`", lambda own: own.job.has_
 MODEL_NEEDS: Final = {"dtype": NEEDS_LOCAL, "device": NEEDS_LOCAL, "compile": NEEDS_LOCAL, "api": NEEDS_API}
 """Conditions for `ModelOptions` of a command with a parameter or field `lm`."""
 SKIP_BAD: Final = "Skip broken lines of files, and count them; in folders they always are."
-QUERY_TOKENS_TEXT: Final = {"query_tokens": f"{PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
+QUERY_TOKENS_TEXT: Final = {"query_tokens": f"{plan.PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
 _RAY: Final = "Work on the Ray cluster at this address, HOST:PORT; auto is the one that this machine belongs to."
 
 Force = Annotated[bool, force_option("out")]
@@ -75,7 +73,7 @@ Retrieval = Annotated[RetrieverOptions, Option("How passages are retrieved.", ne
 SkipBad = Annotated[bool, Option(SKIP_BAD)]
 GeneratingModel = Annotated[ModelOptions, Flags(without=("compile",), needs=MODEL_NEEDS)]
 _JSON_LINES: Final = ".jsonl"
-_HasQueryTokens = TypeVar("_HasQueryTokens", PlanOptions, GenerationOptions, ExampleOptions)
+_HasQueryTokens = TypeVar("_HasQueryTokens", plan.PlanOptions, sampling.GenerationOptions, ExampleOptions)
 
 
 def check_passage_sources(index: Path | None, retrieved: Path | None, reading: ReadingOptions) -> None:

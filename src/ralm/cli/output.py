@@ -18,8 +18,7 @@ from ralm.reading.pieces import GeneratedText, passage_shares, spans
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, token_as_json
 from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.layout import VectorSet, index_settings
-from ralm.runs.report import to_float
-from ralm.runs.run import to_json
+from ralm.runs import report, run
 from ralm.storage.manifest import Manifest
 from ralm.storage.outputs import MANIFEST
 from ralm.terminal import one_line, visible
@@ -32,7 +31,7 @@ _SOURCES = 3
 
 def print_json(value: JsonValue) -> None:
     """Print a JSON value on one line."""
-    sys.stdout.write(to_json(value) + "\n")
+    sys.stdout.write(run.to_json(value) + "\n")
 
 
 def print_line(text: str = "") -> None:
@@ -93,7 +92,7 @@ def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
 def _print_vectors(vectors: VectorSet, passages: int) -> None:
     """Print the kind of vectors, the speed of encoding, and how many came from an interrupted build."""
     recorded = vectors.model_dump(mode="json")
-    encoded, seconds = to_float(recorded["encoded"]), to_float(recorded["encoding_seconds"])
+    encoded, seconds = report.to_float(recorded["encoded"]), report.to_float(recorded["encoding_seconds"])
     print_line(f"vectors of {recorded['dimension']} dimensions in a FAISS index {recorded['faiss']}")
     if encoded:
         print_line(
@@ -198,7 +197,7 @@ def passage_name(passage: Passage) -> str:
 def _metadata_line(passage: Passage) -> str:
     """The beginning of a passage's metadata on one line, such as `page: 3, url: https://...`."""
     fields = (
-        f"{name}: {value if isinstance(value, str) else to_json(value)}" for name, value in passage.metadata.items()
+        f"{name}: {value if isinstance(value, str) else run.to_json(value)}" for name, value in passage.metadata.items()
     )
     return _beginning(one_line(", ".join(fields)), _LONGEST_METADATA)
 

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import ralm
-from ralm.cli import options
-from ralm.cli.flags import Output
+from ralm.cli import flags, options
 from ralm.options import Needs, Option
 
 _TOKENS, _TOKENS_OF_A_PAGE = 400, 4000
@@ -38,13 +37,12 @@ def report_command(
     ] = None,
     force: Annotated[bool, options.force_option("html")] = False,
     json: Annotated[bool, Option("Print only one JSON object.", needs=_SHOWN)] = False,
-) -> Output | None:
+) -> flags.Output | None:
     """Show the text of a run with tokens shaded by their gain from passages, and the passages that contributed most. Of
     a run of questions, show each with its answers, and its passages with the answer marked.
     """
     from ralm.answering.report import report_of_answers
-    from ralm.cli.answers import print_answers_report, write_answers_page
-    from ralm.cli.results import print_report, write_page
+    from ralm.cli import answers, results
     from ralm.runs.report import build_report
     from ralm.runs.run import open_run
     from ralm.storage.outputs import check_output_file
@@ -57,16 +55,16 @@ def report_command(
     if _has_answers(run):
         usual = _QUESTIONS_OF_A_PAGE if html is not None else None if json else _QUESTIONS
         report = report_of_answers(run, questions or usual)
-        write, show = write_answers_page, print_answers_report
+        write, show = answers.write_answers_page, answers.print_answers_report
     else:
         opened = open_run(run)
         shown = _TOKENS_OF_A_PAGE if html is not None else len(opened.text) if json else _TOKENS
         report = build_report(opened, tokens or shown)
-        write, show = write_page, print_report
+        write, show = results.write_page, results.print_report
     if html is not None:
         write(html, report)
         return None
-    return Output(report.as_json, partial(show, report))
+    return flags.Output(report.as_json, partial(show, report))
 
 
 def _has_answers(run: Path) -> bool:
@@ -89,7 +87,7 @@ def compare_command(
             default_text="512 tokens count as a document",
         ),
     ] = None,
-) -> Output:
+) -> flags.Output:
     """Compare runs over the same text with the first of them.
 
     Prints token perplexities, and how much lower or higher they are than the first run's, with 95% intervals from a
@@ -98,4 +96,4 @@ def compare_command(
     from ralm.cli.results import print_comparison
 
     compared = ralm.compare_runs(runs, documents=documents)
-    return Output(compared.as_json, partial(print_comparison, compared))
+    return flags.Output(compared.as_json, partial(print_comparison, compared))

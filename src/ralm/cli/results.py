@@ -12,16 +12,13 @@ from rich.text import Text
 
 from ralm.cli.output import passage_name, print_line, print_table
 from ralm.cli.process import print_note
-from ralm.evaluation.perplexity import Evaluation
-from ralm.evaluation.sweep import Sweep
+from ralm.evaluation import perplexity, sweep
 from ralm.runs.compare import Comparison
 from ralm.runs.report import Report, render_report, to_float
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
-from ralm.training.reranker import TrainedReranker
-from ralm.training.retriever import TrainedRetriever
-from ralm.training.signals import SignalStatistics
+from ralm.training import reranker, retriever, signals
 
 if TYPE_CHECKING:
     from ralm.training.bm25 import LearnedWeighting
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 
 
-def print_evaluation(evaluation: Evaluation, out: Path | None) -> None:
+def print_evaluation(evaluation: perplexity.Evaluation, out: Path | None) -> None:
     """Print the measures of a reading, and those of its baseline if there is one."""
     rows = {"with passages" if evaluation.passages else "no retrieval": evaluation.reading.as_dict()}
     if evaluation.baseline is not None:
@@ -70,7 +67,7 @@ def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
     return f"{lower:.2f} to {upper:.2f}" if math.isfinite(upper) else f">= {lower:.2f}"
 
 
-def print_sweep(swept: Sweep, out: Path | None) -> None:
+def print_sweep(swept: sweep.Sweep, out: Path | None) -> None:
     """Print a table with one row per value; the gain compares token perplexities with and without passages."""
     columns = (*MEASURES, "none_token_perplexity")
     rows = [
@@ -105,7 +102,7 @@ def print_comparison(compared: Comparison) -> None:
     print_line(f"  {compared.targets:,} tokens; 95% intervals by bootstrap over {compared.documents:,} documents")
 
 
-def print_worth(folder: Path, statistics: SignalStatistics) -> None:
+def print_worth(folder: Path, statistics: signals.SignalStatistics) -> None:
     """Print the gain of choosing well among the passages of signals, and how strongly signals prefer some."""
     print_line(f"{folder}: {statistics.examples:,} examples with passages to choose from")
     left = {
@@ -124,7 +121,7 @@ def print_worth(folder: Path, statistics: SignalStatistics) -> None:
         print_line(f"  beta {beta:<5}{entropy:.3f} of {statistics.uniform:.3f}")
 
 
-def print_reranker(trained: TrainedReranker) -> None:
+def print_reranker(trained: reranker.TrainedReranker) -> None:
     """Print the folder of a reranker, and the gain of its choice on the held-out examples."""
     print_line(f"{trained.out}: reranker of step {trained.best_step:,}, after {trained.steps:,} steps")
     known = [f"the rank counts {trained.rank_weight:.2f}"] if trained.rank_weight else []
@@ -141,7 +138,7 @@ def print_reranker(trained: TrainedReranker) -> None:
     _print_held_out(trained, choices)
 
 
-def print_query_encoder(trained: TrainedRetriever) -> None:
+def print_query_encoder(trained: retriever.TrainedRetriever) -> None:
     """Print the folder of a query encoder, the gain of its choice on the held-out examples, and how to search."""
     print_line(f"{trained.out}: query encoder of step {trained.best_step:,}, after {trained.steps:,} steps")
     choices = {
@@ -154,14 +151,14 @@ def print_query_encoder(trained: TrainedRetriever) -> None:
     print_line(f"search the same index with --retriever dense --query-encoder {trained.out}")
 
 
-def print_encoders(trained: TrainedRetriever, index: Path, vectors: str) -> None:
+def print_encoders(trained: retriever.TrainedRetriever, index: Path, vectors: str) -> None:
     """Print the folder of trained encoders, their loss, and how to search."""
     print_line(f"{trained.out}: encoders of step {trained.best_step:,}, after {trained.steps:,} steps")
     _print_held_out(trained, {})
     print_line(f"search {index} with --retriever dense --vectors {vectors}")
 
 
-def _print_held_out(trained: TrainedReranker | TrainedRetriever, choices: Mapping[str, str]) -> None:
+def _print_held_out(trained: reranker.TrainedReranker | retriever.TrainedRetriever, choices: Mapping[str, str]) -> None:
     """Print the loss of the held-out examples before and after, and the gain with each choice, in these words."""
     losses = {row["step"]: row["held_out_loss"] for row in trained.losses}
     before, after = losses.get(0), losses.get(trained.best_step)

@@ -4,10 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import ralm
-from ralm.cli import options
-from ralm.cli.flags import Flags, Given
-from ralm.cli.models import open_retrieval
-from ralm.cli.process import print_note
+from ralm.cli import flags, models, options, process
 from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Option
@@ -37,7 +34,7 @@ def search_command(
     from ralm.validation import retrieve_checked
 
     asked = options.read_input(query, queries, "query")
-    source = open_retrieval(index, retrieval)
+    source = models.open_retrieval(index, retrieval)
     hits = retrieve_checked(source.retriever, asked, k, len(source.passages))
     for row, question in enumerate(asked):
         found = [(source.passages[number], score) for number, score in hits.of(row)]
@@ -46,7 +43,7 @@ def search_command(
         elif found:
             print_passages(found)
         else:
-            print_note("no passage was found: none contains an indexed word of the query, or all are forbidden")
+            process.print_note("no passage was found: none contains an indexed word of the query, or all are forbidden")
 
 
 _PLAN = PlanOptions(document_tokens=0)
@@ -54,7 +51,7 @@ _PLAN = PlanOptions(document_tokens=0)
 
 def retrieve_command(
     *,
-    given: Given,
+    given: flags.Given,
     text: Annotated[Path, options.argument("Text to retrieve for.", "TEXTFILE")],
     index: options.IndexFolder,
     lm: options.ModelName,
@@ -63,7 +60,7 @@ def retrieve_command(
     retrieval: RetrieverOptions,
     reranking: RerankOptions,
     plan: Annotated[
-        PlanOptions, Flags(without=("document_tokens", "bos"), default_text=options.QUERY_TOKENS_TEXT)
+        PlanOptions, flags.Flags(without=("document_tokens", "bos"), default_text=options.QUERY_TOKENS_TEXT)
     ] = _PLAN,
     limit_tokens: options.LimitTokens = None,
     force: options.Force = False,
@@ -86,21 +83,19 @@ def retrieve_command(
     plan = options.with_query_tokens(plan, retrieval, given)
 
     from ralm.cli.output import print_line
-    from ralm.reading.rows import StrideRows
-    from ralm.reading.sources import retrieved_strides
-    from ralm.reading.tokens import prepare_text, read_beginning
+    from ralm.reading import rows, sources, tokens
     from ralm.reranking import CheckedReranker
     from ralm.storage.outputs import check_output_file
 
     check_output_file(out, force)
     chunks = options.open_text(text, limit_tokens)
-    source = open_retrieval(index, retrieval)
+    source = models.open_retrieval(index, retrieval)
     reranker = reranking.reranker()
     tokenizer = load_tokenizer(lm)
-    content = read_beginning(chunks, tokenizer, limit_tokens)
-    prepared = prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
+    content = tokens.read_beginning(chunks, tokenizer, limit_tokens)
+    prepared = tokens.prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
     hits, passages = source.find(prepared, tokenizer, k if reranker is None else reranker.candidates)
     if reranker is not None:
-        hits = CheckedReranker(reranker).choose(StrideRows(prepared, tokenizer, hits), hits, passages, k)
-    ralm.write_retrieval_file(out, retrieved_strides(prepared, tokenizer, hits, passages))
+        hits = CheckedReranker(reranker).choose(rows.StrideRows(prepared, tokenizer, hits), hits, passages, k)
+    ralm.write_retrieval_file(out, sources.retrieved_strides(prepared, tokenizer, hits, passages))
     print_line(f"{len(prepared.plan):,} strides of {len(prepared.tokens):,} tokens: {out}")

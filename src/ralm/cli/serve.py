@@ -8,10 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ralm.cli import options
-from ralm.cli.flags import Flags, Given
-from ralm.cli.models import open_model
-from ralm.cli.process import print_note
+from ralm.cli import flags, models, options, process
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
@@ -49,7 +46,7 @@ def _with_settings(context: typer.Context, file: Path | None) -> Path | None:
 
 def serve_command(
     *,
-    given: Given,
+    given: flags.Given,
     lm: Annotated[
         str | None,
         Option(
@@ -76,12 +73,12 @@ def serve_command(
             is_eager=True,
         ),
     ] = None,
-    serving: Annotated[ServeOptions, Flags(needs={"batch": options.NEEDS_LOCAL})],
+    serving: Annotated[ServeOptions, flags.Flags(needs={"batch": options.NEEDS_LOCAL})],
     retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_PASSAGES)],
     reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_PASSAGES)],
     plan: Annotated[
         PlanOptions,
-        Flags(
+        flags.Flags(
             without=("max_length", "semantics", "windows", "block"),
             default_text=options.QUERY_TOKENS_TEXT,
             needs={"stride": _PASSAGES, "query_tokens": _PASSAGES, "document_tokens": _PASSAGES},
@@ -91,7 +88,7 @@ def serve_command(
         int | None,
         Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
     ] = None,
-    model_options: Annotated[ModelOptions, Flags(without=("compile", "dry_run"), needs=options.MODEL_NEEDS)],
+    model_options: Annotated[ModelOptions, flags.Flags(without=("compile", "dry_run"), needs=options.MODEL_NEEDS)],
 ) -> None:
     """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
 
@@ -107,36 +104,35 @@ def serve_command(
     from ralm.errors import extra
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
-        from ralm.serving.middleware import key_of
+        from ralm.serving import middleware, server
         from ralm.serving.options import Settings
-        from ralm.serving.server import bound_socket, run_server
         from ralm.serving.service import Service
 
-    key = key_of(serving.host)
+    key = middleware.key_of(serving.host)
     folders = {"python": _DEMO / "index"} if demo else _folders(index)
     if demo and not folders["python"].exists():
         from ralm.demo.demonstration import build_demo_folder
 
-        print_note(f"making {_DEMO}, the documentation of this Python as an index")
+        process.print_note(f"making {_DEMO}, the documentation of this Python as an index")
         build_demo_folder(_DEMO)
-    with bound_socket(serving.host, serving.port) as listening:
-        model = open_model(lm, model_options)
+    with server.bound_socket(serving.host, serving.port) as listening:
+        model = models.open_model(lm, model_options)
         service = Service(
             model,
             serving,
             Settings(retrieval=retrieval, reading=reading, plan=plan),
             folders,
-            ranker=open_model(reading.ranks_with, model_options) if reading.ranks_with else None,
+            ranker=models.open_model(reading.ranks_with, model_options) if reading.ranks_with else None,
             key=key,
             max_length=max_length,
         )
 
         def ready(url: str) -> None:
-            print_note(f"serving {service.name} at {url}/v1")
+            process.print_note(f"serving {service.name} at {url}/v1")
             if demo:
                 _print_requests(url, service.name)
 
-        run_server(service, listening, ready)
+        server.run_server(service, listening, ready)
 
 
 def _folders(given: tuple[str, ...]) -> dict[str, Path]:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ralm.corpus.documents import BROKEN_FILES, EMPTY_FILES, HIDDEN, LINKS, Skipped
-from ralm.corpus.files import suffix_of
+from ralm.corpus import documents, files
 from ralm.corpus.formats import is_known
 from ralm.errors import CorpusError
 from ralm.storage.remote import RemoteFile, remote_files_below
@@ -30,7 +29,7 @@ class Found(NamedTuple):
     is_dataset: bool
 
 
-def files_below(folder: str, skipped: Skipped) -> Iterator[Found]:
+def files_below(folder: str, skipped: documents.Skipped) -> Iterator[Found]:
     """The files of known kinds and the saved datasets below a folder, in the order of their paths, part by part.
 
     Links are followed, except links to folders that contain the link or that are read anyway. Counts in `skipped` the
@@ -58,7 +57,7 @@ def files_below(folder: str, skipped: Skipped) -> Iterator[Found]:
             try:
                 below.append(_entries(entry.path))
             except OSError as error:
-                skipped.add(BROKEN_FILES, f"{path_text(entry.path)} cannot be read: {error.strerror}")
+                skipped.add(documents.BROKEN_FILES, f"{path_text(entry.path)} cannot be read: {error.strerror}")
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -69,7 +68,7 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
 class _Walk:
     """Decides which entries of folders are read, and counts those that are skipped."""
 
-    def __init__(self, folder: str, skipped: Skipped) -> None:
+    def __init__(self, folder: str, skipped: documents.Skipped) -> None:
         self._root = os.path.realpath(folder)
         self._skipped = skipped
         self._seen = {_identity(Path(folder).stat())}
@@ -78,15 +77,15 @@ class _Walk:
         """The status of an entry, or of the target of a link; None if it is hidden or cannot be read."""
         name = path_text(entry.path)
         if entry.name.startswith("."):
-            self._skipped.add(HIDDEN, name)
+            self._skipped.add(documents.HIDDEN, name)
             return None
         try:
             return entry.stat()
         except OSError as error:
             if what := _BROKEN_LINKS.get(error.errno or 0):
-                self._skipped.add(LINKS, f"{name} ({what})")
+                self._skipped.add(documents.LINKS, f"{name} ({what})")
             else:
-                self._skipped.add(BROKEN_FILES, f"{name} cannot be read: {error.strerror}")
+                self._skipped.add(documents.BROKEN_FILES, f"{name} cannot be read: {error.strerror}")
             return None
 
     def enters(self, entry: os.DirEntry[str], status: os.stat_result) -> bool:
@@ -95,7 +94,7 @@ class _Walk:
         if not why and _identity(status) in self._seen:
             why = "was read already"
         if why:
-            self._skipped.add(LINKS, f"{path_text(entry.path)} ({why})")
+            self._skipped.add(documents.LINKS, f"{path_text(entry.path)} ({why})")
             return False
         self._seen.add(_identity(status))
         return True
@@ -115,7 +114,7 @@ class _Walk:
         return "" if hidden else "leads to a folder that is read anyway"
 
 
-def files_behind_url(url: str, skipped: Skipped) -> Iterator[tuple[str, RemoteFile]]:
+def files_behind_url(url: str, skipped: documents.Skipped) -> Iterator[tuple[str, RemoteFile]]:
     """The files of known kinds below a folder behind a URL, in the order of their paths, each with its path in it.
 
     Counts in `skipped` the same as `files_below`; there are no links. Raises CorpusError if the folder cannot be
@@ -123,7 +122,7 @@ def files_behind_url(url: str, skipped: Skipped) -> Iterator[tuple[str, RemoteFi
     """
     for path, file in remote_files_below(url):
         if any(part.startswith(".") for part in path.split("/")):
-            skipped.add(HIDDEN, path_text(str(file)))
+            skipped.add(documents.HIDDEN, path_text(str(file)))
         elif file.name in (SAVED_DATASET, SAVED_SPLITS):
             raise CorpusError(
                 f"{file}: a dataset that `datasets` saved is read from a disk only; copy its folder there."
@@ -132,12 +131,12 @@ def files_behind_url(url: str, skipped: Skipped) -> Iterator[tuple[str, RemoteFi
             yield path, file
 
 
-def _is_read(name: str, path: str, skipped: Skipped, *, is_empty: bool) -> bool:
+def _is_read(name: str, path: str, skipped: documents.Skipped, *, is_empty: bool) -> bool:
     """Whether a file is of a known kind and not empty; otherwise it is counted as skipped."""
     if not is_known(name):
-        skipped.add_unknown(path_text(path), suffix_of(name))
+        skipped.add_unknown(path_text(path), files.suffix_of(name))
     elif is_empty:
-        skipped.add(EMPTY_FILES, path_text(path))
+        skipped.add(documents.EMPTY_FILES, path_text(path))
     else:
         return True
     return False

@@ -21,8 +21,7 @@ from ralm.corpus.documents import (
 )
 from ralm.corpus.files import File, open_file, suffix_of
 from ralm.corpus.folder import HUB_PREFIX, SAVED_DATASET, SAVED_SPLITS, Found, files_behind_url, files_below
-from ralm.corpus.formats import SUFFIXES, document_reader, is_known
-from ralm.corpus.formats.arrow import check_datasets, dataset_documents
+from ralm.corpus.formats import SUFFIXES, arrow, document_reader, is_known
 from ralm.corpus.numbering import are_in
 from ralm.errors import CorpusError, RalmWarning
 from ralm.records import Document, IntArray
@@ -183,7 +182,7 @@ def documents_of_files(files: Iterable[File], builder: DocumentBuilder, *, in_fo
         documents = (
             document_reader(file.suffix)(file, builder)
             if file.dataset is None
-            else dataset_documents(file.dataset, file.prefix, builder)
+            else arrow.dataset_documents(file.dataset, file.prefix, builder)
         )
         for document in _unless_broken(documents, file.path, skipped) if in_folder else documents:
             if document.text and not document.text.isspace():
@@ -229,7 +228,7 @@ def find_files(source: str, *, in_ids: bool) -> Source:
     below = list(files_below(str(path), skipped))
     _check_extras({suffix_of(found.path) for found in below if not found.is_dataset})
     for found in [one for one in below if one.is_dataset][:1]:
-        check_datasets(found.path)
+        arrow.check_datasets(found.path)
     return Source(source, (_file_below(path, found, begin) for found in below), True, skipped)
 
 

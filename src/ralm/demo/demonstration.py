@@ -17,25 +17,21 @@ from ralm.demo.documentation import split_held_out, standard_library_documentati
 from ralm.errors import FolderError, UsageError
 from ralm.evaluation.perplexity import Reading, timed
 from ralm.protocols import LanguageModel
-from ralm.reading.plan import PlanOptions
-from ralm.reading.provenance import TracedText
-from ralm.reading.score import score_text
-from ralm.reading.sources import FromRetriever
+from ralm.reading import plan, provenance, score, sources
 from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import Document, FloatArray, Passages
 from ralm.reranking.oracle import Oracle
 from ralm.retrieval.build import build_index
 from ralm.runs.report import Report
-from ralm.storage.manifest import read_manifest, write_manifest
-from ralm.storage.outputs import MANIFEST, FolderKind, check_output, new_folder
+from ralm.storage import manifest, outputs
 
-_KIND: Final = FolderKind("demo")
+_KIND: Final = outputs.FolderKind("demo")
 CORPUS: Final = "corpus.jsonl"
 HELD_OUT: Final = "heldout.txt"
 INDEX: Final = "index"
 REPORT: Final = "report.html"
 
-PLAN: Final = PlanOptions(stride=4, windows="blocked", block=256, max_length=768)
+PLAN: Final = plan.PlanOptions(stride=4, windows="blocked", block=256, max_length=768)
 """Blocked windows, and a shorter model length than in the papers, so that a laptop needs only minutes."""
 
 ORACLE_CANDIDATES: Final = 16
@@ -49,7 +45,7 @@ def build_demo_folder(folder: Path) -> None:
     """
     _check_place(folder)
     corpus, held_out = split_held_out(standard_library_documentation())
-    with new_folder(folder, kind=_KIND, force=True, also=[REPORT]) as partial:
+    with outputs.new_folder(folder, kind=_KIND, force=True, also=[REPORT]) as partial:
         with (partial / CORPUS).open("w", encoding="utf-8") as stream:
             for document in corpus:
                 row = {"id": document.id, "title": document.title, "text": document.text}
@@ -57,15 +53,15 @@ def build_demo_folder(folder: Path) -> None:
         (partial / HELD_OUT).write_text(held_out_text(held_out), encoding="utf-8")
         build_index(make_passages(corpus), partial / INDEX)
         counts = {"documents": len(corpus), "held_out_documents": len(held_out)}
-        write_manifest(partial, kind=_KIND, settings={}, counts=counts)
+        manifest.write_manifest(partial, kind=_KIND, settings={}, counts=counts)
 
 
 def _check_place(folder: Path) -> None:
     """Raise UsageError if the demo would replace anything but an unchanged older demo."""
-    check_output(folder, kind=_KIND, force=True, also=[REPORT])
-    if (folder / MANIFEST).exists():
+    outputs.check_output(folder, kind=_KIND, force=True, also=[REPORT])
+    if (folder / outputs.MANIFEST).exists():
         try:
-            read_manifest(folder, kind=_KIND)
+            manifest.read_manifest(folder, kind=_KIND)
         except FolderError as error:
             raise UsageError(
                 f"{folder} is kept, because it is not an unchanged demo ({error}) Choose another `folder`."
@@ -105,7 +101,7 @@ class Demonstration:
 def demo_report(shown: Demonstration, model: LanguageModel) -> Report:
     """A report of the reading with BM25's passages: the sources of its tokens, and the gain from each passage."""
     with_passages, without = shown.readings["bm25"], shown.readings["none"]
-    text = TracedText.of(shown.prepared, with_passages.scored, without.scored, shown.passages)
+    text = provenance.TracedText.of(shown.prepared, with_passages.scored, without.scored, shown.passages)
     return Report(
         title=HELD_OUT,
         settings={"model": model.name, "passages": "BM25's first", "stride": str(PLAN.stride), "windows": PLAN.windows},
@@ -117,7 +113,7 @@ def demo_report(shown: Demonstration, model: LanguageModel) -> Report:
 
 
 def demonstrate(
-    text: str, model: LanguageModel, bm25: FromRetriever, control: FromRetriever, *, limit_tokens: int
+    text: str, model: LanguageModel, bm25: sources.FromRetriever, control: sources.FromRetriever, *, limit_tokens: int
 ) -> Demonstration:
     """Read the beginning of a text without passages, with random ones, with BM25's first, and with its best of 16."""
     prepared = prepare_text(text, model.tokenizer, PLAN, limit_tokens=limit_tokens)
@@ -126,10 +122,12 @@ def demonstrate(
     return Demonstration(
         prepared=prepared,
         readings={
-            "none": timed(prepared, lambda: score_text(prepared, model)),
-            "random": timed(prepared, lambda: score_text(prepared, model, random, passages)),
-            "bm25": timed(prepared, lambda: score_text(prepared, model, candidates, passages)),
-            "oracle": timed(prepared, lambda: score_text(prepared, model, candidates, passages, reranker=Oracle())),
+            "none": timed(prepared, lambda: score.score_text(prepared, model)),
+            "random": timed(prepared, lambda: score.score_text(prepared, model, random, passages)),
+            "bm25": timed(prepared, lambda: score.score_text(prepared, model, candidates, passages)),
+            "oracle": timed(
+                prepared, lambda: score.score_text(prepared, model, candidates, passages, reranker=Oracle())
+            ),
         },
         passages=passages,
     )

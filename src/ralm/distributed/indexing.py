@@ -33,28 +33,15 @@ from ralm.corpus.sources import RepeatedIds, no_document
 from ralm.corpus.spans import SPAN_BYTES, CorpusSpan, cut_span, group_files, list_files, read_span
 from ralm.corpus.splitting import Splitting, make_passages
 from ralm.corpus.store import PASSAGES_FILE, PassageStore
-from ralm.distributed.artifact_store import (
-    PARTS,
-    SHARDS,
-    ArtifactStore,
-    ObjectStore,
-    job_folder,
-    open_store,
-    remote_folder,
-    short_hash,
-)
-from ralm.distributed.cluster import MAX_CRASHES, Requirements, connected, run_tasks
+from ralm.distributed import artifact_store, cluster
 from ralm.errors import ClusterError, CorpusError, RalmWarning, UsageError, WorkerError
 from ralm.protocols import Tokenizer
 from ralm.records import Document
 from ralm.retrieval.analysis import analysis_by_name
-from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
-from ralm.retrieval.bm25.kernels import check_passage_count
+from ralm.retrieval.bm25 import formula, kernels
 from ralm.retrieval.build import PartCounts, Shard, ShardFolder, documents_of, join_parts, write_index, write_part
 from ralm.retrieval.index import INDEX_KIND
-from ralm.storage.atomic import storage_errors
-from ralm.storage.manifest import Manifest
-from ralm.storage.outputs import check_output, output_path
+from ralm.storage import atomic, manifest, outputs
 from ralm.version import __version__
 
 if TYPE_CHECKING:
@@ -105,7 +92,7 @@ class CorpusPlan:
             "splitting": asdict(self.splitting),
             "lm": self.lm,
             "tokenizer": self.tokenizer,
-            "decontamination": {**self.decontamination.settings, "sha256": short_hash(forbidden)},
+            "decontamination": {**self.decontamination.settings, "sha256": artifact_store.short_hash(forbidden)},
             "analyser": analysis.recorded,
             "stemmer": None if analysis.stemmer is None else analysis.stemmer(),
         }
@@ -149,9 +136,9 @@ class _Job:
 
     plan: CorpusPlan
     settings: str
-    store: ArtifactStore
-    requirements: Requirements
-    build: BuildOptions
+    store: artifact_store.ArtifactStore
+    requirements: cluster.Requirements
+    build: formula.BuildOptions
     span_bytes: int
 
 
@@ -159,16 +146,16 @@ def build_index_on(
     address: str,
     plan: CorpusPlan,
     out: Path | str,
-    options: BM25Options | None = None,
+    options: formula.BM25Options | None = None,
     *,
     shards: int = 1,
     parts: str | None = None,
     describe: Callable[[], dict[str, JsonValue]] = dict,
     removals: Removals | None = None,
     skipped: Skipped | None = None,
-    build: BuildOptions | None = None,
+    build: formula.BuildOptions | None = None,
     force: bool = False,
-) -> Manifest:
+) -> manifest.Manifest:
     """Build on a cluster the index for BM25 that `build_index` builds here, with its passages in `shards` segments.
 
     With one shard, all its files are the same. Sources that are no URLs must be on disks that all machines share, and
@@ -181,27 +168,31 @@ def build_index_on(
     or `parts` is no URL; StorageError if it cannot be written to; WorkerError if memory is too small for a shard; and
     the errors of reading the corpus and of `build_index`.
     """
-    options, build = options or BM25Options(), replace(build or BuildOptions(), workers=1)
+    options, build = options or formula.BM25Options(), replace(build or formula.BuildOptions(), workers=1)
     plan = plan.settled()
     removals, skipped = removals if removals is not None else Removals(), Skipped() if skipped is None else skipped
-    out = output_path(Path(out))
-    check_output(out, kind=INDEX_KIND, force=force)
+    out = outputs.output_path(Path(out))
+    outputs.check_output(out, kind=INDEX_KIND, force=force)
     files = list_files(plan.sources, skipped, source_in_ids=plan.named)
     span_bytes = min(SPAN_BYTES, max(1, sum(one.bytes for one in files) // (_MIN_SPANS * shards)))
     settings = plan.settings()
-    remote = remote_folder(parts, settings, plan.sources)
+    remote = artifact_store.remote_folder(parts, settings, plan.sources)
     with (
-        connected(address),
-        storage_errors(out),
-        job_folder(out, settings, remote, force=force) as work,
-        open_store(work, plan.sources, remote) as (store, requirements),
+        cluster.connected(address),
+        atomic.storage_errors(out),
+        artifact_store.job_folder(out, settings, remote, force=force) as work,
+        artifact_store.open_store(work, plan.sources, remote) as (store, requirements),
     ):
-        job = _Job(plan, short_hash(settings), store, requirements, build, span_bytes)
+        job = _Job(plan, artifact_store.short_hash(settings), store, requirements, build, span_bytes)
         cuts = _run(_cut, job, group_files(files, span_bytes), "Reading the corpus", _name)
         parts_made = _make_parts(job, [span for spans in cuts for span in spans], skipped)
         _add_up(job, parts_made, removals, skipped)
         names = _make_shards(job, parts_made, shards)
-        local = replace(store, place=work / SHARDS) if isinstance(store, ObjectStore) else store
+        local = (
+            replace(store, place=work / artifact_store.SHARDS)
+            if isinstance(store, artifact_store.ObjectStore)
+            else store
+        )
         with local.folders(names) as folders:
             placed = [ShardFolder(folder, _shard(job, name)) for folder, name in zip(folders, names, strict=True)]
             _warn_of_repeated_ids(placed)
@@ -217,11 +208,13 @@ def _run(
 
     def fail(task: _T) -> NoReturn:
         raise WorkerError(
-            f"{describe(task)}: the process has ended {MAX_CRASHES} times, perhaps because memory ran out; use "
+            f"{describe(task)}: the process has ended {cluster.MAX_CRASHES} times, perhaps because memory ran out; use "
             "machines with more memory, or more `shards`."
         )
 
-    return [result for _, result in run_tasks(function, job, tasks, title=title, describe=describe, on_crash=fail)]
+    return [
+        result for _, result in cluster.run_tasks(function, job, tasks, title=title, describe=describe, on_crash=fail)
+    ]
 
 
 def _cut(job: _Job, files: CorpusSpan) -> list[CorpusSpan]:
@@ -234,7 +227,9 @@ def _make_parts(job: _Job, spans: Sequence[CorpusSpan], skipped: Skipped) -> lis
 
     def on_crash(span: CorpusSpan) -> None:
         if not job.plan.skip_bad:
-            raise CorpusError(f"{span.name} ends the process that reads it, each of {MAX_CRASHES} times.{SKIP_ADVICE}")
+            raise CorpusError(
+                f"{span.name} ends the process that reads it, each of {cluster.MAX_CRASHES} times.{SKIP_ADVICE}"
+            )
         skipped.add(CRASHES, span.name)
 
     def halves(span: CorpusSpan) -> tuple[CorpusSpan, CorpusSpan] | None:
@@ -244,13 +239,13 @@ def _make_parts(job: _Job, spans: Sequence[CorpusSpan], skipped: Skipped) -> lis
         return both
 
     known = (part for span in spans for part in _halved_before(job, span))
-    made = run_tasks(_make_part, job, known, title="Indexing", describe=_name, on_crash=on_crash, halves=halves)
+    made = cluster.run_tasks(_make_part, job, known, title="Indexing", describe=_name, on_crash=on_crash, halves=halves)
     return [_Part(span.source, *part) for span, part in made]
 
 
 def _halved_mark(job: _Job, span: CorpusSpan) -> str:
     """The name of the mark that a span was halved, so that it need not crash again."""
-    return f"{PARTS}/{_key(job, span)}.halved"
+    return f"{artifact_store.PARTS}/{_key(job, span)}.halved"
 
 
 def _halved_before(job: _Job, span: CorpusSpan) -> Iterator[CorpusSpan]:
@@ -266,7 +261,7 @@ def _make_part(job: _Job, span: CorpusSpan) -> tuple[str, PartCounts]:
     """Make the part of a span unless it exists; returns its name and its counts."""
     job.requirements.check()
     key = _key(job, span)
-    job.store.make(f"{PARTS}/{key}", lambda new: _write_part(new, job, span))
+    job.store.make(f"{artifact_store.PARTS}/{key}", lambda new: _write_part(new, job, span))
     record = _record(job, key)
     skips = job.plan.skip_bad or span.in_folder
     if BROKEN_LINES in record.skipped and not skips:  # the part was made when they were to be skipped
@@ -336,7 +331,7 @@ def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[str]:
 
     Raises CorpusError if there are more passages than an index can have.
     """
-    full = [_Folder(f"{PARTS}/{part.key}", part.held.passages) for part in parts if part.held.passages]
+    full = [_Folder(f"{artifact_store.PARTS}/{part.key}", part.held.passages) for part in parts if part.held.passages]
     total, before = sum(part.passages for part in full), 0
     shares: dict[int, list[_Folder]] = {}
     for part in full:
@@ -347,7 +342,7 @@ def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[str]:
             f"`shards` is {shards}, but the corpus can only be cut into {len(shares)} of about one size: only files of "
             "JSON Lines that are not packed are cut into pieces. Give fewer `shards`, or more and smaller files."
         )
-    check_passage_count(total)
+    kernels.check_passage_count(total)
     return [shard.name for shard in _joined(job, [*shares.values()])]
 
 
@@ -364,7 +359,7 @@ def _joined(job: _Job, shares: list[list[_Folder]]) -> list[_Folder]:
 def _join(job: _Job, share: Sequence[_Folder]) -> _Folder:
     """Join consecutive parts or shards, unless the result exists."""
     job.requirements.check()
-    name = f"{SHARDS}/{short_hash([folder.name for folder in share])}"
+    name = f"{artifact_store.SHARDS}/{artifact_store.short_hash([folder.name for folder in share])}"
 
     def join(new: Path) -> None:
         with job.store.folders([folder.name for folder in share]) as places:
@@ -424,10 +419,10 @@ def _name(span: CorpusSpan) -> str:
 
 
 def _record(job: _Job, part: str) -> _Record:
-    return _Record.model_validate_json(job.store.read(f"{PARTS}/{part}", _RECORD))
+    return _Record.model_validate_json(job.store.read(f"{artifact_store.PARTS}/{part}", _RECORD))
 
 
 def _key(job: _Job, span: CorpusSpan) -> str:
     """The name of the part of a span: a hash of its content, of the names in it, and of what is made of it."""
     files: list[JsonValue] = [[file.id, file.prefix, file.lines.first if file.lines else 0] for file in span.files]
-    return short_hash([job.settings, span.in_folder, span.sha256, files])
+    return artifact_store.short_hash([job.settings, span.in_folder, span.sha256, files])

@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from ralm.answering.answers import AnsweredInput, AnswerMethod, AnswerStores, groups_of
 from ralm.answering.sources import QuestionInput
-from ralm.distributed.cluster import Requirements
-from ralm.distributed.workers import WorkerPool
+from ralm.distributed import cluster, workers
 from ralm.errors import ClusterError, RalmError, UsageError
 from ralm.lm import TINY
 from ralm.lm.local.model import LocalLanguageModel
@@ -43,13 +42,13 @@ class ModelLoader:
 
     name: str
     options: ModelOptions
-    requirements: Requirements
+    requirements: cluster.Requirements
 
     @classmethod
     def of(cls, name: str, options: ModelOptions) -> "ModelLoader":
         """The loader of the model that `load_local_model` loads here."""
         folder = [Path(name).absolute()] if name != TINY and Path(name).is_dir() else []
-        return cls(name, options, Requirements.reading(folder, _PACKAGES))
+        return cls(name, options, cluster.Requirements.reading(folder, _PACKAGES))
 
     @property
     def label(self) -> str:
@@ -84,7 +83,7 @@ class ClusterModel:
 
     tier: Final = "all"
 
-    def __init__(self, machines: WorkerPool, loader: ModelLoader) -> None:
+    def __init__(self, machines: workers.WorkerPool, loader: ModelLoader) -> None:
         self.name = loader.name
         self.machines = machines
         self.loader = loader

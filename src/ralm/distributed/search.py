@@ -20,8 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 from ralm.distributed.cluster import connected, processors, raise_cause
 from ralm.errors import ClusterError, DamagedFolderError
 from ralm.records import NO_PASSAGE, Hits, Passages
-from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.scan import Forbidden
+from ralm.retrieval.bm25 import formula, scan
 from ralm.retrieval.index import Index, open_index
 
 
@@ -43,7 +42,7 @@ class ShardedBM25:
         """The number of passages: however many hits are asked for, the first of them are the same."""
         return self._bm25.stable
 
-    def retrieve(self, queries: Sequence[str], k: int, forbidden: Forbidden | None = None) -> Hits:
+    def retrieve(self, queries: Sequence[str], k: int, forbidden: scan.Forbidden | None = None) -> Hits:
         """The k best passages for each query, as `BM25.retrieve` finds them.
 
         Raises UsageError if k is below 1, ClusterError if the cluster has failed, and the errors of opening the index.
@@ -60,7 +59,7 @@ class ShardedBM25:
 
 @contextmanager
 def open_shards(
-    address: str, index: Path | str, options: BM25Options | None = None, *, shards: int | None = None
+    address: str, index: Path | str, options: formula.BM25Options | None = None, *, shards: int | None = None
 ) -> Iterator[ShardedBM25]:
     """A retriever over an index on a disk that all machines of a cluster share.
 
@@ -84,14 +83,14 @@ def open_shards(
 class _Shard:
     """Searches consecutive segments of an index."""
 
-    def __init__(self, path: Path, options: BM25Options | None, fingerprint: str, begin: int, end: int) -> None:
+    def __init__(self, path: Path, options: formula.BM25Options | None, fingerprint: str, begin: int, end: int) -> None:
         index = open_index(path, options)
         if index.fingerprint != fingerprint:
             raise DamagedFolderError(f"{path} is not the index that was opened before: it was changed; open it again.")
         self._bm25 = index.bm25_of(slice(begin, end))
 
     def retrieve(
-        self, queries: Sequence[str], k: int, forbidden: Forbidden | None
+        self, queries: Sequence[str], k: int, forbidden: scan.Forbidden | None
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The best passages of the segments, and their exact scores."""
         return self._bm25.retrieve_exactly(queries, k, forbidden)

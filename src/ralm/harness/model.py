@@ -26,15 +26,10 @@ from ralm.evaluation.perplexity import evaluate_text
 from ralm.harness import lm_eval_installed
 from ralm.harness.options import HarnessOptions, parse_arguments
 from ralm.harness.requests import Contexts, GenerationAnswer, parse_generation_kwargs
-from ralm.lm.registry import load_language_model
-from ralm.lm.scoring import Scorer
+from ralm.lm import registry, scoring
 from ralm.protocols import Reader, WritingModel
-from ralm.reading.generate import TokenWriter
-from ralm.reading.in_context import CheckedReader
+from ralm.reading import generate, in_context, sampling, score, sources
 from ralm.reading.plan import PlanOptions
-from ralm.reading.sampling import GenerationOptions
-from ralm.reading.score import Ending, are_greedy, ending_log_probs
-from ralm.reading.sources import FromRetriever
 from ralm.records import IntArray, Request
 from ralm.terminal import progress_bar, track
 from ralm.validation import MAX_COUNT, MAX_SEED, check_length, config_of
@@ -76,7 +71,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     def __init__(
         self,
         model: WritingModel,
-        source: FromRetriever | None = None,
+        source: sources.FromRetriever | None = None,
         *,
         reader: Reader | None = None,
         plan: PlanOptions | None = None,
@@ -86,9 +81,9 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     ) -> None:
         super().__init__()
         self._model = model
-        self._scorer = Scorer(model)
+        self._scorer = scoring.Scorer(model)
         self._source = source
-        self._reader = CheckedReader.of(reader)
+        self._reader = in_context.CheckedReader.of(reader)
         self._plan = _plan_of(model, plan, None if plan is None else plan.max_length, passages=source is not None)
         self._plan.check_documents(self._reader.joined)
         self._question_field = question_field
@@ -99,8 +94,8 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     @classmethod
     def of(cls, options: HarnessOptions) -> Self:
         """The model that options describe; raises what loading it and opening the index raise."""
-        source = None if options.index is None else FromRetriever.of_index(options.index, options.retrieval)
-        model = load_language_model(options.lm, options.model)
+        source = None if options.index is None else sources.FromRetriever.of_index(options.index, options.retrieval)
+        model = registry.load_language_model(options.lm, options.model)
         return cls(
             model,
             source,
@@ -176,9 +171,9 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
                 self.cache_hook.add_partial("loglikelihood", request.args, answer)
         return answers
 
-    def _scored(self, endings: Sequence[Ending]) -> list[tuple[float, bool]]:
-        log_probs = ending_log_probs(endings, self._scorer)
-        greedy = are_greedy(endings, self._model)
+    def _scored(self, endings: Sequence[score.Ending]) -> list[tuple[float, bool]]:
+        log_probs = score.ending_log_probs(endings, self._scorer)
+        greedy = score.are_greedy(endings, self._model)
         return [(float(one.sum(dtype=np.float64)), held) for one, held in zip(log_probs, greedy, strict=True)]
 
     def loglikelihood_rolling(
@@ -235,10 +230,10 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
                     advance()
         return [answers[number] for number in range(len(requests))]
 
-    def _by_options(self, requests: Sequence[Instance]) -> dict[GenerationOptions, list[int]]:
+    def _by_options(self, requests: Sequence[Instance]) -> dict[sampling.GenerationOptions, list[int]]:
         """The numbers of requests by their options; repeats of a request get the seeds that follow the harness's."""
         repeats: Counter[int] = Counter()
-        grouped: dict[GenerationOptions, list[int]] = {}
+        grouped: dict[sampling.GenerationOptions, list[int]] = {}
         for number, request in enumerate(requests):
             seed = (torch.initial_seed() + repeats[id(request)]) % MAX_SEED
             repeats[id(request)] += 1
@@ -252,10 +247,10 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return grouped
 
     def _written(
-        self, requests: Sequence[Instance], numbers: Sequence[int], options: GenerationOptions
+        self, requests: Sequence[Instance], numbers: Sequence[int], options: sampling.GenerationOptions
     ) -> Iterator[tuple[int, str]]:
         """The numbers of some requests, each with its text."""
-        writer = TokenWriter(self._model, options, self._source, reader=self._reader.reader)
+        writer = generate.TokenWriter(self._model, options, self._source, reader=self._reader.reader)
         for begin in range(0, len(numbers), self._together):
             some = numbers[begin : begin + self._together]
             texts: dict[int, GenerationAnswer] = {}

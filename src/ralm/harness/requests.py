@@ -13,12 +13,8 @@ import numpy as np
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
-from ralm.reading.in_context import CheckedReader
-from ralm.reading.pieces import GeneratedToken, StoppedText
+from ralm.reading import in_context, pieces, sampling, score, sources
 from ralm.reading.plan import PlanOptions
-from ralm.reading.sampling import GenerationOptions
-from ralm.reading.score import Ending
-from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, without_first
 from ralm.records import IntArray, PromptPrefix
 from ralm.validation import retrieve_checked
@@ -88,8 +84,8 @@ class Contexts:
         self,
         tokenizer: Tokenizer,
         plan: PlanOptions,
-        source: FromRetriever | None,
-        reader: CheckedReader,
+        source: sources.FromRetriever | None,
+        reader: in_context.CheckedReader,
         question_field: str | None = None,
     ) -> None:
         self._tokenizer = full_tokenizer(tokenizer)
@@ -133,7 +129,7 @@ class Contexts:
             )
         return question
 
-    def endings(self, requests: Sequence[HarnessRequest], *, cached: bool) -> list[Ending]:
+    def endings(self, requests: Sequence[HarnessRequest], *, cached: bool) -> list[score.Ending]:
         """The contexts and endings of requests, after their passages.
 
         Warns (RalmWarning) if contexts are too long and lose their oldest tokens. Raises UsageError if an ending and
@@ -148,7 +144,7 @@ class Contexts:
         ]
         prompt_prefixes = self._prefixes(queries)
         endings = [
-            Ending.after(prompt_prefixes[query], context, targets, self._plan.max_length, self.prefix)
+            score.Ending.after(prompt_prefixes[query], context, targets, self._plan.max_length, self.prefix)
             for query, context, (_, targets) in zip(queries, contexts, texts, strict=True)
         ]
         if cut := sum(one.dropped > 0 for one in endings):
@@ -188,7 +184,9 @@ class Contexts:
         return before, targets
 
 
-def parse_generation_kwargs(given: Mapping[str, Any], plan: PlanOptions, seed: int, *, bos: bool) -> GenerationOptions:
+def parse_generation_kwargs(
+    given: Mapping[str, Any], plan: PlanOptions, seed: int, *, bos: bool
+) -> sampling.GenerationOptions:
     """The options of a task's `generation_kwargs`, read as the harness's `hf` does.
 
     With `bos`, a prompt begins with the special tokens of the plan, else with none. Raises UsageError if an argument is
@@ -211,7 +209,7 @@ def parse_generation_kwargs(given: Mapping[str, Any], plan: PlanOptions, seed: i
             f"`max_gen_toks` {new_tokens} leaves no room for a context in the {plan.max_length} tokens that the model "
             "reads: lower it in `generation_kwargs`."
         )
-    return GenerationOptions(
+    return sampling.GenerationOptions(
         new_tokens=new_tokens,
         stride=plan.stride,
         query_tokens=plan.query_tokens,
@@ -238,9 +236,9 @@ class GenerationAnswer:
         self._tokens: list[int] = []
         self._tokenizer = tokenizer
         self._stop = stop
-        self._until = StoppedText(prompt, tokenizer, stop)
+        self._until = pieces.StoppedText(prompt, tokenizer, stop)
 
-    def ends(self, token: GeneratedToken) -> bool:
+    def ends(self, token: pieces.GeneratedToken) -> bool:
         """Add a token; returns whether the text now has a stop string."""
         self._tokens.append(token.token)
         self._until.add(token)

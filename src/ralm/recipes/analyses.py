@@ -8,7 +8,7 @@ from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
 from ralm.reading import ReadingOptions
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.plan import PlanOptions
-from ralm.recipes.measures import Measure, choice_accuracy, exact_matches, gain_below_overlap, perplexity_of
+from ralm.recipes import measures, replug_figures_4_5_6_7_8, resources, steps
 from ralm.recipes.readings import (
     DENSE_SEARCH,
     REPLUG_DOCUMENTS,
@@ -18,25 +18,11 @@ from ralm.recipes.readings import (
     wikipedia,
 )
 from ralm.recipes.recipe import Entries, Figure, Order, Scale, cells_of, line_of, recipe
-from ralm.recipes.replug_figures_4_5_6_7_8 import gains_by_token, replug_readings
-from ralm.recipes.resources import (
-    CONTRIEVER,
-    GPT2,
-    LLAMA,
-    MMLU,
-    MMLU_DEV,
-    NQ,
-    NQ_TRAIN,
-    WIKIPEDIA,
-    WIKITEXT_TEST,
-    WIKITEXT_TRAIN,
-)
-from ralm.recipes.steps import index_step, qa_step
 from ralm.retrieval.dense.options import EncoderOptions
 
 _OVERLAPS: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
-_Pairs = dict[str, tuple[Measure, Measure]]
+_Pairs = dict[str, tuple[measures.Measure, measures.Measure]]
 """The figures of the paper's text and of its code, by the difference between them."""
 
 
@@ -44,7 +30,9 @@ _Pairs = dict[str, tuple[Measure, Measure]]
 def gain_by_token(scale: Scale) -> Entries:
     """Which tokens gain from BM25's first passage: by class, and by how many passages of the corpus have the word."""
     readings = on_wikitext_dev(scale)
-    return gains_by_token("GPT-2 S", readings.bm25(GPT2[0]), readings.plain(GPT2[0]), wikipedia())
+    return replug_figures_4_5_6_7_8.gains_by_token(
+        "GPT-2 S", readings.bm25(resources.GPT2[0]), readings.plain(resources.GPT2[0]), wikipedia()
+    )
 
 
 @recipe(
@@ -57,14 +45,14 @@ def contamination(scale: Scale) -> Entries:
     threshold are taken out, and their targets count as read without passages. The overlap is the share of a passage's
     runs of eight words that stand in the text."""
     readings = on_wikitext_dev(scale)
-    [run], [without] = readings.bm25(GPT2[0]).steps, readings.plain(GPT2[0]).steps
+    [run], [without] = readings.bm25(resources.GPT2[0]).steps, readings.plain(resources.GPT2[0]).steps
     for share, column in enumerate(("lower token perplexity, %", "targets that keep their passage, %")):
         for limit in _OVERLAPS:
-            measured = {"BM25": gain_below_overlap(run, without, limit, share=bool(share))}
+            measured = {"BM25": measures.gain_below_overlap(run, without, limit, share=bool(share))}
             yield from cells_of("GPT-2 S", column, measured, at=100 * limit)
     yield Order(
-        gain_below_overlap(run, without, 1.0),
-        gain_below_overlap(run, without, 0.0),
+        measures.gain_below_overlap(run, without, 1.0),
+        measures.gain_below_overlap(run, without, 0.0),
         "all passages gain more than those without any shared run of eight words",
     )
 
@@ -78,8 +66,8 @@ def oracle_by_candidates(scale: Scale) -> Entries:
     """How much better the best passage is than the first, by how many of BM25's passages it is chosen from."""
     readings, numbers = on_wikitext_dev(scale), (1, 2, 6) if scale.small else (1, 2, 4, 8, 16)
     column = "WikiText-103 dev, word perplexity"
-    oracle = {number: readings.oracle(GPT2[0], number) for number in numbers}
-    yield from cells_of("GPT-2 S", column, {"none": readings.plain(GPT2[0])})
+    oracle = {number: readings.oracle(resources.GPT2[0], number) for number in numbers}
+    yield from cells_of("GPT-2 S", column, {"none": readings.plain(resources.GPT2[0])})
     yield from line_of("GPT-2 S", column, "oracle", oracle)
     for less, more in itertools.pairwise(numbers):
         yield Order(oracle[more], oracle[less], f"best of {more} < best of {less}")
@@ -97,43 +85,53 @@ def paper_or_code(scale: Scale) -> Entries:
 def _of_texts(scale: Scale) -> _Pairs:
     """In the code of In-Context RALM, the document overwrites the oldest tokens, the first window is read without a
     document, and words are counted by their spaces. In the code of REPLUG, weights are inner products, not cosines."""
-    code = Readings(scale=scale, text=WIKITEXT_TEST, index=wikipedia(), tokenizer=GPT2[0], per="token")
+    code = Readings(
+        scale=scale, text=resources.WIKITEXT_TEST, index=wikipedia(), tokenizer=resources.GPT2[0], per="token"
+    )
     paper = code.at(PlanOptions(semantics="paper"))
-    [plain] = paper.plain(GPT2[0]).steps
+    [plain] = paper.plain(resources.GPT2[0]).steps
     cosine, product = (
-        replug_readings(scale, GPT2[0]).ensemble(
-            GPT2[0], index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER, encoding=encoding)
+        replug_figures_4_5_6_7_8.replug_readings(scale, resources.GPT2[0]).ensemble(
+            resources.GPT2[0],
+            steps.index_step(resources.WIKITEXT_TRAIN, encoder=resources.CONTRIEVER, encoding=encoding),
         )
         for encoding in (EncoderOptions(encoder="", normalize=True), EncoderOptions(encoder=""))
     )
     return {
-        "Windows, without retrieval": (paper.plain(GPT2[0]), code.plain(GPT2[0])),
-        "Words": (perplexity_of(plain, "word"), perplexity_of(plain, "space")),
-        "Windows, BM25": (paper.bm25(GPT2[0]), code.bm25(GPT2[0])),
-        "Windows, zero-shot reranking": (paper.zero_shot(GPT2[0]), code.zero_shot(GPT2[0])),
+        "Windows, without retrieval": (paper.plain(resources.GPT2[0]), code.plain(resources.GPT2[0])),
+        "Words": (measures.perplexity_of(plain, "word"), measures.perplexity_of(plain, "space")),
+        "Windows, BM25": (paper.bm25(resources.GPT2[0]), code.bm25(resources.GPT2[0])),
+        "Windows, zero-shot reranking": (paper.zero_shot(resources.GPT2[0]), code.zero_shot(resources.GPT2[0])),
         "Similarity: cosine or inner product": (cosine, product),
     }
 
 
 def _of_questions(scale: Scale) -> _Pairs:
     """The codes cut prompts of questions otherwise, and let each passage of an ensemble write an answer."""
-    read: dict[str, Any] = {"index": index_step(WIKIPEDIA, encoder=CONTRIEVER), "retrieval": DENSE_SEARCH}
+    read: dict[str, Any] = {
+        "index": steps.index_step(resources.WIKIPEDIA, encoder=resources.CONTRIEVER),
+        "retrieval": DENSE_SEARCH,
+    }
     ensemble = {**read, "reading": ensemble_of(scale.documents(REPLUG_DOCUMENTS))}
     two = {**read, "reading": ReadingOptions(reader="concatenation", concatenation=Concatenation(documents=2))}
-    shown: dict[str, Any] = {"demonstrations": NQ_TRAIN, "shots": scale.shots(16), "prompt": "replug"}
-    few: dict[str, Any] = {"demonstrations": MMLU_DEV, "shots": scale.shots(5), "limit": scale.limit_each(4)}
-    lm, limit = LLAMA[1], scale.limit
+    shown: dict[str, Any] = {"demonstrations": resources.NQ_TRAIN, "shots": scale.shots(16), "prompt": "replug"}
+    few: dict[str, Any] = {"demonstrations": resources.MMLU_DEV, "shots": scale.shots(5), "limit": scale.limit_each(4)}
+    lm, limit = resources.LLAMA[1], scale.limit
 
-    def cut(semantics: AnswerSemantics) -> Measure:
-        step = qa_step(NQ, lm, prompt="in-context-ralm", semantics=semantics, limit=limit, **two)
-        return exact_matches(step)
+    def cut(semantics: AnswerSemantics) -> measures.Measure:
+        step = steps.qa_step(resources.NQ, lm, prompt="in-context-ralm", semantics=semantics, limit=limit, **two)
+        return measures.exact_matches(step)
 
-    def joined(join: Joining) -> Measure:
-        return exact_matches(qa_step(NQ, lm, answering=AnswerOptions(join=join), limit=limit, **ensemble, **shown))
+    def joined(join: Joining) -> measures.Measure:
+        return measures.exact_matches(
+            steps.qa_step(resources.NQ, lm, answering=AnswerOptions(join=join), limit=limit, **ensemble, **shown)
+        )
 
-    def chosen(score: Scoring, prompt: str | None = None) -> Measure:
+    def chosen(score: Scoring, prompt: str | None = None) -> measures.Measure:
         choosing = ChoiceOptions(score=score)
-        return choice_accuracy(qa_step(MMLU, lm, answering=choosing, prompt=prompt, **ensemble, **few))
+        return measures.choice_accuracy(
+            steps.qa_step(resources.MMLU, lm, answering=choosing, prompt=prompt, **ensemble, **few)
+        )
 
     return {
         "In-Context RALM's questions": (cut("paper"), cut("official")),

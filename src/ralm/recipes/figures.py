@@ -11,21 +11,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from ralm.recipes.recipe import Cell
-from ralm.recipes.results import Result
+from ralm.recipes import recipe, results
 from ralm.runs.plot import DOTS_AN_INCH, INCHES
 
 
 class _Point(NamedTuple):
     """A cell with its figure, and the ends of its interval."""
 
-    cell: Cell
+    cell: recipe.Cell
     value: float
     low: float
     high: float
 
 
-def draw(result: Result, path: Path) -> None:
+def draw(result: results.Result, path: Path) -> None:
     """Draw the measured cells, a panel for each column."""
     drawn = result.recipe.figure
     assert drawn is not None, "called for recipes with a figure"

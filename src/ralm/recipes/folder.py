@@ -26,16 +26,12 @@ from ralm.errors import DamagedFolderError, UsageError
 from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.lm.registry import ModelOptions
 from ralm.options import flags_of
+from ralm.recipes import measures, resources
 from ralm.recipes.inputs import STAND_IN_MODEL, make_stand_ins, stand_in, write_resource, write_titles
-from ralm.recipes.measures import Measure
 from ralm.recipes.recipe import Cell, Order, Recipe
-from ralm.recipes.resources import Resource
 from ralm.recipes.steps import Argument, NameOf, Step
 from ralm.retrieval.dense.options import EncoderOptions
-from ralm.storage.atomic import try_file_lock
-from ralm.storage.manifest import whole_checksum
-from ralm.storage.outputs import replaced_file
-from ralm.storage.remote import is_url
+from ralm.storage import atomic, manifest, outputs, remote
 from ralm.version import __version__
 
 MARK: Final = "recipes.json"
@@ -94,7 +90,7 @@ class RecipeFolder:
     stand_in: bool = False
     options: CommandOptions = field(default_factory=CommandOptions)
     _keys: dict[Step, str] = field(default_factory=dict)
-    _identities: dict[Resource, str] = field(default_factory=dict)
+    _identities: dict[resources.Resource, str] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise UsageError if the folder belongs to another version of ralm, holds results of the other kind
@@ -129,7 +125,7 @@ class RecipeFolder:
         """Make the folder and mark it; raises what `check` raises."""
         self.check()
         if not (self.folder / MARK).exists():
-            with replaced_file(self.folder / MARK) as stream:
+            with outputs.replaced_file(self.folder / MARK) as stream:
                 json.dump({"kind": "recipes", "ralm": __version__, "stand_in": self.stand_in}, stream)
 
     @cached_property
@@ -183,10 +179,10 @@ class RecipeFolder:
         ]
         return replace(recipe, cells=tuple(named), orders=tuple(orders.values()))
 
-    def _identity_of_measure(self, measure: Measure) -> tuple[object, ...]:
+    def _identity_of_measure(self, measure: measures.Measure) -> tuple[object, ...]:
         return measure.read, measure.options, *map(self.path_of, measure.steps)
 
-    def source_of(self, resource: Resource) -> str:
+    def source_of(self, resource: resources.Resource) -> str:
         """The argument of a command for a resource; a file may not exist yet (`write_inputs`)."""
         if resource.name in self.replacements:
             return self.replacements[resource.name]
@@ -194,7 +190,7 @@ class RecipeFolder:
             return stand_in(resource.kind, self._stand_ins)
         return str(self._file(resource)) if resource.form else resource.source
 
-    def is_from_hub(self, resource: Resource) -> bool:
+    def is_from_hub(self, resource: resources.Resource) -> bool:
         """Whether a resource is read from the hub."""
         return not self.stand_in and resource.name not in self.replacements
 
@@ -206,7 +202,7 @@ class RecipeFolder:
         for resource in step.resources:
             self._write_input(resource)
 
-    def _write_input(self, resource: Resource) -> None:
+    def _write_input(self, resource: resources.Resource) -> None:
         if not (resource.form and self.is_from_hub(resource)) or self._file(resource).exists():
             return
         for one in resource.made_of:
@@ -214,7 +210,7 @@ class RecipeFolder:
         file = self._file(resource)
         file.parent.mkdir(parents=True, exist_ok=True)
         # Two recipes may share the folder: the second waits for the file instead of reading the data set again.
-        with try_file_lock(file.with_suffix(".lock"), wait=True):
+        with atomic.try_file_lock(file.with_suffix(".lock"), wait=True):
             if file.exists():
                 return
             if resource.form == "titles":
@@ -222,7 +218,7 @@ class RecipeFolder:
             else:
                 write_resource(resource, file)
 
-    def _file(self, resource: Resource) -> Path:
+    def _file(self, resource: resources.Resource) -> Path:
         suffix = ".jsonl" if resource.form in ("articles", "lines") else ".txt"
         made_of = [self._identity_of(one) for one in resource.made_of]
         spelt = json.dumps([resource.source, resource.form, resource.only, resource.max_rows, made_of])
@@ -241,7 +237,7 @@ class RecipeFolder:
                 return str(self.path_of(argument))
             case NameOf(step=step):
                 return self.path_of(step).name
-            case Resource():
+            case resources.Resource():
                 return self.source_of(argument)
             case _:
                 return argument
@@ -252,26 +248,26 @@ class RecipeFolder:
                 return ["step", self._key(argument)]
             case NameOf(step=step):
                 return ["name", self._key(step)]
-            case Resource():
+            case resources.Resource():
                 if argument not in self._identities:
                     self._identities[argument] = self._identity_of(argument)
                 return ["resource", self._identities[argument]]
             case _:
                 return argument
 
-    def _identity_of(self, resource: Resource) -> str:
+    def _identity_of(self, resource: resources.Resource) -> str:
         """The name of a resource; for files, with their content."""
         if resource.form and self.is_from_hub(resource):
             return self._file(resource).name
         source = self.source_of(resource)
         path = Path(source)
-        if is_url(source) and resource.kind == "corpus":
+        if remote.is_url(source) and resource.kind == "corpus":
             return f"{source} {fingerprint_of([source])}"
         if source == STAND_IN_MODEL or not path.exists():
             return source
         name = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path.resolve()
         files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
-        return " ".join([str(name), *(f"{one.name} {whole_checksum(one)}" for one in files)])
+        return " ".join([str(name), *(f"{one.name} {manifest.whole_checksum(one)}" for one in files)])
 
 
 def check_replacements(replacements: Mapping[str, str], known: list[str]) -> None:

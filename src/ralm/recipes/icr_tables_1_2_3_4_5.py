@@ -4,27 +4,10 @@ questions with DPR's first passages in the prompt."""
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ralm.reading import ReadingOptions
-from ralm.reading.concatenation import Concatenation
-from ralm.recipes.measures import exact_matches, gold_log_probs_of
+from ralm.reading import ReadingOptions, concatenation
+from ralm.recipes import measures, resources
 from ralm.recipes.readings import DENSE_SEARCH, ICR_SEMANTICS, Readings, wikipedia
 from ralm.recipes.recipe import Entries, Figure, Order, Scale, cells_of, orders_of, recipe
-from ralm.recipes.resources import (
-    DPR,
-    DPR_QUESTIONS,
-    GPT2,
-    LLAMA,
-    NEO,
-    NQ,
-    PILE_TEST,
-    PILE_TRAIN,
-    REALNEWS_DEV,
-    REALNEWS_TRAIN,
-    TRIVIA_QA,
-    WIKIPEDIA,
-    WIKITEXT_TEST,
-    Resource,
-)
 from ralm.recipes.steps import Step, index_step, qa_step
 
 Published = dict[tuple[str, str], tuple[float, ...]]
@@ -76,7 +59,7 @@ _TABLE_4: Final = {
 }
 """Closed book and with passages, on both sets of questions."""
 FIRST_OF_BM25: Final = ("none", "BM25")
-QUESTIONS: Final = {"NQ": NQ, "TriviaQA": TRIVIA_QA}
+QUESTIONS: Final = {"NQ": resources.NQ, "TriviaQA": resources.TRIVIA_QA}
 REALNEWS: Final = "RealNews is C4's part that is like it."
 ICR_CODE: Final = "Prompts are cut as in the published code (`--semantics official`), which made the paper's figures."
 
@@ -96,10 +79,12 @@ ICR_CODE: Final = "Prompts are cut as in the published code (`--semantics offici
 def icr_table_1(scale: Scale) -> Entries:
     """Perplexity of GPT-2 on five corpora: without retrieval, with BM25's first passage, and with the best of 16 by
     zero-shot and by predictive reranking."""
-    texts = texts_of(scale, GPT2[0])
-    for column, text, corpus in zip(("ArXiv", "Stack Exchange", "FreeLaw"), PILE_TEST, PILE_TRAIN, strict=True):
-        texts[column] = _readings(scale, text, index_step(corpus), GPT2[0])
-    return perplexities(texts, GPT2, ("none", "BM25", "zero-shot", "predictive"), _TABLE_1)
+    texts = texts_of(scale, resources.GPT2[0])
+    for column, text, corpus in zip(
+        ("ArXiv", "Stack Exchange", "FreeLaw"), resources.PILE_TEST, resources.PILE_TRAIN, strict=True
+    ):
+        texts[column] = _readings(scale, text, index_step(corpus), resources.GPT2[0])
+    return perplexities(texts, resources.GPT2, ("none", "BM25", "zero-shot", "predictive"), _TABLE_1)
 
 
 @recipe(
@@ -108,16 +93,18 @@ def icr_table_1(scale: Scale) -> Entries:
 )
 def icr_table_2(scale: Scale) -> Entries:
     """Word perplexity of LLaMA on WikiText-103, without retrieval and with BM25's first passage."""
-    texts = {"WikiText-103": texts_of(scale, LLAMA[0])["WikiText-103"]}
-    return perplexities(texts, LLAMA, FIRST_OF_BM25, _TABLE_2)
+    texts = {"WikiText-103": texts_of(scale, resources.LLAMA[0])["WikiText-103"]}
+    return perplexities(texts, resources.LLAMA, FIRST_OF_BM25, _TABLE_2)
 
 
 @recipe("in-context-ralm/table-3", differs=(ICR_SEMANTICS, REALNEWS))
 def icr_table_3(scale: Scale) -> Entries:
     """Zero-shot reranking by GPT-2 S against reranking by the model that reads."""
-    for lm in GPT2[1:]:
-        for place, (how, ranker) in enumerate((("ranked by GPT-2 S", GPT2[0]), ("ranked by itself", None))):
-            for (column, readings), published in zip(texts_of(scale, GPT2[0]).items(), _TABLE_3[lm.label], strict=True):
+    for lm in resources.GPT2[1:]:
+        for place, (how, ranker) in enumerate((("ranked by GPT-2 S", resources.GPT2[0]), ("ranked by itself", None))):
+            for (column, readings), published in zip(
+                texts_of(scale, resources.GPT2[0]).items(), _TABLE_3[lm.label], strict=True
+            ):
                 measured = {how: readings.zero_shot(lm, ranker)}
                 yield from cells_of(lm.label, f"{column}, {readings.per} perplexity", measured, published[place:][:1])
 
@@ -129,13 +116,13 @@ def icr_table_3(scale: Scale) -> Entries:
 def icr_table_4(scale: Scale) -> Entries:
     """Questions that LLaMA answers without demonstrations, closed book and with two of DPR's passages. The
     log-probability of the right answer is ours: it shows what passages do for models that rarely answer."""
-    two = ReadingOptions(reader="concatenation", concatenation=Concatenation(documents=2))
-    for lm in LLAMA:
+    two = ReadingOptions(reader="concatenation", concatenation=concatenation.Concatenation(documents=2))
+    for lm in resources.LLAMA:
         for (column, questions), published in zip(QUESTIONS.items(), _TABLE_4[lm.label], strict=True):
             none = qa_step(questions, lm, semantics="official", limit=scale.limit)
             steps = {"none": none, "DPR": answered_with_dpr(scale, questions, lm, two)}
-            exact = {how: exact_matches(step) for how, step in steps.items()}
-            likely = {how: gold_log_probs_of(step) for how, step in steps.items()}
+            exact = {how: measures.exact_matches(step) for how, step in steps.items()}
+            likely = {how: measures.gold_log_probs_of(step) for how, step in steps.items()}
             yield from cells_of(lm.label, f"{column}, exact match, %", exact, published)
             yield from cells_of(lm.label, f"{column}, log-probability of a token of the answer", likely)
             label = f"{column}, {lm.label}"
@@ -146,21 +133,24 @@ def icr_table_4(scale: Scale) -> Entries:
 @recipe("in-context-ralm/table-5", differs=(ICR_SEMANTICS, REALNEWS))
 def icr_table_5(scale: Scale) -> Entries:
     """Perplexity of GPT-Neo and GPT-J on WikiText-103 and RealNews, without retrieval and with BM25's first passage."""
-    return perplexities(texts_of(scale, NEO[0]), NEO, FIRST_OF_BM25, _TABLE_5)
+    return perplexities(texts_of(scale, resources.NEO[0]), resources.NEO, FIRST_OF_BM25, _TABLE_5)
 
 
-def _readings(scale: Scale, text: Resource, index: Step, tokenizer: Resource) -> Readings:
+def _readings(scale: Scale, text: resources.Resource, index: Step, tokenizer: resources.Resource) -> Readings:
     return Readings(scale=scale, text=text, index=index, tokenizer=tokenizer, per="token")
 
 
-def texts_of(scale: Scale, tokenizer: Resource) -> dict[str, Readings]:
+def texts_of(scale: Scale, tokenizer: resources.Resource) -> dict[str, Readings]:
     """The readings of WikiText-103 and RealNews."""
-    wikitext = Readings(scale=scale, text=WIKITEXT_TEST, index=wikipedia(), tokenizer=tokenizer)
-    return {"WikiText-103": wikitext, "RealNews": _readings(scale, REALNEWS_DEV, index_step(REALNEWS_TRAIN), tokenizer)}
+    wikitext = Readings(scale=scale, text=resources.WIKITEXT_TEST, index=wikipedia(), tokenizer=tokenizer)
+    return {
+        "WikiText-103": wikitext,
+        "RealNews": _readings(scale, resources.REALNEWS_DEV, index_step(resources.REALNEWS_TRAIN), tokenizer),
+    }
 
 
 def perplexities(
-    texts: Mapping[str, Readings], models: Sequence[Resource], hows: Sequence[str], published: Published
+    texts: Mapping[str, Readings], models: Sequence[resources.Resource], hows: Sequence[str], published: Published
 ) -> Entries:
     """A cell for each text, model and way of reading, and the orders among the ways; the predictive reranker was
     trained for WikiText-103 alone."""
@@ -182,13 +172,17 @@ def perplexities(
 
 
 def answered_with_dpr(
-    scale: Scale, questions: Resource, lm: Resource, reading: ReadingOptions, numbers: tuple[int, ...] = ()
+    scale: Scale,
+    questions: resources.Resource,
+    lm: resources.Resource,
+    reading: ReadingOptions,
+    numbers: tuple[int, ...] = (),
 ) -> Step:
     """Answers with DPR's passages of Wikipedia."""
     return qa_step(
         questions,
         lm,
-        index=index_step(WIKIPEDIA, encoder=DPR, query_encoder=DPR_QUESTIONS),
+        index=index_step(resources.WIKIPEDIA, encoder=resources.DPR, query_encoder=resources.DPR_QUESTIONS),
         retrieval=DENSE_SEARCH,
         reading=reading,
         prompt="in-context-ralm",

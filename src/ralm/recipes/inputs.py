@@ -27,10 +27,9 @@ from ralm.errors import CorpusError
 from ralm.lm import model_folder
 from ralm.recipes.resources import Resource, ResourceKind
 from ralm.records import Document
-from ralm.storage.manifest import read_manifest, write_manifest
-from ralm.storage.outputs import MANIFEST, FolderKind, new_folder, replaced_file
+from ralm.storage import manifest, outputs
 
-_KIND: Final = FolderKind("stand-ins")
+_KIND: Final = outputs.FolderKind("stand-ins")
 STAND_IN_MODEL: Final = "ralm-tiny"
 _FILES: Final[dict[ResourceKind, str]] = {
     "text": "text.txt",
@@ -58,7 +57,7 @@ def write_resource(resource: Resource, path: Path) -> None:
 
     Raises CorpusError if the data set cannot be read or gives nothing, MissingExtraError without the extra `datasets`.
     """
-    with replaced_file(path) as stream:
+    with outputs.replaced_file(path) as stream:
         stream.writelines(_written(resource, _texts(resource)))
         if not stream.tell():
             raise CorpusError(f"{resource.source} has nothing for {resource.name}.")
@@ -67,7 +66,7 @@ def write_resource(resource: Resource, path: Path) -> None:
 def write_titles(texts: Iterable[str], path: Path) -> None:
     """Write the titles of the articles in texts of WikiText, one a line, as Wikipedia writes them, too."""
     titles = [title for text in texts for title in _HEADING.findall(text)]
-    with replaced_file(path) as stream:
+    with outputs.replaced_file(path) as stream:
         for one in dict.fromkeys(variant for title in titles for variant in (title, plain_title(title))):
             stream.write(f"{one}\n")
 
@@ -137,8 +136,8 @@ def make_stand_ins(folder: Path) -> None:
 
     Raises NotAFolderOfThisKindError or DamagedFolderError if something else is there, or if a file was changed.
     """
-    if (folder / MANIFEST).exists():
-        read_manifest(folder, kind=_KIND)
+    if (folder / outputs.MANIFEST).exists():
+        manifest.read_manifest(folder, kind=_KIND)
         return
     corpus, held_out = split_held_out(standard_library_documentation())
     questions = [*_described(corpus)]
@@ -151,14 +150,14 @@ def make_stand_ins(folder: Path) -> None:
         "questions": questions[_DEMONSTRATIONS:],
         "choices": choices[_DEMONSTRATIONS:],
     }
-    with new_folder(folder, kind=_KIND, force=False) as partial:
+    with outputs.new_folder(folder, kind=_KIND, force=False) as partial:
         (partial / _FILES["text"]).write_text(held_out_text(held_out), encoding="utf-8")
         (partial / _FILES["titles"]).write_text("".join(f"{one.title}\n" for one in held_out), encoding="utf-8")
         for kind, own in rows.items():
             lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in own)
             (partial / _FILES[kind]).write_text("".join(lines), encoding="utf-8")
         _save_encoder(partial / _FILES["encoder"])
-        write_manifest(folder=partial, kind=_KIND, settings={}, counts={})
+        manifest.write_manifest(folder=partial, kind=_KIND, settings={}, counts={})
 
 
 def _described(documents: Sequence[Document]) -> Iterator[_Row]:

@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ralm.answering import curve, run as answering
-from ralm.answering.multiple_choice import category_of
+from ralm.answering import curve, multiple_choice, run as answering
 from ralm.corpus.decontamination import Decontamination
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
@@ -29,8 +28,7 @@ from ralm.records import DoubleArray, IntArray
 from ralm.retrieval.index import open_index
 from ralm.runs.compare import TARGETS_PER_DOCUMENT
 from ralm.runs.run import PASSAGES, RUN_KIND, RUN_TOKENS, SUMMARY, damage_errors, read_tokens
-from ralm.storage.manifest import read_manifest
-from ralm.storage.outputs import FolderKind
+from ralm.storage import manifest, outputs
 
 Per = Literal["token", "word", "space", "byte"]
 """What a perplexity is per: words as WikiText has them, or as many as the text has spaces, as the official code counts
@@ -116,9 +114,9 @@ def _read_run(run: Path) -> tuple[DoubleArray, dict[Per, float]]:
     return -tokens.log_probs_T.astype(np.float64), {**counted, "space": spaces}
 
 
-def _summary_of(folder: Path, kind: FolderKind) -> dict[str, Any]:
+def _summary_of(folder: Path, kind: outputs.FolderKind) -> dict[str, Any]:
     """The summary of a finished step; DamagedFolderError if it was altered or cannot be read."""
-    read_manifest(folder, kind=kind)
+    manifest.read_manifest(folder, kind=kind)
     with damage_errors(folder, _REMEDY):
         found: dict[str, Any] = json.loads((folder / SUMMARY).read_bytes())
     return found
@@ -163,11 +161,11 @@ def choice_accuracy(choices: Step, category: str | None = None) -> Measure:
 def _accuracy(folder: Path, category: str | None) -> Sample:
     right, subjects = _columns(folder, answering.CHOICES_KIND, answering.CHOICES_TABLE, "right", "subject")
     pairs = zip(right, subjects, strict=True)
-    return _percent([one for one, subject in pairs if category in (None, category_of(subject or ""))])
+    return _percent([one for one, subject in pairs if category in (None, multiple_choice.category_of(subject or ""))])
 
 
-def _columns(folder: Path, kind: FolderKind, table: str, *names: str) -> list[list[Any]]:
-    read_manifest(folder, kind=kind)
+def _columns(folder: Path, kind: outputs.FolderKind, table: str, *names: str) -> list[list[Any]]:
+    manifest.read_manifest(folder, kind=kind)
     with damage_errors(folder, _REMEDY):
         read = pq.read_table(folder / table, columns=[*names])
     return [read[name].to_pylist() for name in names]

@@ -11,33 +11,10 @@ from ralm.corpus.splitting import Splitting
 from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
-from ralm.recipes import steps
-from ralm.recipes.measures import Measure, Per, perplexity_of
-from ralm.recipes.recipe import Scale
-from ralm.recipes.resources import (
-    CONTRIEVER,
-    GPT2,
-    NEO,
-    PILE_ALL_TRAIN,
-    ROBERTA,
-    WIKIPEDIA,
-    WIKITEXT_DEV,
-    WIKITEXT_TITLES,
-    WIKITEXT_TRAIN,
-    Resource,
-)
-from ralm.recipes.steps import Step
+from ralm.recipes import measures, recipe, resources, steps
 from ralm.reranking import RerankOptions
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.training.options import (
-    REPLUG,
-    REPLUG_EXAMPLES,
-    CandidateOptions,
-    ExampleOptions,
-    RerankerOptions,
-    RetrieverTrainingOptions,
-    TrainingOptions,
-)
+from ralm.training import options
 
 ICR_PLAN: Final = PlanOptions(semantics="official")
 ICR_CANDIDATES: Final = 16
@@ -61,14 +38,19 @@ BM25_SEARCH: Final = RetrieverOptions()
 DENSE_SEARCH: Final = RetrieverOptions(retriever="dense")
 
 
-def wikipedia() -> Step:
+def wikipedia() -> steps.Step:
     """BM25 over Wikipedia, without the articles of WikiText-103's test and development sets (section 4.3)."""
-    return steps.index_step(WIKIPEDIA, titles=WIKITEXT_TITLES)
+    return steps.index_step(resources.WIKIPEDIA, titles=resources.WIKITEXT_TITLES)
 
 
-def pile_index() -> Step:
+def pile_index() -> steps.Step:
     """Passages of 128 tokens of the Pile's training data, for exact search with Contriever."""
-    return steps.index_step(PILE_ALL_TRAIN, splitting=Splitting(tokens=128), tokens_of=GPT2[0], encoder=CONTRIEVER)
+    return steps.index_step(
+        resources.PILE_ALL_TRAIN,
+        splitting=Splitting(tokens=128),
+        tokens_of=resources.GPT2[0],
+        encoder=resources.CONTRIEVER,
+    )
 
 
 def ensemble_of(documents: int) -> ReadingOptions:
@@ -83,52 +65,52 @@ class Readings:
     `tokenizer` is the model whose tokens strides are counted in: models with the same tokenizer share the passages.
     """
 
-    scale: Scale
-    text: Resource
-    tokenizer: Resource
-    per: Per = "word"
-    index: Step | None = None
+    scale: recipe.Scale
+    text: resources.Resource
+    tokenizer: resources.Resource
+    per: measures.Per = "word"
+    index: steps.Step | None = None
     plan: PlanOptions = ICR_PLAN
 
     def at(self, plan: PlanOptions) -> "Readings":
         """The same readings with another plan."""
         return replace(self, plan=plan)
 
-    def plain(self, lm: Resource) -> Measure:
+    def plain(self, lm: resources.Resource) -> measures.Measure:
         """Without passages."""
         return self._measure(lm, None)
 
-    def bm25(self, lm: Resource) -> Measure:
+    def bm25(self, lm: resources.Resource) -> measures.Measure:
         """With the first passage."""
         return self._chosen(lm)
 
-    def dense(self, lm: Resource, index: Step) -> Measure:
+    def dense(self, lm: resources.Resource, index: steps.Step) -> measures.Measure:
         """With the first passage of a dense retriever."""
         return self._measure(lm, self._retrieved(index, 1, DENSE_SEARCH))
 
-    def zero_shot(self, lm: Resource, rerank_lm: Resource | None = None) -> Measure:
+    def zero_shot(self, lm: resources.Resource, rerank_lm: resources.Resource | None = None) -> measures.Measure:
         """With the passage that a language model chooses by the last tokens of the prefix (section 6.1)."""
         return self._chosen(lm, RerankOptions(method="zero-shot"), rerank_lm=rerank_lm)
 
-    def oracle(self, lm: Resource, candidates: int = ICR_CANDIDATES) -> Measure:
+    def oracle(self, lm: resources.Resource, candidates: int = ICR_CANDIDATES) -> measures.Measure:
         """With the passage that makes the targets most likely."""
         return self._chosen(lm, RerankOptions(method="oracle", candidates=candidates))
 
-    def predictive(self, lm: Resource) -> Measure:
+    def predictive(self, lm: resources.Resource) -> measures.Measure:
         """With the passage that a trained reranker chooses (section 6.2)."""
         reranking = RerankOptions(method="predictive", cross_encoder="")
         return self._chosen(lm, reranking, reranker=predictive_reranker(self.scale))
 
     def ensemble(
         self,
-        lm: Resource,
-        index: Step,
+        lm: resources.Resource,
+        index: steps.Step,
         *,
         documents: int = REPLUG_DOCUMENTS,
         retrieved: int = REPLUG_DOCUMENTS,
         retrieval: RetrieverOptions = DENSE_SEARCH,
-        vectors: Step | None = None,
-    ) -> Measure:
+        vectors: steps.Step | None = None,
+    ) -> measures.Measure:
         """With an ensemble over the first passages of an index, of those that are `retrieved`.
 
         `vectors`: with those that the training of a retriever added to the index.
@@ -136,7 +118,7 @@ class Readings:
         found = self._retrieved(index, self.scale.documents(max(retrieved, documents)), retrieval, vectors)
         return self._measure(lm, found, ensemble_of(self.scale.documents(documents)))
 
-    def _chosen(self, lm: Resource, reranking: RerankOptions | None = None, **by: Any) -> Measure:
+    def _chosen(self, lm: resources.Resource, reranking: RerankOptions | None = None, **by: Any) -> measures.Measure:
         """With the best passage of BM25 by the retriever, or by a reranker."""
         assert self.index is not None
         reading = steps.FIRST_PASSAGE
@@ -146,47 +128,55 @@ class Readings:
         found = self._retrieved(self.index, self.scale.candidates(ICR_CANDIDATES), BM25_SEARCH)
         return self._measure(lm, found, reading, **by)
 
-    def _retrieved(self, index: Step, k: int, retrieval: RetrieverOptions, vectors: Step | None = None) -> Step:
+    def _retrieved(
+        self, index: steps.Step, k: int, retrieval: RetrieverOptions, vectors: steps.Step | None = None
+    ) -> steps.Step:
         plan, limit = self.scale.plan(self.plan), self.scale.limit_tokens
         return steps.retrieve_step(
             self.text, self.tokenizer, index, plan, k=k, retrieval=retrieval, vectors=vectors, limit_tokens=limit
         )
 
     def _measure(
-        self, lm: Resource, retrieved: Step | None, reading: ReadingOptions = steps.FIRST_PASSAGE, **by: Any
-    ) -> Measure:
+        self,
+        lm: resources.Resource,
+        retrieved: steps.Step | None,
+        reading: ReadingOptions = steps.FIRST_PASSAGE,
+        **by: Any,
+    ) -> measures.Measure:
         plan, limit = self.scale.plan(self.plan), self.scale.limit_tokens
-        return perplexity_of(
+        return measures.perplexity_of(
             steps.eval_step(self.text, lm, plan, retrieved=retrieved, reading=reading, limit_tokens=limit, **by),
             self.per,
         )
 
 
-def on_wikitext_dev(scale: Scale) -> Readings:
+def on_wikitext_dev(scale: recipe.Scale) -> Readings:
     """WikiText-103's development set with passages of Wikipedia, as In-Context RALM reads it."""
-    return Readings(scale=scale, text=WIKITEXT_DEV, index=wikipedia(), tokenizer=GPT2[0])
+    return Readings(scale=scale, text=resources.WIKITEXT_DEV, index=wikipedia(), tokenizer=resources.GPT2[0])
 
 
-def predictive_reranker(scale: Scale) -> Step:
+def predictive_reranker(scale: recipe.Scale) -> steps.Step:
     """The reranker of In-Context RALM, section 6.2: RoBERTa-base, trained on the scores of GPT-2 S in 300,000 examples
     of WikiText-103's training set."""
-    examples = scale.examples(ExampleOptions(examples=300_000))
-    candidates = CandidateOptions(candidates=scale.candidates(ICR_CANDIDATES))
-    signals = steps.signals_step(WIKITEXT_TRAIN, GPT2[0], wikipedia(), examples=examples, candidates=candidates)
-    reading = scale.reranker(RerankerOptions(rank_prior=False, likelihood=False))
+    examples = scale.examples(options.ExampleOptions(examples=300_000))
+    candidates = options.CandidateOptions(candidates=scale.candidates(ICR_CANDIDATES))
+    signals = steps.signals_step(
+        resources.WIKITEXT_TRAIN, resources.GPT2[0], wikipedia(), examples=examples, candidates=candidates
+    )
+    reading = scale.reranker(options.RerankerOptions(rank_prior=False, likelihood=False))
     return steps.train_reranker_step(
-        signals, ROBERTA, training=scale.training(TrainingOptions(held_out=0)), reading=reading
+        signals, resources.ROBERTA, training=scale.training(options.TrainingOptions(held_out=0)), reading=reading
     )
 
 
-def trained_retriever(scale: Scale) -> Step:
+def trained_retriever(scale: recipe.Scale) -> steps.Step:
     """Contriever after LSR on sequences of the Pile (REPLUG, section 5.2): 25,000 steps, the index refreshed every
     3,000."""
     return steps.train_retriever_step(
-        PILE_ALL_TRAIN,
-        NEO[-1],
+        resources.PILE_ALL_TRAIN,
+        resources.NEO[-1],
         pile_index(),
-        both=scale.retriever(RetrieverTrainingOptions()),
-        training=scale.training(replace(REPLUG, held_out=0)),
-        examples=scale.examples(REPLUG_EXAMPLES),
+        both=scale.retriever(options.RetrieverTrainingOptions()),
+        training=scale.training(replace(options.REPLUG, held_out=0)),
+        examples=scale.examples(options.REPLUG_EXAMPLES),
     )

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
+from ralm.recipes import replug_tables_1_2_3, resources, steps
 from ralm.recipes.measures import CLASSES, Measure, gain_by_frequency, gain_of_class
 from ralm.recipes.readings import (
     BM25_SEARCH,
@@ -17,22 +18,6 @@ from ralm.recipes.readings import (
     trained_retriever,
 )
 from ralm.recipes.recipe import Entries, Figure, Order, Scale, cells_of, line_of, orders_of, recipe
-from ralm.recipes.replug_tables_1_2_3 import BITS_COLUMN, PILE_COPY
-from ralm.recipes.resources import (
-    BERT,
-    BLOOM,
-    CONTRIEVER,
-    DPR,
-    DPR_QUESTIONS,
-    GPT2,
-    NEO,
-    OPT,
-    PILE_ALL_TEST,
-    WIKITEXT_TEST,
-    WIKITEXT_TRAIN,
-    Resource,
-)
-from ralm.recipes.steps import Step, index_step
 from ralm.retrieval.retriever import RetrieverOptions
 
 _COLUMN: Final = "WikiText-103, word perplexity"
@@ -46,18 +31,18 @@ _BOUNDS: Final = (0, 10, 100, 1_000, 10_000, None)
     differs=(
         REPLUG_WINDOWS,
         REPLUG_SUPERVISION,
-        PILE_COPY,
+        replug_tables_1_2_3.PILE_COPY,
         "GPT-3 Curie is no longer offered; GPT-J 6B reads in its place.",
     ),
 )
 def replug_figure_4(scale: Scale) -> Entries:
     """Bits per byte of the Pile by the number of documents in the ensemble. Random documents are the control: the gain
     is not that of averaging. The paper shows a plot of GPT-3 Curie without figures."""
-    lm, numbers = NEO[-1], (1, 2, 4) if scale.small else (1, 2, 4, 6, 8, 10)
+    lm, numbers = resources.NEO[-1], (1, 2, 4) if scale.small else (1, 2, 4, 6, 8, 10)
     few, most = numbers[0], numbers[-1]
-    readings = Readings(scale=scale, text=PILE_ALL_TEST, tokenizer=lm, per="byte", plan=REPLUG_PLAN)
+    readings = Readings(scale=scale, text=resources.PILE_ALL_TEST, tokenizer=lm, per="byte", plan=REPLUG_PLAN)
 
-    def line(retrieval: RetrieverOptions, vectors: Step | None = None) -> dict[int, Measure]:
+    def line(retrieval: RetrieverOptions, vectors: steps.Step | None = None) -> dict[int, Measure]:
         return {
             number: readings.ensemble(
                 lm, pile_index(), documents=number, retrieved=most, retrieval=retrieval, vectors=vectors
@@ -66,10 +51,12 @@ def replug_figure_4(scale: Scale) -> Entries:
         }
 
     none, random, own = readings.plain(lm), line(RetrieverOptions(retriever="random")), line(DENSE_SEARCH)
-    yield from cells_of(lm.label, BITS_COLUMN, {"none": none})
-    yield from line_of(lm.label, BITS_COLUMN, "random", random)
-    yield from line_of(lm.label, BITS_COLUMN, "REPLUG", own)
-    yield from line_of(lm.label, BITS_COLUMN, "REPLUG LSR", line(DENSE_SEARCH, trained_retriever(scale)))
+    yield from cells_of(lm.label, replug_tables_1_2_3.BITS_COLUMN, {"none": none})
+    yield from line_of(lm.label, replug_tables_1_2_3.BITS_COLUMN, "random", random)
+    yield from line_of(lm.label, replug_tables_1_2_3.BITS_COLUMN, "REPLUG", own)
+    yield from line_of(
+        lm.label, replug_tables_1_2_3.BITS_COLUMN, "REPLUG LSR", line(DENSE_SEARCH, trained_retriever(scale))
+    )
     yield Order(own[most], none, f"{most} documents < none")
     yield Order(none, random[most], f"none < {most} random documents")
     yield Order(own[most], own[few], f"{most} documents < {few}")
@@ -83,7 +70,7 @@ def replug_figure_4(scale: Scale) -> Entries:
 def replug_figure_5(scale: Scale) -> Entries:
     """GPT-2 L and XL on WikiText-103 with an ensemble over ten passages of five retrievers. The paper shows a plot
     without figures."""
-    return _retrievers(scale, GPT2[2:], ("BERT", "DPR", "Contriever", "BM25", "Contriever LSR"))
+    return _retrievers(scale, resources.GPT2[2:], ("BERT", "DPR", "Contriever", "BM25", "Contriever LSR"))
 
 
 @recipe(
@@ -94,8 +81,8 @@ def replug_figure_5(scale: Scale) -> Entries:
 def replug_figure_6(scale: Scale) -> Entries:
     """GPT-2, OPT and BLOOM on WikiText-103 by their size, without retrieval and with REPLUG. The paper shows a plot
     without figures."""
-    index = index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER)
-    for family, models in (("GPT-2", GPT2), ("OPT", OPT), ("BLOOM", BLOOM)):
+    index = steps.index_step(resources.WIKITEXT_TRAIN, encoder=resources.CONTRIEVER)
+    for family, models in (("GPT-2", resources.GPT2), ("OPT", resources.OPT), ("BLOOM", resources.BLOOM)):
         readings = replug_readings(scale, models[0])
         for lm in models:
             measured = {"none": readings.plain(lm), "REPLUG": readings.ensemble(lm, index)}
@@ -111,9 +98,9 @@ def replug_figure_6(scale: Scale) -> Entries:
 def replug_figure_7(scale: Scale) -> Entries:
     """Which tokens gain from passages: by class, and by how many passages of the corpus have the word. The paper shows
     one example, in which rare entities gain most; this asks it of every token."""
-    readings, lm = replug_readings(scale, GPT2[0]), GPT2[-1]
-    read = readings.ensemble(lm, index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER))
-    return gains_by_token("GPT-2 XL", read, readings.plain(lm), index_step(WIKITEXT_TRAIN))
+    readings, lm = replug_readings(scale, resources.GPT2[0]), resources.GPT2[-1]
+    read = readings.ensemble(lm, steps.index_step(resources.WIKITEXT_TRAIN, encoder=resources.CONTRIEVER))
+    return gains_by_token("GPT-2 XL", read, readings.plain(lm), steps.index_step(resources.WIKITEXT_TRAIN))
 
 
 @recipe(
@@ -124,18 +111,18 @@ def replug_figure_7(scale: Scale) -> Entries:
 def replug_figure_8(scale: Scale) -> Entries:
     """GPT-2 on WikiText-103 without retrieval, with Contriever, Contriever LSR and BM25. The paper shows a plot without
     figures."""
-    return _retrievers(scale, GPT2, ("Contriever", "BM25", "Contriever LSR"))
+    return _retrievers(scale, resources.GPT2, ("Contriever", "BM25", "Contriever LSR"))
 
 
-def _retrievers(scale: Scale, models: Sequence[Resource], hows: Sequence[str]) -> Entries:
+def _retrievers(scale: Scale, models: Sequence[resources.Resource], hows: Sequence[str]) -> Entries:
     """A cell for each model and retriever, and the orders among retrievers that the paper reports."""
-    readings = replug_readings(scale, GPT2[0])
+    readings = replug_readings(scale, resources.GPT2[0])
     indexes = {
-        "BERT": index_step(WIKITEXT_TRAIN, encoder=BERT),
-        "DPR": index_step(WIKITEXT_TRAIN, encoder=DPR, query_encoder=DPR_QUESTIONS),
-        "Contriever": index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER),
-        "BM25": index_step(WIKITEXT_TRAIN),
-        "Contriever LSR": index_step(WIKITEXT_TRAIN, encoder=trained_retriever(scale)),
+        "BERT": steps.index_step(resources.WIKITEXT_TRAIN, encoder=resources.BERT),
+        "DPR": steps.index_step(resources.WIKITEXT_TRAIN, encoder=resources.DPR, query_encoder=resources.DPR_QUESTIONS),
+        "Contriever": steps.index_step(resources.WIKITEXT_TRAIN, encoder=resources.CONTRIEVER),
+        "BM25": steps.index_step(resources.WIKITEXT_TRAIN),
+        "Contriever LSR": steps.index_step(resources.WIKITEXT_TRAIN, encoder=trained_retriever(scale)),
     }
     for lm in models:
         measured = {"none": readings.plain(lm)}
@@ -147,12 +134,12 @@ def _retrievers(scale: Scale, models: Sequence[Resource], hows: Sequence[str]) -
         yield from orders_of(lm.label, measured, *pairs)
 
 
-def replug_readings(scale: Scale, tokenizer: Resource) -> Readings:
+def replug_readings(scale: Scale, tokenizer: resources.Resource) -> Readings:
     """WikiText-103 as REPLUG reads it."""
-    return Readings(scale=scale, text=WIKITEXT_TEST, tokenizer=tokenizer, plan=REPLUG_PLAN)
+    return Readings(scale=scale, text=resources.WIKITEXT_TEST, tokenizer=tokenizer, plan=REPLUG_PLAN)
 
 
-def gains_by_token(model: str, read: Measure, plain: Measure, index: Step) -> Entries:
+def gains_by_token(model: str, read: Measure, plain: Measure, index: steps.Step) -> Entries:
     """The gain of a reading over the one without passages, by the class of tokens and by the frequency of words."""
     [run], [without] = read.steps, plain.steps
     measures = {str(one): gain_of_class(run, without, one) for one in CLASSES}

@@ -3,7 +3,7 @@ an ensemble over ten passages."""
 
 from typing import Final
 
-from ralm.recipes.measures import choice_accuracy, exact_matches, gold_log_probs_of
+from ralm.recipes import measures, resources
 from ralm.recipes.readings import (
     DENSE_SEARCH,
     REPLUG_DOCUMENTS,
@@ -16,20 +16,6 @@ from ralm.recipes.readings import (
     trained_retriever,
 )
 from ralm.recipes.recipe import Entries, Order, Scale, cells_of, discontinued, orders_of, recipe
-from ralm.recipes.resources import (
-    CONTRIEVER,
-    GPT2,
-    LLAMA,
-    MMLU,
-    MMLU_DEV,
-    NQ,
-    NQ_TRAIN,
-    PILE_ALL_TEST,
-    TRIVIA_QA,
-    TRIVIA_QA_TRAIN,
-    WIKIPEDIA,
-    Resource,
-)
 from ralm.recipes.steps import Step, index_step, qa_step
 
 BITS_COLUMN: Final = "The Pile, bits per byte"
@@ -60,8 +46,8 @@ _MMLU_CODEX: Final = {
     "REPLUG LSR": (76.5, 79.9, 58.9, 73.2, 71.8),
 }
 _QA: Final = {
-    "NQ": (NQ, NQ_TRAIN, (29.0, 36.1, 37.2), (40.6, 44.7, 45.5)),
-    "TriviaQA": (TRIVIA_QA, TRIVIA_QA_TRAIN, (69.6, 73.3, 74.1), (73.6, 76.8, 77.3)),
+    "NQ": (resources.NQ, resources.NQ_TRAIN, (29.0, 36.1, 37.2), (40.6, 44.7, 45.5)),
+    "TriviaQA": (resources.TRIVIA_QA, resources.TRIVIA_QA_TRAIN, (69.6, 73.3, 74.1), (73.6, 76.8, 77.3)),
 }
 """The questions, the demonstrations, and the figures of LLaMA-13B and of Codex."""
 PILE_COPY: Final = (
@@ -70,7 +56,7 @@ PILE_COPY: Final = (
     "passages and training texts from different documents."
 )
 _CODEX_GONE: Final = "Codex is no longer offered; its figures are the paper's alone."
-_LM: Final = LLAMA[1]
+_LM: Final = resources.LLAMA[1]
 _ORDERS: Final = (("REPLUG", "none"), ("REPLUG LSR", "REPLUG"))
 
 
@@ -78,8 +64,10 @@ _ORDERS: Final = (("REPLUG", "none"), ("REPLUG LSR", "REPLUG"))
 def replug_table_1(scale: Scale) -> Entries:
     """Bits per byte of the Pile: without retrieval, with an ensemble over Contriever's first ten passages, and with
     Contriever trained by LSR."""
-    readings = Readings(scale=scale, text=PILE_ALL_TEST, tokenizer=GPT2[0], per="byte", plan=REPLUG_PLAN)
-    for lm in GPT2:
+    readings = Readings(
+        scale=scale, text=resources.PILE_ALL_TEST, tokenizer=resources.GPT2[0], per="byte", plan=REPLUG_PLAN
+    )
+    for lm in resources.GPT2:
         measured = {
             "none": readings.plain(lm),
             "REPLUG": readings.ensemble(lm, pile_index()),
@@ -102,16 +90,16 @@ def replug_table_1(scale: Scale) -> Entries:
 def replug_table_2(scale: Scale) -> Entries:
     """MMLU with five demonstrations of the subject, each with its own first passage, and the question with each of ten
     passages of Wikipedia; the letters' probabilities are averaged."""
-    steps = _answered(scale, MMLU, MMLU_DEV, shots=5, limit=scale.limit_each(4))
+    steps = _answered(scale, resources.MMLU, resources.MMLU_DEV, shots=5, limit=scale.limit_each(4))
     for how, step in steps.items():
         for column, category in _CATEGORIES.items():
             published = _MMLU_ALL[how] if category is None else None
-            measured = {how: choice_accuracy(step, category)}
+            measured = {how: measures.choice_accuracy(step, category)}
             yield from cells_of(_LM.label, f"{column}, accuracy, %", measured, [published])
     for how, values in _MMLU_CODEX.items():
         for column, value in zip(_CATEGORIES, values, strict=True):
             yield from discontinued("Codex", f"{column}, accuracy, %", {how: value})
-    yield from orders_of("", {how: choice_accuracy(step) for how, step in steps.items()}, *_ORDERS)
+    yield from orders_of("", {how: measures.choice_accuracy(step) for how, step in steps.items()}, *_ORDERS)
 
 
 @recipe(
@@ -127,8 +115,8 @@ def replug_table_3(scale: Scale) -> Entries:
     Wikipedia; the distributions of every token are averaged. The log-probability of the right answer is ours."""
     for column, (questions, demonstrations, published, of_codex) in _QA.items():
         steps = _answered(scale, questions, demonstrations, shots=16, prompt="replug", limit=scale.limit)
-        exact = {how: exact_matches(step) for how, step in steps.items()}
-        likely = {how: gold_log_probs_of(step) for how, step in steps.items()}
+        exact = {how: measures.exact_matches(step) for how, step in steps.items()}
+        likely = {how: measures.gold_log_probs_of(step) for how, step in steps.items()}
         yield from cells_of(_LM.label, f"{column}, exact match, %", exact, published)
         yield from cells_of(_LM.label, f"{column}, log-probability of a token of the answer", likely)
         yield from discontinued("Codex", f"{column}, exact match, %", dict(zip(_HOWS, of_codex, strict=True)))
@@ -138,8 +126,8 @@ def replug_table_3(scale: Scale) -> Entries:
 
 def _answered(
     scale: Scale,
-    questions: Resource,
-    demonstrations: Resource,
+    questions: resources.Resource,
+    demonstrations: resources.Resource,
     *,
     shots: int,
     limit: int | None,
@@ -148,8 +136,8 @@ def _answered(
     """Answers with ten passages of Wikipedia as Contriever finds them, before and after LSR, and without passages."""
     indexes = {
         "none": None,
-        "REPLUG": index_step(WIKIPEDIA, encoder=CONTRIEVER),
-        "REPLUG LSR": index_step(WIKIPEDIA, encoder=trained_retriever(scale)),
+        "REPLUG": index_step(resources.WIKIPEDIA, encoder=resources.CONTRIEVER),
+        "REPLUG LSR": index_step(resources.WIKIPEDIA, encoder=trained_retriever(scale)),
     }
     return {
         how: qa_step(

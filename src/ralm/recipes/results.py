@@ -20,15 +20,13 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.evaluation.bootstrap import bootstrap_means, interval
+from ralm.recipes import measures, runner
 from ralm.recipes.folder import RecipeFolder
-from ralm.recipes.measures import Measure, Sample
 from ralm.recipes.recipe import Cell, Order, Recipe
-from ralm.recipes.runner import command_text
 from ralm.recipes.steps import in_order
-from ralm.storage.manifest import write_manifest
-from ralm.storage.outputs import FolderKind, new_folder
+from ralm.storage import manifest, outputs
 
-RECIPE_KIND: Final = FolderKind("recipe")
+RECIPE_KIND: Final = outputs.FolderKind("recipe")
 MARKDOWN: Final = "table.md"
 PAGE: Final = "table.html"
 CSV: Final = "cells.csv"
@@ -144,14 +142,14 @@ def measure_recipe(
     )
 
 
-def _measured_cell(cell: Cell, samples: Mapping[Measure, Sample]) -> MeasuredCell:
+def _measured_cell(cell: Cell, samples: Mapping[measures.Measure, measures.Sample]) -> MeasuredCell:
     sample = None if cell.measure is None else samples[cell.measure]
     if sample is None or math.isnan(sample.value):
         return MeasuredCell(cell)
     return MeasuredCell(cell, sample.value, sample.interval)
 
 
-def _measured_order(order: Order, samples: Mapping[Measure, Sample]) -> MeasuredOrder:
+def _measured_order(order: Order, samples: Mapping[measures.Measure, measures.Sample]) -> MeasuredOrder:
     better, worse = samples[order.better], samples[order.worse]
     several = len(better.counts_U) > 1 and better.counts_U.sum() > 0
     if not (several and np.array_equal(better.counts_U, worse.counts_U)):
@@ -180,7 +178,7 @@ def write_result(result: Result, only: str | None = None) -> Path:
     kinds = {name: pa.string() for name in _TEXTS} | {name: pa.float64() for name in _NUMBERS}
     schema = pa.schema([*kinds.items(), ("stand_in", pa.bool_())])
     cells = pa.Table.from_pylist([_row(one, result) for one in result.cells], schema=schema)
-    with new_folder(path, kind=RECIPE_KIND, force=True) as partial:
+    with outputs.new_folder(path, kind=RECIPE_KIND, force=True) as partial:
         pq.write_table(cells, partial / CELLS, compression="zstd")
         pyarrow.csv.write_csv(cells, partial / CSV)
         (partial / MARKDOWN).write_text(as_markdown(result), encoding="utf-8")
@@ -189,7 +187,7 @@ def write_result(result: Result, only: str | None = None) -> Path:
             from ralm.recipes.figures import draw
 
             draw(result, partial / FIGURE)
-        write_manifest(
+        manifest.write_manifest(
             partial,
             kind=RECIPE_KIND,
             settings={"recipe": recipe.name, "stand_in": result.folder.stand_in, "changes": [*result.changes]},
@@ -236,7 +234,7 @@ def _row(one: MeasuredCell, result: Result) -> dict[str, JsonValue]:
         "high": high,
         "difference": one.difference if result.is_comparable else None,
         "folder": " ".join(f"steps/{folder.path_of(step).name}" for step in steps),
-        "command": "; ".join(command_text(folder.command_line(step)) for step in steps),
+        "command": "; ".join(runner.command_text(folder.command_line(step)) for step in steps),
         "why_not": cell.why_not,
         "stand_in": folder.stand_in,
         "changes": "; ".join(result.changes),
@@ -306,7 +304,7 @@ def _source_table(result: Result) -> _Table:
     for one in result.cells:
         measured = one.cell.measure.steps if one.cell.measure else ()
         for step in in_order(measured):
-            path, command = result.folder.path_of(step), command_text(result.folder.command_line(step))
+            path, command = result.folder.path_of(step), runner.command_text(result.folder.command_line(step))
             row = rows.setdefault(path.name, ["", f"steps/{path.name}", command])
             if step in measured:
                 row[0] = row[0] or f"{one.cell.model}, {one.cell.how}"

@@ -19,9 +19,8 @@ from typing import Final
 from ralm.errors import FolderExistsError, RalmError, StorageError, UsageError
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
+from ralm.recipes import inputs, resources
 from ralm.recipes.folder import RecipeFolder
-from ralm.recipes.inputs import STAND_IN_MODEL
-from ralm.recipes.resources import Resource
 from ralm.recipes.steps import Amounts, Step
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.storage.outputs import recover
@@ -230,15 +229,15 @@ class _Sizes:
         corpus = self._step.resource("corpus")
         return int((self._bytes(corpus) or corpus.passages * _BYTES_PER_PASSAGE) / _BYTES_PER_PASSAGE)
 
-    def _parameters(self, resource: Resource) -> float:
+    def _parameters(self, resource: resources.Resource) -> float:
         source = self._folder.source_of(resource)
-        if source == STAND_IN_MODEL:
+        if source == inputs.STAND_IN_MODEL:
             return _TINY_PARAMETERS
         # A path that is no folder has no files.
         weights = sum(one.stat().st_size for one in Path(source).glob("*.safetensors"))
         return weights / 4 or resource.parameters
 
-    def _bytes(self, resource: Resource) -> int:
+    def _bytes(self, resource: resources.Resource) -> int:
         """The size of a file or folder; 0 if it is on the hub."""
         path = Path(self._folder.source_of(resource))
         if path.is_dir():

@@ -18,27 +18,14 @@ from ralm.corpus.store import PASSAGES_FILE, write_passages
 from ralm.errors import CorpusError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import Passage
+from ralm.retrieval import index, layout
 from ralm.retrieval.analysis import Analysis, analysis_by_name
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.bm25.segments import merge_arrays
 from ralm.retrieval.dense.options import VectorOptions, dense_extra
-from ralm.retrieval.index import INDEX_KIND
-from ralm.retrieval.layout import (
-    BM25_FOLDER,
-    DENSE_FOLDER,
-    SEGMENTS,
-    BM25Record,
-    SegmentEntry,
-    new_index_settings,
-    open_segment,
-    stored_passages,
-)
-from ralm.storage.atomic import link_file, storage_errors
-from ralm.storage.manifest import FileEntry, Manifest, file_entries, write_manifest
-from ralm.storage.outputs import new_folder, output_path
-from ralm.storage.work import UNFINISHED_VECTORS, work_folder
+from ralm.storage import atomic, manifest, outputs, work
 from ralm.terminal import Advance, progress_bar
 
 if TYPE_CHECKING:
@@ -57,7 +44,7 @@ def build_index(
     describe: Callable[[], dict[str, JsonValue]] = dict,
     build: BuildOptions | None = None,
     force: bool = False,
-) -> Manifest:
+) -> manifest.Manifest:
     """Write an index of passages numbered from 0, atomically, in one pass and bounded memory.
 
     It is for BM25 with `options` unless `bm25` is false, and for dense retrieval if an `encoder` is given, with vectors
@@ -73,30 +60,30 @@ def build_index(
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
     analysis = analysis_by_name(analyser)
-    out = output_path(Path(out))
+    out = outputs.output_path(Path(out))
     with ExitStack() as stack:
         if encoder:  # its vectors are locked against other processes, and removed when the index is complete
-            stack.enter_context(storage_errors(out))
-            stack.enter_context(work_folder(UNFINISHED_VECTORS, out))
-        folder = stack.enter_context(new_folder(out, kind=INDEX_KIND, force=force))
-        terms = stack.enter_context(BM25Builder(folder / BM25_FOLDER, build, analysis)) if bm25 else None
+            stack.enter_context(atomic.storage_errors(out))
+            stack.enter_context(work.work_folder(work.UNFINISHED_VECTORS, out))
+        folder = stack.enter_context(outputs.new_folder(out, kind=index.INDEX_KIND, force=force))
+        terms = stack.enter_context(BM25Builder(folder / layout.BM25_FOLDER, build, analysis)) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
-            dense = dense_builder(folder / DENSE_FOLDER, out, encoder, vectors, advance) if encoder else None
+            dense = dense_builder(folder / layout.DENSE_FOLDER, out, encoder, vectors, advance) if encoder else None
             written = write_passages(folder / PASSAGES_FILE, passages)
             added = add_all(written, terms, [dense] if dense else [], advance)
         counts = {"documents": added.documents, "passages": added.passages}
         if terms:
             counts |= asdict(terms.finish())
         record = dense.finish() if dense else None
-        files, entry = file_entries(folder), SegmentEntry(passages=added.passages)
+        files, entry = manifest.file_entries(folder), layout.SegmentEntry(passages=added.passages)
         recorded = _bm25_record(analysis, options or BM25Options()) if bm25 else None
-        settings = {**new_index_settings([entry], files, recorded, record), **describe()}
-        return write_manifest(folder, kind=INDEX_KIND, settings=settings, counts=counts, files=files)
+        settings = {**layout.new_index_settings([entry], files, recorded, record), **describe()}
+        return manifest.write_manifest(folder, kind=index.INDEX_KIND, settings=settings, counts=counts, files=files)
 
 
-def _bm25_record(analysis: Analysis, options: BM25Options) -> BM25Record:
+def _bm25_record(analysis: Analysis, options: BM25Options) -> layout.BM25Record:
     stemmer = analysis.stemmer() if analysis.stemmer else None
-    return BM25Record(analysis=analysis.recorded, stemmer=stemmer, k1=options.k1, b=options.b)
+    return layout.BM25Record(analysis=analysis.recorded, stemmer=stemmer, k1=options.k1, b=options.b)
 
 
 class PartCounts(BaseModel):
@@ -119,7 +106,7 @@ class Shard(BaseModel):
     terms: int
     postings: int
     tokens: int
-    files: dict[str, FileEntry]
+    files: dict[str, manifest.FileEntry]
 
 
 class ShardFolder(NamedTuple):
@@ -158,7 +145,7 @@ def dense_builder(
     with dense_extra():
         from ralm.retrieval.dense.build import DenseBuilder
     folder.mkdir(parents=True)
-    return DenseBuilder(folder, UNFINISHED_VECTORS.folder_of(out), encoder, vectors, advance=advance)
+    return DenseBuilder(folder, work.UNFINISHED_VECTORS.folder_of(out), encoder, vectors, advance=advance)
 
 
 def write_part(folder: Path, passages: Iterable[Passage], analysis: Analysis, build: BuildOptions) -> PartCounts:
@@ -166,7 +153,7 @@ def write_part(folder: Path, passages: Iterable[Passage], analysis: Analysis, bu
 
     Raises StorageError and what reading the passages raises.
     """
-    with BM25Builder(folder / BM25_FOLDER, build, analysis) as terms, progress_bar("", shown=False) as unseen:
+    with BM25Builder(folder / layout.BM25_FOLDER, build, analysis) as terms, progress_bar("", shown=False) as unseen:
         counts = add_all(write_passages(folder / PASSAGES_FILE, passages), terms, [], unseen)
         if counts.passages:
             terms.finish()
@@ -178,11 +165,13 @@ def join_parts(parts: Sequence[tuple[Path, int]], folder: Path, build: BuildOpti
 
     Raises DamagedFolderError if a part is damaged.
     """
-    segments = [open_segment(part, SegmentEntry(passages=passages), {}, bm25=True) for part, passages in parts]
-    for _ in write_passages(folder / PASSAGES_FILE, stored_passages(segments)):
+    segments = [
+        layout.open_segment(part, layout.SegmentEntry(passages=passages), {}, bm25=True) for part, passages in parts
+    ]
+    for _ in write_passages(folder / PASSAGES_FILE, layout.stored_passages(segments)):
         pass
-    counts = merge_arrays([one.for_bm25() for one in segments], folder / BM25_FOLDER, build.buffered_terms)
-    return Shard(**asdict(counts), files=file_entries(folder))
+    counts = merge_arrays([one.for_bm25() for one in segments], folder / layout.BM25_FOLDER, build.buffered_terms)
+    return Shard(**asdict(counts), files=manifest.file_entries(folder))
 
 
 def documents_of(parts: Iterable[PartCounts]) -> int:
@@ -201,7 +190,7 @@ def write_index(
     described: dict[str, JsonValue],
     *,
     force: bool,
-) -> Manifest:
+) -> manifest.Manifest:
     """Write an index whose segments are these shards, atomically, by linking their files.
 
     Raises CorpusError if there are no shards, or more passages than BM25 can number; and what `new_folder` raises.
@@ -209,7 +198,7 @@ def write_index(
     if not shards:
         raise CorpusError("the corpus has no passages: nothing to index.")
     entries = [
-        SegmentEntry(folder=f"{SEGMENTS}/{number}" if number else "", passages=one.shard.passages)
+        layout.SegmentEntry(folder=f"{layout.SEGMENTS}/{number}" if number else "", passages=one.shard.passages)
         for number, one in enumerate(shards)
     ]
     counts = {
@@ -220,13 +209,13 @@ def write_index(
     check_passage_count(counts["passages"])
     if len(shards) == 1:
         counts |= {"terms": shards[0].shard.terms, "postings": shards[0].shard.postings}
-    files: dict[str, FileEntry] = {}
-    with new_folder(out, kind=INDEX_KIND, force=force) as folder:
+    files: dict[str, manifest.FileEntry] = {}
+    with outputs.new_folder(out, kind=index.INDEX_KIND, force=force) as folder:
         for entry, (place, shard) in zip(entries, shards, strict=True):
-            (folder / entry.folder / BM25_FOLDER).mkdir(parents=True)
+            (folder / entry.folder / layout.BM25_FOLDER).mkdir(parents=True)
             for name, file in shard.files.items():
-                link_file(place / name, folder / entry.file(name))
+                atomic.link_file(place / name, folder / entry.file(name))
                 files[entry.file(name)] = file
         files = dict(sorted(files.items()))
-        settings = {**new_index_settings(entries, files, _bm25_record(analysis, options)), **described}
-        return write_manifest(folder, kind=INDEX_KIND, settings=settings, counts=counts, files=files)
+        settings = {**layout.new_index_settings(entries, files, _bm25_record(analysis, options)), **described}
+        return manifest.write_manifest(folder, kind=index.INDEX_KIND, settings=settings, counts=counts, files=files)

@@ -14,19 +14,9 @@ from pydantic import JsonValue
 from ralm.corpus.store import PASSAGES_FILE
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Encoder
+from ralm.retrieval import layout, writer
 from ralm.retrieval.dense.options import NOTHING_ENCODED, EncodingStats, VectorOptions, dense_extra
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.layout import (
-    MAIN,
-    VECTORS_SETTING,
-    VectorSet,
-    VectorSets,
-    check_name,
-    joined_hash,
-    set_fingerprint,
-    vectors_folder,
-)
-from ralm.retrieval.writer import changed_index
 from ralm.storage.atomic import storage_errors
 from ralm.storage.manifest import Manifest, file_checksum, whole_checksum, write_changed_manifest
 from ralm.storage.work import UNFINISHED_VECTORS, work_folder
@@ -48,7 +38,7 @@ def add_vectors(
     encoder: Encoder,
     options: VectorOptions | None = None,
     *,
-    name: str = MAIN,
+    name: str = layout.MAIN,
     default: bool = True,
     force: bool = False,
     ahead: RemoteEncoding | None = None,
@@ -64,33 +54,37 @@ def add_vectors(
     Raises UsageError if the name is invalid, FolderExistsError if the index already has a set of that name and `force`
     is false or if another process is writing the index, and the errors of `open_index` and `DenseBuilder`.
     """
-    check_name(name)
+    layout.check_name(name)
     with dense_extra():
         from ralm.retrieval.dense.build import segment_file
     path = Path(index).resolve()
     opened = open_index(path)  # fails before anything is written beside a folder that is not an index
-    with storage_errors(path), work_folder(UNFINISHED_VECTORS, path) as work, changed_index(opened) as folder:
+    with storage_errors(path), work_folder(UNFINISHED_VECTORS, path) as work, writer.changed_index(opened) as folder:
         check_can_add(opened, name, force=force)
         sets = opened.vector_sets
         ends = [*accumulate(segment.passages for segment in opened.segments)]
         record = write_vectors(opened, folder / _NEW, work, encoder, options, ahead, ends)
         files = [segment_file(number) for number in range(len(ends))]
-        place = vectors_folder(name, joined_hash([whole_checksum(folder / _NEW / file) for file in files]))
+        place = layout.vectors_folder(
+            name, layout.joined_hash([whole_checksum(folder / _NEW / file) for file in files])
+        )
         record["file"], *added_files = (f"{place}/{file}" for file in files)
         record["added_files"] = [*added_files]
-        record["fingerprint"] = set_fingerprint(
-            joined_hash([opened.manifest.files[one.entry.file(PASSAGES_FILE)].checksum for one in opened.segments]),
-            joined_hash([file_checksum(folder / _NEW / file) for file in files]),
+        record["fingerprint"] = layout.set_fingerprint(
+            layout.joined_hash(
+                [opened.manifest.files[one.entry.file(PASSAGES_FILE)].checksum for one in opened.segments]
+            ),
+            layout.joined_hash([file_checksum(folder / _NEW / file) for file in files]),
         )
         (folder / place).parent.mkdir()
         (folder / _NEW).rename(folder / place)
-        added = {**sets.sets, name: VectorSet.model_validate(record)}
-        return _write(opened, folder, VectorSets(default=name if default else sets.default or name, sets=added))
+        added = {**sets.sets, name: layout.VectorSet.model_validate(record)}
+        return _write(opened, folder, layout.VectorSets(default=name if default else sets.default or name, sets=added))
 
 
 def check_can_add(index: Index, name: str, *, force: bool) -> None:
     """Raise the errors of `add_vectors` that do not depend on encoding."""
-    check_name(name)
+    layout.check_name(name)
     if len(index.passages.numbering.removed):
         raise UsageError(
             f"passages were removed from {index.path}; merge its segments (`ralm merge {index.path}`) before vectors "
@@ -110,7 +104,7 @@ def remove_vectors(index: Path | str, name: str) -> Manifest:
     left to search; FolderExistsError if another process is writing the index.
     """
     opened = open_index(Path(index).resolve())
-    with changed_index(opened) as folder:
+    with writer.changed_index(opened) as folder:
         sets = opened.vector_sets
         sets.get(name, opened.path)
         kept = {other: one for other, one in sets.sets.items() if other != name}
@@ -118,7 +112,7 @@ def remove_vectors(index: Path | str, name: str) -> Manifest:
             raise UsageError(f"{name!r} are the default vectors of {opened.path}; make others the default first.")
         if not kept and opened.bm25_options is None:
             raise UsageError(f"{opened.path} has no BM25 and no other vectors: nothing would be left to search.")
-        return _write(opened, folder, VectorSets(default=sets.default if kept else None, sets=kept))
+        return _write(opened, folder, layout.VectorSets(default=sets.default if kept else None, sets=kept))
 
 
 def set_default_vectors(index: Path | str, name: str) -> Manifest:
@@ -127,7 +121,7 @@ def set_default_vectors(index: Path | str, name: str) -> Manifest:
     Raises UsageError if the index has no such set, FolderExistsError if another process is writing the index.
     """
     opened = open_index(Path(index).resolve())
-    with changed_index(opened) as folder:
+    with writer.changed_index(opened) as folder:
         opened.vector_sets.get(name, opened.path)
         return _write(opened, folder, opened.vector_sets.model_copy(update={"default": name}))
 
@@ -158,9 +152,9 @@ def write_vectors(
     return builder.finish(ends, before)
 
 
-def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:
+def _write(index: Index, folder: Path, sets: layout.VectorSets) -> Manifest:
     """Write the manifest of the index with these sets, without the files of removed ones."""
     before = index.manifest
-    settings = {**before.settings, VECTORS_SETTING: sets.model_dump(mode="json")}
+    settings = {**before.settings, layout.VECTORS_SETTING: sets.model_dump(mode="json")}
     gone = index.vector_sets.files - sets.files
     return write_changed_manifest(folder, before, settings=settings, without=gone)

@@ -18,26 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import StoredPassages
-from ralm.corpus.store import PASSAGES_FILE
+from ralm.corpus import numbering, store
 from ralm.errors import DamagedFolderError, NewerFormatError, OtherAnalyserError, UsageError
 from ralm.protocols import Encoder
+from ralm.retrieval import layout
 from ralm.retrieval.analysis import Analysis, analysis_as_recorded
-from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25 import formula, search
 from ralm.retrieval.bm25.segments import Segment, find_changed_word
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, dense_extra, load_encoder
-from ralm.retrieval.layout import (
-    IndexSettings,
-    OpenSegment,
-    VectorSet,
-    VectorSets,
-    damaged_index,
-    encoder_options,
-    index_settings,
-    open_segment,
-    stored_passages,
-)
 from ralm.storage.manifest import HeldFile, Manifest, check_every_byte, open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
 from ralm.version import __version__
@@ -58,18 +46,18 @@ class Index:
 
     path: Path
     manifest: Manifest
-    settings: IndexSettings
+    settings: layout.IndexSettings
     """What the manifest records of the segments, of BM25 and of vectors."""
-    passages: StoredPassages
-    bm25_options: BM25Options | None
+    passages: numbering.StoredPassages
+    bm25_options: formula.BM25Options | None
     """The constants of BM25; None if the index was not built for it."""
     analysis: Analysis | None
     """How passages and queries become terms of BM25; None if the index was not built for it."""
-    segments: tuple[OpenSegment, ...]
+    segments: tuple[layout.OpenSegment, ...]
     """Runs of consecutive passages, each with files of its own."""
     _held: dict[str, HeldFile]
 
-    def __reduce__(self) -> tuple[Callable[..., "Index"], tuple[Path, BM25Options | None, str, dict[str, str]]]:
+    def __reduce__(self) -> tuple[Callable[..., "Index"], tuple[Path, formula.BM25Options | None, str, dict[str, str]]]:
         return _same_index, (self.path, self.bm25_options, self.fingerprint, _fingerprints(self))
 
     @property
@@ -79,7 +67,7 @@ class Index:
         return self.settings.fingerprint
 
     @property
-    def vector_sets(self) -> VectorSets:
+    def vector_sets(self) -> layout.VectorSets:
         """The sets of vectors, and the name of the default one."""
         return self.settings.vectors
 
@@ -90,7 +78,7 @@ class Index:
         return {name: sets.sets[name].encoder for name in sorted(sets.sets, key=lambda name: name != sets.default)}
 
     @cached_property
-    def bm25(self) -> BM25:
+    def bm25(self) -> search.BM25:
         """BM25 over the passages.
 
         Raises UsageError if the index was not built for it, OtherAnalyserError if the installed stemming library gives
@@ -98,7 +86,7 @@ class Index:
         """
         return self.bm25_of(slice(None))
 
-    def bm25_of(self, only: slice) -> BM25:
+    def bm25_of(self, only: slice) -> search.BM25:
         """BM25 over the passages of some consecutive segments, with the scores that they have in the whole index.
 
         Raises the errors of `bm25`.
@@ -111,14 +99,14 @@ class Index:
         assert self.analysis is not None, "an index for BM25 names its analyser"
         segments = [one.for_bm25() for one in self.segments]
         _check_stems(self, segments, self.analysis)
-        return BM25(segments, self.bm25_options, analysis=self.analysis, fingerprint=self.fingerprint, only=only)
+        return search.BM25(segments, self.bm25_options, analysis=self.analysis, fingerprint=self.fingerprint, only=only)
 
     def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
         """The encoder that made the vectors with this name, or the default ones.
 
         Raises UsageError if the index has no such vectors.
         """
-        return encoder_options(self.path, self.vector_sets.get(vectors, self.path))
+        return layout.encoder_options(self.path, self.vector_sets.get(vectors, self.path))
 
     def dense(
         self,
@@ -157,7 +145,7 @@ class Index:
         name = f"the vectors {(vectors or self.vector_sets.default)!r} of {self.path}"
         return PassageVectors(self._open_vectors(chosen), name, self.passages.numbering.removed)
 
-    def _open_vectors(self, chosen: VectorSet) -> list[Any]:
+    def _open_vectors(self, chosen: layout.VectorSet) -> list[Any]:
         """The FAISS indexes of a set of vectors, one for each segment."""
         from ralm.retrieval.dense.search import open_vectors
 
@@ -167,7 +155,7 @@ class Index:
         ]
 
 
-def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
+def open_index(path: Path | str, options: formula.BM25Options | None = None) -> Index:
     """Open an index; `options` override the constants of BM25 that it was built with.
 
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
@@ -198,26 +186,26 @@ def check_index(path: Path | str) -> list[str]:
     return damaged
 
 
-def _open(path: Path, options: BM25Options | None) -> Index:
+def _open(path: Path, options: formula.BM25Options | None) -> Index:
     manifest = read_manifest(path, kind=INDEX_KIND)
-    settings = index_settings(path, manifest)
+    settings = layout.index_settings(path, manifest)
     bm25, sets = settings.bm25, settings.vectors.sets
     segments = tuple(
-        open_segment(
+        layout.open_segment(
             path,
             entry,
             {name: one.files[place] for name, one in sets.items()},
             bm25=bm25 is not None,
-            checksum=manifest.files[entry.file(PASSAGES_FILE)].checksum,
+            checksum=manifest.files[entry.file(store.PASSAGES_FILE)].checksum,
         )
         for place, entry in enumerate(settings.segments.entries)
     )
-    passages = stored_passages(segments)
+    passages = layout.stored_passages(segments)
     if manifest.counts.get("passages") != len(passages):
-        raise damaged_index(path, f"it has {len(passages):,} passages but its manifest disagrees")
+        raise layout.damaged_index(path, f"it has {len(passages):,} passages but its manifest disagrees")
     analysis = None
     if bm25:
-        options = options or BM25Options(k1=bm25.k1, b=bm25.b)
+        options = options or formula.BM25Options(k1=bm25.k1, b=bm25.b)
         analysis = analysis_as_recorded(bm25.analysis)
         if analysis is None:
             raise NewerFormatError(
@@ -228,7 +216,7 @@ def _open(path: Path, options: BM25Options | None) -> Index:
     return Index(path, manifest, settings, passages, options if bm25 else None, analysis, segments, held)
 
 
-def _same_index(path: Path, options: BM25Options | None, fingerprint: str, sets: dict[str, str]) -> Index:
+def _same_index(path: Path, options: formula.BM25Options | None, fingerprint: str, sets: dict[str, str]) -> Index:
     """Open an index again in another process; vectors may have been added to it since."""
     index = open_index(path, options)
     if index.fingerprint != fingerprint or not sets.items() <= _fingerprints(index).items():

@@ -14,8 +14,7 @@ from typing import Annotated, Final, TypeAlias
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
-from ralm.corpus.documents import metadata_from_json, metadata_to_json
-from ralm.corpus.files import read_bytes
+from ralm.corpus import documents, files
 from ralm.errors import RetrievalFileError
 from ralm.records import Hits, Passage
 from ralm.storage.outputs import replaced_file
@@ -23,7 +22,7 @@ from ralm.storage.outputs import replaced_file
 _HIGHEST: Final = float(np.finfo(np.float32).max)
 _Score: TypeAlias = Annotated[float, Field(ge=-_HIGHEST, le=_HIGHEST, allow_inf_nan=False)]
 _Metadata: TypeAlias = Annotated[
-    dict[str, JsonValue], AfterValidator(lambda found: metadata_from_json(metadata_to_json(found)))
+    dict[str, JsonValue], AfterValidator(lambda found: documents.metadata_from_json(documents.metadata_to_json(found)))
 ]
 """JSON without the infinity and NaN that Python's JSON may have."""
 _Place: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -76,7 +75,7 @@ def read_retrieval_file(path: Path | str) -> list[RetrievedStride]:
     if not path.exists():
         raise RetrievalFileError(f"{path} does not exist; `ralm retrieve` writes such a file.")
     try:
-        strides = _FILE.validate_json(read_bytes(path, RetrievalFileError))
+        strides = _FILE.validate_json(files.read_bytes(path, RetrievalFileError))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the top"

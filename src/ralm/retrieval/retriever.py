@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus.decontamination import normal_title, read_lines, read_titles
-from ralm.corpus.numbering import StoredPassages
+from ralm.corpus import decontamination, numbering
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.protocols import Encoder, Retriever
 from ralm.records import Hits, IntArray
@@ -121,24 +120,24 @@ def _forbidden(index: "Index", options: RetrieverOptions) -> IntArray | None:
         return None
     numbers = matching_passages(
         index.passages,
-        [] if titles is None else read_titles(Path(titles)),
-        [] if documents is None else read_lines(Path(documents), "document ids"),
+        [] if titles is None else decontamination.read_titles(Path(titles)),
+        [] if documents is None else decontamination.read_lines(Path(documents), "document ids"),
     )
     _LOG.info("%s of %s passages are forbidden", f"{len(numbers):,}", f"{len(index.passages):,}")
     return numbers
 
 
 def matching_passages(
-    passages: StoredPassages, titles: Iterable[str] = (), document_ids: Iterable[str] = ()
+    passages: numbering.StoredPassages, titles: Iterable[str] = (), document_ids: Iterable[str] = ()
 ) -> IntArray:
     """The numbers (int64, rising) of the passages of documents with one of these titles or ids.
 
     Titles are compared after `normal_title`, ids exactly.
     """
-    wanted_titles, wanted_ids = {normal_title(title) for title in titles} - {""}, set(document_ids)
+    wanted_titles, wanted_ids = {decontamination.normal_title(title) for title in titles} - {""}, set(document_ids)
     found = []
     for number, document_id, title in passages.origins():
-        if document_id in wanted_ids or (wanted_titles and normal_title(title) in wanted_titles):
+        if document_id in wanted_ids or (wanted_titles and decontamination.normal_title(title) in wanted_titles):
             found.append(number)
     return np.array(found, dtype=np.int64)
 

@@ -19,35 +19,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import are_in, hash_of_numbers, union
-from ralm.corpus.store import PASSAGES_FILE, write_passages
+from ralm.corpus import numbering, store
 from ralm.errors import CorpusError, OtherEncoderError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import IntArray, Passage
+from ralm.retrieval import layout
 from ralm.retrieval.analysis import Analyser, Analysis
+from ralm.retrieval.bm25 import formula, segments
 from ralm.retrieval.bm25.build import BM25Builder
-from ralm.retrieval.bm25.formula import BuildOptions
-from ralm.retrieval.bm25.segments import RemovedPassages, removed_frequencies
 from ralm.retrieval.build import add_all, dense_builder
 from ralm.retrieval.dense.options import dense_extra, load_encoder
 from ralm.retrieval.index import Index, check_stemmer, open_index
-from ralm.retrieval.layout import (
-    BM25_FOLDER,
-    REMOVED,
-    SEGMENTS,
-    OpenSegment,
-    SegmentEntry,
-    VectorSets,
-    damaged_index,
-    fingerprint_after,
-    open_segment,
-    vectors_file,
-    write_removed,
-)
 from ralm.retrieval.writer import IndexWriter, changed_index, merge_small_segments
-from ralm.storage.atomic import storage_errors
-from ralm.storage.manifest import Manifest, whole_checksum
-from ralm.storage.work import UNFINISHED_VECTORS, work_folder
+from ralm.storage import atomic, manifest, work
 from ralm.terminal import Advance, progress_bar
 
 if TYPE_CHECKING:
@@ -69,8 +53,8 @@ def update_index(
     replace: bool = False,
     encoders: Mapping[str, Encoder] | None = None,
     describe: Callable[[], dict[str, JsonValue]] = dict,
-    build: BuildOptions | None = None,
-) -> Manifest:
+    build: formula.BuildOptions | None = None,
+) -> manifest.Manifest:
     """Remove the documents with the ids in `remove` from an index, and add passages, numbered from 0, at its end.
     Returns the new manifest.
 
@@ -97,12 +81,12 @@ def update_index(
     opened = open_index(path)
     check_stemmer(opened)
     chosen = _encoders(opened, encoders or {}) if first else {}
-    added: OpenSegment | None = None
+    added: layout.OpenSegment | None = None
     documents: list[str] = []
     with ExitStack() as stack:
-        stack.enter_context(storage_errors(path))
+        stack.enter_context(atomic.storage_errors(path))
         if chosen:
-            stack.enter_context(work_folder(UNFINISHED_VECTORS, path))
+            stack.enter_context(work.work_folder(work.UNFINISHED_VECTORS, path))
         writer = IndexWriter(opened, stack.enter_context(changed_index(opened)))
         gone = _documents(opened, remove, [], replace=replace)  # fails before hours of encoding
         if first:
@@ -149,20 +133,20 @@ def _add(
     passages: Iterable[Passage],
     documents: list[str],
     encoders: Mapping[str, Encoder],
-    build: BuildOptions | None,
-) -> OpenSegment:
+    build: formula.BuildOptions | None,
+) -> layout.OpenSegment:
     """Write a segment of these passages; the ids of their documents are appended to `documents`."""
-    path = writer.new_path(SEGMENTS)
+    path = writer.new_path(layout.SEGMENTS)
     folder, analysis = writer.folder / path, writer.index.analysis
     folder.mkdir(parents=True)
-    files = {name: vectors_file(path, name) for name in encoders}
+    files = {name: layout.vectors_file(path, name) for name in encoders}
     with ExitStack() as stack, progress_bar("Encoding passages" if encoders else "Indexing passages") as advance:
-        terms = stack.enter_context(BM25Builder(folder / BM25_FOLDER, build, analysis)) if analysis else None
+        terms = stack.enter_context(BM25Builder(folder / layout.BM25_FOLDER, build, analysis)) if analysis else None
         shown: list[Advance | None] = [advance, *(None for _ in encoders)]  # each passage is counted once
         vectors = [
             _vectors_builder(writer, files[name], name, encoder, shown.pop(0)) for name, encoder in encoders.items()
         ]
-        written = write_passages(folder / PASSAGES_FILE, _noting_documents(passages, documents))
+        written = store.write_passages(folder / store.PASSAGES_FILE, _noting_documents(passages, documents))
         counts = add_all(written, terms, vectors, advance)
         if terms:
             terms.finish()
@@ -173,8 +157,8 @@ def _add(
         raise CorpusError(
             f"{_some_ids(twice)} given twice among the added documents; give each document an id of its own."
         )
-    entry = SegmentEntry(folder=path, passages=counts.passages)
-    return open_segment(writer.folder, entry, files, bm25=writer.for_bm25)
+    entry = layout.SegmentEntry(folder=path, passages=counts.passages)
+    return layout.open_segment(writer.folder, entry, files, bm25=writer.for_bm25)
 
 
 def _vectors_builder(
@@ -223,7 +207,7 @@ def _numbers_by_document(index: Index, documents: Collection[str]) -> dict[str, 
     first = 0
     for segment in index.segments if documents else ():
         rows = segment.store.rows_of(documents)
-        rows = rows[~are_in(segment.removed.rows, rows)]
+        rows = rows[~numbering.are_in(segment.removed.rows, rows)]
         numbers = index.passages.numbering.numbers(first + rows)
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
             found.setdefault(segment.store.origin(row)[1], []).append(number)
@@ -239,49 +223,51 @@ def _remove(writer: IndexWriter, numbers: IntArray) -> None:
         first += segment.passages
         if len(own):
             removed = _removed(segment, own, writer.index.analysis)
-            listed = write_removed(writer.folder, writer.new_path(REMOVED), removed, bm25=writer.for_bm25)
+            listed = layout.write_removed(writer.folder, writer.new_path(layout.REMOVED), removed, bm25=writer.for_bm25)
             entry = segment.entry.model_copy(update={"removed": listed})
             writer.segments[place] = with_changes(segment, entry=entry, removed=removed)
 
 
-def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) -> RemovedPassages:
+def _removed(segment: layout.OpenSegment, rows: IntArray, analysis: Analysis | None) -> segments.RemovedPassages:
     """All removed passages of a segment, including these rows (int64), whose texts are analysed for it."""
-    every = union(segment.removed.rows, rows)
+    every = numbering.union(segment.removed.rows, rows)
     if analysis is None:
-        return RemovedPassages(rows=every)
+        return segments.RemovedPassages(rows=every)
     searched = segment.for_bm25()
     searched.check()
-    lost = removed_frequencies(searched)
+    lost = segments.removed_frequencies(searched)
     tokens, with_terms = searched.removed.tokens, searched.removed.with_terms
     analyse = Analyser(analysis)
     for row in rows.tolist():
         words = analyse(segment.store[row].contents)
         terms = [searched.arrays.term(word) for word in set(words)]
         if -1 in terms:
-            raise damaged_index(
+            raise layout.damaged_index(
                 segment.root / segment.entry.folder, "a passage has terms that its BM25 arrays do not have"
             )
         lost[terms] += 1
         tokens += len(words)
         with_terms += bool(words)
     gone = np.flatnonzero(lost)
-    return RemovedPassages(rows=every, terms=gone, counts=lost[gone], tokens=tokens, with_terms=with_terms)
+    return segments.RemovedPassages(rows=every, terms=gone, counts=lost[gone], tokens=tokens, with_terms=with_terms)
 
 
-def _fingerprints(index: Index, gone: IntArray, added: OpenSegment | None) -> tuple[str, VectorSets]:
+def _fingerprints(index: Index, gone: IntArray, added: layout.OpenSegment | None) -> tuple[str, layout.VectorSets]:
     """The fingerprint of the index after the change, and its sets of vectors with theirs."""
-    change = {"removed": hash_of_numbers(gone)}
+    change = {"removed": numbering.hash_of_numbers(gone)}
     vectors: Mapping[str, str] = {}
     if added is not None:
-        change["added"] = whole_checksum(added.root / added.entry.file(PASSAGES_FILE))
-        vectors = {name: whole_checksum(added.root / file) for name, file in added.vectors.items()}
+        change["added"] = manifest.whole_checksum(added.root / added.entry.file(store.PASSAGES_FILE))
+        vectors = {name: manifest.whole_checksum(added.root / file) for name, file in added.vectors.items()}
     sets = {
         name: one.model_copy(
-            update={"fingerprint": fingerprint_after(one.fingerprint, {**change, "vectors": vectors.get(name, "")})}
+            update={
+                "fingerprint": layout.fingerprint_after(one.fingerprint, {**change, "vectors": vectors.get(name, "")})
+            }
         )
         for name, one in index.vector_sets.sets.items()
     }
-    return fingerprint_after(index.fingerprint, change), index.vector_sets.model_copy(update={"sets": sets})
+    return layout.fingerprint_after(index.fingerprint, change), index.vector_sets.model_copy(update={"sets": sets})
 
 
 def _some_ids(ids: Sequence[str], what: str = "document") -> str:

@@ -14,25 +14,12 @@ from pydantic import JsonValue
 
 from ralm.corpus.store import PASSAGES_FILE, write_passages
 from ralm.errors import FolderExistsError, UsageError
-from ralm.retrieval.bm25.formula import BuildOptions
-from ralm.retrieval.bm25.kernels import check_passage_count
+from ralm.retrieval import layout
+from ralm.retrieval.bm25 import formula, kernels
 from ralm.retrieval.bm25.segments import merge_arrays, totals_of
 from ralm.retrieval.dense.options import dense_extra
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.layout import (
-    BM25_FOLDER,
-    SEGMENTS,
-    OpenSegment,
-    SegmentEntries,
-    SegmentEntry,
-    VectorSets,
-    fingerprint_after,
-    open_segment,
-    stored_passages,
-    vectors_file,
-)
-from ralm.storage.manifest import Manifest, is_current, whole_checksum, write_changed_manifest
-from ralm.storage.outputs import changed_folder
+from ralm.storage import manifest, outputs
 from ralm.terminal import track
 
 _MIN_RATIO: Final = 4
@@ -50,8 +37,8 @@ def changed_index(index: Index) -> Iterator[Path]:
     stays as it was. Raises FolderExistsError if another process is writing the index, or has changed it since it was
     opened. The path of the index must be resolved.
     """
-    with changed_folder(index.path) as folder:
-        if not is_current(index.path, index.manifest):
+    with outputs.changed_folder(index.path) as folder:
+        if not manifest.is_current(index.path, index.manifest):
             raise FolderExistsError(f"another process has just changed {index.path}; run it again.")
         yield folder
 
@@ -63,7 +50,7 @@ class IndexWriter:
     def __init__(self, index: Index, folder: Path) -> None:
         self.index = index
         self.folder = folder
-        self.segments: list[OpenSegment] = [*index.segments]
+        self.segments: list[layout.OpenSegment] = [*index.segments]
         self.for_bm25 = index.bm25_options is not None
         self._next_number = index.settings.segments.next
         self._rebuilt_vectors: dict[str, str] = {}
@@ -74,7 +61,9 @@ class IndexWriter:
         number, self._next_number = self._next_number, self._next_number + 1
         return f"{folder}/{number}"
 
-    def write(self, settings: Mapping[str, JsonValue], sets: VectorSets, fingerprint: str, documents: int) -> Manifest:
+    def write(
+        self, settings: Mapping[str, JsonValue], sets: layout.VectorSets, fingerprint: str, documents: int
+    ) -> manifest.Manifest:
         """Write the manifest with the settings of before and these; call it last.
 
         `sets`: the sets of vectors; their files are those of the segments. `fingerprint`: that of the new version.
@@ -84,12 +73,12 @@ class IndexWriter:
         kept = {file for entry in entries for file in entry.files(bm25=self.for_bm25)}
         kept |= {file for one in self.segments for file in one.vectors.values()}
         changes = {
-            "segments": SegmentEntries(entries=entries, next=self._next_number),
+            "segments": layout.SegmentEntries(entries=entries, next=self._next_number),
             "fingerprint": fingerprint,
             "vectors": self._with_files(sets),
         }
         recorded = self.index.settings.model_copy(update=changes).recorded()
-        return write_changed_manifest(
+        return manifest.write_changed_manifest(
             self.folder,
             before,
             settings={**before.settings, **recorded, **settings},
@@ -97,21 +86,23 @@ class IndexWriter:
             without=before.files.keys() - kept,
         )
 
-    def _with_files(self, sets: VectorSets) -> VectorSets:
+    def _with_files(self, sets: layout.VectorSets) -> layout.VectorSets:
         changed = {}
         for name, one in sets.sets.items():
             first, *added = (segment.vectors[name] for segment in self.segments)
             changes: dict[str, object] = {"file": first, "added_files": tuple(added)}
             if name in self._rebuilt_vectors:
-                changes["fingerprint"] = fingerprint_after(one.fingerprint, {"merged": self._rebuilt_vectors[name]})
+                changes["fingerprint"] = layout.fingerprint_after(
+                    one.fingerprint, {"merged": self._rebuilt_vectors[name]}
+                )
             changed[name] = one.model_copy(update=changes)
-        return VectorSets(default=sets.default, sets=changed)
+        return layout.VectorSets(default=sets.default, sets=changed)
 
     def _counts(self) -> dict[str, int]:
         """The counts of the index; those of terms and postings are known only for a single whole segment."""
         counts = {"passages": sum(one.left for one in self.segments)}
         if self.for_bm25:
-            check_passage_count(sum(one.passages for one in self.segments))
+            kernels.check_passage_count(sum(one.passages for one in self.segments))
             searched = [one.for_bm25() for one in self.segments]
             counts["tokens"] = totals_of(searched).tokens
             if len(searched) == 1 and len(searched[0].removed.rows) == 0:
@@ -122,7 +113,7 @@ class IndexWriter:
     def merge(
         self,
         groups: Sequence[Sequence[int]],
-        build: BuildOptions | None,
+        build: formula.BuildOptions | None,
         *,
         max_removed: float = 0,
         fixed: int = 0,
@@ -137,32 +128,34 @@ class IndexWriter:
             if len(merged) == 1 and stays:
                 self.segments.append(only)
             else:
-                self.segments.append(self._merged(merged, build or BuildOptions(), first=group[0] == 0))
+                self.segments.append(self._merged(merged, build or formula.BuildOptions(), first=group[0] == 0))
         for segment in before:
             if segment not in self.segments:
                 self._discard(segment.entry)
 
-    def _discard(self, entry: SegmentEntry) -> None:
+    def _discard(self, entry: layout.SegmentEntry) -> None:
         """Remove the new files of a segment that is no longer needed."""
         for path in (entry.folder, entry.removed.folder if entry.removed else ""):
             if path:
                 shutil.rmtree(self.folder / path, ignore_errors=True)
 
-    def _merged(self, segments: Sequence[OpenSegment], build: BuildOptions, *, first: bool) -> OpenSegment:
+    def _merged(
+        self, segments: Sequence[layout.OpenSegment], build: formula.BuildOptions, *, first: bool
+    ) -> layout.OpenSegment:
         """Write the passages left in some segments as one; `first` says whether they are the first of the index."""
-        path = self.new_path(SEGMENTS)
+        path = self.new_path(layout.SEGMENTS)
         folder = self.folder / path
         folder.mkdir(parents=True)
-        passages = stored_passages(segments)
+        passages = layout.stored_passages(segments)
         for _ in track(write_passages(folder / PASSAGES_FILE, passages), "Merging passages", len(passages)):
             pass
         if self.for_bm25:
-            merge_arrays([one.for_bm25() for one in segments], folder / BM25_FOLDER, build.buffered_terms)
+            merge_arrays([one.for_bm25() for one in segments], folder / layout.BM25_FOLDER, build.buffered_terms)
         vectors = {name: self._merge_vectors(segments, name, path, first) for name in segments[0].vectors}
-        entry = SegmentEntry(folder=path, passages=len(passages))
-        return open_segment(self.folder, entry, vectors, bm25=self.for_bm25)
+        entry = layout.SegmentEntry(folder=path, passages=len(passages))
+        return layout.open_segment(self.folder, entry, vectors, bm25=self.for_bm25)
 
-    def _merge_vectors(self, segments: Sequence[OpenSegment], name: str, path: str, first: bool) -> str:
+    def _merge_vectors(self, segments: Sequence[layout.OpenSegment], name: str, path: str, first: bool) -> str:
         """Write the vectors with this name that are left in some segments; returns their file."""
         with dense_extra():
             from ralm.retrieval.dense.build import kind_of_added, merge_vectors
@@ -171,16 +164,16 @@ class IndexWriter:
         exact = kind_of_added(parts[0].d, options.faiss)
         if not first:
             options = replace(options, faiss=exact)
-        name_in_index = vectors_file(path, name)
+        name_in_index = layout.vectors_file(path, name)
         file = self.folder / name_in_index
         file.parent.mkdir(parents=True)
         merge_vectors(parts, [one.removed.rows for one in segments], options, file.parent)
         if options.faiss != exact:
-            self._rebuilt_vectors[name] = whole_checksum(file)
+            self._rebuilt_vectors[name] = manifest.whole_checksum(file)
         return name_in_index
 
 
-def merge_index(index: Path | str, build: BuildOptions | None = None) -> Manifest:
+def merge_index(index: Path | str, build: formula.BuildOptions | None = None) -> manifest.Manifest:
     """Merge all segments of an index into one, without the passages that were removed; returns the new manifest, or the
     old one if there is nothing to merge.
 
@@ -204,7 +197,7 @@ def merge_index(index: Path | str, build: BuildOptions | None = None) -> Manifes
         return writer.write({}, opened.vector_sets, opened.fingerprint, documents)
 
 
-def merge_small_segments(writer: IndexWriter, build: BuildOptions | None) -> None:
+def merge_small_segments(writer: IndexWriter, build: formula.BuildOptions | None) -> None:
     """Merge the segments that have become small or sparse compared with others.
 
     If vectors of the first segment are stored with loss, it stays as it is until all its passages are removed.
@@ -233,14 +226,14 @@ def plan_merges(left: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def _open_vectors(segment: OpenSegment, name: str) -> Any:
+def _open_vectors(segment: layout.OpenSegment, name: str) -> Any:
     with dense_extra():
         from ralm.retrieval.dense.search import open_vectors
     file = segment.root / segment.vectors[name]
     return open_vectors(file, file, segment.passages)
 
 
-def _lossy_vectors(segment: OpenSegment) -> list[str]:
+def _lossy_vectors(segment: layout.OpenSegment) -> list[str]:
     """The names of the vectors of a segment that cannot be merged without loss."""
     if not segment.vectors:
         return []

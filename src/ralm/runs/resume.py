@@ -19,24 +19,13 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
-from ralm.lm.long_texts import text_chunks
-from ralm.lm.scoring import Scorer
+from ralm.lm import long_texts, scoring
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import PassageSource
 from ralm.reading.tokens import read_beginning
-from ralm.reranking.predictive import PairScorer, Predictive
-from ralm.reranking.zero_shot import ZeroShot
-from ralm.runs.run import (
-    RUN_KIND,
-    SWEEP_KIND,
-    WITHOUT_PLOT,
-    check_plot,
-    evaluation_config,
-    to_json,
-    write_run,
-    write_sweep,
-)
+from ralm.reranking import predictive, zero_shot
+from ralm.runs import run
 from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.storage.outputs import check_output, output_path
 from ralm.storage.store import STORE_SUFFIX, Store
@@ -66,9 +55,9 @@ def run_evaluation(
     UsageError if a run with other settings was begun there.
     """
     options = options or PlanOptions()
-    check_output(Path(out), kind=RUN_KIND, force=force)
+    check_output(Path(out), kind=run.RUN_KIND, force=force)
     text = _read_part(text, model, limit_tokens)
-    config = evaluation_config(name, text, model, options, source, limit_tokens, reader, reranker)
+    config = run.evaluation_config(name, text, model, options, source, limit_tokens, reader, reranker)
     with resumable_scorers(out, config, [model, _ranking_model(reranker)], force=force) as scorers:
         evaluation = evaluate_text(
             text,
@@ -80,7 +69,7 @@ def run_evaluation(
             limit_tokens=limit_tokens,
             baseline=baseline,
         )
-        write_run(out, evaluation, config, force=force)
+        run.write_run(out, evaluation, config, force=force)
     return evaluation
 
 
@@ -100,43 +89,45 @@ def run_sweep(
 
     If it is killed, call it again with the same arguments to resume. Raises what `sweep` and `write_sweep` raise.
     """
-    check_output(Path(out), kind=SWEEP_KIND, force=force)
+    check_output(Path(out), kind=run.SWEEP_KIND, force=force)
     if plot:
-        check_plot(WITHOUT_PLOT)
+        run.check_plot(run.WITHOUT_PLOT)
     text = _read_part(text, model, limit_tokens)
     configs = [point_config(name, text, model, point, limit_tokens) for point in points]
     models = [model, *(_ranking_model(point.reranker) for point in points)]
     with resumable_scorers(out, {"option": option, "points": [*configs]}, models, force=force) as scorers:
         shared = [replace(point, reranker=_with_scorers(point.reranker, scorers)) for point in points]
         swept = sweep(text, scorers[id(model)], option, shared, limit_tokens=limit_tokens)
-        write_sweep(out, swept, configs, plot=plot, force=force)
+        run.write_sweep(out, swept, configs, plot=plot, force=force)
     return swept
 
 
 def _read_part(text: str, model: LanguageModel, limit_tokens: int | None) -> str:
     """The part of a text that a run reads, so that text beyond the limit does not change the configuration."""
-    return text if limit_tokens is None else read_beginning(text_chunks(text), model.tokenizer, limit_tokens)
+    return text if limit_tokens is None else read_beginning(long_texts.text_chunks(text), model.tokenizer, limit_tokens)
 
 
 def point_config(
     name: Path | str | None, text: str, model: LanguageModel, point: SweepPoint, limit_tokens: int | None
 ) -> dict[str, JsonValue]:
     """All settings that the figures of a point depend on."""
-    return evaluation_config(name, text, model, point.plan, point.source, limit_tokens, point.reader, point.reranker)
+    return run.evaluation_config(
+        name, text, model, point.plan, point.source, limit_tokens, point.reader, point.reranker
+    )
 
 
-def _ranking_model(reranker: Reranker | None) -> LanguageModel | PairScorer | None:
+def _ranking_model(reranker: Reranker | None) -> LanguageModel | predictive.PairScorer | None:
     """The model of a reranker whose scores a run stores: another language model, or a cross-encoder; else None."""
-    if isinstance(reranker, ZeroShot):
+    if isinstance(reranker, zero_shot.ZeroShot):
         return reranker.model
-    return PairScorer.of(reranker.cross_encoder) if isinstance(reranker, Predictive) else None
+    return predictive.PairScorer.of(reranker.cross_encoder) if isinstance(reranker, predictive.Predictive) else None
 
 
 def _with_scorers(reranker: Reranker | None, scorers: Mapping[int, Any]) -> Reranker | None:
     """The reranker with its model replaced by a scorer that stores the scores."""
-    if isinstance(reranker, ZeroShot) and reranker.model is not None:
+    if isinstance(reranker, zero_shot.ZeroShot) and reranker.model is not None:
         return replace(reranker, model=scorers[id(reranker.model)])
-    if isinstance(reranker, Predictive):
+    if isinstance(reranker, predictive.Predictive):
         return replace(reranker, cross_encoder=scorers[id(reranker.cross_encoder)])
     return reranker
 
@@ -145,7 +136,7 @@ def _with_scorers(reranker: Reranker | None, scorers: Mapping[int, Any]) -> Rera
 def resumable_scorers(
     out: Path | str,
     config: dict[str, JsonValue],
-    models: Sequence[LanguageModel | PairScorer | None],
+    models: Sequence[LanguageModel | predictive.PairScorer | None],
     *,
     force: bool,
 ) -> Iterator[dict[int, Any]]:
@@ -160,7 +151,7 @@ def resumable_scorers(
         for place, (key, model) in enumerate(distinct.items()):
             store = stack.enter_context(unfinished_store(folder, f"model-{place}"))
             reused += store.count()
-            scorer = model if isinstance(model, PairScorer) else Scorer.of(model)
+            scorer = model if isinstance(model, predictive.PairScorer) else scoring.Scorer.of(model)
             scorers[key] = scorer.with_store(store)
         if reused:
             _logger.info("resuming a run that was stopped: %s requests were scored before", f"{reused:,}")
@@ -207,7 +198,7 @@ def unfinished_store(folder: Path, name: str) -> Store:
 
 def write_config(folder: Path, config: dict[str, JsonValue]) -> None:
     """Record the settings of a job in its work folder."""
-    write_atomically(folder / CONFIG, to_json(config, indent=2))
+    write_atomically(folder / CONFIG, run.to_json(config, indent=2))
 
 
 def was_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bool) -> bool:
@@ -218,7 +209,7 @@ def was_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: b
     path = folder / CONFIG
     if not path.exists():
         return False
-    difference = _difference(path, json.loads(to_json(config)))
+    difference = _difference(path, json.loads(run.to_json(config)))
     if difference and not force:
         raise UsageError(
             f"{folder} is {what} begun with other settings ({difference}): give those again to resume; to start over, "

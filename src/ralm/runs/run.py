@@ -32,18 +32,15 @@ from ralm.errors import DamagedFolderError, MissingExtraError, UsageError
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.sweep import Sweep
 from ralm.protocols import LanguageModel, Reader, Reranker
-from ralm.reading.in_context import InContext
+from ralm.reading import in_context, provenance, sources
 from ralm.reading.plan import PlanOptions
-from ralm.reading.provenance import TracedText
-from ralm.reading.sources import PassageSource
 from ralm.retrieval.index import INDEX_KIND, check_index
 from ralm.runs.tables import RunTokens, build_passage_table, build_token_table, build_traced_text, parse_tokens
-from ralm.storage.manifest import check_every_byte, kind_of, open_consistently, read_manifest, write_manifest
-from ralm.storage.outputs import FolderKind, new_folder
+from ralm.storage import manifest, outputs
 from ralm.terminal import path_text, printable_json
 from ralm.validation import config_of
 
-RUN_KIND: Final = FolderKind("run")
+RUN_KIND: Final = outputs.FolderKind("run")
 RUN_TOKENS: Final = "tokens.parquet"
 PASSAGES: Final = "passages.parquet"
 SUMMARY: Final = "summary.json"
@@ -56,11 +53,11 @@ def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonVal
     Raises FolderExistsError if `out` exists and `force` is not set.
     """
     table = build_token_table(evaluation)
-    with new_folder(Path(out), kind=RUN_KIND, force=force) as folder:
+    with outputs.new_folder(Path(out), kind=RUN_KIND, force=force) as folder:
         pq.write_table(table, folder / RUN_TOKENS, compression="zstd")
         pq.write_table(build_passage_table(evaluation), folder / PASSAGES, compression="zstd")
         (folder / SUMMARY).write_text(to_json(evaluation.summary(config), indent=2) + "\n", encoding="utf-8")
-        write_manifest(
+        manifest.write_manifest(
             folder,
             kind=RUN_KIND,
             settings={"config": config, "environment": environment()},
@@ -74,7 +71,7 @@ class Run:
 
     path: Path
     summary: dict[str, JsonValue]
-    text: TracedText
+    text: provenance.TracedText
 
 
 def open_run(path: Path | str) -> Run:
@@ -92,7 +89,7 @@ def open_run(path: Path | str) -> Run:
             raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; score the text again.")
         return Run(path=path, summary=summary, text=build_traced_text(path, tokens, passages))
 
-    return open_consistently(path, open_it)
+    return manifest.open_consistently(path, open_it)
 
 
 def read_tokens(path: Path | str) -> RunTokens:
@@ -101,11 +98,11 @@ def read_tokens(path: Path | str) -> RunTokens:
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
     path = Path(path)
-    return open_consistently(path, lambda: parse_tokens(path, *_read_tables(path, RUN_TOKENS)))
+    return manifest.open_consistently(path, lambda: parse_tokens(path, *_read_tables(path, RUN_TOKENS)))
 
 
 def _read_tables(path: Path, *names: str) -> list[pa.Table]:
-    read_manifest(path, kind=RUN_KIND)
+    manifest.read_manifest(path, kind=RUN_KIND)
     with damage_errors(path):
         return [pq.read_table(path / name) for name in names]
 
@@ -125,7 +122,7 @@ def evaluation_config(
     text: str,
     model: LanguageModel,
     plan: PlanOptions,
-    source: PassageSource | None,
+    source: sources.PassageSource | None,
     limit_tokens: int | None,
     reader: Reader | None = None,
     reranker: Reranker | None = None,
@@ -140,7 +137,7 @@ def evaluation_config(
         "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
         "reranker": None if source is None or reranker is None else config_of(reranker, "reranker"),
-        "reader": None if source is None else config_of(reader or InContext(), "reader"),
+        "reader": None if source is None else config_of(reader or in_context.InContext(), "reader"),
         "plan": asdict(plan),
     }
 
@@ -183,7 +180,7 @@ def _finite(value: JsonValue) -> JsonValue:
     return value
 
 
-SWEEP_KIND: Final = FolderKind("sweep")
+SWEEP_KIND: Final = outputs.FolderKind("sweep")
 SWEEP_TABLE: Final = "sweep.csv"
 SWEEP_PLOT: Final = "sweep.png"
 WITHOUT_PLOT: Final = ", or give `plot=False`"
@@ -209,7 +206,7 @@ def write_sweep(
     extra is not installed.
     """
     rows = swept.rows()
-    with new_folder(Path(out), kind=SWEEP_KIND, force=force) as folder:
+    with outputs.new_folder(Path(out), kind=SWEEP_KIND, force=force) as folder:
         pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / SWEEP_TABLE)
         if plot:
             check_plot(WITHOUT_PLOT)
@@ -217,7 +214,7 @@ def write_sweep(
 
             draw_sweep(swept.option, rows, folder / SWEEP_PLOT)
         (folder / SUMMARY).write_text(to_json(swept.summary(configs), indent=2) + "\n", encoding="utf-8")
-        write_manifest(
+        manifest.write_manifest(
             folder,
             kind=SWEEP_KIND,
             settings={"option": swept.option, "environment": environment()},
@@ -233,8 +230,8 @@ def verify_folder(folder: Path | str) -> tuple[str, Sequence[str]]:
     invalid.
     """
     folder = Path(folder)
-    kind = kind_of(folder)
-    damaged = check_index(folder) if kind == INDEX_KIND.name else check_every_byte(folder)
+    kind = manifest.kind_of(folder)
+    damaged = check_index(folder) if kind == INDEX_KIND.name else manifest.check_every_byte(folder)
     if kind == RUN_KIND.name and not damaged:
         try:
             open_run(folder)

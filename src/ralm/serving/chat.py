@@ -4,19 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from ralm.answering.citations import Answerer, Credit
+from ralm.answering import citations, prompts, sources
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import Conversation, QuestionPrompt, open_prompt
-from ralm.answering.sources import QuestionRetriever, QuestionSource, RerankedPassages
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
-from ralm.serving.completion import Began, Ended, Event, Wrote
-from ralm.serving.errors import RequestError
-from ralm.serving.indexes import ReadConfig
+from ralm.serving import completion, errors, indexes, scoring
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits, continuation_options
 from ralm.serving.prompts import TOO_LONG, check_size
-from ralm.serving.scoring import check_scores
 from ralm.validation import MAX_SEED
 
 _SHARE: Final = 4
@@ -34,7 +29,7 @@ class ChatCompletion:
     the sources also stand behind the text. `sampling` holds the options of `ralm.reading.Sampling` and `stop`.
     """
 
-    conversation: Conversation
+    conversation: prompts.Conversation
     new_tokens: int | None
     times: int
     measured: bool | None
@@ -45,8 +40,8 @@ class ChatCompletion:
 
 
 def answer_chat(
-    chat: ChatCompletion, model: SharedModel, reads: ReadConfig, prompt: QuestionPrompt, limits: Limits
-) -> Iterator[Event]:
+    chat: ChatCompletion, model: SharedModel, reads: indexes.ReadConfig, prompt: prompts.QuestionPrompt, limits: Limits
+) -> Iterator[completion.Event]:
     """The events of a chat; the seeds of its choices count up from the one in `sampling`.
 
     Raises RequestError if the conversation is not valid or does not fit, UsageError if the model cannot answer so.
@@ -59,61 +54,61 @@ def answer_chat(
         encoded = full_tokenizer(model.tokenizer).encode_chat(chat.conversation.messages) if prompt.chat else None
         own = len(model.tokenizer.encode(chat.conversation.question) if encoded is None else encoded[0])
         options = _options(chat, prompt, _new_tokens(chat, own, limits, length), length)
-        credit: Credit = "none" if chat.measured is False else "passages"
+        credit: citations.Credit = "none" if chat.measured is False else "passages"
         source = _source(reads, model)
-        answerer = Answerer(model, prompt, source, reader=reads.reader, options=options, credit=credit)
+        answerer = citations.Answerer(model, prompt, source, reader=reads.reader, options=options, credit=credit)
         seeds = [(options.seed + time) % (MAX_SEED + 1) for time in range(chat.times)]
         streams = answerer.streams(chat.conversation, seeds)
     except LengthError as error:
-        raise RequestError(str(error), param="messages", code=TOO_LONG) from None
+        raise errors.RequestError(str(error), param="messages", code=TOO_LONG) from None
     except ChatError as error:
-        raise RequestError(str(error), param="messages") from None
-    yield Began((), own)
+        raise errors.RequestError(str(error), param="messages") from None
+    yield completion.Began((), own)
     for choice, piece in streams:
-        yield Wrote(choice, piece)
+        yield completion.Wrote(choice, piece)
     for choice in range(chat.times):
         answer = streams.with_sources(choice)
         reason: Literal["stop", "length"] = "stop" if streams.is_complete(choice) else "length"
-        yield Ended(choice, reason, len(answer.answer.tokens), answer=answer if reads.source else None)
+        yield completion.Ended(choice, reason, len(answer.answer.tokens), answer=answer if reads.source else None)
 
 
-def _source(reads: ReadConfig, model: SharedModel) -> QuestionSource | None:
+def _source(reads: indexes.ReadConfig, model: SharedModel) -> sources.QuestionSource | None:
     """The source of passages; None for a model without an index."""
     if reads.source is None:
         return None
     if reads.reranker is None:
-        return QuestionRetriever(reads.source)
-    return RerankedPassages(reads.source, reads.reranker, model, continuation_options(reads.settings))
+        return sources.QuestionRetriever(reads.source)
+    return sources.RerankedPassages(reads.source, reads.reranker, model, continuation_options(reads.settings))
 
 
-def open_chat_prompt(name: str) -> QuestionPrompt:
+def open_chat_prompt(name: str) -> prompts.QuestionPrompt:
     """The prompt of chats, by name or from a file.
 
     Raises what `open_prompt` raises, and UsageError for a prompt of multiple choice.
     """
-    prompt = open_prompt(name)
+    prompt = prompts.open_prompt(name)
     if prompt.shows_choices:
         raise UsageError(f"the `prompt` {name} is for questions with choices: give another one.")
     return prompt
 
 
-def _check(chat: ChatCompletion, model: SharedModel, prompt: QuestionPrompt) -> None:
+def _check(chat: ChatCompletion, model: SharedModel, prompt: prompts.QuestionPrompt) -> None:
     """Raise RequestError if the model cannot do what a chat requests."""
     if chat.logprobs and model.tier == "text":
-        raise RequestError(
+        raise errors.RequestError(
             f"the model {model.name} returns no log-probabilities: leave out `logprobs`.", param="logprobs"
         )
     if chat.measured:
-        check_scores(model)
+        scoring.check_scores(model)
     if prompt.chat and not has_chat_template(model.tokenizer):
-        raise RequestError(
+        raise errors.RequestError(
             f"the model {model.name} has no chat template: use /v1/completions, or start the server with a `--prompt` "
             "that needs none.",
             code="no_chat_template",
         )
 
 
-def _options(chat: ChatCompletion, prompt: QuestionPrompt, new_tokens: int, length: int) -> AnswerOptions:
+def _options(chat: ChatCompletion, prompt: prompts.QuestionPrompt, new_tokens: int, length: int) -> AnswerOptions:
     """The options of an answer. With a prompt that is no chat, models do not end an answer by themselves: without stop
     strings, it ends with the line, as in `ralm ask`."""
     sampling = dict(chat.sampling)
@@ -130,7 +125,7 @@ def _new_tokens(chat: ChatCompletion, own: int, limits: Limits, length: int) -> 
     usual = min(length // _SHARE, limits.new_tokens or length, length - own)
     new_tokens = max(1, usual) if chat.new_tokens is None else chat.new_tokens
     if own + new_tokens > length:
-        raise RequestError(
+        raise errors.RequestError(
             f"the messages have {own:,} tokens and `max_tokens` is {new_tokens:,}, together {own + new_tokens:,}; the "
             f"limit is {length:,}: shorten the messages to {max(0, length - new_tokens):,} tokens, or lower "
             "`max_tokens`.",

@@ -18,11 +18,8 @@ from ralm.answering.citations import (
 )
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import Passage
-from ralm.serving.answers import ResponseJson, ServedAnswer, finite, gain_json, log_prob_json
+from ralm.serving import answers, completion, indexes, prompts
 from ralm.serving.chat import ChatCompletion
-from ralm.serving.completion import Began, Ended, Event, Wrote
-from ralm.serving.indexes import ReadConfig
-from ralm.serving.prompts import TokenLabels
 
 _CONFIG: Final = ("index", "retriever", "reader", "documents", "rerank")
 """The options of a request that apply to a chat."""
@@ -58,7 +55,7 @@ class _Choice:
         return [replace(token, passages_K=numbers_K, posteriors_K=shares_K) for token, numbers_K, shares_K in rows]
 
 
-class ChatAnswer(ServedAnswer):
+class ChatAnswer(answers.ServedAnswer):
     """Makes the response to a request for a chat; `address` returns the URL of a passage on this server."""
 
     kind = "chat.completion"
@@ -68,9 +65,9 @@ class ChatAnswer(ServedAnswer):
     def __init__(
         self,
         chat: ChatCompletion,
-        events: Iterator[Event],
-        reads: ReadConfig,
-        names: TokenLabels,
+        events: Iterator[completion.Event],
+        reads: indexes.ReadConfig,
+        names: prompts.TokenLabels,
         address: Callable[[Passage], str],
         *,
         model: str,
@@ -80,7 +77,7 @@ class ChatAnswer(ServedAnswer):
         self._address = address
         self._choices = [_Choice() for _ in range(chat.times)]
 
-    def whole(self) -> ResponseJson:
+    def whole(self) -> answers.ResponseJson:
         """The response."""
         for event in self._events:
             self._take(event)
@@ -101,14 +98,14 @@ class ChatAnswer(ServedAnswer):
         usage = self._usage()
         return {**self._head(self.kind), "choices": choices, "usage": usage, **self._sources(with_tokens=True)}
 
-    def _pieces(self) -> Iterator[ResponseJson]:
+    def _pieces(self) -> Iterator[answers.ResponseJson]:
         for event in self._events:
             self._take(event)
             match event:
-                case Began():
+                case completion.Began():
                     for number in range(len(self._choices)):
                         yield self._delta(number, {"role": "assistant", "content": "", "refusal": None})
-                case Wrote(choice=number, piece=piece) if piece.text or piece.tokens:
+                case completion.Wrote(choice=number, piece=piece) if piece.text or piece.tokens:
                     delta = self._delta(number, {"content": piece.text}, piece.tokens)
                     yield {**delta, **self._new_sources_json(number, piece.tokens)}
         for number, choice in enumerate(self._choices):
@@ -119,23 +116,23 @@ class ChatAnswer(ServedAnswer):
             ended = self._delta(number, {"annotations": noted} if noted else {}, reason=choice.reason)
             yield {**ended, **(self._sources(with_tokens=False) if last else {})}
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: completion.Event) -> None:
         """Process an event."""
         match event:
-            case Began():
+            case completion.Began():
                 self.prompt_tokens = event.tokens
-            case Wrote():
+            case completion.Wrote():
                 self._choices[event.choice].text += event.piece.text
                 self._choices[event.choice].tokens += event.piece.tokens
-            case Ended():
+            case completion.Ended():
                 choice = self._choices[event.choice]
                 self.written_tokens += event.tokens
                 choice.reason, choice.answer = event.reason, event.answer
                 choice.cited = () if event.answer is None else citations(event.answer.text)
 
     def _delta(
-        self, number: int, delta: ResponseJson, tokens: Sequence[GeneratedToken] = (), reason: str | None = None
-    ) -> ResponseJson:
+        self, number: int, delta: answers.ResponseJson, tokens: Sequence[GeneratedToken] = (), reason: str | None = None
+    ) -> answers.ResponseJson:
         listed = self._logprobs_json(tokens) if tokens else None
         return {"choices": [{"index": number, "delta": delta, "logprobs": listed, "finish_reason": reason}]}
 
@@ -152,11 +149,11 @@ class ChatAnswer(ServedAnswer):
         ]
         return {"content": content, "refusal": None}
 
-    def _with_name(self, token: int, log_prob: float) -> ResponseJson:
+    def _with_name(self, token: int, log_prob: float) -> answers.ResponseJson:
         name = self._names.of(token)
         encoded: list[JsonValue] = [*name.encode()]
         is_text = name != self._names.of(token, as_id=True)
-        return {"token": name, "logprob": log_prob_json(log_prob), "bytes": encoded if is_text else None}
+        return {"token": name, "logprob": answers.log_prob_json(log_prob), "bytes": encoded if is_text else None}
 
     def _annotations(self, choice: _Choice) -> list[JsonValue]:
         """The parts of a text that come from passages, in their order."""
@@ -182,7 +179,7 @@ class ChatAnswer(ServedAnswer):
     def _url(self, passage: Passage) -> str:
         return web_address(passage) or self._address(passage)
 
-    def _sources(self, *, with_tokens: bool) -> ResponseJson:
+    def _sources(self, *, with_tokens: bool) -> answers.ResponseJson:
         """The sources of the answers; with all tokens if wanted, or if no piece could have their passages."""
         if self._reads.source is None:
             return {}
@@ -190,24 +187,24 @@ class ChatAnswer(ServedAnswer):
         for number, choice in enumerate(self._choices):
             self._note([one.passage.number for one in choice.sources])
             listed = with_tokens or choice.is_credited_late
-            tokens: ResponseJson = {"tokens": self._tokens_json(choice.credited)} if listed else {}
+            tokens: answers.ResponseJson = {"tokens": self._tokens_json(choice.credited)} if listed else {}
             choices.append({"index": number, **tokens, **_contributions(choice)})
         config = self._reads.settings.config
         return self._sources_json({name: config[name] for name in _CONFIG}, choices)
 
 
-def _contributions(choice: _Choice) -> ResponseJson:
+def _contributions(choice: _Choice) -> answers.ResponseJson:
     """The contribution of each passage to an answer."""
     if choice.answer is None:
         return {}
     text = choice.answer.text
-    gain: ResponseJson = {} if np.isnan(text.gain_T).all() else gain_json(text.provenance, text.gain_T)
+    gain: answers.ResponseJson = {} if np.isnan(text.gain_T).all() else answers.gain_json(text.provenance, text.gain_T)
     cited: dict[int, JsonValue] = {one.passage.number: [[*span] for span in one.spans] for one in choice.cited}
     sources: list[JsonValue] = [
         {
             "passage": one.passage.number,
-            "share": finite(one.share),
-            "gain": finite(one.gain),
+            "share": answers.finite(one.share),
+            "gain": answers.finite(one.gain),
             "spans": cited.get(one.passage.number, []),
         }
         for one in choice.sources

@@ -10,9 +10,7 @@ import numpy as np
 from ralm.answering.citations import SourcedAnswer
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Tokenizer, WritingModel
-from ralm.reading.generate import TokenWriter, pieces_of
-from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
-from ralm.reading.provenance import gains, without_passages
+from ralm.reading import generate, pieces, provenance
 from ralm.reading.sampling import GenerationOptions
 from ralm.records import DoubleArray, IntArray
 from ralm.serving.errors import RequestError
@@ -66,7 +64,7 @@ class Wrote:
     """A piece of generated text; `choice` numbers all texts of the request."""
 
     choice: int
-    piece: GeneratedText
+    piece: pieces.GeneratedText
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +131,7 @@ def _continue(
     )
     texts = [prompt.tokens[prompt.beginning(settings) :] for prompt in prompts]
     scorer = Scorer(model, progress=False)
-    tokens: dict[int, list[GeneratedToken]] = {}
+    tokens: dict[int, list[pieces.GeneratedToken]] = {}
     for event in write(
         texts, model, options, reads, query=completion.query, times=completion.times, show_end=completion.echo
     ):
@@ -142,9 +140,9 @@ def _continue(
         elif completion.gain and event.choice in tokens:
             own = tokens[event.choice]
             text = texts[event.choice // completion.times]
-            baseline_T = without_passages(text, own, scorer, options.max_length, options.bos)
+            baseline_T = provenance.without_passages(text, own, scorer, options.max_length, options.bos)
             log_probs_T = np.array([token.log_prob for token in own], dtype=np.float32)
-            event = replace(event, gain_T=gains(log_probs_T, baseline_T))
+            event = replace(event, gain_T=provenance.gains(log_probs_T, baseline_T))
         yield event
 
 
@@ -166,7 +164,7 @@ def write(
     """
     ends = model.end_tokens if show_end else frozenset[int]()
     writer = _CountingWriter(
-        TokenWriter(
+        generate.TokenWriter(
             _WithoutEnds(model) if show_end else model,
             options,
             reads.source,
@@ -179,8 +177,8 @@ def write(
     for prompt in prompts:
         for time in range(times):
             writer.add(prompt, query, (options.seed + time) % (MAX_SEED + 1))
-            texts.append(StoppedText(prompt, model.tokenizer, options.stop))
-    for choice, piece in pieces_of(writer, texts):
+            texts.append(pieces.StoppedText(prompt, model.tokenizer, options.stop))
+    for choice, piece in generate.pieces_of(writer, texts):
         yield Wrote(choice, _without_end(piece, ends, model.tokenizer))
     for choice, text in enumerate(texts):
         count = writer.tokens[choice]
@@ -188,7 +186,7 @@ def write(
         yield Ended(choice, "length" if is_cut else "stop", count)
 
 
-def _without_end(piece: GeneratedText, ends: frozenset[int], tokenizer: Tokenizer) -> GeneratedText:
+def _without_end(piece: pieces.GeneratedText, ends: frozenset[int], tokenizer: Tokenizer) -> pieces.GeneratedText:
     if not piece.tokens or piece.tokens[-1].token not in ends:
         return piece
     end = tokenizer.decode(np.array([piece.tokens[-1].token], dtype=np.int64))
@@ -210,7 +208,7 @@ class _WithoutEnds:
 class _CountingWriter:
     """Counts the tokens of each text, and ends a text after one of `ends`."""
 
-    def __init__(self, writer: TokenWriter, ends: frozenset[int]) -> None:
+    def __init__(self, writer: generate.TokenWriter, ends: frozenset[int]) -> None:
         self._writer = writer
         self._ends = ends
         self.tokens: Counter[int] = Counter()
@@ -218,7 +216,7 @@ class _CountingWriter:
         self.add = writer.add
         self.end = writer.end
 
-    def step(self) -> list[tuple[int, GeneratedToken]]:
+    def step(self) -> list[tuple[int, pieces.GeneratedToken]]:
         written = self._writer.step()
         self.tokens.update(number for number, _ in written)
         for number, token in written:

@@ -15,8 +15,7 @@ from typing import Any, Final
 from ralm.errors import RalmError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Reader, Reranker, Retriever, Rows
-from ralm.reading import ReadingOptions
-from ralm.reading.sources import FromRetriever
+from ralm.reading import ReadingOptions, sources
 from ralm.records import FloatArray, Hits, Passages
 from ralm.reranking import RerankOptions
 from ralm.retrieval.index import Index, open_index
@@ -38,7 +37,7 @@ class Indexes:
         self._folders = dict(folders)
         self._lock = RLock()
         self._open = {name: open_index(folder) for name, folder in self._folders.items()}
-        self._sources: dict[tuple[str, RetrieverOptions], FromRetriever] = {}
+        self._sources: dict[tuple[str, RetrieverOptions], sources.FromRetriever] = {}
         self._encoders: dict[str, Any] = {}
         self._metrics = metrics
 
@@ -57,11 +56,11 @@ class Indexes:
         with self._lock:
             return tuple(name for name, index in self._open.items() if index.vectors)
 
-    def source(self, name: str, options: RetrieverOptions) -> FromRetriever:
+    def source(self, name: str, options: RetrieverOptions) -> sources.FromRetriever:
         """A retriever of an index with its passages; raises what opening a retriever raises."""
         with self._lock:
             if (name, options) not in self._sources:
-                source = FromRetriever.of_index(self._open[name], options)
+                source = sources.FromRetriever.of_index(self._open[name], options)
                 lock = nullcontext() if options.retriever in _SAFE else RLock()
                 locked = _LockedRetriever(source.retriever, self._metrics, lock)
                 self._sources[name, options] = source.with_retriever(locked)
@@ -149,7 +148,7 @@ class ReadConfig:
     """The settings of a request, with the source of passages, the reader and the reranker that they stand for."""
 
     settings: Settings
-    source: FromRetriever | None = None
+    source: sources.FromRetriever | None = None
     reader: Reader | None = None
     reranker: Reranker | None = None
 

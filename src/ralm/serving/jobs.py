@@ -18,10 +18,7 @@ from pydantic import JsonValue
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ralm.serving.answers import ServedAnswer
-from ralm.serving.errors import RequestError, error_response, status_and_body
-from ralm.serving.model import RequestScope, in_scope
-from ralm.serving.requests import TextRequest
+from ralm.serving import answers, errors, model, requests
 from ralm.serving.service import Service
 
 _LOG: Final = logging.getLogger("ralm.serving")
@@ -49,13 +46,13 @@ class Workers:
     async def start(self, job: Job) -> "RunningJob":
         """Begin a job once there is a place for it; RequestError if the queue is full."""
         if self._free.locked() and self.waiting >= self._most_waiting:
-            raise RequestError("the queue is full: try again later.", code="busy", status=429)
+            raise errors.RequestError("the queue is full: try again later.", code="busy", status=429)
         self.waiting += 1
         try:
             await self._free.acquire()
         finally:
             self.waiting -= 1
-        running = RunningJob(job, RequestScope(Event(), time.monotonic() + self._seconds), self._ended)
+        running = RunningJob(job, model.RequestScope(Event(), time.monotonic() + self._seconds), self._ended)
         self.running.add(running)
         running.thread.start()
         return running
@@ -73,7 +70,7 @@ class Workers:
 class RunningJob:
     """A job and its events, once and in order; `stop` ends it soon."""
 
-    def __init__(self, job: Job, scope: RequestScope, ended: Callable[["RunningJob"], None]) -> None:
+    def __init__(self, job: Job, scope: model.RequestScope, ended: Callable[["RunningJob"], None]) -> None:
         self._job = job
         self._scope = scope
         self._on_end = ended
@@ -97,7 +94,7 @@ class RunningJob:
 
     def _run(self) -> None:
         try:
-            with in_scope(self._scope):
+            with model.in_scope(self._scope):
                 for event in self._job():
                     self._call(self._events.put_nowait, event)
                     self._scope.check()
@@ -121,7 +118,7 @@ def _service(request: Request) -> Service:
 Served = Annotated[Service, Depends(_service)]
 
 
-async def respond(request: Request, body: TextRequest, begin: Callable[[], ServedAnswer]) -> Response:
+async def respond(request: Request, body: requests.TextRequest, begin: Callable[[], answers.ServedAnswer]) -> Response:
     """The answer that `begin` makes in the thread of the request: whole, or streamed if requested."""
 
     def job() -> Iterator[bytes]:
@@ -193,7 +190,7 @@ async def _sent(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[byt
             yield event
         yield _DONE
     except Exception as error:  # noqa: BLE001  # the status is sent already: the error is the last event
-        status, body = status_and_body(error)
+        status, body = errors.status_and_body(error)
         _LOG.info("a stream ended with status %s", status)
         yield _server_sent(body)
 
@@ -210,7 +207,7 @@ async def _unless_gone(request: Request, work: Callable[[], Awaitable[Response]]
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else Response(status_code=_GONE)
     except Exception as error:  # noqa: BLE001  # every error is a response
-        return error_response(error)
+        return errors.error_response(error)
     finally:
         working.cancel()
         gone.cancel()

@@ -11,9 +11,8 @@ from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
 from ralm.reading.tokens import first_tokens
 from ralm.records import IntArray
-from ralm.serving.errors import RequestError
+from ralm.serving import errors, options
 from ralm.serving.model import SharedModel
-from ralm.serving.options import Settings
 
 TOO_LONG: Final = "context_length_exceeded"
 """The code of errors about prompts that are too long."""
@@ -36,13 +35,13 @@ class ServedPrompt:
         """The text."""
         return self.tokenizer.decode(self.tokens) if self.given is None else self.given
 
-    def settings(self, settings: Settings) -> Settings:
+    def settings(self, settings: options.Settings) -> options.Settings:
         """The settings for this prompt: token ids without an index are read as they are, without a BOS."""
         if self.given is None and settings.index is None:
             return replace(settings, plan=replace(settings.plan, bos="never"))
         return settings
 
-    def beginning(self, settings: Settings) -> int:
+    def beginning(self, settings: options.Settings) -> int:
         """The number of leading special tokens, which are not part of the text.
 
         With an index, token ids may begin with the special tokens that the tokenizer puts first, or with one BOS or
@@ -66,7 +65,7 @@ def check_size(texts: Iterable[str], model: SharedModel, most: int, param: str) 
         return
     least = -(-sum(len(text.encode()) for text in texts) // model.longest_token)
     if least > most:
-        raise RequestError(
+        raise errors.RequestError(
             f"the text of `{param}` has at least {least:,} tokens, and the limit is {most:,}: send less.",
             param=param,
             code=TOO_LONG,
@@ -90,12 +89,12 @@ def read_prompt(
         for token in given:
             if not 0 <= token < vocabulary:
                 shown = f"{token:,}" if abs(token) < _LONG else "of more than 18 digits"
-                raise RequestError(
+                raise errors.RequestError(
                     f"`{param}` has the token {shown}, and the model knows 0 to {vocabulary - 1:,}.", param=param
                 )
         tokens = np.array(given, dtype=np.int64)
     if len(tokens) == 0:
-        raise RequestError(f"`{param}` is empty: give at least one word or token.", param=param)
+        raise errors.RequestError(f"`{param}` is empty: give at least one word or token.", param=param)
     return ServedPrompt(tokens, given if isinstance(given, str) else None, model.tokenizer)
 
 
@@ -103,7 +102,7 @@ def check_room(prompt: ServedPrompt, new_tokens: int, most: int) -> None:
     """Raise RequestError if a prompt and its continuation have more than `most` tokens."""
     length = len(prompt.tokens)
     if length + new_tokens > most:
-        raise RequestError(
+        raise errors.RequestError(
             f"the prompt has {length:,} tokens and `max_tokens` is {new_tokens:,}, together {length + new_tokens:,}; "
             f"the limit is {most:,}: send a prompt of at most {max(0, most - new_tokens):,} tokens, or lower "
             "`max_tokens`.",

@@ -12,14 +12,10 @@ from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.reading.provenance import hits_as_json
 from ralm.records import Passage
-from ralm.serving.answers import CompletionAnswer, ServedAnswer, passage_json
+from ralm.serving import answers, chat_answers, errors, jobs, requests
 from ralm.serving.chat import answer_chat
-from ralm.serving.chat_answers import ChatAnswer
 from ralm.serving.completion import complete
-from ralm.serving.errors import RequestError, model_not_found
-from ralm.serving.jobs import Served, respond, respond_with
 from ralm.serving.prompts import read_prompt
-from ralm.serving.requests import Body, ChatRequest, CompletionRequest, Texts, chat_of, completion_of
 from ralm.serving.service import Service
 from ralm.validation import retrieve_checked
 
@@ -27,29 +23,29 @@ router = APIRouter()
 
 
 @router.post("/v1/completions")
-async def completions(request: Request, body: CompletionRequest, service: Served) -> Response:
+async def completions(request: Request, body: requests.CompletionRequest, service: jobs.Served) -> Response:
     """Continue prompts, or score them (`echo`), with passages in front."""
 
-    def begin() -> ServedAnswer:
+    def begin() -> answers.ServedAnswer:
         limits = service.options.limits
         choice = service.chosen(body.model, body.chosen)
-        completion = completion_of(body, limits)
+        completion = requests.completion_of(body, limits)
         reads = service.reads(choice)
         service.log_prompts(completion.prompts)
         events = complete(completion, service.model, reads, limits)
-        return CompletionAnswer(completion, events, reads, service.names, model=body.model)
+        return answers.CompletionAnswer(completion, events, reads, service.names, model=body.model)
 
-    return await respond(request, body, begin)
+    return await jobs.respond(request, body, begin)
 
 
 @router.post("/v1/chat/completions")
-async def chat(request: Request, body: ChatRequest, service: Served) -> Response:
+async def chat(request: Request, body: requests.ChatRequest, service: jobs.Served) -> Response:
     """Answer the last message of the user in a conversation, with passages in it."""
 
-    def begin() -> ServedAnswer:
+    def begin() -> answers.ServedAnswer:
         limits = service.options.limits
         choice = service.chosen(body.model, body.chosen)
-        completion = chat_of(body, limits)
+        completion = requests.chat_of(body, limits)
         reads = service.reads(choice, in_strides=False)
         service.log_prompts([completion.conversation.question])
 
@@ -57,32 +53,32 @@ async def chat(request: Request, body: ChatRequest, service: Served) -> Response
             return str(request.url_for("passage", index=reads.settings.index, number=one.number))
 
         events = answer_chat(completion, service.model, reads, service.prompt, limits)
-        return ChatAnswer(completion, events, reads, service.names, address, model=body.model)
+        return chat_answers.ChatAnswer(completion, events, reads, service.names, address, model=body.model)
 
-    return await respond(request, body, begin)
+    return await jobs.respond(request, body, begin)
 
 
 @router.get("/passages/{index}/{number}")
-async def passage(index: str, number: int, service: Served) -> dict[str, JsonValue]:
+async def passage(index: str, number: int, service: jobs.Served) -> dict[str, JsonValue]:
     """A passage of an index."""
     passages = service.indexes.index(index).passages if index in service.indexes.names else ()
     if not 0 <= number < len(passages):
-        raise RequestError(f"there is no passage {number} of an index {index!r} here.", status=404)
-    return passage_json(passages[number])
+        raise errors.RequestError(f"there is no passage {number} of an index {index!r} here.", status=404)
+    return answers.passage_json(passages[number])
 
 
 @router.get("/v1/models")
-async def models(service: Served) -> dict[str, JsonValue]:
+async def models(service: jobs.Served) -> dict[str, JsonValue]:
     """The names of the language model, and the dense indexes, which encode texts."""
     return {"object": "list", "data": [*_models(service).values()]}
 
 
 @router.get("/v1/models/{name:path}")
-async def model(name: str, service: Served) -> JsonValue:
+async def model(name: str, service: jobs.Served) -> JsonValue:
     """One model."""
     known = _models(service)
     if name not in known:
-        raise model_not_found(f"the model {name!r} is not served; there is: {', '.join(known)}.")
+        raise errors.model_not_found(f"the model {name!r} is not served; there is: {', '.join(known)}.")
     return known[name]
 
 
@@ -99,7 +95,7 @@ def _models(service: Service) -> dict[str, JsonValue]:
 @router.get("/search")
 async def search_index(
     request: Request,
-    service: Served,
+    service: jobs.Served,
     q: Annotated[str, Query(description="What to search for.")],
     k: Annotated[int, Query(description="Passages to find.")] = 10,
     index: Annotated[str | None, Query(description="The name of an index; the first by default.")] = None,
@@ -110,9 +106,9 @@ async def search_index(
     def found() -> JsonValue:
         most = service.options.limits.documents
         if not 1 <= k <= most:
-            raise RequestError(f"`k` must be from 1 to {most:,}.", param="k")
+            raise errors.RequestError(f"`k` must be from 1 to {most:,}.", param="k")
         if not service.indexes.names:
-            raise RequestError("no index is served here, so that there is nothing to search.", status=404)
+            raise errors.RequestError("no index is served here, so that there is nothing to search.", status=404)
         given = {"index": index, "retriever": retriever}
         reads = service.reads({name: value for name, value in given.items() if value is not None})
         assert reads.source is not None
@@ -120,31 +116,33 @@ async def search_index(
         passages = [(reads.passages[number], score) for number, score in hits.of(0)]
         return {"query": q, "index": reads.settings.index, "hits": hits_as_json(passages)}
 
-    return await respond_with(request, found)
+    return await jobs.respond_with(request, found)
 
 
-class EmbeddingRequest(Body):
+class EmbeddingRequest(requests.Body):
     """Texts, or their token ids, to encode as queries; `model` is the name of a dense index."""
 
     model: str
-    input: Texts
+    input: requests.Texts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: str | None = None
 
 
 @router.post("/v1/embeddings")
-async def embed(request: Request, body: EmbeddingRequest, service: Served) -> Response:
+async def embed(request: Request, body: EmbeddingRequest, service: jobs.Served) -> Response:
     """The vectors of texts as queries of a dense index."""
 
     def embedded() -> JsonValue:
         names, most = service.indexes.dense_names(), service.options.limits.texts
         if body.model not in names:
-            raise model_not_found(f"{body.model!r} is not a dense index; there is: {', '.join(names) or 'none'}.")
+            raise errors.model_not_found(
+                f"{body.model!r} is not a dense index; there is: {', '.join(names) or 'none'}."
+            )
         if body.dimensions is not None:
-            raise RequestError("`dimensions` is not supported: leave it out.", param="dimensions")
+            raise errors.RequestError("`dimensions` is not supported: leave it out.", param="dimensions")
         if len(body.input) > most:
-            raise RequestError(f"`input` has more than {most} texts.", param="input")
+            raise errors.RequestError(f"`input` has more than {most} texts.", param="input")
         prompts = [read_prompt(one, service.model, "input") for one in body.input]
         data: list[JsonValue] = []
         for number, vector_D in enumerate(service.indexes.encoded(body.model, [prompt.text for prompt in prompts])):
@@ -156,10 +154,10 @@ async def embed(request: Request, body: EmbeddingRequest, service: Served) -> Re
         usage: JsonValue = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "model": body.model, "data": data, "usage": usage}
 
-    return await respond_with(request, embedded)
+    return await jobs.respond_with(request, embedded)
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(requests.Body):
     """A text to split into tokens; `add_special_tokens` adds those that the tokenizer puts around it."""
 
     prompt: str
@@ -169,7 +167,7 @@ class TokenizeRequest(Body):
 
 
 @router.post("/tokenize")
-async def tokenize(request: Request, body: TokenizeRequest, service: Served) -> Response:
+async def tokenize(request: Request, body: TokenizeRequest, service: jobs.Served) -> Response:
     """The token ids of a text."""
 
     def tokenized() -> JsonValue:
@@ -183,10 +181,10 @@ async def tokenize(request: Request, body: TokenizeRequest, service: Served) -> 
         names: JsonValue = [*map(service.names.of, tokens.tolist())] if body.return_token_strs else None
         return {"count": len(ids), "max_model_len": service.max_length, "tokens": ids, "token_strs": names}
 
-    return await respond_with(request, tokenized)
+    return await jobs.respond_with(request, tokenized)
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(requests.Body):
     """Token ids to turn into text."""
 
     tokens: list[int]
@@ -194,18 +192,18 @@ class DetokenizeRequest(Body):
 
 
 @router.post("/detokenize")
-async def detokenize(request: Request, body: DetokenizeRequest, service: Served) -> Response:
+async def detokenize(request: Request, body: DetokenizeRequest, service: jobs.Served) -> Response:
     """The text of token ids."""
 
     def detokenized() -> JsonValue:
         service.check_model(body.model)
         return {"prompt": read_prompt(body.tokens, service.model, "tokens").text if body.tokens else ""}
 
-    return await respond_with(request, detokenized)
+    return await jobs.respond_with(request, detokenized)
 
 
 @router.get("/tokenizer_info")
-async def tokenizer_info(request: Request, service: Served) -> Response:
+async def tokenizer_info(request: Request, service: jobs.Served) -> Response:
     """The special tokens, the chat template, and how many tokens there are."""
 
     def info() -> JsonValue:
@@ -223,4 +221,4 @@ async def tokenizer_info(request: Request, service: Served) -> Response:
         size: dict[str, JsonValue] = {"vocab_size": service.model.vocabulary, "model_max_length": service.max_length}
         return {**texts, **size, "chat_template": template}
 
-    return await respond_with(request, info)
+    return await jobs.respond_with(request, info)

@@ -16,18 +16,13 @@ from ralm.evaluation.perplexity import check_plan
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel
-from ralm.reading.ensemble import credited_passages, log_weights_of, mixture, posterior
-from ralm.reading.in_context import CheckedReader, rows_with_targets
+from ralm.reading import ensemble, in_context, plan, score
 from ralm.reading.pieces import GeneratedToken, StoppedText
-from ralm.reading.plan import PlanOptions, make_plan
-from ralm.reading.score import hits_needed, rows_and_prompt_prefixes, score_text
 from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, PromptPrefix, Request, ScoringSequence
 from ralm.reranking import CheckedReranker
-from ralm.serving.errors import RequestError
-from ralm.serving.indexes import ReadConfig
+from ralm.serving import errors, indexes, prompts
 from ralm.serving.model import SharedModel
-from ralm.serving.prompts import ServedPrompt
 from ralm.validation import scores_given_texts
 
 _TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
@@ -63,10 +58,10 @@ class ScoredToken:
 
 
 def score_prompt(
-    prompt: ServedPrompt,
+    prompt: prompts.ServedPrompt,
     model: SharedModel,
-    options: PlanOptions,
-    reads: ReadConfig,
+    options: plan.PlanOptions,
+    reads: indexes.ReadConfig,
     *,
     top_logprobs: int = 0,
     gain: bool = False,
@@ -76,7 +71,7 @@ def score_prompt(
     `top_logprobs` is the number of top log-probabilities of each token. Raises RequestError if the model cannot return
     them, and what `evaluate_text` raises.
     """
-    scorer, reader = Scorer(model, progress=False), CheckedReader.of(reads.reader)
+    scorer, reader = Scorer(model, progress=False), in_context.CheckedReader.of(reads.reader)
     reranker = CheckedReranker.of(reads.reranker)
     check_scores(model)
     check_plan(scorer, options)
@@ -95,24 +90,24 @@ def score_prompt(
     prepared = _prepare(prompt, tokens, options)
     hits: Hits | None = None
     if reads.source is not None:
-        hits, _ = reads.source.find(prepared, model.tokenizer, hits_needed(reader, reranker))
+        hits, _ = reads.source.find(prepared, model.tokenizer, score.hits_needed(reader, reranker))
     if top_logprobs:
         _score_with_top(own, prepared, model, hits, reads, top_logprobs)
     else:
-        read_with = score_text(prepared, scorer, hits, reads.passages, reader, reranker)
+        read_with = score.score_text(prepared, scorer, hits, reads.passages, reader, reranker)
         for row, place in enumerate(read_with.positions_T.tolist()):
             own[place].log_prob = float(read_with.log_probs_T[row])
             own[place].passages_K = read_with.provenance.passages_TK[row]
             own[place].posteriors_K = read_with.provenance.posteriors_TK[row]
     if gain:
-        baseline = score_text(prepared, scorer)
+        baseline = score.score_text(prepared, scorer)
         for place, log_prob in zip(baseline.positions_T.tolist(), baseline.log_probs_T.tolist(), strict=True):
             with_passages = own[place].log_prob
             own[place].gain = None if with_passages is None else with_passages - log_prob
     return scored
 
 
-def _spans(prompt: ServedPrompt) -> IntArray:
+def _spans(prompt: prompts.ServedPrompt) -> IntArray:
     """The first and one past the last character of each token in the text of the prompt (int64, N x 2)."""
     if prompt.given is not None:
         return full_tokenizer(prompt.tokenizer).encode_with_spans(prompt.given)[1]
@@ -124,12 +119,12 @@ def _spans(prompt: ServedPrompt) -> IntArray:
     return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
 
-def _prepare(prompt: ServedPrompt, tokens: IntArray, options: PlanOptions) -> PreparedText:
+def _prepare(prompt: prompts.ServedPrompt, tokens: IntArray, options: plan.PlanOptions) -> PreparedText:
     """The text of a prompt with its plan."""
     if prompt.given is not None:
         return prepare_text(prompt.given, prompt.tokenizer, options)
     text = replace(prompt, tokens=tokens)
-    return PreparedText(text.text, tokens, _spans(text), make_plan(len(tokens), options))
+    return PreparedText(text.text, tokens, _spans(text), plan.make_plan(len(tokens), options))
 
 
 def _score_first(token: ScoredToken, tokens: IntArray, model: SharedModel, scorer: Scorer, top_logprobs: int) -> None:
@@ -148,24 +143,24 @@ def _score_with_top(
     prepared: PreparedText,
     model: SharedModel,
     hits: Hits | None,
-    reads: ReadConfig,
+    reads: indexes.ReadConfig,
     top_logprobs: int,
 ) -> None:
     """Score the targets of a text, with the top log-probabilities of each place."""
     scorer = Scorer(model, progress=False)
-    _, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, reads.passages, reads.reader, reads.reranker)
-    rows = [*zip(rows_with_targets(prepared.plan), prefixes_R, strict=True)]
+    _, prefixes_R = score.rows_and_prompt_prefixes(prepared, scorer, hits, reads.passages, reads.reader, reads.reranker)
+    rows = [*zip(in_context.rows_with_targets(prepared.plan), prefixes_R, strict=True)]
     for some in _chunks(rows, prepared, model.vocabulary or 1):
         by_prefix = _read_rows(some, prepared, model)
         for row, prefixes in some:
-            log_weights_K = log_weights_of(prefixes)
+            log_weights_K = ensemble.log_weights_of(prefixes)
             for place in _targets(prepared, row):
                 token = scored[place]
                 log_probs_KV = np.stack([by_prefix[row, number][place] for number in range(len(prefixes))])
-                log_probs_V = mixture(log_probs_KV, log_weights_K)
+                log_probs_V = ensemble.mixture(log_probs_KV, log_weights_K)
                 token.log_prob = float(log_probs_V[token.token])
-                token.passages_K = credited_passages(prefixes)
-                token.posteriors_K = posterior(log_probs_KV[:, [token.token]], log_weights_K)[0]
+                token.passages_K = ensemble.credited_passages(prefixes)
+                token.posteriors_K = ensemble.posterior(log_probs_KV[:, [token.token]], log_weights_K)[0]
                 token.top_logprobs = _top(log_probs_V, top_logprobs)
 
 
@@ -234,7 +229,7 @@ def _read_rows(rows: _Rows, prepared: PreparedText, model: SharedModel) -> dict[
 def check_scores(model: LanguageModel) -> None:
     """Raise RequestError if a model does not return the log-probabilities of given texts."""
     if not scores_given_texts(model):
-        raise RequestError(
+        raise errors.RequestError(
             f"{model.name} is behind an API that does not return the log-probabilities of given texts: leave out "
             "`echo` with `logprobs`, and `ralm.gain`."
         )
@@ -245,7 +240,7 @@ def _read_distributions(model: SharedModel, sequences: Sequence[ScoringSequence]
     try:
         distributions = model.distributions
     except AttributeError:
-        raise RequestError(
+        raise errors.RequestError(
             f"{model.name} does not return the top log-probabilities of a given text: with `echo`, set `logprobs` to 0 "
             "or leave it out.",
             param="logprobs",

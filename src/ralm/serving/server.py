@@ -28,20 +28,15 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from ralm.errors import UsageError
 from ralm.options import without_none
 from ralm.runs.report import render_page
-from ralm.serving.errors import RequestError, error_body, error_response, validation_message
-from ralm.serving.jobs import Served, Workers
-from ralm.serving.middleware import AccessLog, Guard
-from ralm.serving.options import choices
-from ralm.serving.requests import Body, ChatChosen, ChatRequest, Chosen, CompletionRequest, MessageBody
-from ralm.serving.routes import router
+from ralm.serving import errors, jobs, middleware, options, requests, routes
 from ralm.serving.service import Service
 from ralm.terminal import no_progress
 from ralm.version import __version__
 
 _LOG: Final = logging.getLogger("ralm.serving")
-_FIELDS: Final[Mapping[str, Mapping[str, type[Body]]]] = {
-    "/v1/completions": {"ralm": Chosen, "": CompletionRequest},
-    "/v1/chat/completions": {"ralm": ChatChosen, "messages": MessageBody, "": ChatRequest},
+_FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
+    "/v1/completions": {"ralm": requests.Chosen, "": requests.CompletionRequest},
+    "/v1/chat/completions": {"ralm": requests.ChatChosen, "messages": requests.MessageBody, "": requests.ChatRequest},
 }
 """The fields of requests, and of their parts, for messages that suggest the nearest one."""
 _PACKAGE: Final = "ralm.serving"
@@ -55,8 +50,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     fields = _FIELDS.get(request.url.path, {})
     part = next((name for name in fields if name in faults[0]["loc"]), "")
     known = [*fields[part].model_fields] if part in fields else []
-    message, param = validation_message(faults[0], known)
-    return error_response(RequestError(message, param=param))
+    message, param = errors.validation_message(faults[0], known)
+    return errors.error_response(errors.RequestError(message, param=param))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -67,33 +62,33 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: f"{request.url.path} does not accept {request.method} requests.",
     }
     message = messages.get(error.status_code, str(error.detail))
-    return JSONResponse(error_body(message, error.status_code), error.status_code, dict(error.headers or {}))
+    return JSONResponse(errors.error_body(message, error.status_code), error.status_code, dict(error.headers or {}))
 
 
 async def _on_error(_: Request, error: Exception) -> Response:
-    return error_response(error)
+    return errors.error_response(error)
 
 
 @_ROUTER.get("/health")
-async def health(service: Served) -> dict[str, JsonValue]:
+async def health(service: jobs.Served) -> dict[str, JsonValue]:
     """The state of the server; 503 if its model has failed."""
     batcher = service.model.batcher
     if batcher is not None and batcher.failed is not None:
-        raise RequestError("the language model has failed: see the log, and restart the server.", status=503)
+        raise errors.RequestError("the language model has failed: see the log, and restart the server.", status=503)
     return {"status": "ok", "version": __version__}
 
 
 @_ROUTER.get("/metrics")
-async def metrics(service: Served) -> Response:
+async def metrics(service: jobs.Served) -> Response:
     """Metrics for Prometheus."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @_ROUTER.post("/admin/reload")
-async def reload(service: Served) -> dict[str, JsonValue]:
+async def reload(service: jobs.Served) -> dict[str, JsonValue]:
     """Open the indexes again; only if the server has a key."""
     if service.key is None:
-        raise RequestError("this needs a key of the server: set one, or send SIGHUP to the process.", status=403)
+        raise errors.RequestError("this needs a key of the server: set one, or send SIGHUP to the process.", status=403)
     outcome = await run_in_threadpool(service.indexes.reload)
     return {"indexes": {**outcome}}
 
@@ -122,13 +117,13 @@ def _digest(tag: str, html: str) -> str:
 
 
 @_ROUTER.get("/", include_in_schema=False)
-async def root(service: Served) -> HTMLResponse:
+async def root(service: jobs.Served) -> HTMLResponse:
     """The page."""
     return _page(has_key=service.key is not None)
 
 
 @_ROUTER.get("/choices")
-async def list_choices(service: Served) -> dict[str, JsonValue]:
+async def list_choices(service: jobs.Served) -> dict[str, JsonValue]:
     """The model, its default settings, and the choices of requests."""
     allowed = {name: _values(name, service) for name in service.options.allow if name != "none"}
     new_tokens = service.options.limits.new_tokens
@@ -145,7 +140,7 @@ def _values(name: str, service: Service) -> JsonValue:
     """The possible values of a choice, or its bounds; empty if there is no restriction."""
     if name == "index":
         return {"values": [*service.indexes.names]}
-    declared = choices().get(name)
+    declared = options.choices().get(name)
     if declared is None:
         return {}
     kind = without_none(declared.kind)
@@ -187,7 +182,7 @@ def make_app(service: Service) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        workers = app.state.workers = Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds)
+        workers = app.state.workers = jobs.Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds)
         metrics.watch("requests_under_way", "Requests that are computed.", lambda: len(workers.running))
         metrics.watch("requests_waiting", "Requests in the queue.", lambda: workers.waiting)
         yield
@@ -195,14 +190,14 @@ def make_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="ralm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    app.include_router(router)
+    app.include_router(routes.router)
     app.include_router(_ROUTER)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestError, _on_error)
+    app.add_exception_handler(errors.RequestError, _on_error)
     app.add_exception_handler(Exception, _on_error)
-    app.add_middleware(Guard, key=service.key, body_bytes=limits.body_bytes)
-    app.add_middleware(AccessLog, metrics=metrics)
+    app.add_middleware(middleware.Guard, key=service.key, body_bytes=limits.body_bytes)
+    app.add_middleware(middleware.AccessLog, metrics=metrics)
     return app
 
 

@@ -11,11 +11,7 @@ from typing import Any, Final
 from ralm.errors import UsageError
 from ralm.protocols import LanguageModel, WritingModel
 from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
-from ralm.serving.chat import open_chat_prompt
-from ralm.serving.completion import write
-from ralm.serving.errors import RequestError, model_not_found
-from ralm.serving.indexes import Indexes, ReadConfig, Rerankers
-from ralm.serving.middleware import Metrics
+from ralm.serving import chat, completion, errors, indexes, middleware
 from ralm.serving.model import SharedModel
 from ralm.serving.options import (
     PLAIN,
@@ -66,16 +62,16 @@ class Service:
         last_part = model.name.rpartition("#")[2].rstrip("/").rpartition("/")[2]
         self.name = self.options.name or last_part or model.name
         self.model = SharedModel(model, self.options.batch)
-        self.metrics = Metrics()
-        self.indexes = Indexes(folders or {}, self.metrics)
+        self.metrics = middleware.Metrics()
+        self.indexes = indexes.Indexes(folders or {}, self.metrics)
         default = next(iter(self.indexes.names), None)
         if PLAIN in self.indexes.names:
             raise UsageError(f"no index can be called {PLAIN}, which is the model without passages: give NAME=DIR.")
         self.settings = with_length(replace(settings or Settings(), index=default), model, max_length)
         self.models = self._models()
         check_documents(self.settings.reading, self.options.limits)
-        self._rerankers = Rerankers(self.settings.reading, ranker)
-        self.prompt = open_chat_prompt(self.options.prompt)
+        self._rerankers = indexes.Rerankers(self.settings.reading, ranker)
+        self.prompt = chat.open_chat_prompt(self.options.prompt)
         self.names = TokenLabels(self.model.tokenizer)
         if self.model.batcher is not None:
             for name, description in _BATCH_FIGURES.items():
@@ -94,7 +90,7 @@ class Service:
         reads = self.reads({})
         options = continuation_options(self.settings, new_tokens=1)
         prompt = self.model.tokenizer.encode("The first request must not wait.")
-        for _ in write([prompt], self.model, options, reads):
+        for _ in completion.write([prompt], self.model, options, reads):
             pass
 
     def _models(self) -> dict[str, str | None]:
@@ -108,7 +104,7 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raise RequestError if a model is given that is not served."""
         if name is not None and name not in self.models:
-            raise model_not_found(f"the model {name!r} is not served; there is: {', '.join(self.models)}.")
+            raise errors.model_not_found(f"the model {name!r} is not served; there is: {', '.join(self.models)}.")
 
     def chosen(self, model: str, choice: Mapping[str, Any]) -> dict[str, Any]:
         """The choices of a request by the name of the model and in its field `ralm` together.
@@ -120,7 +116,7 @@ class Service:
             return {**choice}
         index = self.models[model]
         if choice.get("index", index) != index:
-            raise RequestError(
+            raise errors.RequestError(
                 f"the model {model} reads {'no index' if index is None else f'the index {index!r}'}: leave out "
                 f"`ralm.index`, or use {self.name}.",
                 param="ralm.index",
@@ -132,7 +128,7 @@ class Service:
         for prompt in prompts if self.options.log_prompts else ():
             _LOG.info("prompt: %s", repr(prompt[:_LOGGED]))
 
-    def reads(self, choice: Mapping[str, Any], *, in_strides: bool = True) -> ReadConfig:
+    def reads(self, choice: Mapping[str, Any], *, in_strides: bool = True) -> indexes.ReadConfig:
         """The configuration of a request with these choices; RequestError if a choice is not possible.
 
         With `in_strides`, a stride must fit beside its passages; a chat has no strides.
@@ -142,22 +138,22 @@ class Service:
             if in_strides and settings.index is not None:
                 check_stride_fits(settings)
             if settings.index is None:
-                return ReadConfig(settings)
+                return indexes.ReadConfig(settings)
             reranker = self._rerankers.of(settings.reading.reranking)
         except UsageError as error:
             message = str(error)
             named = [name for name in choice if f"`{name}" in message]
             first = min(named, key=lambda name: message.find(f"`{name}"), default=None)
-            raise RequestError(message, param=first and f"ralm.{first}") from None
+            raise errors.RequestError(message, param=first and f"ralm.{first}") from None
         lacking = self._lacking(settings.index, settings.retrieval)
         if lacking is not None:
-            raise RequestError(
+            raise errors.RequestError(
                 f"the index {settings.index!r} has no {lacking}, which `retriever` {settings.retrieval.retriever} "
                 "searches: choose another one.",
                 param="ralm.retriever",
             )
         source = self.indexes.source(settings.index, settings.retrieval)
-        return ReadConfig(settings, source, settings.reading.chosen_reader, reranker)
+        return indexes.ReadConfig(settings, source, settings.reading.chosen_reader, reranker)
 
     def can_search(self, retriever: RetrieverName) -> bool:
         """Whether every index was built for a retriever."""

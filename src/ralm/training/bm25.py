@@ -31,10 +31,8 @@ from ralm.records import NO_PASSAGE, DoubleArray, IntArray
 from ralm.retrieval.analysis import ENGLISH, Analyser
 from ralm.retrieval.bm25.formula import MAX_WEIGHT, TERM_GROUPS, WEIGHTING_KIND, Weighting
 from ralm.retrieval.index import Index
-from ralm.runs.resume import resumable_scorers
-from ralm.runs.run import environment
-from ralm.storage.manifest import write_manifest
-from ralm.storage.outputs import check_output, new_folder
+from ralm.runs import resume, run
+from ralm.storage import manifest, outputs
 from ralm.terminal import track
 from ralm.training.candidates import find_candidates, score_candidates
 from ralm.training.examples import from_table
@@ -104,7 +102,7 @@ def train_bm25(
     `out` exists and `force` is not set, and what `open_signals`, `Index.bm25` and the model raise.
     """
     options = options or WeightingOptions()
-    check_output(Path(out), kind=WEIGHTING_KIND, force=force)
+    outputs.check_output(Path(out), kind=WEIGHTING_KIND, force=force)
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
     _check_model(signals, model)
@@ -117,15 +115,15 @@ def train_bm25(
         "options": asdict(options),
     }
     shape_G = _fitted_shape(signals, index, training_E)
-    with resumable_scorers(out, config, [model], force=force) as scorers:
+    with resume.resumable_scorers(out, config, [model], force=force) as scorers:
         firsts = _Firsts(signals, index, scorers[id(model)])
         learned = _choose_strength(firsts, shape_G, training_E, held_out_E, options.seed)
         settings = {**learned.weighting.as_settings(), "config": config, "results": learned.as_json()}
-        with new_folder(Path(out), kind=WEIGHTING_KIND, force=force) as folder:
-            write_manifest(
+        with outputs.new_folder(Path(out), kind=WEIGHTING_KIND, force=force) as folder:
+            manifest.write_manifest(
                 folder,
                 kind=WEIGHTING_KIND,
-                settings={**settings, "environment": environment()},
+                settings={**settings, "environment": run.environment()},
                 counts={"examples": learned.examples + learned.held_out},
             )
     return learned

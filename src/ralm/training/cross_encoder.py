@@ -18,9 +18,8 @@ from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passages
 from ralm.reranking.cross_encoder import PairModel, PrefixLikelihood
 from ralm.reranking.predictive import Pair, rank_prior
 from ralm.terminal import track
-from ralm.training.loop import TrainableModel
+from ralm.training import loop, options
 from ralm.training.losses import marginal_loss
-from ralm.training.options import RerankerOptions
 from ralm.training.signals import Signals, evenly_spaced
 
 _FITTED: Final = 256
@@ -67,7 +66,7 @@ _PAIRS_A_PASS: Final = {"cpu": 16, "cuda": 64}
 """Pairs of similar length that are read together: the fewer, the less padding."""
 
 
-class TrainableCrossEncoder(TrainableModel):
+class TrainableCrossEncoder(loop.TrainableModel):
     """A cross-encoder that learns to choose among the candidates of signals.
 
     What it knows before, the rank and the likelihood, is fitted to the examples `fitted_to` before its first loss,
@@ -79,7 +78,7 @@ class TrainableCrossEncoder(TrainableModel):
         model: PairModel,
         signals: Signals,
         passages: Passages,
-        reading: RerankerOptions,
+        reading: options.RerankerOptions,
         *,
         fitted_to: IntArray | None = None,
     ) -> None:

@@ -25,8 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ralm.errors import FolderError, ModelError, RalmWarning
 from ralm.records import IntArray
-from ralm.runs.plot import DOTS_AN_INCH, INCHES
-from ralm.runs.resume import unfinished_run
+from ralm.runs import plot, resume
 from ralm.runs.run import environment, to_json
 from ralm.storage.manifest import Manifest, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind, check_output, new_folder
@@ -121,7 +120,7 @@ def train(
     """
     out = Path(out)
     check_output(out, kind=kind, force=force)
-    with unfinished_run(out, config, force=force) as work:
+    with resume.unfinished_run(out, config, force=force) as work:
         training = _Training(trainable, work, training_E, held_out_E, options)
         best_step = training.run()
         rows = training.now.losses
@@ -353,7 +352,7 @@ def learning_rate(step: int, options: TrainingOptions) -> float:
 
 def _draw_losses(rows: Sequence[dict[str, Any]], best_step: int, path: Path) -> None:
     """Draw the losses of the examples that were trained on and of those held out, and mark the best step."""
-    figure = Figure(figsize=INCHES, dpi=DOTS_AN_INCH, layout="constrained")
+    figure = Figure(figsize=plot.INCHES, dpi=plot.DOTS_AN_INCH, layout="constrained")
     axes = figure.subplots()
     for column, style, label in (("training_loss", "o-", "trained on"), ("held_out_loss", "s--", "held out")):
         known = [row for row in rows if row[column] is not None]

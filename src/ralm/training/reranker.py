@@ -59,10 +59,9 @@ def train_reranker(
     training_E, held_out_E = split_with_choice(signals, options)
     with training_extra():
         from ralm.reranking.cross_encoder import load_pair_model
-        from ralm.training.cross_encoder import TrainableCrossEncoder
-        from ralm.training.loop import own_randomness, train
+        from ralm.training import cross_encoder, loop
     check_output(Path(out), kind=RERANKER_KIND, force=force)
-    with own_randomness(options.seed):
+    with loop.own_randomness(options.seed):
         model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)
         config: dict[str, JsonValue] = {
             "signals": {
@@ -73,12 +72,12 @@ def train_reranker(
             "training": asdict(options),
             "reading": {name: value for name, value in asdict(reading).items() if name != "pairs"},
         }
-        trainable = TrainableCrossEncoder(model, signals, index.passages, reading, fitted_to=training_E)
+        trainable = cross_encoder.TrainableCrossEncoder(model, signals, index.passages, reading, fitted_to=training_E)
 
         def results() -> dict[str, JsonValue]:
             return {"held_out": trainable.held_out_gains(held_out_E) if len(held_out_E) else None}
 
-        trained = train(
+        trained = loop.train(
             trainable, out, RERANKER_KIND, config, training_E, held_out_E, options, results=results, force=force
         )
     likelihood = None if model.likelihood is None else asdict(model.likelihood)

@@ -28,13 +28,13 @@ from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
-from ralm.runs.resume import CONFIG, was_begun, write_config
-from ralm.runs.run import environment
+from ralm.runs import resume, run
 from ralm.storage.atomic import file_lock, link_file, storage_errors, sync_one, try_file_lock
 from ralm.storage.manifest import read_manifest, write_manifest
 from ralm.storage.outputs import check_output, new_folder, output_path
 from ralm.storage.work import UNFINISHED_SIGNALS, work_folder
 from ralm.terminal import path_text, progress_bar, track
+from ralm.training import signals
 from ralm.training.candidates import check_fits, find_candidates, score_candidates
 from ralm.training.examples import (
     EXAMPLE_SCHEMA,
@@ -46,16 +46,6 @@ from ralm.training.examples import (
     text_config,
 )
 from ralm.training.options import CandidateOptions, ExampleOptions
-from ralm.training.signals import (
-    CANDIDATE_SCHEMA,
-    CANDIDATES,
-    EXAMPLES,
-    INDEX_PATH,
-    SIGNALS_KIND,
-    Signals,
-    open_signals,
-    signal_statistics,
-)
 from ralm.validation import config_of
 
 _LOG: Final = logging.getLogger(__name__)
@@ -80,7 +70,7 @@ def make_signals(
     fields: Fields | None = None,
     skip_bad: bool = False,
     force: bool = False,
-) -> Signals:
+) -> signals.Signals:
     """Sample examples from training text, measure their candidates with `model`, and write the folder `out`.
 
     `sources`: as for `read_documents`. `retriever` finds candidates among the passages of the index, by default its
@@ -106,7 +96,7 @@ def make_signals(
     job = _Job(output_path(Path(out)), config, index, retriever, model, options, candidates)
 
     _remove_finished_work(job, force=force)
-    check_output(job.out, kind=SIGNALS_KIND, force=force)
+    check_output(job.out, kind=signals.SIGNALS_KIND, force=force)
     if force and not job.was_begun(force=True):
         with work_folder(UNFINISHED_SIGNALS, job.out) as work:  # nobody else is in it
             UNFINISHED_SIGNALS.empty(work)
@@ -117,7 +107,7 @@ def make_signals(
     ):
         with _turn(job):
             if not job.was_begun():
-                write_config(work, config)
+                resume.write_config(work, config)
             if not (work / _SAMPLED).exists():
                 try:
                     documents = read_documents(sources, fields, skip_bad=skip_bad, source_in_ids=source_in_ids)
@@ -131,14 +121,14 @@ def make_signals(
                 _write(job, force=force)
                 (work / _FINISHED).touch()
                 UNFINISHED_SIGNALS.clear(work)
-    return open_signals(out)
+    return signals.open_signals(out)
 
 
 def check_early(out: Path, *, force: bool) -> None:
     """Raise FolderExistsError, before anything is loaded, if signals cannot be written there for certain: not if work
     was left beside it, which `make_signals` knows how to end."""
     if not UNFINISHED_SIGNALS.folder_of(output_path(out)).exists():
-        check_output(out, kind=SIGNALS_KIND, force=force)
+        check_output(out, kind=signals.SIGNALS_KIND, force=force)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,7 +151,7 @@ class _Job:
         return self.work / _PARTS / f"{number:05}.parquet"
 
     def was_begun(self, *, force: bool = False) -> bool:
-        return was_begun(self.work, self.config, "signals", force=force)
+        return resume.was_begun(self.work, self.config, "signals", force=force)
 
     @property
     def is_open(self) -> bool:
@@ -172,18 +162,18 @@ class _Job:
     def is_written(self) -> bool:
         """Whether the output holds signals with these settings."""
         try:
-            recorded = read_manifest(self.out, kind=SIGNALS_KIND).settings.get("config")
+            recorded = read_manifest(self.out, kind=signals.SIGNALS_KIND).settings.get("config")
         except FolderError:
             return False
         wanted = json.loads(json.dumps(self.config))
-        return isinstance(recorded, dict) and {**recorded, INDEX_PATH: ""} == {**wanted, INDEX_PATH: ""}
+        return isinstance(recorded, dict) and {**recorded, signals.INDEX_PATH: ""} == {**wanted, signals.INDEX_PATH: ""}
 
 
 def _remove_finished_work(job: _Job, *, force: bool) -> None:
     """Remove what is left if a process was killed after it had written the output: unless `force` says to write it
     again, for then it may be what was measured for that."""
     # the settings of the work go when the output gets its name
-    is_its_own = not (job.work / CONFIG).exists() or job.was_begun(force=True)
+    is_its_own = not (job.work / resume.CONFIG).exists() or job.was_begun(force=True)
     is_left = not force and is_its_own and job.work.exists() and job.is_written
     if job.out.exists() and (is_left or (job.work / _FINISHED).exists()):
         with work_folder(UNFINISHED_SIGNALS, job.out) as work:
@@ -267,24 +257,24 @@ def _measure(job: _Job, sampled: pa.Table) -> pa.Table:
         for row, example in enumerate(sampled["example"].to_pylist())
         for hit, log_probs in zip([(None, None), *hits.of(row)], scored[row], strict=True)
     ]
-    return pa.table([*zip(*rows, strict=True)], CANDIDATE_SCHEMA)
+    return pa.table([*zip(*rows, strict=True)], signals.CANDIDATE_SCHEMA)
 
 
 def _write(job: _Job, *, force: bool) -> None:
     parts = _open_sampled(job.work).num_row_groups
     settings: dict[str, JsonValue] = {
-        "config": {**job.config, INDEX_PATH: path_text(job.index.path.resolve())},
-        "environment": environment(),
+        "config": {**job.config, signals.INDEX_PATH: path_text(job.index.path.resolve())},
+        "environment": run.environment(),
     }
-    with new_folder(job.out, kind=SIGNALS_KIND, force=force) as folder:
-        (folder / CANDIDATES).mkdir()
-        link_file(job.work / _SAMPLED, folder / EXAMPLES)
+    with new_folder(job.out, kind=signals.SIGNALS_KIND, force=force) as folder:
+        (folder / signals.CANDIDATES).mkdir()
+        link_file(job.work / _SAMPLED, folder / signals.EXAMPLES)
         for part in range(parts):
-            link_file(job.part(part), folder / CANDIDATES / job.part(part).name)
-        counts = {"examples": pq.read_metadata(folder / EXAMPLES).num_rows}
-        manifest = write_manifest(folder, kind=SIGNALS_KIND, settings=settings, counts=counts)
-        settings["worth"] = asdict(signal_statistics(open_signals(folder)))
-        write_manifest(folder, kind=SIGNALS_KIND, settings=settings, counts=counts, files=manifest.files)
+            link_file(job.part(part), folder / signals.CANDIDATES / job.part(part).name)
+        counts = {"examples": pq.read_metadata(folder / signals.EXAMPLES).num_rows}
+        manifest = write_manifest(folder, kind=signals.SIGNALS_KIND, settings=settings, counts=counts)
+        settings["worth"] = asdict(signals.signal_statistics(signals.open_signals(folder)))
+        write_manifest(folder, kind=signals.SIGNALS_KIND, settings=settings, counts=counts, files=manifest.files)
 
 
 def _open_sampled(work: Path) -> pq.ParquetFile:
@@ -297,7 +287,7 @@ def _open_sampled(work: Path) -> pq.ParquetFile:
 def _is_whole(part: Path) -> bool:
     """Whether a part can be read; it is removed if it cannot, so that it is measured again."""
     try:
-        pq.read_table(part, schema=CANDIDATE_SCHEMA)
+        pq.read_table(part, schema=signals.CANDIDATE_SCHEMA)
     except FileNotFoundError:
         return False
     except (OSError, ValueError, pa.ArrowException) as error:

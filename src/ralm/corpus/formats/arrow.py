@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ralm.corpus.documents import DocumentBuilder
-from ralm.corpus.files import File, open_file
+from ralm.corpus import documents, files
 from ralm.errors import CorpusError, extra, short_message
 from ralm.records import Document
 from ralm.storage.remote import FilePath
@@ -32,13 +31,13 @@ _SAVED_FILES: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
 _DEFAULT_SPLIT: Final = "train"
 
 
-def parquet_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
+def parquet_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """One document per row, a batch of rows in memory; rows are numbered from 0."""
     for row, record in enumerate(_parquet_records(file.path, builder)):
         yield builder.document(record, f"{file.path}, row {row}", f"{file.prefix}{row}")
 
 
-def dataset_documents(name: str, prefix: str, builder: DocumentBuilder) -> Iterator[Document]:
+def dataset_documents(name: str, prefix: str, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """One document per record of a dataset; `prefix` comes before the number of a record without an id."""
     for row, record in enumerate(dataset_records(name, lambda schema: _needed_columns(schema, builder, name))):
         yield builder.document(record, f"{name}, row {row}", f"{prefix}{row}")
@@ -73,7 +72,7 @@ def check_datasets(source: str) -> None:
         import datasets  # noqa: F401
 
 
-def _needed_columns(schema: pa.Schema, builder: DocumentBuilder, where: str) -> list[str]:
+def _needed_columns(schema: pa.Schema, builder: documents.DocumentBuilder, where: str) -> list[str]:
     """The columns of a table that documents are made of, without metadata of bytes, such as pictures.
 
     Raises CorpusError, naming `where`, if there is no column with text.
@@ -96,8 +95,8 @@ def _has_bytes(kind: pa.DataType) -> bool:
     return _has_bytes(value) if value is not None else any(is_bytes(kind) for is_bytes in _BYTES)
 
 
-def _parquet_records(path: FilePath, builder: DocumentBuilder) -> Iterator[_Record]:
-    with open_file(path) as stream:
+def _parquet_records(path: FilePath, builder: documents.DocumentBuilder) -> Iterator[_Record]:
+    with files.open_file(path) as stream:
         try:
             with pq.ParquetFile(stream) as table:
                 found = table.metadata

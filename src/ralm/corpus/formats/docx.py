@@ -10,8 +10,7 @@ from typing import Any, Final
 import docx
 from docx.oxml.ns import qn
 
-from ralm.corpus.documents import DocumentBuilder
-from ralm.corpus.files import File, open_file
+from ralm.corpus import documents, files
 from ralm.errors import CorpusError, short_message
 from ralm.records import Document
 from ralm.storage.remote import FilePath
@@ -34,14 +33,14 @@ _NOT_SHOWN: Final = frozenset(
 )
 
 
-def docx_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
+def docx_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """The file as a document. The title is that of its properties, otherwise its first heading, otherwise its name.
 
     Raises CorpusError if the file is damaged, encrypted, or unpacks to more than a document should.
     """
     try:
         _check_size(file.path)
-        with open_file(file.path) as stream:
+        with files.open_file(file.path) as stream:
             document = docx.Document(stream)
         title = document.core_properties.title.strip() or _heading(document) or file.title
         text = "\n".join(_blocks(document.element.body))
@@ -56,7 +55,7 @@ def docx_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
 
 def _check_size(path: FilePath) -> None:
     """Raise CorpusError if the file unpacks to too much: a small file may unpack to any size."""
-    with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
+    with files.open_file(path) as stream, zipfile.ZipFile(stream) as archive:
         sizes = [(part.filename.lower(), part.file_size) for part in archive.infolist()]
     xml = sum(size for name, size in sizes if name.endswith(_XML))
     for size, limit, what in ((xml, _MAX_XML, "XML"), (sum(size for _, size in sizes), _MAX_BYTES, "data")):

@@ -10,8 +10,7 @@ from typing import Final
 
 from lxml import etree
 
-from ralm.corpus.documents import DocumentBuilder
-from ralm.corpus.files import File, content_of, decode
+from ralm.corpus import documents, files
 from ralm.errors import CorpusError
 from ralm.records import Document
 
@@ -47,11 +46,11 @@ _BROWSER_ENCODINGS: Final = {
 """The encodings that browsers use for pages that name these."""
 
 
-def html_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
+def html_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """The page as a document. Its title is that of the page, otherwise its first h1, otherwise the file name; its
     canonical address becomes the metadata `url`."""
     try:
-        text = _decoded(content_of(file.path), file)
+        text = _decoded(files.content_of(file.path), file)
         is_xml = file.suffix == ".xhtml" or text.lstrip().startswith("<?xml")
         if is_xml:
             text = _EMPTY.sub(_opened_and_closed, text)
@@ -137,14 +136,14 @@ def _opened_and_closed(tag: re.Match[str]) -> str:
     return f"<{name}{attributes}>" if name.lower() in _VOID else f"<{name}{attributes}></{name}>"
 
 
-def _decoded(content: bytes, file: File) -> str:
+def _decoded(content: bytes, file: files.File) -> str:
     """The text of a page in the encoding of its byte order mark, else the one that it names, else UTF-8."""
     for mark, encoding in _MARKS:
         if content.startswith(mark):
             return _decode_as(content, encoding, file)
     declared = _CHARSET.search(content[:_BEFORE_CHARSET])
     if declared is None:
-        return decode(content, str(file.path))
+        return files.decode(content, str(file.path))
     name = declared[1].decode("ascii")
     try:
         encoding = codecs.lookup(name).name
@@ -153,7 +152,7 @@ def _decoded(content: bytes, file: File) -> str:
     return _decode_as(content, _BROWSER_ENCODINGS.get(encoding, encoding), file)
 
 
-def _decode_as(content: bytes, encoding: str, file: File) -> str:
+def _decode_as(content: bytes, encoding: str, file: files.File) -> str:
     try:
         if encoding in _NEVER_USED:
             raise LookupError

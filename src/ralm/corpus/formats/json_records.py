@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, NoReturn
 
-from ralm.corpus.documents import SKIP_ADVICE, DocumentBuilder
-from ralm.corpus.files import File, decode, lines_of, text_pieces, unpacked
+from ralm.corpus import documents, files
 from ralm.errors import CorpusError
 from ralm.records import Document
 from ralm.storage.remote import FilePath
@@ -25,9 +24,9 @@ _MAX_VALUE: Final = 1 << 26
 _CUT_STRING: Final = "Unterminated string"
 
 
-def jsonl_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
+def jsonl_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """One document per line, each a JSON object; blank lines are ignored."""
-    for number, offset, line in lines_of(file.path, file.lines):
+    for number, offset, line in files.lines_of(file.path, file.lines):
         if not line.strip():
             continue
         where = f"{file.path}, line {number}"
@@ -39,7 +38,7 @@ def jsonl_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
         yield document
 
 
-def json_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
+def json_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """One document per object: of an array, or one after another. Objects are numbered from 1.
 
     Raises CorpusError, naming the character, where the file is not JSON: what follows cannot be read.
@@ -59,20 +58,20 @@ def record_of_line(line: bytes, where: str, offset: int) -> Mapping[str, object]
 
     Raises CorpusError, naming `where`, if the line is not an object.
     """
-    text = decode(line, where, offset=offset)
+    text = files.decode(line, where, offset=offset)
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise CorpusError(f"{where} is not JSON: {error.msg} at column {error.colno}.{SKIP_ADVICE}") from None
+        raise CorpusError(f"{where} is not JSON: {error.msg} at column {error.colno}.{documents.SKIP_ADVICE}") from None
     except (ValueError, RecursionError) as error:  # a number with thousands of digits, or brackets nested too deeply
-        raise CorpusError(f"{where} cannot be read as JSON: {error}.{SKIP_ADVICE}") from None
+        raise CorpusError(f"{where} cannot be read as JSON: {error}.{documents.SKIP_ADVICE}") from None
     return _record(value, text, where)
 
 
 def _record(value: object, text: str, where: str) -> Mapping[str, object]:
     """A JSON value as a record; `text` is the JSON that it was decoded from."""
     if not isinstance(value, dict):
-        raise CorpusError(f"{where} is JSON but not an object with fields.{SKIP_ADVICE}")
+        raise CorpusError(f"{where} is JSON but not an object with fields.{documents.SKIP_ADVICE}")
     if has_surrogates(text):
         check_surrogates(value, where)
     return value
@@ -87,7 +86,7 @@ def check_surrogates(value: object, where: str) -> None:
     """Raise CorpusError, naming `where`, if a string in a JSON value is not valid Unicode."""
     if _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
         raise CorpusError(
-            f"{where} holds a lone surrogate (half of a character), which is not valid text.{SKIP_ADVICE}"
+            f"{where} holds a lone surrogate (half of a character), which is not valid text.{documents.SKIP_ADVICE}"
         )
 
 
@@ -175,5 +174,5 @@ def _values(text: _JsonText) -> Iterator[tuple[object, str]]:
 
 def _pieces(path: FilePath) -> Iterator[str]:
     """The text of a file in pieces that are not empty."""
-    with unpacked(path) as stream:
-        yield from filter(None, text_pieces(stream, str(path), size=_PIECE))
+    with files.unpacked(path) as stream:
+        yield from filter(None, files.text_pieces(stream, str(path), size=_PIECE))

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 import pypdf
 from pypdf.errors import DependencyError
 
-from ralm.corpus.documents import NO_TEXT_PAGES, DocumentBuilder
-from ralm.corpus.files import File, open_file
+from ralm.corpus import documents, files
 from ralm.errors import CorpusError, MissingExtraError, short_message
 from ralm.records import Document
 
@@ -20,13 +19,13 @@ from ralm.records import Document
 logging.getLogger("pypdf").addHandler(logging.NullHandler())
 
 
-def pdf_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
+def pdf_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """A document for each page with text, all with the id and title of the file; the metadata `page` counts from 1.
 
     The title is that in the file's properties, otherwise the file name. Raises CorpusError if the file is damaged,
     encrypted (unless an empty password opens it), or has no text at all, like a scanned file.
     """
-    with open_file(file.path) as stream:
+    with files.open_file(file.path) as stream:
         with _errors(f"{file.path} is not a PDF file, or damaged"):
             reader = pypdf.PdfReader(stream)
         with _errors(f"{file.path} is encrypted and cannot be read"):
@@ -52,7 +51,7 @@ def pdf_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
         if not found:
             raise CorpusError(f"{file.path} has no text on any page; if it is scanned, run OCR on it.")
         for page in blank:
-            builder.skipped.add(NO_TEXT_PAGES, f"{file.path}, page {page}")
+            builder.skipped.add(documents.NO_TEXT_PAGES, f"{file.path}, page {page}")
 
 
 def _title(reader: pypdf.PdfReader) -> str:

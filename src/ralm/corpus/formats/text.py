@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Final
 
-from ralm.corpus.documents import DocumentBuilder
-from ralm.corpus.files import BYTE_ORDER_MARK, File, content_of, decode
+from ralm.corpus import documents, files
 from ralm.records import Document
 
 _MARKDOWN: Final = (".md", ".markdown")
@@ -19,9 +18,9 @@ _MARKDOWN_UNDERLINE: Final = re.compile(r"={3,}\s*$")
 _RST_UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+:._])\1{2,}\s*$")
 
 
-def text_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
+def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """The whole file as a document; its title is the first heading or the file name."""
-    text = decode(content_of(file.path), str(file.path)).removeprefix(BYTE_ORDER_MARK)
+    text = files.decode(files.content_of(file.path), str(file.path)).removeprefix(files.BYTE_ORDER_MARK)
     yield builder.whole(file.id, _title(text, file.suffix, file.title), text)
 
 

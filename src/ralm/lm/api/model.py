@@ -12,16 +12,15 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
+from ralm.lm.api import servers, transport
 from ralm.lm.api.backends import END, Backend, end_prediction, unexpected
 from ralm.lm.api.client import Client
 from ralm.lm.api.continuations import ApiContinuations
 from ralm.lm.api.predictions import Prediction
-from ralm.lm.api.servers import Capabilities
-from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.protocols import UNLIMITED, FullTokenizer, LanguageModel, Tier
 from ralm.records import FloatArray, IntArray, ScoringSequence
 
-_PLACEHOLDER: Final[JsonObject] = {"placeholder": True}
+_PLACEHOLDER: Final[transport.JsonObject] = {"placeholder": True}
 """The answer to every request of a dry run."""
 _LOG_PROB: Final = -1.0
 
@@ -34,7 +33,7 @@ class ApiModel:
     """
 
     def __init__(
-        self, name: str, client: Client, backend: Backend, tokenizer: FullTokenizer, capabilities: Capabilities
+        self, name: str, client: Client, backend: Backend, tokenizer: FullTokenizer, capabilities: servers.Capabilities
     ) -> None:
         self.name = name
         self.client = client
@@ -158,7 +157,7 @@ class _Bound:
             tokens = one.tokens_N[one.targets_P].tolist()
             yield np.array([self._bound_of(next(predictions), token) for token in tokens], dtype=np.float32)
 
-    def _prediction(self, answer: JsonObject, length: int) -> Prediction:
+    def _prediction(self, answer: transport.JsonObject, length: int) -> Prediction:
         """The prediction after a text; nothing is known if the server splits the text into other tokens."""
         backend = self._model.backend
         comparable = backend.continues_own_text  # a chat template adds tokens
@@ -190,10 +189,10 @@ def as_dry_run(model: ApiModel) -> ApiModel:
 class _DryRunClient(Client):
     """A client that sends nothing and stores nothing; a request counts at its maximum."""
 
-    async def _send(self, request: ApiRequest) -> JsonObject:  # noqa: ARG002
+    async def _send(self, request: transport.ApiRequest) -> transport.JsonObject:  # noqa: ARG002
         return _PLACEHOLDER
 
-    async def _keep(self, key: bytes, answer: JsonObject) -> None:
+    async def _keep(self, key: bytes, answer: transport.JsonObject) -> None:
         """Placeholders are not stored."""
 
 
@@ -207,25 +206,25 @@ class _DryRunBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
+    def generated(self, answer: transport.JsonObject, max_tokens: int) -> list[Prediction]:
         if answer is _PLACEHOLDER:
             return [_made_up(self._token)] * max_tokens
         return self._backend.generated(answer, max_tokens)
 
-    def first_generated(self, answer: JsonObject) -> Prediction:
+    def first_generated(self, answer: transport.JsonObject) -> Prediction:
         return _made_up(self._token) if answer is _PLACEHOLDER else self._backend.first_generated(answer)
 
-    def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
+    def prompt_predictions(self, answer: transport.JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
         if answer is _PLACEHOLDER:
             return [_made_up(int(token)) for token in (*tokens[begin:], self._token)]
         return self._backend.prompt_predictions(answer, tokens, begin)
 
-    def scored_log_probs(self, answer: JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
+    def scored_log_probs(self, answer: transport.JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
         if answer is _PLACEHOLDER:
             return [_LOG_PROB] * len(positions)
         return self._backend.scored_log_probs(answer, tokens, positions)
 
-    def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
+    def chosen_log_probs(self, answer: transport.JsonObject, tokens: Sequence[int]) -> list[float]:
         return [_LOG_PROB] * len(tokens) if answer is _PLACEHOLDER else self._backend.chosen_log_probs(answer, tokens)
 
 

@@ -18,16 +18,12 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from ralm.errors import ModelError, ServerError, UsageError
-from ralm.lm.api.backends import END, Backend, BackendConfig, unexpected
-from ralm.lm.api.backends.openai import NEWER_CHATS, OPENAI_BACKENDS
+from ralm.lm.api import servers, store, tokenizers, transport
+from ralm.lm.api.backends import END, Backend, BackendConfig, openai, unexpected
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of
 from ralm.lm.api.model import ApiModel, as_dry_run
 from ralm.lm.api.predictions import Prediction, ServerTokenNames
-from ralm.lm.api.servers import BACKENDS, Capabilities, ServerInfo, detect_server
-from ralm.lm.api.store import KnownText, ModelChangeDetector, Origin, answer_key, origin_of
-from ralm.lm.api.tokenizers import ApiTokenizer, PlainTokenizer, open_tokenizer
-from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
 
 _TEXT: Final = (
@@ -68,8 +64,8 @@ class _Probe:
     def __init__(self, name: str, client: Client) -> None:
         self._name = name
         self._client = client
-        self._server = detect_server(client)
-        self._tokenizer = open_tokenizer(client, self._server)
+        self._server = servers.detect_server(client)
+        self._tokenizer = tokenizers.open_tokenizer(client, self._server)
         self._trials = _Trials(name, client, self._tokenizer)
         self._length = _length(client, self._server)
         decisive = [
@@ -86,7 +82,7 @@ class _Probe:
         """The model as an earlier probe found it, if it still generates the same tokens."""
         found = self._client.store.get(self._key)
         with suppress(KeyError, ValueError, ServerError):
-            capabilities = TypeAdapter(Capabilities).validate_python(found)
+            capabilities = TypeAdapter(servers.Capabilities).validate_python(found)
             backend = self._trials.backend(capabilities.config)
             if not capabilities.greedy or _tokens(self._trials.generated(backend)) == capabilities.greedy:
                 return self._model(backend, replace(capabilities, max_length=self._max_length(backend)))
@@ -104,7 +100,7 @@ class _Probe:
                     raise
                 ruled_out.append((config.describe(), error))
                 continue
-            capabilities = Capabilities(
+            capabilities = servers.Capabilities(
                 config=backend.config,
                 max_length=self._max_length(backend),
                 greedy=greedy,
@@ -123,9 +119,9 @@ class _Probe:
     def _configs(self, ruled_out: Sequence[tuple[str, ServerError]]) -> Iterator[BackendConfig]:
         """The backends to try, the best first; newer chats if the error of a chat asks for them."""
         own = self._server.kind.backends if self._server.kind else ()
-        for backend, as_ids in (*((one, not one.takes_text) for one in own), *OPENAI_BACKENDS):
+        for backend, as_ids in (*((one, not one.takes_text) for one in own), *openai.OPENAI_BACKENDS):
             yield BackendConfig(backend=backend.name, as_ids=as_ids)
-            newer = NEWER_CHATS.get(backend)
+            newer = openai.NEWER_CHATS.get(backend)
             if newer is not None and newer.max_tokens_field in str(ruled_out[-1][1]):
                 yield BackendConfig(backend=newer.name, as_ids=False)
 
@@ -138,37 +134,37 @@ class _Probe:
     def _max_length(self, backend: Backend) -> int | None:
         return None if self._length is None else self._length - backend.reserved_tokens
 
-    def _model(self, backend: Backend, capabilities: Capabilities) -> ApiModel:
-        def is_same(answer: JsonObject) -> bool:
+    def _model(self, backend: Backend, capabilities: servers.Capabilities) -> ApiModel:
+        def is_same(answer: transport.JsonObject) -> bool:
             with suppress(ServerError):  # another model may return an answer that cannot be parsed
                 return _tokens(backend.generated(answer, _GREEDY)) == capabilities.greedy
             return False
 
         client, tokenizer = self._client, self._tokenizer.tokenizer
         request = backend.generation_request(self._trials.prompt(backend), _GREEDY)
-        known = KnownText(request, is_same) if capabilities.greedy else None
+        known = store.KnownText(request, is_same) if capabilities.greedy else None
         client.identity = capabilities.identity
-        client.detector = ModelChangeDetector(client.endpoint.url, client.store, known, self._trials.origin)
+        client.detector = store.ModelChangeDetector(client.endpoint.url, client.store, known, self._trials.origin)
         if backend.hides_special_tokens:
-            tokenizer = PlainTokenizer(tokenizer, messages=not backend.continues_own_text)
+            tokenizer = tokenizers.PlainTokenizer(tokenizer, messages=not backend.continues_own_text)
         return ApiModel(self._name, client, backend, tokenizer, capabilities)
 
 
 class _Trials:
     """Asks a server with any backend and remembers its answers. `origin` is that of the last answer."""
 
-    def __init__(self, name: str, client: Client, tokenizer: ApiTokenizer) -> None:
-        self.origin: Origin | None = None
+    def __init__(self, name: str, client: Client, tokenizer: tokenizers.ApiTokenizer) -> None:
+        self.origin: store.Origin | None = None
         self._name = name
         self._client = client
         self._tokenizer = tokenizer
         self._names = ServerTokenNames(tokenizer.tokenizer, tokenizer.size)
         self._text = tokenizer.tokenizer.encode(_TEXT)
-        self._answers: dict[bytes, JsonObject] = {}
+        self._answers: dict[bytes, transport.JsonObject] = {}
 
     def backend(self, config: BackendConfig) -> Backend:
         """The backend that `config` describes. Raises KeyError if none has this name."""
-        return BACKENDS[config.backend](config, self._client.endpoint.model, self._names)
+        return servers.BACKENDS[config.backend](config, self._client.endpoint.model, self._names)
 
     def complete(self, backend: Backend) -> Backend:
         """The backend with the number of most likely tokens and the BOS of the server.
@@ -264,12 +260,12 @@ class _Trials:
             [found] = backend.chosen_log_probs(self._answer(backend.choice_request(text, [token])), [token])
             _check_equal(found, float(first.log_probs_C[place]), "if it is chosen")
 
-    def _answer(self, request: ApiRequest) -> JsonObject:
+    def _answer(self, request: transport.ApiRequest) -> transport.JsonObject:
         """The answer to a request; it is not stored, since the client has no identity before the probe has ended."""
-        key = answer_key("", request.path, request.body)
+        key = store.answer_key("", request.path, request.body)
         if key not in self._answers:
             [self._answers[key]] = self._client.answers([replace(request, retries=1)])
-        self.origin = origin_of(self._answers[key])
+        self.origin = store.origin_of(self._answers[key])
         return self._answers[key]
 
 
@@ -284,7 +280,7 @@ def _check_equal(one: float, other: float, where: str) -> None:
         )
 
 
-def _length(client: Client, server: ServerInfo) -> int | None:
+def _length(client: Client, server: servers.ServerInfo) -> int | None:
     """The maximum number of tokens that the model reads, by the options or the server.
 
     Raises UsageError if the options exceed the server's value.

@@ -13,8 +13,7 @@ from pydantic import JsonValue
 
 from ralm.errors import ChatError, ModelError, UsageError
 from ralm.lm import model_folder
-from ralm.lm.api.backends import parsing
-from ralm.lm.api.backends.llamacpp import LLAMA_CPP
+from ralm.lm.api.backends import llamacpp, parsing
 from ralm.lm.api.client import Client
 from ralm.lm.api.servers import ServerInfo
 from ralm.lm.local.tokenization import load_model_tokenizer
@@ -50,7 +49,7 @@ def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
         return _tiktoken(option) if option.startswith(_TIKTOKEN) else _hub_or_folder(option, model_folder(option))
     if client.endpoint.is_openai:
         return _tiktoken(f"{_TIKTOKEN}{model}")
-    if server.kind is LLAMA_CPP:
+    if server.kind is llamacpp.LLAMA_CPP:
         return _server_tokenizer(client, server)
     reported = [str(server.fields[key]) for key in _NAMES if server.fields.get(key)]
     failure = None

@@ -14,8 +14,7 @@ from unicodedata import normalize
 import Stemmer
 
 from ralm.errors import UsageError
-from ralm.retrieval.analysis import TermsOfRun
-from ralm.retrieval.analysis.lucene import lower_case, words
+from ralm.retrieval.analysis import TermsOfRun, lucene
 
 _APOSTROPHES: Final = str.maketrans({"\u2019": "'", "\uff07": "'"})
 _ARTICLES: Final = {
@@ -50,7 +49,7 @@ def snowball_terms(language: str) -> TermsOfRun:
 
     def terms(run: str) -> tuple[str, ...]:
         text = run if run.isascii() else normalize("NFC", run).translate(_APOSTROPHES)
-        return tuple([stem(word) or word for found in words(text) if (word := plain(found))])
+        return tuple([stem(word) or word for found in lucene.words(text) if (word := plain(found))])
 
     return terms
 
@@ -58,26 +57,26 @@ def snowball_terms(language: str) -> TermsOfRun:
 def _plain(language: str) -> Callable[[str], str]:
     """The function that prepares the words of a language for the stemmer."""
     if language in _ARTICLES:
-        lower = _lower_irish if language == "irish" else lower_case
+        lower = _lower_irish if language == "irish" else lucene.lower_case
         return partial(_without_article, frozenset(_ARTICLES[language].split()), lower)
-    return {"romanian": _with_cedillas, "turkish": _plain_turkish}.get(language, lower_case)
+    return {"romanian": _with_cedillas, "turkish": _plain_turkish}.get(language, lucene.lower_case)
 
 
 def _without_article(articles: frozenset[str], lower: Callable[[str], str], word: str) -> str:
     article, apostrophe, rest = word.partition("'")
-    return lower(rest if apostrophe and lower_case(article) in articles else word)
+    return lower(rest if apostrophe and lucene.lower_case(article) in articles else word)
 
 
 def _lower_irish(word: str) -> str:
     """Lower-case, with a hyphen between an initial n or t and a capital vowel: nAthair becomes n-athair."""
     prefixed = word[0] in "nt" and word[1:2] in tuple("AEIOU\u00c1\u00c9\u00cd\u00d3\u00da")
-    return f"{word[0]}-{lower_case(word[1:])}" if prefixed else lower_case(word)
+    return f"{word[0]}-{lucene.lower_case(word[1:])}" if prefixed else lucene.lower_case(word)
 
 
 def _with_cedillas(word: str) -> str:
-    return lower_case(word.translate(_CEDILLAS))
+    return lucene.lower_case(word.translate(_CEDILLAS))
 
 
 def _plain_turkish(word: str) -> str:
     """Lower-case with a dotless small i for the dotless capital, and without the suffixes of a name: Ankara'da."""
-    return lower_case(word.partition("'")[0].replace("I", "\u0131"))
+    return lucene.lower_case(word.partition("'")[0].replace("I", "\u0131"))

@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 from ralm.errors import CorpusError, WorkerError
 from ralm.processes import end_with_parent, starting_processes
 from ralm.retrieval.analysis import ENGLISH, MAX_CACHED_TERMS, Analysis
-from ralm.retrieval.bm25.formula import BuildOptions, length_bytes
-from ralm.retrieval.bm25.kernels import check_passage_count
+from ralm.retrieval.bm25 import formula, kernels
 from ralm.retrieval.bm25.writing import (
     IndexCounts,
     PairCounts,
@@ -196,8 +195,8 @@ class BM25Builder:
     `analysis`: how passages become terms. Use it in a `with` block, which ends its worker processes.
     """
 
-    def __init__(self, folder: Path, build: BuildOptions | None = None, analysis: Analysis = ENGLISH) -> None:
-        build = build or BuildOptions()
+    def __init__(self, folder: Path, build: formula.BuildOptions | None = None, analysis: Analysis = ENGLISH) -> None:
+        build = build or formula.BuildOptions()
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._capacity = build.buffered_terms
@@ -278,9 +277,9 @@ class BM25Builder:
         self._tokens += len(terms)
         self._with_terms += int(np.count_nonzero(lengths))
         first = len(self._length_bytes)
-        check_passage_count(first + len(lengths))
-        self._length_bytes += length_bytes(lengths).tobytes()
+        kernels.check_passage_count(first + len(lengths))
+        self._length_bytes += formula.length_bytes(lengths).tobytes()
         begins = np.concatenate([[0], np.cumsum(lengths)])
         postings = sort_by_term(terms, begins, len(self._term_ids.vocabulary), first)
-        self._pairs.add(postings[2] - first, postings[3], length_bytes(lengths))
+        self._pairs.add(postings[2] - first, postings[3], formula.length_bytes(lengths))
         self._runs.append(write_sorted_run(self._folder / f"run-{len(self._runs)}", *postings))

@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.errors import RalmError, RalmWarning
+from ralm.retrieval.bm25 import formula, kernels
 from ralm.retrieval.bm25.arrays import Arrays, PostingCodes, row_of
-from ralm.retrieval.bm25.formula import idf
-from ralm.retrieval.bm25.kernels import FRACTION_BITS, UNIT, fill_points, kernel
 from ralm.retrieval.bm25.segments import Segment
 
 _T = TypeVar("_T")
@@ -37,9 +36,9 @@ _MAX_ABSENT: Final = 1 << 16
 """Terms that are remembered as in no passage, so that they are not looked up again."""
 BLOCK_BITS: Final = 4
 WORD_BITS: Final = 6
-STEP_BITS: Final = FRACTION_BITS - 6
+STEP_BITS: Final = kernels.FRACTION_BITS - 6
 """Bounds are in steps of 1/64 of a score; a step is this many binary places of a fixed-point score."""
-_STEPS: Final = 1 << FRACTION_BITS - STEP_BITS
+_STEPS: Final = 1 << kernels.FRACTION_BITS - STEP_BITS
 _MAX_STEPS: Final = 21_000
 """The bound of a query, in steps: a third of what 16 bits hold, since bounds grow while terms change."""
 _COMMON: Final = 48
@@ -135,7 +134,7 @@ class Lexicon:
     @property
     def max_idf(self) -> float:
         """The weight of a term that only one passage has: no term weighs more."""
-        return float(idf(np.ones(1, np.int64), self._with_terms)[0])
+        return float(formula.idf(np.ones(1, np.int64), self._with_terms)[0])
 
     def number(self, term: str) -> int:
         """The number of a term; `NO_TERM` if no passage has it."""
@@ -155,7 +154,7 @@ class Lexicon:
                 self._make_room()
                 self.terms_SV[:, number] = terms
                 self.frequency_V[number] = frequency
-                self.idf_V[number] = idf(np.array([frequency]), self._with_terms)[0]
+                self.idf_V[number] = formula.idf(np.array([frequency]), self._with_terms)[0]
                 self._known += 1
             else:
                 self._note_absent(term)
@@ -225,7 +224,7 @@ def find_common_terms(
         if before_each:
             before_each()
         points_C = np.empty(len(impact_C), np.int32)
-        fill_points(idf_M[row], impact_C, UNIT, points_C)
+        kernels.fill_points(idf_M[row], impact_C, kernels.UNIT, points_C)
         begin, end = arrays.offsets[terms[row]], arrays.offsets[terms[row] + 1]
         rows = common.highest_MB[row], common.present_MW[row], common.before_MW[row]
         _lay_out(arrays.passages, arrays.posting_codes, begin, end, steps(points_C).astype(np.uint8), *rows)
@@ -244,7 +243,7 @@ def steps(points: NDArray[np.int32]) -> NDArray[np.int32]:
     return (points + ((1 << STEP_BITS) - 1)) >> STEP_BITS
 
 
-@kernel
+@kernels.kernel
 def _lay_out(
     passages: NDArray[np.int32],
     codes: PostingCodes,

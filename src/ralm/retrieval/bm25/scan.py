@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.corpus.numbering import Numbering, rising, union
-from ralm.retrieval.bm25.arrays import PostingCodes
-from ralm.retrieval.bm25.kernels import MAX_SCORE, UNIT, fill_points, kernel, offer, worst_score
+from ralm.retrieval.bm25 import arrays, kernels
 
 
 class Forbidden(NamedTuple):
@@ -78,7 +77,7 @@ class SearchBatch(NamedTuple):
         return SearchBatch(self.queries[rows], forbidden, self.numbers_QK[rows], self.scores_QK[rows])
 
 
-@kernel
+@kernels.kernel
 def listed_for(forbidden: Forbidden, query: int) -> NDArray[np.int64]:
     """The list of a query; the passages in `always` are forbidden too."""
     number = forbidden.list_Q[query]
@@ -87,7 +86,7 @@ def listed_for(forbidden: Forbidden, query: int) -> NDArray[np.int64]:
     return forbidden.passages[forbidden.ends_F[number] : forbidden.ends_F[number + 1]]
 
 
-@kernel
+@kernels.kernel
 def is_in(numbers: NDArray[np.int64], number: int) -> bool:
     """Whether a number is in a rising array."""
     place = np.searchsorted(numbers, number) if len(numbers) else 0
@@ -105,14 +104,14 @@ class ScanQueries(NamedTuple):
     counts: NDArray[np.int64]
 
 
-@kernel
+@kernels.kernel
 def scan(
     queries: ScanQueries,
     begins: NDArray[np.int64],
     stops: NDArray[np.int64],
     impact_C: NDArray[np.float64],
     passages: NDArray[np.int32],
-    codes: PostingCodes,
+    codes: arrays.PostingCodes,
     count: int,
     first: int,
     partition: int,
@@ -141,7 +140,7 @@ def scan(
             found_Q[query] = _collect(sums[:size], first + base, heaps_QK[query], found_Q[query])
 
 
-@kernel
+@kernels.kernel
 def units(queries: ScanQueries) -> NDArray[np.float64]:
     """The score of one point for each query (float64, Q).
 
@@ -152,28 +151,28 @@ def units(queries: ScanQueries) -> NDArray[np.float64]:
         begin, end = queries.ends[query], queries.ends[query + 1]
         max_score = (queries.weights[begin:end] * queries.counts[begin:end]).sum()
         times = queries.counts[begin:end].sum()
-        unit = UNIT
-        while unit < 1 and max_score / unit + times >= MAX_SCORE:
+        unit = kernels.UNIT
+        while unit < 1 and max_score / unit + times >= kernels.MAX_SCORE:
             unit *= 2
         unit_Q[query] = unit
     return unit_Q
 
 
-@kernel
+@kernels.kernel
 def _points(queries: ScanQueries, query: int, unit: float, impact_C: NDArray[np.float64]) -> NDArray[np.int32]:
     """What all occurrences of each term in a query add, for each code (int32)."""
     begin, end = queries.ends[query], queries.ends[query + 1]
     points_TC = np.empty((end - begin, len(impact_C)), np.int32)
     for term in range(end - begin):
-        fill_points(queries.weights[begin + term], impact_C, unit, points_TC[term])
+        kernels.fill_points(queries.weights[begin + term], impact_C, unit, points_TC[term])
         points_TC[term] *= np.int32(queries.counts[begin + term])
     return points_TC
 
 
-@kernel
+@kernels.kernel
 def _add(
     passages: NDArray[np.int32],
-    codes: PostingCodes,
+    codes: arrays.PostingCodes,
     posting: int,
     stop: int,
     points_C: NDArray[np.int32],
@@ -193,20 +192,20 @@ def _add(
     return posting
 
 
-@kernel
+@kernels.kernel
 def _strike_out(listed: NDArray[np.int64], base: int, sums: NDArray[np.int32]) -> None:
     """Set the scores of the listed rows to 0; the sums are those of the rows from `base` on."""
     for place in range(np.searchsorted(listed, base), np.searchsorted(listed, base + len(sums))):
         sums[listed[place] - base] = 0
 
 
-@kernel
+@kernels.kernel
 def _collect(sums: NDArray[np.int32], base: int, heap: NDArray[np.int64], found: int) -> int:
     """Offer the passages of a partition that may be among the best; returns how many the heap then holds.
 
     Later passages have higher numbers, so they must score more than the worst score.
     """
-    threshold = worst_score(heap, found)
+    threshold = kernels.worst_score(heap, found)
     for block in range(0, len(sums), _BLOCK):
         # The maximum is a vector loop, faster than a branch for each passage; few blocks need the branches.
         stop = min(block + _BLOCK, len(sums))
@@ -217,6 +216,6 @@ def _collect(sums: NDArray[np.int32], base: int, heap: NDArray[np.int64], found:
             continue
         for i in range(block, stop):
             if sums[i] > threshold:
-                found = offer(heap, found, sums[i], base + i)
-                threshold = worst_score(heap, found)
+                found = kernels.offer(heap, found, sums[i], base + i)
+                threshold = kernels.worst_score(heap, found)
     return found

@@ -21,22 +21,12 @@ from ralm.corpus.numbering import Numbering, rise_within
 from ralm.errors import DamagedFolderError
 from ralm.records import IntArray, Passage
 from ralm.retrieval.analysis import Analysis
+from ralm.retrieval.bm25 import formula, kernels, writing
 from ralm.retrieval.bm25.arrays import Arrays, PostingCodes, row_of
-from ralm.retrieval.bm25.formula import stored_lengths
-from ralm.retrieval.bm25.kernels import check_passage_count, kernel
-from ralm.retrieval.bm25.writing import (
-    CodeTable,
-    IndexCounts,
-    PairCounts,
-    term_ranges,
-    write_postings,
-    write_totals,
-    write_vocabulary,
-)
 
 _REMOVED: Final = -1
 """The new number of a passage or a term that a merge leaves out."""
-_STORED_LENGTHS: Final = stored_lengths(np.arange(256).astype(np.uint8))
+_STORED_LENGTHS: Final = formula.stored_lengths(np.arange(256).astype(np.uint8))
 _MAX_COMPARED: Final = 500
 """Passages that are analysed again at most; they are spread evenly and have some ten thousand different words."""
 
@@ -149,7 +139,7 @@ def removed_frequencies(segment: Segment) -> NDArray[np.int64]:
     return frequencies
 
 
-@kernel
+@kernels.kernel
 def _count_removed(
     offsets: NDArray[np.int64], passages: NDArray[np.int32], is_removed: NDArray[np.bool_], found: NDArray[np.int64]
 ) -> None:
@@ -170,13 +160,13 @@ class _Source:
     terms: NDArray[np.int64]
 
 
-def merge_arrays(segments: Sequence[Segment], folder: Path, at_a_time: int) -> IndexCounts:
+def merge_arrays(segments: Sequence[Segment], folder: Path, at_a_time: int) -> writing.IndexCounts:
     """Write into `folder` the arrays of the remaining passages of segments, about `at_a_time` postings at a time.
 
     Raises DamagedFolderError if a segment is damaged, CorpusError if they have more passages than BM25 can number.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    check_passage_count(sum(one.passages - len(one.removed.rows) for one in segments))
+    kernels.check_passage_count(sum(one.passages - len(one.removed.rows) for one in segments))
     for one in segments:
         one.check()
         one.arrays.check_terms(np.arange(len(one.arrays.offsets) - 1), one.passages)
@@ -194,11 +184,11 @@ def merge_arrays(segments: Sequence[Segment], folder: Path, at_a_time: int) -> I
     pairs = [_pairs(one) for one in segments]
     table = _table(sources, pairs)
     totals = totals_of(segments)
-    write_totals(folder, totals.tokens, totals.with_terms)
-    write_vocabulary(folder, list(vocabulary))
+    writing.write_totals(folder, totals.tokens, totals.with_terms)
+    writing.write_vocabulary(folder, list(vocabulary))
     rows = [table.rows_of(own) for own in pairs]
-    write_postings(folder, offsets, table.pairs, _postings(sources, rows, offsets, at_a_time))
-    return IndexCounts(passages, len(vocabulary), int(offsets[-1]), totals.tokens)
+    writing.write_postings(folder, offsets, table.pairs, _postings(sources, rows, offsets, at_a_time))
+    return writing.IndexCounts(passages, len(vocabulary), int(offsets[-1]), totals.tokens)
 
 
 def _source(segment: Segment, first: int, vocabulary: dict[str, int]) -> _Source:
@@ -219,9 +209,9 @@ def _pairs(segment: Segment) -> NDArray[np.int64]:
     return frequency << 8 | np.searchsorted(_STORED_LENGTHS, length)
 
 
-def _table(sources: Sequence[_Source], pairs: Sequence[NDArray[np.int64]]) -> CodeTable:
+def _table(sources: Sequence[_Source], pairs: Sequence[NDArray[np.int64]]) -> writing.CodeTable:
     """The code table of all remaining postings."""
-    counted = PairCounts()
+    counted = writing.PairCounts()
     for source, own in zip(sources, pairs, strict=True):
         counts = np.zeros(len(own), np.int64)
         _count_rows(source.segment.arrays.passages, source.segment.arrays.posting_codes, source.numbers, counts)
@@ -235,7 +225,7 @@ def _postings(
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
     """The remaining postings, by term: new numbers of passages, and rows of the new code table."""
     olds = [_old_terms(source, len(offsets) - 1) for source in sources]
-    for first, last in term_ranges(offsets, at_a_time):
+    for first, last in writing.term_ranges(offsets, at_a_time):
         count = int(offsets[last] - offsets[first])
         new_numbers, new_rows = np.empty(count, np.int32), np.empty(count, np.int32)
         filled = offsets[first:last] - offsets[first]
@@ -256,7 +246,7 @@ def _old_terms(source: _Source, terms: int) -> NDArray[np.int64]:
     return old
 
 
-@kernel
+@kernels.kernel
 def _count_rows(
     passages: NDArray[np.int32], codes: PostingCodes, numbers: NDArray[np.int32], counts: NDArray[np.int64]
 ) -> None:
@@ -266,7 +256,7 @@ def _count_rows(
             counts[row_of(codes.codes, codes.escaped, codes.escaped_rows, posting)] += 1
 
 
-@kernel
+@kernels.kernel
 def _append_postings(
     old: NDArray[np.int64],
     offsets: NDArray[np.int64],

@@ -14,9 +14,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ralm.retrieval.bm25.arrays import ESCAPE, narrow
-from ralm.retrieval.bm25.formula import stored_lengths
-from ralm.retrieval.bm25.kernels import kernel
+from ralm.retrieval.bm25 import arrays, formula, kernels
 from ralm.terminal import progress_bar
 
 _USUAL_FREQUENCIES: Final = 256
@@ -46,7 +44,7 @@ def write_vocabulary(folder: Path, vocabulary: Sequence[str]) -> None:
     order = sorted(range(len(vocabulary)), key=vocabulary.__getitem__)
     texts = [vocabulary[number].encode("utf-8", "surrogatepass") for number in order]
     sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-    np.save(folder / "term_sizes.npy", narrow(sizes))
+    np.save(folder / "term_sizes.npy", arrays.narrow(sizes))
     np.save(folder / "term_ids.npy", np.array(order, np.int32))
     with (folder / "vocabulary.npy").open("wb") as stream:
         _begin_array(stream, np.uint8, int(sizes.sum()))
@@ -64,7 +62,7 @@ def write_postings(
     Postings are passages and rows of that table, some at a time, in the order of the terms.
     """
     total = int(offsets[-1])
-    np.save(folder / "offsets.npy", narrow(offsets))
+    np.save(folder / "offsets.npy", arrays.narrow(offsets))
     np.save(folder / "code_table.npy", code_table)
     escaped, escaped_rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
     written = 0
@@ -77,8 +75,8 @@ def write_postings(
         _begin_array(codes_file, np.uint8, total)
         for passages, rows in postings:
             passages_file.write(passages.data)
-            codes_file.write(np.minimum(rows, ESCAPE).astype(np.uint8).data)
-            places = np.flatnonzero(rows > ESCAPE)
+            codes_file.write(np.minimum(rows, arrays.ESCAPE).astype(np.uint8).data)
+            places = np.flatnonzero(rows > arrays.ESCAPE)
             escaped.append(places + written)
             escaped_rows.append(rows[places])
             written += len(passages)
@@ -152,15 +150,15 @@ class PairCounts:
         order = np.lexsort((pairs, -counts))
         rows = np.empty(len(pairs), np.int32)
         rows[order] = np.arange(len(pairs))
-        rows += rows >= ESCAPE  # row ESCAPE stays empty
+        rows += rows >= arrays.ESCAPE  # row ESCAPE stays empty
         usual = np.zeros(len(self._usual), np.int32)
         usual[seen] = rows[: len(seen)]
         table = np.zeros((int(rows.max(initial=-1)) + 1, 2), np.int32)
-        table[rows] = np.stack([pairs >> 8, stored_lengths((pairs & 255).astype(np.uint8))], axis=1)
+        table[rows] = np.stack([pairs >> 8, formula.stored_lengths((pairs & 255).astype(np.uint8))], axis=1)
         return CodeTable(table, usual, rare, rows[len(seen) :])
 
 
-@kernel
+@kernels.kernel
 def _count(rows: NDArray[Any], frequencies: NDArray[Any], lengths: NDArray[Any], counts: NDArray[Any]) -> None:
     """Count the pairs of frequency and length byte that fit in the table."""
     for i in range(len(rows)):
@@ -169,7 +167,7 @@ def _count(rows: NDArray[Any], frequencies: NDArray[Any], lengths: NDArray[Any],
             counts[pair] += 1
 
 
-@kernel
+@kernels.kernel
 def _find_rows(
     passages: NDArray[Any],
     frequencies: NDArray[Any],
@@ -262,7 +260,7 @@ def term_ranges(offsets: NDArray[np.int64], postings: int) -> Iterator[tuple[int
         first = last
 
 
-@kernel
+@kernels.kernel
 def sort_by_term(
     terms: NDArray[Any], begins: NDArray[Any], vocabulary: int, first: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
@@ -300,7 +298,7 @@ def sort_by_term(
     return present, sizes[present], passages, frequencies
 
 
-@kernel
+@kernels.kernel
 def _append_run(
     terms: NDArray[Any],
     sizes: NDArray[Any],

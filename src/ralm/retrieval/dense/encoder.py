@@ -20,15 +20,7 @@ from sentence_transformers.util import batch_to_device
 from ralm.errors import ModelError, UsageError
 from ralm.lm.local.loading import first_line
 from ralm.records import FloatArray, Passage
-from ralm.retrieval.dense.models import (
-    dimension_of,
-    encoder_fingerprint,
-    is_dpr,
-    load_model,
-    model_reading,
-    model_settings,
-    save_model,
-)
+from ralm.retrieval.dense import models
 from ralm.retrieval.dense.options import PASSAGE_ENCODER, SEPARATOR, EncoderOptions, recorded_reading, trained_for
 from ralm.terminal import Advance
 
@@ -57,7 +49,7 @@ class SentenceEncoder:
     @cached_property
     def passage_model(self) -> SentenceTransformer:
         """The model that encodes passages."""
-        model = load_model(self._options.encoder, self._options, self._device)
+        model = models.load_model(self._options.encoder, self._options, self._device)
         _check_length("passage_length", self._options.passage_length, model)
         return model
 
@@ -66,19 +58,19 @@ class SentenceEncoder:
         """The model that encodes queries: the same one, unless the options name another."""
         name = self._options.query_encoder
         _ = self.trained_for  # fails with a clear message if a trained encoder was altered
-        model = self.passage_model if name is None else load_model(name, self._options, self._device)
+        model = self.passage_model if name is None else models.load_model(name, self._options, self._device)
         _check_length("query_length", self._options.query_length, model)
         return model
 
     @cached_property
     def dimension(self) -> int:
         """The length of a query's vector."""
-        return dimension_of(self.query_model)
+        return models.dimension_of(self.query_model)
 
     @cached_property
     def query_fingerprint(self) -> str:
         """A short hash of the weights that encode queries."""
-        return encoder_fingerprint(self.query_model)
+        return models.encoder_fingerprint(self.query_model)
 
     @cached_property
     def trained_for(self) -> str | None:
@@ -94,8 +86,8 @@ class SentenceEncoder:
         options = {name: value for name, value in asdict(self._options).items() if name not in _PASSAGE_OPTIONS}
         return {
             "fingerprint": self.query_fingerprint,
-            "reading": model_reading(model),
-            "model": model_settings(model),
+            "reading": models.model_reading(model),
+            "model": models.model_settings(model),
             **options,
         }
 
@@ -105,7 +97,7 @@ class SentenceEncoder:
 
         Raises ModelError if the two encoders of a pair give vectors of different lengths.
         """
-        passages = dimension_of(self.passage_model)
+        passages = models.dimension_of(self.passage_model)
         if passages != self.dimension:
             raise ModelError(
                 f"the encoder of passages {self._options.encoder} gives vectors of {passages} dimensions, that of "
@@ -116,7 +108,7 @@ class SentenceEncoder:
         return {
             **asdict(self._options),
             **names,
-            "passage_fingerprint": self.query_fingerprint if own else encoder_fingerprint(self.passage_model),
+            "passage_fingerprint": self.query_fingerprint if own else models.encoder_fingerprint(self.passage_model),
             "query_fingerprint": self.query_fingerprint,
         }
 
@@ -156,18 +148,18 @@ class SentenceEncoder:
         """Write the weights as they are now; `trained_options` gives the options that load them."""
         self.save_query_encoder(folder)
         if self.passage_model is not self.query_model:
-            save_model(self.passage_model, folder / PASSAGE_ENCODER, self._separator)
+            models.save_model(self.passage_model, folder / PASSAGE_ENCODER, self._separator)
 
     def save_query_encoder(self, folder: Path) -> None:
         """Write the weights of the encoder of queries as they are now."""
-        save_model(self.query_model, folder, self._separator)
+        models.save_model(self.query_model, folder, self._separator)
 
     @cached_property
     def _separator(self) -> str:
         recorded = recorded_reading(self._options.encoder).get(SEPARATOR)
         if recorded is not None:
             return recorded
-        return f" {self.passage_model.tokenizer.sep_token} " if is_dpr(self._options.encoder) else "\n"
+        return f" {self.passage_model.tokenizer.sep_token} " if models.is_dpr(self._options.encoder) else "\n"
 
     def _cut_queries(self) -> AbstractContextManager[None]:
         return _cut_on(self.query_model, "left" if self._options.query_keeps == "last" else "right")
@@ -193,7 +185,7 @@ class SentenceEncoder:
     ) -> FloatArray:
         """Encode texts, the longest first, so texts of a batch have similar lengths and memory runs out at once."""
         texts = _encodable(texts)
-        vectors_TD = np.empty((len(texts), dimension_of(model)), dtype=np.float32)
+        vectors_TD = np.empty((len(texts), models.dimension_of(model)), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         for some in _slices(order, self._batch * _BATCHES_A_CALL):
             with _readable(length):

@@ -12,8 +12,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from ralm.errors import FolderError, extra
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Encoder
-from ralm.storage.manifest import kind_of, read_manifest
-from ralm.storage.outputs import FolderKind
+from ralm.storage import manifest, outputs
 from ralm.validation import MAX_SEED
 
 QUERY_TOKENS: Final = 64
@@ -22,7 +21,7 @@ QUERY_TOKENS: Final = 64
 VECTORS: Final = "vectors.faiss"
 """The name of a file of vectors."""
 
-ENCODER_KIND: Final = FolderKind("encoder")
+ENCODER_KIND: Final = outputs.FolderKind("encoder")
 TRAINED_FOR: Final = "trained_for"
 """The key, in the results of a training, of the fingerprint of the weights that encoded the passages."""
 
@@ -157,7 +156,7 @@ def load_encoder(options: EncoderOptions, *, device: str = "auto") -> Encoder:
 def is_trained(folder: Path) -> bool:
     """Whether a training wrote this folder."""
     try:
-        return kind_of(folder) == ENCODER_KIND.name
+        return manifest.kind_of(folder) == ENCODER_KIND.name
     except FolderError:
         return False
 
@@ -193,6 +192,6 @@ def trained_for(name: str) -> str | None:
     folder = Path(name)
     if not is_trained(folder):
         return None
-    results = read_manifest(folder, kind=ENCODER_KIND).settings.get("results")
+    results = manifest.read_manifest(folder, kind=ENCODER_KIND).settings.get("results")
     recorded = results.get(TRAINED_FOR) if isinstance(results, dict) else None
     return recorded if isinstance(recorded, str) else None

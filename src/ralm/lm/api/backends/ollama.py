@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import ModelList, ServerKind, get_or_empty
-from ralm.lm.api.backends.openai import Completions
+from ralm.lm.api.backends import ModelList, ServerKind, get_or_empty, openai
 from ralm.lm.api.client import Client
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
@@ -25,7 +24,7 @@ _GREEDY: Final[Mapping[str, JsonValue]] = {
 """Options that the settings of a model may change."""
 
 
-class _Generate(Completions):
+class _Generate(openai.Completions):
     name = "ollama"
     text_path = ("response",)
     count_path = ("prompt_eval_count",)

@@ -5,14 +5,13 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import ServerKind, answer_field, expect_length, parsing, unexpected
-from ralm.lm.api.backends.openai import Completions
+from ralm.lm.api.backends import ServerKind, answer_field, expect_length, openai, parsing, unexpected
 from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, parse_log_probs
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import DoubleArray, IntArray
 
 
-class _VllmCompletions(Completions):
+class _VllmCompletions(openai.Completions):
     name = "vllm"
     scores_prompts = True
     max_chosen = 128
