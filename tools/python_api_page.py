@@ -94,7 +94,7 @@ def _module(folder: Path, node: ast.ImportFrom) -> Path:
 
 def _found(name: str, file: Path) -> Public:
     """The definition of a name; imports are followed."""
-    body = ast.parse(file.read_text(encoding="utf-8")).body
+    body = _Unqualified(ast.parse(file.read_text(encoding="utf-8"))).module.body
     for place, node in enumerate(body):
         if isinstance(node, ast.ClassDef | Function) and node.name == name:
             return Public(name, file, node, ast.get_docstring(node) or "")
@@ -103,6 +103,23 @@ def _found(name: str, file: Path) -> Public:
         if isinstance(node, ast.ImportFrom) and any(name == (one.asname or one.name) for one in node.names):
             return _found(name, _module(file.parent, node))
     raise LookupError(f"{file} does not define {name}")
+
+
+class _Unqualified(ast.NodeTransformer):
+    """A module in which the names of ralm's own modules stand without their module: readers look them up here."""
+
+    def __init__(self, module: ast.Module) -> None:
+        imports = (node for node in module.body if isinstance(node, ast.ImportFrom))
+        own = (one.name for node in imports if (node.module or "").startswith("ralm") for one in node.names)
+        self._modules = {name for name in own if name.islower()}
+        self.module: ast.Module = self.visit(module)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """The name alone if it belongs to a module of ralm."""
+        match node.value:
+            case ast.Name(id=name) if name in self._modules:
+                return ast.copy_location(ast.Name(node.attr), node)
+        return node
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:

@@ -336,7 +336,7 @@ def test_an_impossible_right_choice_leaves_out_its_logarithm(model: WritingModel
 def test_a_run_resumes_without_reading_anything_twice(
     model: WritingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: Any
 ) -> None:
-    import ralm.answering.run as module
+    from ralm.storage import outputs
 
     parts: Any = {
         "source": Given(),
@@ -351,7 +351,7 @@ def test_a_run_resumes_without_reading_anything_twice(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "new_folder", killed)
+        patched.setattr(outputs, "new_folder", killed)
         with pytest.raises(KeyboardInterrupt):
             run_choices(tmp_path / "run", QUESTIONS, model, LETTER, **parts)
     assert (tmp_path / "run.unfinished").is_dir()

@@ -188,13 +188,13 @@ def test_a_run_resumes_without_writing_an_answer_twice(
     model: WritingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run_questions(tmp_path / "whole", QUESTIONS, model, PROMPT, source=Given())
-    import ralm.answering.run as module
+    from ralm.storage import outputs
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "new_folder", killed)
+        patched.setattr(outputs, "new_folder", killed)
         with pytest.raises(KeyboardInterrupt):
             run_questions(tmp_path / "run", QUESTIONS, model, PROMPT, source=Given())
     assert (tmp_path / "run.unfinished").is_dir()

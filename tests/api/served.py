@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ralm.lm.api import probe
+from ralm.lm.api import tokenizers
 from ralm.lm.api.backends import Backend, BackendConfig
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
@@ -15,7 +15,7 @@ from ralm.lm.api.model import ApiModel
 from ralm.lm.api.predictions import ServerTokenNames
 from ralm.lm.api.probe import load_api_model
 from ralm.lm.api.servers import BACKENDS, Capabilities
-from ralm.lm.api.tokenizers import ApiTokenizer, open_tokenizer
+from ralm.lm.api.tokenizers import ApiTokenizer
 from ralm.lm.tokenizer import full_tokenizer
 from tests.api.backings import Backing, CharacterTokenizer, OfTable
 from tests.api.dialects.base import Call, Dialect, Handler
@@ -82,7 +82,7 @@ def opened(
         return load(name, ApiOptions(**{"tokenizer": "ralm-tiny", **options}))
     given = ApiTokenizer(full_tokenizer(tokenizer), "characters", len(tokenizer.spellings), tokenizer.fingerprint)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probe, open_tokenizer.__name__, lambda *_: given)
+        patch.setattr(tokenizers, "open_tokenizer", lambda *_: given)
         return load(name, ApiOptions(**options))
 
 
