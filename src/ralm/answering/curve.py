@@ -22,8 +22,8 @@ from ralm.answering.questions import Question
 from ralm.errors import UsageError
 from ralm.protocols import Reader, WritingModel
 from ralm.reading import concatenation, in_context
-from ralm.runs.run import SUMMARY, check_plot, environment, to_json
-from ralm.storage import manifest, outputs
+from ralm.runs.run import check_plot
+from ralm.storage import outputs
 
 CURVE_KIND: Final = outputs.FolderKind("answers-curve")
 CURVE_TABLE: Final = "curve.csv"
@@ -117,17 +117,9 @@ def run_curve(
     with run.answer_stores(out, config, force=force) as stores:
         curve = answer_curve(numbers, questions, model, prompt, source, reader_of=reader_of, stores=stores, **parts)
         rows = curve.rows()
-        with outputs.new_folder(Path(out), kind=CURVE_KIND, force=force) as folder:
+        with run.run_folder(out, CURVE_KIND, {"rows": [*rows]}, config, {"points": len(rows)}, force=force) as folder:
             pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / CURVE_TABLE)
             draw_curve(rows, folder / CURVE_PLOT)
-            summary = to_json({"rows": [*rows], "config": config}, indent=2)
-            (folder / SUMMARY).write_text(summary + "\n", encoding="utf-8")
-            manifest.write_manifest(
-                folder,
-                kind=CURVE_KIND,
-                settings={"config": config, "environment": environment()},
-                counts={"points": len(rows)},
-            )
     return curve
 
 

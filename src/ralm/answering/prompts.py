@@ -34,22 +34,16 @@ LETTERS: Final = string.ascii_uppercase
 """The letters of choices, in order."""
 _SUFFIX: Final = ".toml"
 _PLACE: Final = re.compile(r"\{(question|choices|documents|title|text|answer|letter|choice)\}")
-_PLACES: Final = {
-    "closed": ("question",),
-    "one": ("documents", "question"),
-    "several": ("documents", "question"),
-    "document": ("text",),
-    "answer": ("answer",),
-    "choice": ("letter", "choice"),
+_ASKS: Final = (("documents", "question"), ("choices",))
+_PLACES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "closed": (("question",), ("choices",)),
+    "one": _ASKS,
+    "several": _ASKS,
+    "document": (("text",), ("title",)),
+    "answer": (("answer",), ()),
+    "choice": (("letter", "choice"), ()),
 }
-"""The places that each text of a prompt must have."""
-_MAY_HOLD: Final = {
-    "closed": ("choices",),
-    "one": ("choices",),
-    "several": ("choices",),
-    "document": ("title",),
-}
-"""The places that it may have."""
+"""The places that each text of a prompt must have, and those that it may have."""
 _ASKING: Final = ("closed", "one", "several")
 """The texts of a prompt that ask the question."""
 _CHOICES: Final = "{choices}"
@@ -109,7 +103,13 @@ class QuestionPrompt:
         there are none. In the official code it depends on how many were requested. Raises UsageError if the prompt
         shows choices and there are none.
         """
-        values = {"question": self.format_question(question), "choices": self._listed(question, choices)}
+        if self.shows_choices and not choices:
+            raise UsageError(f"this prompt shows choices, and the question {question[:60]!r} has none.")
+        listed = self.between_choices.join(
+            _filled(self.choice, {"letter": letter, "choice": choice})
+            for letter, choice in zip(LETTERS, choices, strict=False)
+        )
+        values = {"question": self.format_question(question), "choices": listed}
         if several is None and not passages:
             return PromptText(documents="", question=_filled(self.closed, values))
         form = self.several if several or (several is None and len(passages) > 1) else self.one
@@ -119,14 +119,6 @@ class QuestionPrompt:
         begin, _, rest = form.partition("{documents}")
         filled = [_filled(part, values) for part in (begin, rest)]
         return PromptText(documents=filled[0] + documents, question=filled[1])
-
-    def _listed(self, question: str, choices: Sequence[str]) -> str:
-        if self.shows_choices and not choices:
-            raise UsageError(f"this prompt shows choices, and the question {question[:60]!r} has none.")
-        return self.between_choices.join(
-            _filled(self.choice, {"letter": letter, "choice": choice})
-            for letter, choice in zip(LETTERS, choices, strict=False)
-        )
 
     def demonstration(
         self, question: str, answer: str, passages: Sequence[Passage], choices: Sequence[str] = ()
@@ -174,8 +166,7 @@ def _parsed(content: str, where: str) -> QuestionPrompt:
         raise QuestionFileError(f"{where} lacks {', '.join(missing)}.")
     for name, value in table.items():
         _check_value(name, value, where)
-    _check_order(table, where)
-    _check_choices(table, where)
+    _check_places(table, where)
     if table.get("question", "as it is") not in get_args(QuestionForm):
         forms = " or ".join(f'"{form}"' for form in get_args(QuestionForm))
         raise QuestionFileError(f"{where}: question is {table['question']!r}; it should be {forms}.")
@@ -191,16 +182,18 @@ def _check_value(name: str, value: object, where: str) -> None:
     if not isinstance(value, str):
         raise QuestionFileError(f"{where}: {name} is not a text in quotes.")
     held = _PLACE.findall(value)
-    if lacking := [place for place in _PLACES.get(name, ()) if place not in held]:
+    required, allowed = _PLACES.get(name, ((), ()))
+    if lacking := [place for place in required if place not in held]:
         raise QuestionFileError(f"{where}: {name} lacks {{{lacking[0]}}}.")
-    if other := [place for place in held if place not in (*_PLACES.get(name, ()), *_MAY_HOLD.get(name, ()))]:
+    if other := [place for place in held if place not in (*required, *allowed)]:
         raise QuestionFileError(f"{where}: {name} has {{{other[0]}}}, which is never filled there.")
     if held.count("documents") > 1:
         raise QuestionFileError(f"{where}: {name} has {{documents}} twice.")
 
 
-def _check_order(table: dict[str, str], where: str) -> None:
-    """Raise QuestionFileError if the question or the choices stand where a long prompt is cut."""
+def _check_places(table: dict[str, str], where: str) -> None:
+    """Raise QuestionFileError if the question or the choices stand where a long prompt is cut, if only some texts show
+    the choices, or if none shows them although the prompt says how."""
     for name in ("one", "several"):
         before = table[name].partition("{documents}")[0]
         for place in ("{question}", _CHOICES):
@@ -209,10 +202,6 @@ def _check_order(table: dict[str, str], where: str) -> None:
                     f"{where}: {name} has {place} before {{documents}}, where a prompt that is too long is cut: "
                     "put it after them."
                 )
-
-
-def _check_choices(table: dict[str, str], where: str) -> None:
-    """Raise QuestionFileError if only some texts of a prompt show the choices, or none although it says how."""
     without = [name for name in _ASKING if _CHOICES not in table[name]]
     if 0 < len(without) < len(_ASKING):
         raise QuestionFileError(f"{where}: {without[0]} lacks {_CHOICES}, which the other texts have.")
@@ -338,7 +327,13 @@ class PromptEncoder:
         """The tokens of a prompt and their spans; those that it begins with have empty spans at 0."""
         if self._chat:
             chat = Conversation.of(text) if conversation is None else conversation.with_question(text)
-            return self._of_chat(chat)
+            encoded = self._tokenizer.encode_chat(chat.messages)
+            if encoded is None:
+                raise ChatError(
+                    "the tokenizer of this model has no chat template, which this prompt needs: choose another "
+                    "`prompt`."
+                )
+            return encoded
         if conversation is not None and not conversation.is_one_message:
             raise ChatError(
                 f"the conversation has {len(conversation.messages)} messages, and this prompt asks one question: give "
@@ -347,14 +342,6 @@ class PromptEncoder:
         tokens, spans_N2 = self._tokenizer.encode_with_spans(text)
         spans_of_first = np.zeros((len(self._first), 2), dtype=np.int64)
         return np.concatenate([self._first, tokens]), np.concatenate([spans_of_first, spans_N2])
-
-    def _of_chat(self, conversation: Conversation) -> tuple[IntArray, IntArray]:
-        encoded = self._tokenizer.encode_chat(conversation.messages)
-        if encoded is None:
-            raise ChatError(
-                "the tokenizer of this model has no chat template, which this prompt needs: choose another `prompt`."
-            )
-        return encoded
 
 
 def prompt_config(prompt: QuestionPrompt, tokenizer: Tokenizer) -> dict[str, JsonValue]:

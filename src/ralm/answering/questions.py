@@ -20,13 +20,13 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ralm.answering.options import ChoiceFields, QuestionFields
 from ralm.answering.prompts import LETTERS
@@ -45,6 +45,7 @@ _TABLE: Final = ".csv"
 _LINES: Final = ".jsonl"
 _SPLIT: Final = re.compile(r"_(dev|val|test)$")
 _MIN_CHOICES: Final = 2
+_PASSAGES: Final = TypeAdapter(list[RetrievedPassage])
 _Row: TypeAlias = tuple[str, Mapping[str, Any]]
 """A name for the place of a record, for messages, and the record."""
 _Read = TypeVar("_Read")
@@ -74,17 +75,13 @@ def read_questions(
     question is empty or has no field of answers; MissingExtraError if a dataset needs the extra `datasets`.
     """
     names = fields or QuestionFields()
-
-    def questions() -> Iterator[Question]:
-        for place, (where, row) in enumerate(islice(_rows(str(source)), limit), 1):
-            yield _question(row, where, str(place), names)
-
-    return _all_of(source, questions)
+    rows = enumerate(islice(_rows(str(source)), limit), 1)
+    return _all_of(source, (_question(row, where, str(place), names) for place, (where, row) in rows))
 
 
-def _all_of(source: Path | str, questions: Callable[[], Iterator[_Read]]) -> list[_Read]:
+def _all_of(source: Path | str, questions: Iterator[_Read]) -> list[_Read]:
     try:
-        found = [*questions()]
+        found = [*questions]
     except CorpusError as error:
         raise QuestionFileError(f"{documents.without_advice(error)}.") from None
     if not found:
@@ -109,9 +106,9 @@ def _rows(source: str) -> Iterator[_Row]:
 
 def _hub_rows(source: str) -> Iterator[_Row]:
     """The records of a hub dataset (`hf:NAME`)."""
-    name = source.removeprefix(HUB_PREFIX)
-    records = arrow.dataset_records(name, lambda schema: schema.names)
-    return ((f"{source}, row {row}", record) for row, record in enumerate(records))
+    records = arrow.dataset_records(source.removeprefix(HUB_PREFIX), lambda schema: schema.names)
+    for row, record in enumerate(records):
+        yield f"{source}, row {row}", record
 
 
 def _line_rows(path: Path) -> Iterator[_Row]:
@@ -124,10 +121,11 @@ def _line_rows(path: Path) -> Iterator[_Row]:
 
 def _json(path: Path) -> Iterator[_Row]:
     text = _text(path)
-    suspicious = has_surrogates(text)
-    for where, row in _json_rows(path, text):
-        if suspicious:
-            check_surrogates(row, where)
+    rows = _json_rows(path, text)
+    if not has_surrogates(text):
+        yield from rows
+    for where, row in rows:
+        check_surrogates(row, where)
         yield where, row
 
 
@@ -140,10 +138,10 @@ def _json_rows(path: Path, text: str) -> Iterator[_Row]:
         ) from None
     except (ValueError, RecursionError) as error:
         raise QuestionFileError(f"{path} cannot be read as JSON: {error}.") from None
-    if isinstance(content, dict) and isinstance(articles := content.get("data"), list):
-        yield from _squad(path, articles)
-        return
     if isinstance(content, dict):
+        if isinstance(content.get("data"), list):
+            yield from _squad(path, content["data"])
+            return
         content = content.get("Data")
     if not isinstance(content, list):
         raise QuestionFileError(
@@ -153,12 +151,9 @@ def _json_rows(path: Path, text: str) -> Iterator[_Row]:
         where = f"{path}, question {number}"
         if not isinstance(row, dict):
             raise QuestionFileError(f"{where} is not an object with fields.")
-        yield where, _of_trivia_qa(row) if "Question" in row and "question" not in row else row
-
-
-def _of_trivia_qa(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A record of TriviaQA with the names of the other formats."""
-    return {"id": row.get("QuestionId"), "question": row["Question"], "answers": row.get("Answer")}
+        if "Question" in row and "question" not in row:  # TriviaQA
+            row = {"id": row.get("QuestionId"), "question": row["Question"], "answers": row.get("Answer")}
+        yield where, row
 
 
 def _squad(path: Path, articles: Sequence[Any]) -> Iterator[_Row]:
@@ -215,17 +210,11 @@ def _text(path: Path) -> str:
 
 def _question(row: Mapping[str, Any], where: str, place: str, fields: QuestionFields) -> Question:
     return Question(
-        id=_id_of(row, place),
+        id=place if row.get("id") is None else str(row["id"]),
         text=_question_text(row, where, fields.question),
         answers=_answers(row, where, fields),
         passages=_given_passages(row, where),
     )
-
-
-def _id_of(row: Mapping[str, Any], place: str) -> str:
-    """The id of a record, or else its place."""
-    found = row.get("id")
-    return place if found is None else str(found)
 
 
 def _question_text(row: Mapping[str, Any], where: str, field: str) -> str:
@@ -238,17 +227,20 @@ def _question_text(row: Mapping[str, Any], where: str, field: str) -> str:
 
 def _field_of(row: Mapping[str, Any], where: str, field: str) -> Any:
     """The value of a field of a record; QuestionFileError if it has none, with the fields that there are."""
-    value = row.get(field)
-    if value is None:
-        raise QuestionFileError(f"{where} has no field {field!r}; its fields are {_names(row)}.")
-    return value
+    if row.get(field) is None:
+        raise _lacks(repr(field), row, where)
+    return row[field]
+
+
+def _lacks(field: str, row: Mapping[str, Any], where: str) -> QuestionFileError:
+    return QuestionFileError(f"{where} has no field {field}; its fields are {', '.join(map(str, row)) or 'none'}.")
 
 
 def _answers(row: Mapping[str, Any], where: str, fields: QuestionFields) -> tuple[str, ...]:
     names = _ANSWERS if fields.answers is None else (fields.answers,)
     name = next((name for name in names if name in row), None)
     if name is None:
-        raise QuestionFileError(f"{where} has no field {' or '.join(map(repr, names))}; its fields are {_names(row)}.")
+        raise _lacks(" or ".join(map(repr, names)), row, where)
     answers = _listed(row[name])
     if answers is None or not all(isinstance(answer, str) for answer in answers):
         raise QuestionFileError(f"{where}: its answers are neither text nor a list of texts: {str(row[name])[:60]!r}.")
@@ -276,19 +268,13 @@ def _given_passages(row: Mapping[str, Any], where: str) -> tuple[RetrievedPassag
     given = row.get("ctxs") or []
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise QuestionFileError(f"{where}: its `ctxs` are not a list of passages.")
-    found = []
-    for number, passage in enumerate(given, 1):
-        try:
-            found.append(RetrievedPassage.model_validate(passage))
-        except ValidationError as error:
-            first = error.errors()[0]
-            at = ".".join(str(part) for part in first["loc"]) or "it"
-            raise QuestionFileError(f"{where}, passage {number}: {at}: {first['msg']}.") from None
-    return tuple(found)
-
-
-def _names(row: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, row)) or "none"
+    try:
+        return tuple(_PASSAGES.validate_python(given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        number, *parts = first["loc"]
+        at = ".".join(map(str, parts)) or "it"
+        raise QuestionFileError(f"{where}, passage {int(number) + 1}: {at}: {first['msg']}.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,13 +332,11 @@ def read_choice_questions(
     """
     taken: Counter[str] = Counter()
 
-    def questions() -> Iterator[ChoiceQuestion]:
-        for question in _choice_questions(str(source), fields or ChoiceFields()):
-            taken[question.subject] += 1
-            if limit is None or taken[question.subject] <= limit:
-                yield question
+    def is_wanted(question: ChoiceQuestion) -> bool:
+        taken[question.subject] += 1
+        return limit is None or taken[question.subject] <= limit
 
-    return _all_of(source, questions)
+    return _all_of(source, filter(is_wanted, _choice_questions(str(source), fields or ChoiceFields())))
 
 
 def has_fields(source: str) -> bool:
@@ -361,26 +345,24 @@ def has_fields(source: str) -> bool:
 
 
 def _choice_questions(source: str, fields: ChoiceFields) -> Iterator[ChoiceQuestion]:
-    if source.startswith(HUB_PREFIX):
-        return _of_records(_hub_rows(source), fields)
-    path = Path(source)
-    if path.is_dir():
-        return _of_folder(path)
-    match files.suffix_of(path.name):
-        case ".csv":
-            return _of_table(path)
-        case ".jsonl":
-            return _of_records(_line_rows(path), fields)
-    raise QuestionFileError(
-        f"{path} is no file of multiple choice: give one that ends in {_TABLE} or {_LINES}, or a folder of {_TABLE}."
-    )
-
-
-def _of_folder(folder: Path) -> Iterator[ChoiceQuestion]:
-    paths = sorted(path for path in folder.iterdir() if files.suffix_of(path.name) == _TABLE)
-    if not paths:
-        raise QuestionFileError(f"{folder} has no files that end in {_TABLE}.")
-    return (question for path in paths for question in _of_table(path))
+    path, is_hub = Path(source), source.startswith(HUB_PREFIX)
+    if not is_hub and path.is_dir():
+        paths = sorted(one for one in path.iterdir() if files.suffix_of(one.name) == _TABLE)
+        if not paths:
+            raise QuestionFileError(f"{path} has no files that end in {_TABLE}.")
+        for one in paths:
+            yield from _of_table(one)
+    elif is_hub or files.suffix_of(path.name) == _LINES:
+        rows = _hub_rows(source) if is_hub else _line_rows(path)
+        for place, (where, row) in enumerate(rows, 1):
+            yield _choice_question(row, where, str(place), fields)
+    elif files.suffix_of(path.name) == _TABLE:
+        yield from _of_table(path)
+    else:
+        raise QuestionFileError(
+            f"{path} is no file of multiple choice: give one that ends in {_TABLE} or {_LINES}, or a folder of "
+            f"{_TABLE}."
+        )
 
 
 def _of_table(path: Path) -> Iterator[ChoiceQuestion]:
@@ -402,23 +384,15 @@ def _of_table(path: Path) -> Iterator[ChoiceQuestion]:
         yield _choice_question(record, where, f"{subject}:{number}", ChoiceFields())
 
 
-def _of_records(rows: Iterator[tuple[str, Mapping[str, Any]]], fields: ChoiceFields) -> Iterator[ChoiceQuestion]:
-    return (_choice_question(row, where, str(place), fields) for place, (where, row) in enumerate(rows, 1))
-
-
 def _choice_question(row: Mapping[str, Any], where: str, place: str, fields: ChoiceFields) -> ChoiceQuestion:
     text = _question_text(row, where, fields.question)
     choices = _field_of(row, where, fields.choices)
-    if (
-        not isinstance(choices, Sequence)
-        or isinstance(choices, str)
-        or not all(isinstance(one, str) for one in choices)
-    ):
+    if isinstance(choices, str) or not isinstance(choices, Sequence) or not all(isinstance(c, str) for c in choices):
         raise QuestionFileError(f"{where}: its choices are not a list of texts: {str(choices)[:60]!r}.")
     subject = row.get(fields.subject)
     try:
         return ChoiceQuestion(
-            id=_id_of(row, place),
+            id=place if row.get("id") is None else str(row["id"]),
             text=text,
             choices=tuple(choices),
             gold=_gold(_field_of(row, where, fields.answer), choices),

@@ -108,9 +108,8 @@ def run_questions(
     config = questions_config(questions, model, prompt, **parts)
     with answer_stores(out, config, force=force) as stores:
         found = evaluation.evaluate_questions(questions, model, prompt, baseline=baseline, stores=stores, **parts)
-        with _run_folder(out, ANSWERS_KIND, found, config, force=force) as folder:
-            table = pa.Table.from_pylist([_answer_row(row) for row in found.rows], pa.schema(ANSWERS_COLUMNS))
-            pq.write_table(table, folder / ANSWERS_TABLE, compression="zstd")
+        table = pa.Table.from_pylist([_answer_row(row) for row in found.rows], pa.schema(ANSWERS_COLUMNS))
+        _write(out, ANSWERS_KIND, {ANSWERS_TABLE: table}, found, config, force=force)
     return found
 
 
@@ -133,9 +132,8 @@ def run_choices(
     config = choices_config(questions, model, prompt, **parts)
     with answer_stores(out, config, force=force) as stores:
         found = evaluation.evaluate_choices(questions, model, prompt, baseline=baseline, stores=stores, **parts)
-        with _run_folder(out, CHOICES_KIND, found, config, force=force) as folder:
-            table = pa.Table.from_pylist([_choice_row(row) for row in found.rows], pa.schema(_CHOICES_COLUMNS))
-            pq.write_table(table, folder / CHOICES_TABLE, compression="zstd")
+        table = pa.Table.from_pylist([_choice_row(row) for row in found.rows], pa.schema(_CHOICES_COLUMNS))
+        _write(out, CHOICES_KIND, {CHOICES_TABLE: table}, found, config, force=force)
     return found
 
 
@@ -208,30 +206,43 @@ def _identity(questions: Sequence[Question | ChoiceQuestion], source: sources.Qu
     return {"count": len(questions), "sha256": digest.hexdigest()}
 
 
-@contextmanager
-def _run_folder(
+def _write(
     out: Path | str,
     kind: outputs.FolderKind,
+    written: Mapping[str, pa.Table],
     found: evaluation.QuestionEvaluation | evaluation.ChoiceEvaluation,
     config: _Config,
     *,
     force: bool,
-) -> Iterator[Path]:
-    """The folder of an evaluation, with its passages, its summary and its manifest, once the block has written the
-    table; written atomically. Raises FolderExistsError if `out` exists and `force` is not set."""
+) -> None:
+    """Write the folder of an evaluation with its table and its passages."""
     read = {passage.number: passage for row in found.rows for passage in row.passages}
+    passages = pa.table(tables.passage_columns([read[number] for number in sorted(read)]))
+    with run_folder(out, kind, found.summary(), config, {"questions": len(found.rows)}, force=force) as folder:
+        for name, table in {**written, run.PASSAGES: passages}.items():
+            pq.write_table(table, folder / name, compression="zstd")
+
+
+@contextmanager
+def run_folder(
+    out: Path | str,
+    kind: outputs.FolderKind,
+    summary: _Config,
+    config: _Config,
+    counts: dict[str, int],
+    *,
+    force: bool,
+) -> Iterator[Path]:
+    """A new folder with the summary and the manifest, once the block has written the rest; written atomically.
+
+    Raises FolderExistsError if `out` exists and `force` is not set.
+    """
     with outputs.new_folder(Path(out), kind=kind, force=force) as folder:
         yield folder
-        passages = pa.table(tables.passage_columns([read[number] for number in sorted(read)]))
-        pq.write_table(passages, folder / run.PASSAGES, compression="zstd")
-        summary = run.to_json({**found.summary(), "config": config}, indent=2)
-        (folder / run.SUMMARY).write_text(summary + "\n", encoding="utf-8")
-        manifest.write_manifest(
-            folder,
-            kind=kind,
-            settings={"config": config, "environment": run.environment()},
-            counts={"questions": len(found.rows)},
-        )
+        text = run.to_json({**summary, "config": config}, indent=2)
+        (folder / run.SUMMARY).write_text(text + "\n", encoding="utf-8")
+        settings: _Config = {"config": config, "environment": run.environment()}
+        manifest.write_manifest(folder, kind=kind, settings=settings, counts=counts)
 
 
 def _answer_row(row: evaluation.AnsweredQuestion) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Where the passages of questions come from, and the prompts with them as token ids."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
@@ -209,11 +209,14 @@ class PromptBuilder:
         )
         documents = _PromptDocuments(question, passages, self._prompt, encode)
         if isinstance(self._reader.reader, concatenation.Concatenation) and hits:
-            several = self._reader.hits > 1 if self._official else None
-            prompts: Sequence[PromptPrefix] = [documents.joined([number for number, _ in hits], several)]
+            numbers = tuple(number for number, _ in hits)
+            tokens_N = documents.encoded(numbers, self._reader.hits > 1 if self._official else None)
+            prompts: Sequence[PromptPrefix] = [PromptPrefix(tokens_N, numbers)]
         else:
             prompts = self._reader.prompt_prefixes(hits, documents)
-        return QuestionInput(question, prompts, [documents.cut_of(one) for one in prompts], conversation)
+        return QuestionInput(
+            question, prompts, [documents.cuts.get(one.passages, Cut()) for one in prompts], conversation
+        )
 
 
 def _are_equal(one: Question, other: Question) -> bool:
@@ -226,27 +229,21 @@ def _first_answer(question: Question) -> str:
     return question.answers[0]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _PromptDocuments:
     """The prompts of one question by passage, for a reader, to which they are documents."""
 
-    def __init__(
-        self,
-        question: Question,
-        passages: Passages,
-        prompt: QuestionPrompt,
-        encode: Callable[[PromptText], Encoded],
-    ) -> None:
-        self._question = question
-        self._passages = passages
-        self._prompt = prompt
-        self._encode = encode
-        self._cuts: dict[tuple[int, ...], Cut] = {}
+    question: Question
+    passages: Passages
+    prompt: QuestionPrompt
+    tokens_of: Callable[[PromptText], Encoded]
+    cuts: dict[tuple[int, ...], Cut] = field(default_factory=dict)
 
     def __getitem__(self, number: int) -> IntArray:
-        return self._encoded(() if number == NO_PASSAGE else (number,), None)
+        return self.encoded(() if number == NO_PASSAGE else (number,))
 
     def passage(self, number: int) -> Passage:
-        return self._passages[number]
+        return self.passages[number]
 
     def encode(self, text: str) -> IntArray:
         raise UsageError(
@@ -256,17 +253,10 @@ class _PromptDocuments:
 
     encode_next = encode
 
-    def joined(self, numbers: Sequence[int], several: bool | None) -> PromptPrefix:
-        """The prompt with several passages in it."""
-        return PromptPrefix(self._encoded(tuple(numbers), several), tuple(numbers))
-
-    def cut_of(self, prompt: PromptPrefix) -> Cut:
-        """What was cut of a prompt."""
-        return self._cuts.get(prompt.passages, Cut())
-
-    def _encoded(self, numbers: tuple[int, ...], several: bool | None) -> IntArray:
-        passages = [self._passages[number] for number in numbers]
-        text = self._prompt.text(self._question.text, passages, self._question.choices, several=several)
-        encoded = self._encode(text)
-        self._cuts[numbers] = encoded.cut
+    def encoded(self, numbers: tuple[int, ...], several: bool | None = None) -> IntArray:
+        """The prompt with these passages in it."""
+        passages = [self.passages[number] for number in numbers]
+        text = self.prompt.text(self.question.text, passages, self.question.choices, several=several)
+        encoded = self.tokens_of(text)
+        self.cuts[numbers] = encoded.cut
         return encoded.tokens
