@@ -26,8 +26,14 @@ def halves(task: range) -> Sequence[range] | None:
     return None if len(task) < 2 else (range(task.start, middle), range(middle, task.stop))
 
 
-def run(work: TaskQueue[range, int], poison: set[int], most: int = 3) -> tuple[list[range], int]:
-    """Run the tasks, several at a time, of which the last one ends first; returns those left out, and all tries."""
+def queue(*tasks: range) -> TaskQueue[range]:
+    return TaskQueue(tasks, str, halves)
+
+
+def run(work: TaskQueue[range], poison: set[int], most: int = 3) -> tuple[list[range], list[range], int]:
+    """Run the tasks, several at a time, of which the last one ends first; returns those done, in order, those left
+    out, and all tries."""
+    done: dict[tuple[int, ...], range] = {}
     bad: list[range] = []
     running: list[ClusterJob[range]] = []
     tries = 0
@@ -36,30 +42,29 @@ def run(work: TaskQueue[range, int], poison: set[int], most: int = 3) -> tuple[l
             running.append(job)
         job, tries = running.pop(), tries + 1
         if not poison & {*job.task}:
-            work.keep(job, sum(job.task), 1)
+            work.finish(job, 1)
+            done[job.place] = job.task
         elif not work.crashed(job):
             bad.append(job.task)
-    return bad, tries
+    return [done[place] for place in sorted(done)], bad, tries
 
 
-def test_results_are_in_order() -> None:
-    work = TaskQueue[range, int]([range(5), range(5, 9), range(9, 10)], halves)
-    assert run(work, set()) == ([], 3)
-    assert [task for task, _ in work.results()] == [range(5), range(5, 9), range(9, 10)]
+def test_tasks_are_done_in_order() -> None:
+    tasks = [range(5), range(5, 9), range(9, 10)]
+    assert run(queue(*tasks), set()) == (tasks, [], 3)
 
 
 @pytest.mark.parametrize("poison", [{0}, {63}, {31, 32}, {70}, {5, 70, 99}])
 def test_what_is_poisoned_is_left_out_and_nothing_else(poison: set[int]) -> None:
-    work = TaskQueue[range, int]([range(64), range(64, 100)], halves)
-    bad, tries = run(work, poison)
+    done, bad, tries = run(queue(range(64), range(64, 100)), poison)
     assert sorted(number for one in bad for number in one) == sorted(poison)
     assert all(len(one) == 1 for one in bad)
-    assert [number for task, _ in work.results() for number in task] == [n for n in range(100) if n not in poison]
+    assert [number for task in done for number in task] == [n for n in range(100) if n not in poison]
     assert tries <= len(poison) * (2 * MAX_CRASHES + 2 * 7) + 2, "halving, not trying each"
 
 
 def test_a_task_that_crashes_by_chance_is_not_halved() -> None:
-    work = TaskQueue[range, int]([range(8)], halves)
+    work = queue(range(8))
     for _ in range(MAX_CRASHES - 1):
         job = work.begin(0)
         assert job is not None
@@ -70,13 +75,11 @@ def test_a_task_that_crashes_by_chance_is_not_halved() -> None:
 
 
 def test_a_task_without_halves_is_left_out() -> None:
-    work = TaskQueue[range, int]([range(8)], lambda _: None)
-    assert run(work, {3}) == ([range(8)], MAX_CRASHES)
-    assert work.results() == []
+    assert run(TaskQueue([range(8)], str, lambda _: None), {3}) == ([], [range(8)], MAX_CRASHES)
 
 
 def test_a_lost_machine_is_not_the_tasks_fault_unless_it_always_is() -> None:
-    work = TaskQueue[range, int]([range(1)], halves)
+    work = queue(range(1))
     losses = 0
     while (job := work.begin(0)) is not None and work.lost(job):
         losses += 1
@@ -85,27 +88,17 @@ def test_a_lost_machine_is_not_the_tasks_fault_unless_it_always_is() -> None:
     assert work.is_done
 
 
-def test_stragglers_are_named_once() -> None:
-    work = TaskQueue[range, int]([range(n, n + 1) for n in range(5)], halves)
+def test_stragglers_are_named_once(recwarn: pytest.WarningsRecorder) -> None:
+    work = queue(*(range(n, n + 1) for n in range(5)))
     jobs = [job for _ in range(5) if (job := work.begin(100.0))]
     for job in jobs[:3]:
-        work.keep(job, 0, 110.0)
-    assert work.late(129.0) == []
-    assert work.late(145.0) == [(jobs[3].task, 45.0, 10.0), (jobs[4].task, 45.0, 10.0)]
-    assert work.late(160.0) == []
-
-
-def test_a_folder_is_made_once(tmp_path: Path) -> None:
-    made = []
-
-    def make(folder: Path) -> None:
-        made.append(folder)
-        (folder / "content").write_text("x")
-
-    DiskStore(tmp_path).make("part", make)
-    DiskStore(tmp_path).make("part", make)
-    assert len(made) == 1
-    assert names(tmp_path) == ["part"]
+        work.finish(job, 110.0)
+    work.warn_of_stragglers(129.0)
+    assert not recwarn.list
+    for _ in range(2):
+        work.warn_of_stragglers(145.0)
+    late = "range({}, {}) has taken 45 s so far, where others took 10 s."
+    assert [str(one.message) for one in recwarn] == [late.format(3, 4), late.format(4, 5)]
 
 
 def test_nothing_has_the_name_of_a_folder_that_was_not_finished(tmp_path: Path) -> None:
@@ -131,6 +124,7 @@ def test_of_two_that_make_a_folder_the_first_counts(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: DiskStore(tmp_path).make("part", make), range(2)))
+    DiskStore(tmp_path).make("part", lambda _: pytest.fail("it is there"))
     assert names(tmp_path) == ["part"]
     assert (tmp_path / "part" / "content").read_text() == "x"
 

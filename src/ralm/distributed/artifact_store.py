@@ -12,10 +12,10 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from pydantic import JsonValue
 
@@ -36,25 +36,6 @@ _COMPLETE: Final = "complete"
 _OWN: Final = "ralm-"
 _HELD: Final = "held"
 _SECONDS_TO_HOLD: Final = 60.0
-
-
-class ArtifactStore(Protocol):
-    """Keeps folders that machines make; it is sent to machines."""
-
-    def make(self, name: str, make: Callable[[Path], None]) -> None:
-        """Call `make` with a new folder, which is kept under this name once it is filled, unless it exists already."""
-
-    def read(self, name: str, file: str) -> bytes:
-        """The content of a file of a kept folder."""
-
-    def folders(self, names: Sequence[str]) -> AbstractContextManager[list[Path]]:
-        """The kept folders of these names on this machine, while the block lasts."""
-
-    def mark(self, name: str) -> None:
-        """Keep a mark of this name."""
-
-    def is_marked(self, name: str) -> bool:
-        """Whether the mark exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +110,14 @@ class ObjectStore:
         return self.folder.has(name)
 
 
+ArtifactStore: TypeAlias = DiskStore | ObjectStore
+"""Keeps folders that machines make; it is sent to machines."""
+
+
 @contextmanager
 def open_store(
     work: Path, sources: Sequence[str], remote: RemoteFolder | None
-) -> Iterator[tuple[DiskStore | ObjectStore, Requirements]]:
+) -> Iterator[tuple[ArtifactStore, Requirements]]:
     """The store of a job, and the requirements of its machines.
 
     It is the folder `work`, on a disk that all machines share, or else `remote`, which is removed if the block ends
@@ -238,9 +223,8 @@ def _own_folder(place: Path | None) -> Iterator[Path]:
     for left in where.glob(f"{_OWN}*{_PARTIAL}"):
         _remove_if_left(left)
     with storage_errors(where), tempfile.TemporaryDirectory(prefix=_OWN, suffix=_PARTIAL, dir=where) as folder:
-        held = Path(folder, _HELD)
-        with file_lock(held):
-            content = Path(folder, "content")
+        content = Path(folder, "content")
+        with file_lock(Path(folder, _HELD)):
             content.mkdir()
             yield content
 

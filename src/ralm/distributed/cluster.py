@@ -210,14 +210,17 @@ class ClusterJob(Generic[_T]):
     is_reported: bool = False
 
 
-class TaskQueue(Generic[_T, _R]):
-    """Tasks in order. `halves` returns two tasks that do the same as one, or None if it cannot be halved."""
+class TaskQueue(Generic[_T]):
+    """Tasks in order. `describe` names a task in messages; `halves` returns two tasks that do the same as one, or None
+    if it cannot be halved."""
 
-    def __init__(self, tasks: Iterable[_T], halves: Callable[[_T], Sequence[_T] | None]) -> None:
+    def __init__(
+        self, tasks: Iterable[_T], describe: Callable[[_T], str], halves: Callable[[_T], Sequence[_T] | None]
+    ) -> None:
         self._waiting = deque(ClusterJob(task, (number,)) for number, task in enumerate(tasks))
+        self.describe = describe
         self._halves = halves
         self._running: list[ClusterJob[_T]] = []
-        self._results: dict[tuple[int, ...], tuple[_T, _R]] = {}
         self._seconds: list[float] = []
         self.total = len(self._waiting)
 
@@ -235,13 +238,8 @@ class TaskQueue(Generic[_T, _R]):
         self._running.append(job)
         return job
 
-    def keep(self, job: ClusterJob[_T], result: _R, now: float) -> None:
-        """Finish a task, and keep its result for `results`."""
-        self.finish(job, now)
-        self._results[job.place] = job.task, result
-
     def finish(self, job: ClusterJob[_T], now: float) -> None:
-        """Finish a task whose result is used at once."""
+        """Finish a task at `now` (seconds)."""
         self._running.remove(job)
         self._seconds.append(now - job.started)
 
@@ -268,20 +266,19 @@ class TaskQueue(Generic[_T, _R]):
         self._running.remove(job)
         return False
 
-    def late(self, now: float) -> list[tuple[_T, float, float]]:
-        """Tasks that have become stragglers, each with its seconds so far and those of the median task."""
+    def warn_of_stragglers(self, now: float) -> None:
+        """Give a RalmWarning for each task that has become a straggler at `now` (seconds)."""
         if len(self._seconds) < _MIN_DONE:
-            return []
+            return
         usual = median(self._seconds)
-        limit = max(_LATE * usual, _MIN_LATE_SECONDS)
-        late = [job for job in self._running if not job.is_reported and now - job.started > limit]
-        for job in late:
-            job.is_reported = True
-        return [(job.task, now - job.started, usual) for job in late]
-
-    def results(self) -> list[tuple[_T, _R]]:
-        """The tasks that were finished, in order, with their results."""
-        return [self._results[place] for place in sorted(self._results)]
+        for job in self._running:
+            seconds = now - job.started
+            if not job.is_reported and seconds > max(_LATE * usual, _MIN_LATE_SECONDS):
+                job.is_reported = True
+                message = (
+                    f"{self.describe(job.task)} has taken {seconds:,.0f} s so far, where others took {usual:,.0f} s."
+                )
+                warnings.warn(message, RalmWarning, stacklevel=3)
 
     def _again(self, job: ClusterJob[_T]) -> bool:
         self._running.remove(job)
@@ -305,10 +302,11 @@ def run_tasks(
     its process each time and cannot be halved; if it raises no error, the task is skipped. Raises the errors of the
     function.
     """
-    queue: TaskQueue[_T, _R] = TaskQueue(tasks, halves)
+    queue = TaskQueue(tasks, describe, halves)
     remote: Any = ray.remote(num_cpus=1, max_retries=0)(without_progress)
     shared_ref = ray.put(shared)
-    running: dict[Any, Any] = {}
+    running: dict[Any, ClusterJob[_T]] = {}
+    results: dict[tuple[int, ...], tuple[_T, _R]] = {}
     with progress_bar(title, queue.total) as advance:
         while not queue.is_done:
             room = _AHEAD * processors() - len(running)
@@ -318,30 +316,28 @@ def run_tasks(
             ready, _ = ray.wait([*running], timeout=PAUSE)
             for ref in ready:
                 job = running.pop(ref)
-                if _finish(queue, job, ref, on_crash) and len(job.place) == 1:
-                    advance()
-            warn_of_stragglers(queue, describe)
-    return queue.results()
+                try:
+                    results[job.place] = job.task, ray.get(ref)
+                except RayError as error:
+                    if not _runs_again(queue, job, error):
+                        on_crash(job.task)
+                else:
+                    queue.finish(job, time.monotonic())
+                    if len(job.place) == 1:
+                        advance()
+            queue.warn_of_stragglers(time.monotonic())
+    return [results[place] for place in sorted(results)]
 
 
-def _finish(queue: TaskQueue[_T, _R], job: Any, ref: Any, on_crash: Callable[[_T], None]) -> bool:
-    """Take the result of a task; returns whether it succeeded."""
-    try:
-        result = ray.get(ref)
-    except RayTaskError as error:
+def _runs_again(queue: TaskQueue[_T], job: ClusterJob[_T], error: RayError) -> bool:
+    """Whether a task is done again after an error; raises those of its function, and of a cluster that fails."""
+    if isinstance(error, RayTaskError):
         raise_cause(error)
-    except (NodeDiedError, ObjectLostError):
-        runs_again = queue.lost(job)
-    except (WorkerCrashedError, OutOfMemoryError):
-        runs_again = queue.crashed(job)
-    except RayError as error:
-        raise cluster_failure(error) from error
-    else:
-        queue.keep(job, result, time.monotonic())
-        return True
-    if not runs_again:
-        on_crash(job.task)
-    return False
+    if isinstance(error, NodeDiedError | ObjectLostError):
+        return queue.lost(job)
+    if isinstance(error, WorkerCrashedError | OutOfMemoryError):
+        return queue.crashed(job)
+    raise cluster_failure(error) from error
 
 
 def cluster_failure(error: RayError) -> ClusterError:
@@ -359,13 +355,6 @@ def raise_cause(error: RayTaskError) -> NoReturn:
     if isinstance(error.cause, Exception):
         raise error.cause from None
     raise error
-
-
-def warn_of_stragglers(queue: TaskQueue[_T, _R], describe: Callable[[_T], str]) -> None:
-    """Give a RalmWarning for each task that has become a straggler."""
-    for task, seconds, usual in queue.late(time.monotonic()):
-        message = f"{describe(task)} has taken {seconds:,.0f} s so far, where others took {usual:,.0f} s."
-        warnings.warn(message, RalmWarning, stacklevel=3)
 
 
 def without_progress(function: Callable[[_S, _T], _R], shared: _S, task: _T) -> _R:

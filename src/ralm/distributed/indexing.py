@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeVar
+from typing import Final, NamedTuple, NoReturn, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -35,6 +35,7 @@ from ralm.corpus.splitting import Splitting, make_passages
 from ralm.corpus.store import PASSAGES_FILE, PassageStore
 from ralm.distributed import artifact_store, cluster
 from ralm.errors import ClusterError, CorpusError, RalmWarning, UsageError, WorkerError
+from ralm.lm.registry import load_tokenizer
 from ralm.protocols import Tokenizer
 from ralm.records import Document
 from ralm.retrieval.analysis import analysis_by_name
@@ -43,9 +44,6 @@ from ralm.retrieval.build import PartCounts, Shard, ShardFolder, documents_of, j
 from ralm.retrieval.index import INDEX_KIND
 from ralm.storage import atomic, manifest, outputs
 from ralm.version import __version__
-
-if TYPE_CHECKING:
-    from ralm.lm.local.tokenization import ModelTokenizer
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -79,7 +77,7 @@ class CorpusPlan:
         if self.lm is None:
             return self
         lm = str(Path(self.lm).absolute()) if Path(self.lm).is_dir() else self.lm
-        return replace(self, lm=lm, tokenizer=_loaded_tokenizer(lm).fingerprint)
+        return replace(self, lm=lm, tokenizer=load_tokenizer(lm).fingerprint)
 
     def settings(self) -> dict[str, JsonValue]:
         """Everything that decides what becomes of a span, but for what is bad in it."""
@@ -188,12 +186,9 @@ def build_index_on(
         parts_made = _make_parts(job, [span for spans in cuts for span in spans], skipped)
         _add_up(job, parts_made, removals, skipped)
         names = _make_shards(job, parts_made, shards)
-        local = (
-            replace(store, place=work / artifact_store.SHARDS)
-            if isinstance(store, artifact_store.ObjectStore)
-            else store
-        )
-        with local.folders(names) as folders:
+        if isinstance(store, artifact_store.ObjectStore):
+            store = replace(store, place=work / artifact_store.SHARDS)
+        with store.folders(names) as folders:
             placed = [ShardFolder(folder, _shard(job, name)) for folder, name in zip(folders, names, strict=True)]
             _warn_of_repeated_ids(placed)
             documents = documents_of(part.held for part in parts_made)
@@ -212,9 +207,8 @@ def _run(
             "machines with more memory, or more `shards`."
         )
 
-    return [
-        result for _, result in cluster.run_tasks(function, job, tasks, title=title, describe=describe, on_crash=fail)
-    ]
+    done = cluster.run_tasks(function, job, tasks, title=title, describe=describe, on_crash=fail)
+    return [result for _, result in done]
 
 
 def _cut(job: _Job, files: CorpusSpan) -> list[CorpusSpan]:
@@ -270,12 +264,18 @@ def _make_part(job: _Job, span: CorpusSpan) -> tuple[str, PartCounts]:
 
 
 def _write_part(folder: Path, job: _Job, span: CorpusSpan) -> None:
-    plan, skipped, removals, read = job.plan, Skipped(), Removals(), Counter[str]()
+    plan, skipped, removals, documents = job.plan, Skipped(), Removals(), 0
     maker = DocumentBuilder(plan.fields, skipped, skip_bad=plan.skip_bad)
+
+    def count_read(document: Document) -> Document:
+        nonlocal documents
+        documents += 1
+        return document
+
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", RalmWarning)
         passages = make_passages(
-            _count_read(read_span(span, maker), read),
+            map(count_read, read_span(span, maker)),
             plan.splitting,
             tokenizer=_tokenizer(plan.lm, plan.tokenizer) if plan.lm else None,
             decontamination=plan.decontamination,
@@ -285,7 +285,7 @@ def _write_part(folder: Path, job: _Job, span: CorpusSpan) -> None:
     reasons = {name: (count, skipped.examples[name]) for name, count in skipped.counts.items() if name != NOT_JSON}
     record = {
         "held": held,
-        "documents": read.total(),
+        "documents": documents,
         "skipped": reasons,
         "not_json": maker.not_json,
         "never_seen": sorted(maker.never_seen),
@@ -390,28 +390,16 @@ def _warn_of_repeated_ids(shards: Sequence[ShardFolder]) -> None:
     repeated.warn()
 
 
-def _count_read(documents: Iterator[Document], read: Counter[str]) -> Iterator[Document]:
-    for document in documents:
-        read["documents"] += 1
-        yield document
-
-
 @lru_cache(maxsize=1)
 def _tokenizer(lm: str, fingerprint: str | None) -> Tokenizer:
     """The tokenizer of a language model, on a machine; raises ClusterError if it is another one there."""
-    tokenizer = _loaded_tokenizer(lm)
+    tokenizer = load_tokenizer(lm)
     if tokenizer.fingerprint != fingerprint:
         raise ClusterError(
             f"the tokenizer of {lm} on the machine {platform.node()} of the cluster is another one than where the "
             "command runs: put the same files on all machines."
         )
     return tokenizer
-
-
-def _loaded_tokenizer(lm: str) -> "ModelTokenizer":
-    from ralm.lm.registry import load_tokenizer
-
-    return load_tokenizer(lm)
 
 
 def _name(span: CorpusSpan) -> str:

@@ -33,7 +33,6 @@ from ralm.distributed.cluster import (
     cluster_failure,
     connected,
     raise_cause,
-    warn_of_stragglers,
     without_progress,
 )
 from ralm.errors import ClusterError, RalmError, RalmWarning, UsageError
@@ -75,15 +74,15 @@ class _Run:
 
     loader: Loader[Any]
     function: Callable[[Any, Any], Any]
-    queue: TaskQueue[Any, Any]
-    describe: Callable[[Any], str]
+    queue: TaskQueue[Any]
 
-    def crash(self, job: ClusterJob[Any]) -> ClusterError:
-        """The error for a task that ends its process each time."""
-        return ClusterError(
-            f"{self.describe(job.task)} ends its process, each of {MAX_CRASHES} times; the machines may have too "
-            "little memory."
-        )
+    def check_runs_again(self, job: ClusterJob[Any], runs_again: bool) -> None:
+        """Raise ClusterError for a task that ends its process each time."""
+        if not runs_again:
+            raise ClusterError(
+                f"{self.queue.describe(job.task)} ends its process, each of {MAX_CRASHES} times; the machines may have "
+                "too little memory."
+            )
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +122,7 @@ class WorkerPool:
     def facts(self, loader: Loader[_M]) -> Any:
         """The facts of a loader's object, once a machine has loaded it; raises the errors of `run`."""
         if loader not in self._facts:
-            list(self.run(loader, _nothing, [None], describe=lambda _: loader.label))
+            list(self.run(loader, _do_nothing, [None], describe=lambda _: loader.label))
         return self._facts[loader][1]
 
     def run(
@@ -141,15 +140,15 @@ class WorkerPool:
         ends its process each time and cannot be halved, if machines load different objects, or if all end while they
         load; and the errors of the function.
         """
-        queue: TaskQueue[_T, _R] = TaskQueue(tasks, halves)
-        run = _Run(loader, function, queue, describe)
+        queue = TaskQueue(tasks, describe, halves)
+        run = _Run(loader, function, queue)
         self._last_ready = time.monotonic()
         try:
             while not queue.is_done:
                 self._update(loader)
                 self._assign(run)
                 yield from self._finished(run)
-                warn_of_stragglers(queue, describe)
+                queue.warn_of_stragglers(time.monotonic())
         finally:
             for worker in self._workers:
                 for ref in worker.tasks(run):
@@ -252,13 +251,11 @@ class WorkerPool:
         tasks = [*worker.running.values()]
         if is_alive and tasks:
             run, job = tasks.pop(0)
-            if not run.queue.crashed(job):
-                raise run.crash(job)
+            run.check_runs_again(job, run.queue.crashed(job))
         elif is_alive:
             self._ended.update((worker.node, worker.number, loader) for loader in worker.loading.values())
         for run, job in tasks:
-            if not run.queue.lost(job):
-                raise run.crash(job)
+            run.check_runs_again(job, run.queue.lost(job))
 
 
 class _Actor:
@@ -327,8 +324,8 @@ def _nodes() -> list[dict[str, Any]]:
     return nodes
 
 
-def _nothing(_made: object, _task: None) -> None:
-    """Do nothing."""
+def _do_nothing(_loaded: object, _task: None) -> None:
+    pass
 
 
 def _difference(known: object, facts: object) -> str:
