@@ -98,11 +98,6 @@ from .retrieval.dense.options import (
     VectorOptions as VectorOptions,
     load_encoder as load_encoder,
 )
-from .retrieval.encode import (
-    add_vectors as add_vectors,
-    remove_vectors as remove_vectors,
-    set_default_vectors as set_default_vectors,
-)
 from .retrieval.hybrid import FusionOptions as FusionOptions, Hybrid as Hybrid
 from .retrieval.index import Index as Index, open_index as open_index
 from .retrieval.random import RandomRetriever as RandomRetriever
@@ -111,7 +106,12 @@ from .retrieval.retrieval_file import (
     write_retrieval_file as write_retrieval_file,
 )
 from .retrieval.retriever import RetrieverOptions as RetrieverOptions, open_retriever as open_retriever
-from .retrieval.update import update_index as update_index
+from .retrieval.update import (
+    add_vectors as add_vectors,
+    remove_vectors as remove_vectors,
+    set_default_vectors as set_default_vectors,
+    update_index as update_index,
+)
 from .retrieval.writer import merge_index as merge_index
 from .runs.compare import Comparison as Comparison, compare_runs as compare_runs
 from .runs.resume import run_evaluation as run_evaluation, run_sweep as run_sweep

@@ -101,7 +101,7 @@ def test_what_decides_the_parts_of_an_index_is_in_their_names(tmp_path: Path, mo
         indexing._tokenizer(str(folder), str(before["tokenizer"]))
     assert after.lm is not None
     assert len(indexing._tokenizer(after.lm, after.tokenizer).encode("sheep"))
-    monkeypatch.setattr("ralm.retrieval.analysis.snowball.stemming_library", lambda: "PyStemmer 0.1")
+    monkeypatch.setattr("ralm.retrieval.analysis.analysers.stemming_library", lambda: "PyStemmer 0.1")
     assert {name for name, value in after.settings().items() if before[name] != value} == {"tokenizer", "stemmer"}
 
 

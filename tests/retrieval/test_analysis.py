@@ -18,12 +18,11 @@ from ralm.retrieval import analysis
 from ralm.retrieval.analysis import (
     ENGLISH,
     Analyser,
+    analysers,
     analysis_as_recorded,
     analysis_by_name,
-    lucene as words_module,
-    snowball,
 )
-from ralm.retrieval.analysis.lucene import lower_case, words
+from ralm.retrieval.analysis.analysers import lower_case, words
 from ralm.retrieval.bm25 import build
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BuildOptions
@@ -170,7 +169,7 @@ def test_words_obey_the_rules_of_the_standard(text: str) -> None:
 @settings(max_examples=500)
 @given(st.text(alphabet=[chr(i) for i in range(128)], max_size=20) | st.text(alphabet="aB12_.,:;' ", max_size=20))
 def test_the_fast_path_for_ascii_agrees_with_the_whole(text: str) -> None:
-    assert words(text) == words_module._UNICODE_WORDS.findall(text)
+    assert words(text) == analysers._UNICODE_WORDS.findall(text)
 
 
 @settings(max_examples=300)
@@ -394,7 +393,7 @@ def built_with_another_library(path: Path, monkeypatch: pytest.MonkeyPatch, stem
 
     with monkeypatch.context() as patch:
         patch.setattr(Stemmer, "Stemmer", Other)
-        patch.setattr(snowball, "version", lambda _: "1.3.0")
+        patch.setattr(analysers, "version", lambda _: "1.3.0")
         build_index(german_passages(), path, analyser="german")
 
 

@@ -15,9 +15,8 @@ from ralm.retrieval.dense.build import CHUNK, DenseBuilder
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_vectors
-from ralm.retrieval.encode import add_vectors
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.update import update_index
+from ralm.retrieval.update import add_vectors, update_index
 from ralm.storage.work import UNFINISHED_VECTORS, work_folder
 from ralm.terminal import Advance
 from tests.fakes import LetterEncoder, passages_of

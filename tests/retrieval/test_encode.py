@@ -17,9 +17,9 @@ import pytest
 from ralm.errors import DamagedFolderError, FolderExistsError, OtherEncoderError, UsageError
 from ralm.records import Passage
 from ralm.retrieval.build import build_index
-from ralm.retrieval.encode import add_vectors, remove_vectors, set_default_vectors
 from ralm.retrieval.index import Index, check_index, open_index
 from ralm.retrieval.retriever import matching_passages
+from ralm.retrieval.update import add_vectors, remove_vectors, set_default_vectors
 from ralm.storage import manifest as manifests
 from ralm.storage.outputs import MANIFEST
 from ralm.storage.work import PARTIAL, UNFINISHED_VECTORS, work_folder

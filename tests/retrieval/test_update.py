@@ -37,9 +37,8 @@ from ralm.retrieval import writer
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
-from ralm.retrieval.encode import add_vectors
 from ralm.retrieval.index import Index, check_index, open_index
-from ralm.retrieval.update import update_index
+from ralm.retrieval.update import add_vectors, update_index
 from ralm.retrieval.writer import merge_index, plan_merges
 from tests.campaign import campaign
 from tests.fakes import LetterEncoder

@@ -16,8 +16,8 @@ from ralm.records import Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions, VectorOptions
-from ralm.retrieval.encode import add_vectors
 from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.update import add_vectors
 from ralm.storage.manifest import read_manifest
 from ralm.training.encoders import TrainableQueryEncoder, inner_products, losses_of
 from ralm.training.options import LSROptions, QueryEncoderOptions, TrainingOptions

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ralm.protocols import WritingModel
     from ralm.reading.sources import FromRetriever, PassageSource
     from ralm.retrieval.cache import CachedRetriever
-    from ralm.retrieval.encode import RemoteEncoding
     from ralm.retrieval.retriever import RetrieverOptions
+    from ralm.retrieval.update import RemoteEncoding
 
 _opened: "list[WritingModel]" = []
 _caches: "list[CachedRetriever]" = []

@@ -1,8 +1,7 @@
 """From queries to hits: building, changing, opening and searching an index.
 
 build.py             builds an index
-update.py            adds and removes documents
-encode.py            adds and removes sets of vectors
+update.py            adds and removes documents and sets of vectors
 writer.py            writes a changed index and merges segments
 index.py             opens an index
 layout.py            describes the segments and sets of vectors of an index on disk

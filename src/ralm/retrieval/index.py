@@ -7,7 +7,7 @@ dense/            the vectors of the passages, if it was built for dense retriev
 vectors/          sets of vectors that were added later
 segments/         the same for passages that were added later; removed/ lists removed passages
 
-`ralm.retrieval.layout` describes these files; `ralm.retrieval.build`, `update` and `encode` write them.
+`ralm.retrieval.layout` describes these files; `ralm.retrieval.build` and `update` write them.
 """
 
 from collections.abc import Callable

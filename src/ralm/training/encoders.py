@@ -19,8 +19,8 @@ from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.search import Dense, PassageVectors, open_vectors
-from ralm.retrieval.encode import RemoteEncoding
 from ralm.retrieval.index import Index
+from ralm.retrieval.update import RemoteEncoding
 from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.terminal import no_progress
 from ralm.training.candidates import OnlineExamples

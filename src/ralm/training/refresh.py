@@ -24,8 +24,8 @@ from typing import Final
 from ralm.errors import RalmError, UsageError, WorkerError
 from ralm.processes import end_with_parent, starting_processes
 from ralm.retrieval.dense.options import VECTORS, EncoderOptions, VectorOptions, load_encoder, trained_options
-from ralm.retrieval.encode import RemoteEncoding, write_vectors
 from ralm.retrieval.index import open_index
+from ralm.retrieval.update import RemoteEncoding, write_vectors
 from ralm.storage.atomic import storage_errors, sync, sync_one
 from ralm.terminal import no_progress
 

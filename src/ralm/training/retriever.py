@@ -15,9 +15,9 @@ from pydantic import JsonValue
 from ralm.errors import OtherEncoderError, RalmWarning, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR, is_trained, load_encoder, trained_options
-from ralm.retrieval.encode import RemoteEncoding, add_vectors, check_can_add
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import VectorSet
+from ralm.retrieval.update import RemoteEncoding, add_vectors, check_can_add
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import check_output, recover
 from ralm.training.options import (
@@ -148,8 +148,7 @@ def train_retriever(
     if not len(training_E):
         raise UsageError("there are no examples to train on: give more text, or hold out less.")
     with training_extra():
-        from ralm.retrieval.dense.encoder import SentenceEncoder
-        from ralm.retrieval.dense.models import check_encoder_device
+        from ralm.retrieval.dense.encoder import SentenceEncoder, check_encoder_device
         from ralm.training.encoders import TrainableEncoders
         from ralm.training.loop import own_randomness, read_trained, train
     if force or not is_trained(Path(out)):

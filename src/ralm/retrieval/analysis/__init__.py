@@ -1,15 +1,11 @@
-"""Analysers: how texts become index terms. This module has the registry of analysers by name.
+"""How texts become index terms: the registry of analysers by name.
 
-lucene.py      Lucene's StandardAnalyzer, EnglishAnalyzer and CJKAnalyzer
-snowball.py    the languages that Snowball has a stemmer for
-
-A new analyser is a line in `_ANALYSES`. An index records the name of its analyser, so queries are analysed like its
-passages. The code of an analyser is imported on first use, so importing the names is cheap.
+A new analyser is a line in `_ANALYSES` and one in `analysers.terms_of_run`. An index records the name of its analyser,
+so queries are analysed like its passages. `analysers.py` is imported on first use, so importing the names is cheap.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, TypeAlias
 
 from ralm.errors import UsageError
@@ -29,15 +25,19 @@ class Analysis:
     """How texts become index terms; passages and queries must be analysed in the same way.
 
     `name`: the name for users. `recorded`: the name in indexes and in the configuration of retrievers; it changes
-    whenever the terms of any text change. `prepare`: returns the function that returns the terms of a run, which only
-    one thread may use. `stemmer`: returns the name and version of the installed stemming library, if its versions
-    differ in terms.
+    whenever the terms of any text change. `stemmer`: returns the name and version of the installed stemming library, if
+    its versions differ in terms.
     """
 
     name: str
     recorded: str
-    prepare: Callable[[], TermsOfRun]
     stemmer: Callable[[], str] | None = None
+
+    def prepare(self) -> TermsOfRun:
+        """The function that returns the terms of a run, which only one thread may use."""
+        from ralm.retrieval.analysis.analysers import terms_of_run
+
+        return terms_of_run(self.name)
 
 
 class Analyser:
@@ -73,45 +73,18 @@ LANGUAGES: Final = (
 """The languages that Snowball's stemmers are used for."""
 
 
-def _standard() -> TermsOfRun:
-    from ralm.retrieval.analysis.lucene import standard_terms
-
-    return standard_terms
-
-
-def _english() -> TermsOfRun:
-    from ralm.retrieval.analysis.lucene import english_terms
-
-    return english_terms()
-
-
-def _cjk() -> TermsOfRun:
-    from ralm.retrieval.analysis.lucene import cjk_terms
-
-    return cjk_terms
-
-
-def _snowball(language: str) -> TermsOfRun:
-    from ralm.retrieval.analysis.snowball import snowball_terms
-
-    return snowball_terms(language)
-
-
-def _stemmer() -> str:
-    from ralm.retrieval.analysis.snowball import stemming_library
+def _stemming_library() -> str:
+    from ralm.retrieval.analysis.analysers import stemming_library
 
     return stemming_library()
 
 
-ENGLISH: Final = Analysis(name="english", recorded="lucene-english", prepare=_english)
+ENGLISH: Final = Analysis(name="english", recorded="lucene-english")
 _ANALYSES: Final = (
     ENGLISH,
-    Analysis(name="standard", recorded="lucene-standard", prepare=_standard),
-    Analysis(name="cjk", recorded="lucene-cjk", prepare=_cjk),
-    *(
-        Analysis(name=language, recorded=f"snowball-{language}", prepare=partial(_snowball, language), stemmer=_stemmer)
-        for language in LANGUAGES
-    ),
+    Analysis(name="standard", recorded="lucene-standard"),
+    Analysis(name="cjk", recorded="lucene-cjk"),
+    *(Analysis(name=name, recorded=f"snowball-{name}", stemmer=_stemming_library) for name in LANGUAGES),
 )
 
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 import numpy as np
@@ -29,19 +28,7 @@ from numpy.typing import NDArray
 from ralm.errors import CorpusError, WorkerError
 from ralm.processes import end_with_parent, starting_processes
 from ralm.retrieval.analysis import ENGLISH, MAX_CACHED_TERMS, Analysis
-from ralm.retrieval.bm25 import formula, kernels
-from ralm.retrieval.bm25.writing import (
-    IndexCounts,
-    PairCounts,
-    SortedRun,
-    merge_runs,
-    sort_by_term,
-    term_offsets,
-    write_postings,
-    write_sorted_run,
-    write_totals,
-    write_vocabulary,
-)
+from ralm.retrieval.bm25 import formula, kernels, writing
 
 _Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
 """The term ids of some texts, concatenated, and how many each text has."""
@@ -207,15 +194,13 @@ class BM25Builder:
         self._buffered = 0
         self._length_bytes = bytearray()
         self._tokens = self._with_terms = 0
-        self._pairs = PairCounts()
-        self._runs: list[SortedRun] = []
+        self._pairs = writing.PairCounts()
+        self._runs: list[writing.SortedRun] = []
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._term_ids.close()
 
     def add(self, contents: str) -> None:
@@ -228,7 +213,7 @@ class BM25Builder:
         if self._characters >= _CHARACTERS_A_BATCH or len(self._batch) >= min(_PASSAGES_A_BATCH, self._capacity):
             self._analyse()
 
-    def finish(self) -> IndexCounts:
+    def finish(self) -> writing.IndexCounts:
         """Write the arrays and remove the runs.
 
         Raises CorpusError if nothing was added, or more passages than BM25 can number.
@@ -242,17 +227,17 @@ class BM25Builder:
         if not passages:
             raise CorpusError("the corpus has no passages: nothing to index.")
         vocabulary = self._term_ids.vocabulary
-        write_totals(self._folder, self._tokens, self._with_terms)
-        write_vocabulary(self._folder, list(vocabulary))
+        writing.write_totals(self._folder, self._tokens, self._with_terms)
+        writing.write_vocabulary(self._folder, list(vocabulary))
         table = self._pairs.table()
-        offsets = term_offsets(self._runs, len(vocabulary))
+        offsets = writing.term_offsets(self._runs, len(vocabulary))
         lengths = np.frombuffer(self._length_bytes, np.uint8)
-        postings = merge_runs(self._runs, offsets, self._capacity)
+        postings = writing.merge_runs(self._runs, offsets, self._capacity)
         rows = ((numbers, table.rows(numbers, frequencies, lengths)) for numbers, frequencies in postings)
-        write_postings(self._folder, offsets, table.pairs, rows)
+        writing.write_postings(self._folder, offsets, table.pairs, rows)
         for run in self._runs:
             run.file.unlink()
-        return IndexCounts(passages, len(vocabulary), int(offsets[-1]), self._tokens)
+        return writing.IndexCounts(passages, len(vocabulary), int(offsets[-1]), self._tokens)
 
     def _analyse(self) -> None:
         """Submit the batch, and take the results that are done."""
@@ -280,6 +265,6 @@ class BM25Builder:
         kernels.check_passage_count(first + len(lengths))
         self._length_bytes += formula.length_bytes(lengths).tobytes()
         begins = np.concatenate([[0], np.cumsum(lengths)])
-        postings = sort_by_term(terms, begins, len(self._term_ids.vocabulary), first)
+        postings = writing.sort_by_term(terms, begins, len(self._term_ids.vocabulary), first)
         self._pairs.add(postings[2] - first, postings[3], formula.length_bytes(lengths))
-        self._runs.append(write_sorted_run(self._folder / f"run-{len(self._runs)}", *postings))
+        self._runs.append(writing.SortedRun(self._folder / f"run-{len(self._runs)}", *postings))

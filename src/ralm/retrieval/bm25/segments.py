@@ -151,13 +151,14 @@ def _count_removed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Source:
-    """A segment that is merged: the new number of each passage (int32), and for each term the remaining frequency and
-    the new number."""
+    """A segment that is merged: the new number of each passage (int32), for each term the remaining frequency and the
+    new number, and the pair of each row of its code table, as `CodeTable` writes pairs."""
 
     segment: Segment
     numbers: NDArray[np.int32]
     frequencies: NDArray[np.int64]
     terms: NDArray[np.int64]
+    pairs: NDArray[np.int64]
 
 
 def merge_arrays(segments: Sequence[Segment], folder: Path, at_a_time: int) -> writing.IndexCounts:
@@ -181,13 +182,11 @@ def merge_arrays(segments: Sequence[Segment], folder: Path, at_a_time: int) -> w
         remains = source.terms != _REMOVED
         offsets[source.terms[remains] + 1] += source.frequencies[remains]
     np.cumsum(offsets, out=offsets)
-    pairs = [_pairs(one) for one in segments]
-    table = _table(sources, pairs)
+    table = _table(sources)
     totals = totals_of(segments)
     writing.write_totals(folder, totals.tokens, totals.with_terms)
     writing.write_vocabulary(folder, list(vocabulary))
-    rows = [table.rows_of(own) for own in pairs]
-    writing.write_postings(folder, offsets, table.pairs, _postings(sources, rows, offsets, at_a_time))
+    writing.write_postings(folder, offsets, table.pairs, _postings(sources, table, offsets, at_a_time))
     return writing.IndexCounts(passages, len(vocabulary), int(offsets[-1]), totals.tokens)
 
 
@@ -200,50 +199,44 @@ def _source(segment: Segment, first: int, vocabulary: dict[str, int]) -> _Source
     terms = np.full(len(frequencies), _REMOVED, np.int64)
     kept = np.flatnonzero(frequencies)
     terms[kept] = [vocabulary.setdefault(term, len(vocabulary)) for term in segment.arrays.term_texts(kept)]
-    return _Source(segment, numbers, frequencies, terms)
-
-
-def _pairs(segment: Segment) -> NDArray[np.int64]:
-    """The pair of each row of a segment's code table, as `CodeTable` writes pairs."""
     frequency, length = segment.arrays.code_table.astype(np.int64).T
-    return frequency << 8 | np.searchsorted(_STORED_LENGTHS, length)
+    pairs = frequency << 8 | np.searchsorted(_STORED_LENGTHS, length)
+    return _Source(segment, numbers, frequencies, terms, pairs)
 
 
-def _table(sources: Sequence[_Source], pairs: Sequence[NDArray[np.int64]]) -> writing.CodeTable:
+def _table(sources: Sequence[_Source]) -> writing.CodeTable:
     """The code table of all remaining postings."""
     counted = writing.PairCounts()
-    for source, own in zip(sources, pairs, strict=True):
-        counts = np.zeros(len(own), np.int64)
+    for source in sources:
+        counts = np.zeros(len(source.pairs), np.int64)
         _count_rows(source.segment.arrays.passages, source.segment.arrays.posting_codes, source.numbers, counts)
         seen = counts > 0
-        counted.add_counted(own[seen], counts[seen])
+        counted.add_counted(source.pairs[seen], counts[seen])
     return counted.table()
 
 
 def _postings(
-    sources: Sequence[_Source], rows: Sequence[NDArray[np.int32]], offsets: NDArray[np.int64], at_a_time: int
+    sources: Sequence[_Source], table: writing.CodeTable, offsets: NDArray[np.int64], at_a_time: int
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
     """The remaining postings, by term: new numbers of passages, and rows of the new code table."""
-    olds = [_old_terms(source, len(offsets) - 1) for source in sources]
+    old_terms = []  # the term of each segment for each new term; `_REMOVED` if the segment does not have it
+    for source in sources:
+        old = np.full(len(offsets) - 1, _REMOVED, np.int64)
+        kept = np.flatnonzero(source.terms != _REMOVED)
+        old[source.terms[kept]] = kept
+        old_terms.append(old)
+    rows = [table.rows_of(source.pairs) for source in sources]
     for first, last in writing.term_ranges(offsets, at_a_time):
         count = int(offsets[last] - offsets[first])
         new_numbers, new_rows = np.empty(count, np.int32), np.empty(count, np.int32)
         filled = offsets[first:last] - offsets[first]
-        for source, old, own in zip(sources, olds, rows, strict=True):
+        for source, old, own in zip(sources, old_terms, rows, strict=True):
             arrays = source.segment.arrays
             _append_postings(
                 old[first:last], arrays.offsets, arrays.passages, arrays.posting_codes, source.numbers, own, filled,
                 new_numbers, new_rows,
             )  # fmt: skip
         yield new_numbers, new_rows
-
-
-def _old_terms(source: _Source, terms: int) -> NDArray[np.int64]:
-    """The term of a segment for each new term; `_REMOVED` if the segment does not have it."""
-    old = np.full(terms, _REMOVED, np.int64)
-    kept = np.flatnonzero(source.terms != _REMOVED)
-    old[source.terms[kept]] = kept
-    return old
 
 
 @kernels.kernel

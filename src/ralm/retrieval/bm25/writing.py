@@ -104,7 +104,7 @@ class CodeTable:
     rare: NDArray[np.int32]
 
     def rows_of(self, pairs: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The row of each pair, which must be in the table."""
+        """The row of each pair; any row for a pair that is not in the table."""
         usual = pairs < len(self.usual)
         rows = self.usual[np.where(usual, pairs, 0)]
         if len(self.rare):
@@ -115,7 +115,7 @@ class CodeTable:
     def rows(
         self, passages: NDArray[np.int32], frequencies: NDArray[np.int32], lengths: NDArray[np.uint8]
     ) -> NDArray[np.int32]:
-        """The row of each posting; `lengths` has the length byte of each passage."""
+        """The row of each posting, whose pair must be in the table; `lengths` has the length byte of each passage."""
         rows = np.empty(len(passages), np.int32)
         _find_rows(passages, frequencies, lengths, self.usual, self.rare_pairs, self.rare, rows)
         return rows
@@ -182,56 +182,48 @@ def _find_rows(
         rows[i] = usual[pair] if pair < len(usual) else rare[np.searchsorted(rare_pairs, pair)]
 
 
-@dataclass(frozen=True, slots=True)
 class SortedRun:
-    """Postings of one buffer in a file of int32: terms, number of postings of each, all passages, all frequencies."""
+    """The result of `sort_by_term` in a file, read from its first term to its last, a range of terms at a time.
 
-    file: Path
-    terms: int
-    postings: int
+    The file holds int32: terms, number of postings of each, all passages, all frequencies.
+    """
 
-    def read(self, begin: int, count: int) -> NDArray[np.int32]:
-        """`count` numbers of the file, from number `begin` on."""
-        return np.fromfile(self.file, _INT, count, offset=begin * _INT.itemsize)
+    def __init__(self, file: Path, *parts: NDArray[np.int32]) -> None:
+        self.file = file
+        self._terms, self._postings = len(parts[0]), len(parts[2])
+        self._next_term = self._next_posting = 0
+        with file.open("wb") as stream:
+            for part in parts:
+                stream.write(part.data)
 
-    def terms_before(self, term: int) -> int:
-        """How many of its terms are below `term`."""
-        if not self.terms:
-            return 0
-        return int(np.searchsorted(np.memmap(self.file, _INT, "r", shape=(self.terms,)), term))
-
-
-class _Reader:
-    """Reads a run from its first term to its last, a range of terms at a time."""
-
-    def __init__(self, run: SortedRun) -> None:
-        self._run = run
-        self._term = self._posting = 0
+    def sizes(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The terms, and the number of postings of each."""
+        return self._read(0, self._terms), self._read(self._terms, self._terms)
 
     def read_below(self, term: int) -> tuple[NDArray[np.int32], ...]:
         """The unread terms below `term`: terms, number of postings of each, passages, frequencies."""
-        run, begin = self._run, self._posting
-        count = run.terms_before(term) - self._term
-        terms, sizes = run.read(self._term, count), run.read(run.terms + self._term, count)
+        begin, posting, count = self._next_term, self._next_posting, 0
+        if self._terms:
+            terms = np.memmap(self.file, _INT, "r", shape=(self._terms,))
+            count = int(np.searchsorted(terms, term)) - begin
+        sizes = self._read(self._terms + begin, count)
         size = int(sizes.sum(dtype=np.int64))
-        self._term, self._posting = self._term + count, begin + size
-        passages = run.read(2 * run.terms + begin, size)
-        return terms, sizes, passages, run.read(2 * run.terms + run.postings + begin, size)
+        self._next_term, self._next_posting = begin + count, posting + size
+        passages = self._read(2 * self._terms + posting, size)
+        frequencies = self._read(2 * self._terms + self._postings + posting, size)
+        return self._read(begin, count), sizes, passages, frequencies
 
-
-def write_sorted_run(file: Path, *parts: NDArray[np.int32]) -> SortedRun:
-    """Write the result of `sort_by_term`."""
-    with file.open("wb") as stream:
-        for part in parts:
-            stream.write(part.data)
-    return SortedRun(file, terms=len(parts[0]), postings=len(parts[2]))
+    def _read(self, begin: int, count: int) -> NDArray[np.int32]:
+        """`count` numbers of the file, from number `begin` on."""
+        return np.fromfile(self.file, _INT, count, offset=begin * _INT.itemsize)
 
 
 def term_offsets(runs: list[SortedRun], terms: int) -> NDArray[np.int64]:
     """Where the postings of each term begin, and where the last ones end."""
     offsets = np.zeros(terms + 1, np.int64)
     for run in runs:
-        offsets[run.read(0, run.terms) + 1] += run.read(run.terms, run.terms)
+        terms, sizes = run.sizes()
+        offsets[terms + 1] += sizes
     return np.cumsum(offsets, out=offsets)
 
 
@@ -239,13 +231,12 @@ def merge_runs(
     runs: list[SortedRun], offsets: NDArray[np.int64], at_a_time: int
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
     """The passages and frequencies of all postings, in the order of the terms, about `at_a_time` at a time."""
-    readers = [_Reader(run) for run in runs]
     for first, last in term_ranges(offsets, at_a_time):
         count = int(offsets[last] - offsets[first])
         passages, frequencies = np.empty(count, np.int32), np.empty(count, np.int32)
         filled = offsets[first:last] - offsets[first]
-        for reader in readers:
-            terms, *postings = reader.read_below(last)
+        for run in runs:
+            terms, *postings = run.read_below(last)
             _append_run(terms - np.int32(first), *postings, filled, passages, frequencies)
         yield passages, frequencies
 

@@ -1,19 +1,27 @@
-"""Lucene's analysers: StandardAnalyzer, EnglishAnalyzer and CJKAnalyzer.
+"""The analysers: Lucene's StandardAnalyzer, EnglishAnalyzer and CJKAnalyzer, and one for each language that Snowball
+has a stemmer for.
 
 Each splits a text into words by the Unicode standard (UAX #29), as Lucene's StandardTokenizer does, and lower-cases
 them. English also removes possessives and 33 stop words and applies the original Porter stemmer. CJK replaces
 full-width Latin and half-width katakana, and replaces Han, hiragana, katakana and Hangul characters that are direct
 neighbours by all pairs of neighbours; a character without neighbours and words in other scripts stay as they are.
+
+The languages of Snowball compose characters (NFC), make apostrophes straight, as the stemmers expect, and stem; stop
+words stay. A few have rules of their own: articles that an apostrophe joins to the next word, the suffixes of Turkish
+names, the two letters i of Turkish.
 """
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.metadata import version
 from typing import Final, NamedTuple
 from unicodedata import normalize
 
 import regex
 import Stemmer
 
+from ralm.errors import UsageError
 from ralm.retrieval.analysis import TermsOfRun
 
 _MAX_WORD: Final = 255
@@ -75,6 +83,19 @@ _ASCII_WORDS: Final = _ascii_words()
 _UNICODE_WORDS: Final = _unicode_words()
 
 
+def terms_of_run(name: str) -> TermsOfRun:
+    """Returns a function that returns the terms of a run of characters without white space, by the analyser's name."""
+    match name:
+        case "english":
+            return _english_terms()
+        case "standard":
+            return _standard_terms
+        case "cjk":
+            return _cjk_terms
+        case language:
+            return _snowball_terms(language)
+
+
 def words(text: str) -> list[str]:
     """The words of a text, unchanged."""
     found = (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).findall(text)
@@ -83,7 +104,7 @@ def words(text: str) -> list[str]:
     return [piece for word in found for piece in _pieces(word)]
 
 
-def placed_words(text: str) -> Iterator[tuple[int, str]]:
+def _placed_words(text: str) -> Iterator[tuple[int, str]]:
     """The words of a text, each after the position of its first character."""
     for found in (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).finditer(text):
         begin = found.start()
@@ -92,7 +113,7 @@ def placed_words(text: str) -> Iterator[tuple[int, str]]:
             begin += len(piece)
 
 
-def standard_terms(run: str) -> tuple[str, ...]:
+def _standard_terms(run: str) -> tuple[str, ...]:
     """The terms of Lucene's StandardAnalyzer: lower-cased words."""
     return tuple([lower_case(word) for word in words(run)])
 
@@ -118,18 +139,18 @@ _STOP_WORDS: Final = frozenset(
 _APOSTROPHES: Final = "'\u2019\uff07"
 
 
-def english_terms() -> TermsOfRun:
+def _english_terms() -> TermsOfRun:
     """Returns a function that returns the terms of a run; stop words have none."""
     porter: Callable[[str], str] = Stemmer.Stemmer("porter", 0).stemWord
 
     def terms(run: str) -> tuple[str, ...]:
-        plain = [lower_case(without_possessive(word)) for word in words(run)]
+        plain = [lower_case(_without_possessive(word)) for word in words(run)]
         return tuple([_stem(word, porter) for word in plain if word and word not in _STOP_WORDS])
 
     return terms
 
 
-def without_possessive(word: str) -> str:
+def _without_possessive(word: str) -> str:
     """The word without a final possessive 's."""
     return word[:-2] if len(word) >= 2 and word[-1] in "sS" and word[-2] in _APOSTROPHES else word
 
@@ -189,7 +210,7 @@ class _Part(NamedTuple):
     paired: bool
 
 
-def cjk_terms(run: str) -> tuple[str, ...]:
+def _cjk_terms(run: str) -> tuple[str, ...]:
     """The terms of a run of characters without white space; stop words have none."""
     found: list[str] = []
     neighbours, end = "", 0
@@ -218,7 +239,7 @@ def _parts(run: str) -> Iterator[_Part]:
 def _words(run: str, begin: int, end: int) -> Iterator[_Part]:
     """The words in a part of a run."""
     if begin < end:
-        for position, word in placed_words(run[begin:end]):
+        for position, word in _placed_words(run[begin:end]):
             first = begin + position
             yield _Part(first, first + len(word), _in_one_width(word), paired=_PAIRED.fullmatch(word) is not None)
 
@@ -234,3 +255,70 @@ def _in_one_width(word: str) -> str:
         return word
     wide = _VOICED.sub(lambda pair: normalize("NFC", pair[0].translate(_VOICING_MARKS)), word.translate(_WIDTHS))
     return wide.translate(_VOICING_MARKS)
+
+
+_STRAIGHT: Final = str.maketrans({"\u2019": "'", "\uff07": "'"})
+_ARTICLES: Final = {
+    "catalan": "d l m n s t",
+    "french": "c d j jusqu l lorsqu m n puisqu qu quoiqu s t",
+    "irish": "b d m",
+    "italian": "agl all c coll d dagl dall degl dell gl l m negl nell pell s sugl sull t un v",
+}
+"""The articles before an apostrophe, as in "l'avion"; the lists are those of Lucene's analysers."""
+_CEDILLAS: Final = str.maketrans("\u0218\u0219\u021a\u021b", "\u015e\u015f\u0162\u0163")
+"""Maps Romanian letters with a comma below to those with a cedilla, which every version of the stemmer accepts."""
+
+
+def stemming_library() -> str:
+    """The name and version of the library that stems; versions differ in the stems of some languages."""
+    return f"PyStemmer {version('PyStemmer')}"
+
+
+def _snowball_terms(language: str) -> TermsOfRun:
+    """Returns a function that returns the terms of a run in a language. A word of which the stemmer leaves nothing, as
+    in Greek, stays whole.
+
+    Raises UsageError if the installed version of the library lacks the language.
+    """
+    if language not in Stemmer.algorithms():
+        raise UsageError(
+            f"the analyser {language!r} needs a newer stemming library than {stemming_library()}: run "
+            "`pip install --upgrade PyStemmer`."
+        )
+    stem: Callable[[str], str] = Stemmer.Stemmer(language, 0).stemWord
+    plain = _plain(language)
+
+    def terms(run: str) -> tuple[str, ...]:
+        text = run if run.isascii() else normalize("NFC", run).translate(_STRAIGHT)
+        return tuple([stem(word) or word for found in words(text) if (word := plain(found))])
+
+    return terms
+
+
+def _plain(language: str) -> Callable[[str], str]:
+    """The function that prepares the words of a language for the stemmer."""
+    if language in _ARTICLES:
+        lower = _lower_irish if language == "irish" else lower_case
+        return partial(_without_article, frozenset(_ARTICLES[language].split()), lower)
+    match language:
+        case "romanian":
+            return lambda word: lower_case(word.translate(_CEDILLAS))
+        case "turkish":
+            return _plain_turkish
+    return lower_case
+
+
+def _without_article(articles: frozenset[str], lower: Callable[[str], str], word: str) -> str:
+    article, apostrophe, rest = word.partition("'")
+    return lower(rest if apostrophe and lower_case(article) in articles else word)
+
+
+def _lower_irish(word: str) -> str:
+    """Lower-case, with a hyphen between an initial n or t and a capital vowel: nAthair becomes n-athair."""
+    prefixed = word[0] in "nt" and word[1:2] in tuple("AEIOU\u00c1\u00c9\u00cd\u00d3\u00da")
+    return f"{word[0]}-{lower_case(word[1:])}" if prefixed else lower_case(word)
+
+
+def _plain_turkish(word: str) -> str:
+    """Lower-case with a dotless small i for the dotless capital, and without the suffixes of a name: Ankara'da."""
+    return lower_case(word.partition("'")[0].replace("I", "\u0131"))
