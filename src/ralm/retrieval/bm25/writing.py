@@ -222,8 +222,8 @@ def term_offsets(runs: list[SortedRun], terms: int) -> NDArray[np.int64]:
     """Where the postings of each term begin, and where the last ones end."""
     offsets = np.zeros(terms + 1, np.int64)
     for run in runs:
-        terms, sizes = run.sizes()
-        offsets[terms + 1] += sizes
+        own_terms, sizes = run.sizes()
+        offsets[own_terms + 1] += sizes
     return np.cumsum(offsets, out=offsets)
 
 
