@@ -5,15 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import lm_eval
 import pytest
-from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, CachingLM
-from lm_eval.tasks import TaskManager
 
 from ralm.errors import UsageError
 from ralm.harness.model import RalmLM
-from tests.cli.program import ralm
+from ralm.records import Document
+from tests.harness.local_tasks import evaluated, of, requests
+from tests.serving.served import save_index
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,23 +26,13 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("index")
-    rows = [{"id": str(number), "text": text} for number, text in enumerate(TEXTS)]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert ralm("index", folder / "corpus.jsonl", "--out", folder / "index").status == 0
-    return folder / "index"
+    texts = [Document(str(number), "", text) for number, text in enumerate(TEXTS)]
+    return save_index(tmp_path_factory.mktemp("index") / "index", texts)
 
 
 def answers(model: Any, tasks: Path, arguments: Any = None, **more: Any) -> dict[str, Any]:
     """What a model answers to every request, by task."""
-    found = lm_eval.simple_evaluate(
-        model=model,
-        model_args=arguments,
-        tasks=[f"local_{kind}" for kind in KINDS],
-        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-        bootstrap_iters=0,
-        **more,
-    )
+    found = evaluated(model, tasks, KINDS, model_args=arguments, **more)
     return {task: [one["resps"] for one in samples] for task, samples in found["samples"].items()}
 
 
@@ -83,8 +72,8 @@ def test_cached_answers_are_not_computed_again(
 def test_an_interrupted_run_has_kept_what_it_scored(
     tiny_folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = RalmLM.create_from_arg_obj({"lm": str(tiny_folders["bloom"])})
-    asked = [Instance("loglikelihood", {}, ("The", f" sea {number}"), 0, ("local", number, 1)) for number in range(3)]
+    ours = of(tiny_folders["bloom"])
+    asked = requests("loglikelihood", *(("The", f" sea {number}") for number in range(3)))
     monkeypatch.setattr("ralm.harness.model._ENDINGS_AT_ONCE", 1)
     scored, calls = RalmLM._scored, list[Any]()
 
@@ -98,33 +87,29 @@ def test_an_interrupted_run_has_kept_what_it_scored(
     with pytest.raises(KeyboardInterrupt):
         CachingLM(ours, str(tmp_path / "cache.db")).loglikelihood(asked)
     monkeypatch.setattr(RalmLM, "_scored", scored)
-    again = CachingLM(
-        ours_again := RalmLM.create_from_arg_obj({"lm": str(tiny_folders["bloom"])}), str(tmp_path / "cache.db")
-    )
-    found = again.loglikelihood(asked)
-    assert ours_again._scorer.asked == 1
-    assert found == RalmLM.create_from_arg_obj({"lm": str(tiny_folders["bloom"])}).loglikelihood(asked)
+    again = of(tiny_folders["bloom"])
+    found = CachingLM(again, str(tmp_path / "cache.db")).loglikelihood(asked)
+    assert again._scorer.asked == 1
+    assert found == of(tiny_folders["bloom"]).loglikelihood(asked)
 
 
 def test_a_question_that_is_not_in_the_prompt_is_refused_with_a_cache(
     tiny_folders: dict[str, Path], index: Path, tmp_path: Path
 ) -> None:
     """The harness finds an answer by the prompt: it could not tell two questions with one prompt apart."""
-    ours = RalmLM.create_from_arg_obj({"lm": str(tiny_folders["bloom"]), "index": str(index)})
-    asked = [
-        Instance(kind, {"question": "what sings?"}, ("Answer:", more), 0, ("local", 0, 1))
-        for kind, more in (("loglikelihood", " a whale"), ("generate_until", {"max_gen_toks": 3}))
-    ]
-    assert ours.loglikelihood(asked[:1])
+    ours = of(tiny_folders["bloom"], index=index)
+    document = {"question": "what sings?"}
+    scored = requests("loglikelihood", ("Answer:", " a whale"), document=document)
+    assert ours.loglikelihood(scored)
     kept = CachingLM(ours, str(tmp_path / "cache.db"))
     with pytest.raises(UsageError, match="^`use_cache` finds answers by the prompt, .* question .'what sings"):
-        kept.loglikelihood(asked[:1])
+        kept.loglikelihood(scored)
     with pytest.raises(UsageError, match="^`use_cache` finds answers by the prompt"):
-        kept.generate_until(asked[1:])
+        kept.generate_until(requests("generate_until", ("Answer:", {"max_gen_toks": 3}), document=document))
 
 
 def test_a_cache_of_another_kind_is_refused(tiny_folders: dict[str, Path]) -> None:
-    ours = RalmLM.create_from_arg_obj({"lm": str(tiny_folders["bloom"])})
+    ours = of(tiny_folders["bloom"])
     hook = CacheHook(None)
     hook.dbdict = {}
     with pytest.raises(UsageError, match="cannot keep the answers of several settings apart"):
@@ -146,12 +131,9 @@ def test_cached_requests_are_those_of_any_setting(
 
 def test_draws_that_a_cache_would_make_equal_are_refused(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
     """The harness leaves requests out of its cache only for `do_sample=True`."""
-    ours = RalmLM.create_from_arg_obj({"lm": str(tiny_folders["bloom"])})
+    ours = of(tiny_folders["bloom"])
     drawn = {"temperature": 0.8, "max_gen_toks": 3}
-    asked = [
-        Instance("generate_until", {}, ("The sea", more), 0, ("local", 0, 1))
-        for more in (drawn, {**drawn, "do_sample": True})
-    ]
+    asked = requests("generate_until", ("The sea", drawn), ("The sea", {**drawn, "do_sample": True}))
     kept = CachingLM(ours, str(tmp_path / "cache.db"))
     with pytest.raises(UsageError, match="^`use_cache` would give every draw of a request the same answer"):
         kept.generate_until(asked[:1])

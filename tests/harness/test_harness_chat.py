@@ -3,15 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import lm_eval
 import pytest
 from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
 from ralm.errors import ModelError
 from ralm.harness.model import RalmLM
-from tests.harness.local_tasks import save_tasks
+from tests.harness.local_tasks import assert_alike, evaluated, of
 from tests.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -38,25 +36,24 @@ def chatting(folder: Path, template: Any) -> Path:
 @pytest.mark.parametrize("begins", [True, False])
 def test_messages_become_the_same_text_as_in_hf(tmp_path: Path, template: str, messages: Any, begins: bool) -> None:
     folder = chatting(tmp_path / "model", template)
-    ours = RalmLM.create_from_arg_obj({"lm": str(folder)})
+    ours = of(folder)
     theirs = HFLM(pretrained=str(folder), device="cpu", batch_size=1)
     assert ours.apply_chat_template(messages, begins) == theirs.apply_chat_template(messages, begins)
     assert ours.chat_template(True) == theirs.chat_template(True) == template
     assert ours.chat_template(False) is None
 
 
-def test_a_task_is_answered_as_by_hf(tmp_path: Path) -> None:
-    folder, tasks = chatting(tmp_path / "model", TEMPLATE), save_tasks(tmp_path / "tasks")
+def test_a_task_is_answered_as_by_hf(tmp_path: Path, tasks: Path) -> None:
+    folder = chatting(tmp_path / "model", TEMPLATE)
     found = [
-        lm_eval.simple_evaluate(
-            model=model,
+        evaluated(
+            model,
+            tasks,
+            ("choosing", "ending"),
             model_args=arguments,
-            tasks=["local_choosing", "local_ending"],
-            task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
             num_fewshot=1,
             apply_chat_template=True,
             system_instruction="Answer.",
-            bootstrap_iters=0,
             device="cpu",
         )
         for model, arguments in (
@@ -65,12 +62,9 @@ def test_a_task_is_answered_as_by_hf(tmp_path: Path) -> None:
             ("hf", f"pretrained={folder},max_length=64"),
         )
     ]
-    for task in ("local_choosing", "local_ending"):
-        ours, theirs = ([one["resps"] for one in result["samples"][task]] for result in found[1:])
-        assert "[assistant]" in found[1]["samples"][task][0]["arguments"][0][0]
-        for one, other in zip(ours, theirs, strict=True):
-            for ((likely, greedy),), ((expected, held),) in zip(one, other, strict=True):
-                assert (likely, greedy) == (pytest.approx(expected, rel=1e-4), held)
+    _, ours, theirs = found
+    assert "[assistant]" in ours["samples"]["local_choosing"][0]["arguments"][0][0]
+    assert_alike(ours, theirs, ("choosing", "ending"))
 
 
 def test_a_template_is_chosen_by_its_name(tmp_path: Path) -> None:
@@ -85,7 +79,7 @@ def test_a_template_is_chosen_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_without_a_template_is_one_sentence(tiny_folders: dict[str, Path]) -> None:
-    ours = RalmLM.create_from_arg_obj({"lm": str(tiny_folders["gpt2"])})
+    ours = of(tiny_folders["gpt2"])
     with pytest.raises(ModelError, match="has no chat template"):
         ours.apply_chat_template(MESSAGES)
     with pytest.raises(ModelError, match="has no chat template"):
@@ -95,7 +89,7 @@ def test_a_tokenizer_without_a_template_is_one_sentence(tiny_folders: dict[str, 
 def test_tokenizers_have_names_of_their_own(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
     """The harness keeps templated requests by the name of the tokenizer."""
     names = {
-        RalmLM.create_from_arg_obj({"lm": str(folder)}).tokenizer_name
+        of(folder).tokenizer_name
         for folder in (tiny_folders["gpt2"], tiny_folders["llama"], chatting(tmp_path, TEMPLATE))
     }
     assert len(names) == 3

@@ -5,19 +5,17 @@ import json
 import math
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-import lm_eval
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
 
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.harness.model import RalmLM
@@ -31,20 +29,15 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from tests.cli.program import ralm
-from tests.harness.local_tasks import PAGES, QUESTIONS, save_tasks
+from tests.harness.local_tasks import PAGES, QUESTIONS, answers, assert_alike, evaluated, of, requests, save_tasks
 from tests.reference import ensemble
+from tests.serving.served import DOCUMENTS, save_index
 from tests.tiny_models import FAMILIES
 from tests.tiny_tokenizers import TOKENIZERS, save_with_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [
-    {"id": "hill", "title": "The Hill", "text": "The dog keeps the sheep together on the green hill."},
-    {"id": "sea", "title": "The Sea", "text": "The whales sing in the deep blue sea by night."},
-    {"id": "town", "text": "Fish, wool and bread are sold in the town."},
-    {"id": "night", "text": "By night the dog sleeps and the town is dark."},
-]
 TEXTS = [
     ("The sea is", " deep and blue"),
     ("The sea is  ", "deep"),
@@ -55,47 +48,6 @@ TEXTS = [
     ("a long way", "b" * 40),
 ]
 CONTEXTS = ["The sea is", "<s>The sea is deep", "x", "The sea " * 20]
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("index")
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in DOCUMENTS))
-    assert ralm("index", folder / "corpus.jsonl", "--out", folder / "index", "--words", "100").status == 0
-    return folder / "index"
-
-
-def requests(kind: str, *arguments: tuple[Any, ...], document: Mapping[str, Any] | None = None) -> list[Instance]:
-    return [Instance(kind, document or {}, one, 0, ("local", number, 1)) for number, one in enumerate(arguments)]
-
-
-def evaluated(model: Any, tasks: Path, kinds: Sequence[str], **more: Any) -> dict[str, Any]:
-    found: dict[str, Any] = lm_eval.simple_evaluate(
-        model=model,
-        tasks=[f"local_{kind}" for kind in kinds],
-        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-        bootstrap_iters=0,
-        **more,
-    )
-    return found
-
-
-def answers(found: Mapping[str, Any], kind: str) -> list[Any]:
-    """What the model answered to each request of a task."""
-    return [response for sample in found["samples"][f"local_{kind}"] for (response,) in sample["resps"]]
-
-
-def assert_alike(found: Mapping[str, Any], expected: Mapping[str, Any], kinds: Sequence[str]) -> None:
-    """The same figures and answers, within 1e-4."""
-    for kind in kinds:
-        ours, others = answers(found, kind), answers(expected, kind)
-        assert len(ours) == len(others) > 0
-        for one, other in zip(ours, others, strict=True):
-            assert one == (other if isinstance(other, str) else pytest.approx(other, rel=1e-4)), kind
-        figures = expected["results"][f"local_{kind}"]
-        for name, value in figures.items():
-            if isinstance(value, float):
-                assert found["results"][f"local_{kind}"][name] == pytest.approx(value, rel=1e-4), (kind, name)
 
 
 # ---- without passages
@@ -140,7 +92,7 @@ def assert_answers_alike(folder: Path) -> None:
 
 
 def test_what_greedy_decoding_writes_is_greedy(tiny_folders: dict[str, Path]) -> None:
-    ours = RalmLM.create_from_arg_obj({"lm": str(tiny_folders["gpt2"])})
+    ours = of(tiny_folders["gpt2"])
     theirs = HFLM(pretrained=str(tiny_folders["gpt2"]), device="cpu", batch_size=1)
     contexts = [f"{word} is" for word in "a dog the sheep by night fish wool bread hill green".split()]
     written = ours.generate_until(requests("generate_until", *((one, {"max_gen_toks": 1}) for one in contexts)))
@@ -226,11 +178,10 @@ def test_whole_texts_are_as_likely_as_ralm_eval_says(
 @pytest.mark.parametrize("reader", [InContext(), Ensemble(documents=2), Concatenation(documents=2)])
 def test_texts_are_written_as_by_ralm_generate(index: Path, tasks: Path, reader: Any) -> None:
     model, source = load_local_model("ralm-tiny"), FromRetriever.of_index(index)
-    plan = PlanOptions(stride=5, query_tokens=30, document_tokens=20, max_length=200)
+    lengths = {"stride": 5, "query_tokens": 30, "document_tokens": 20, "max_length": 200}
+    plan = PlanOptions(**lengths)
     found = answers(evaluated(RalmLM(model, source, reader=reader, plan=plan), tasks, ["writing"]), "writing")
-    options = GenerationOptions(
-        stride=5, query_tokens=30, document_tokens=20, max_length=200, new_tokens=12, stop=("\n", "e")
-    )
+    options = GenerationOptions(**lengths, new_tokens=12, stop=("\n", "e"))
     prompts = [Prompt(f"Question: {one['question']}\nAnswer:", str(one["question"])) for one in QUESTIONS]
     written = [""] * len(prompts)
     for number, piece in generate_many(prompts, model, options, source, reader=reader):
@@ -240,26 +191,24 @@ def test_texts_are_written_as_by_ralm_generate(index: Path, tasks: Path, reader:
 
 
 def test_a_question_decides_the_passages_of_a_text_that_is_written(index: Path) -> None:
-    ours = RalmLM.create_from_arg_obj({"lm": "ralm-tiny", "index": str(index)})
-    asked = [
-        *requests(
-            "generate_until", ("The whales sing.", {"max_gen_toks": 12}), document={"question": "wool in the town"}
-        ),
-        *requests("generate_until", ("The whales sing.", {"max_gen_toks": 12}), document={"text": "wool in the town"}),
-    ]
+    ours = of("ralm-tiny", index=index)
+    how = ("The whales sing.", {"max_gen_toks": 12})
+    [asked], [other] = (
+        requests("generate_until", how, document={name: "wool in the town"}) for name in ("question", "text")
+    )
     model, source = load_local_model("ralm-tiny"), FromRetriever.of_index(index)
     prompts = [Prompt("The whales sing.", "wool in the town"), Prompt("The whales sing.")]
     written = ["", ""]
     for number, piece in generate_many(prompts, model, GenerationOptions(new_tokens=12), source):
         written[number] += piece.text
     assert written[0] != written[1]
-    assert ours.generate_until(asked) == written
+    assert ours.generate_until([asked, other]) == written
 
 
 def test_a_text_without_a_question_is_continued_as_by_ralm_generate(index: Path, tmp_path: Path) -> None:
     """The retriever is asked again with the end of the growing text."""
-    arguments = {"lm": "ralm-tiny", "index": str(index), "retriever": "random", "document_tokens": 20}
-    ours = RalmLM.create_from_arg_obj({**arguments, "stride": 2, "query_tokens": 25})
+    arguments = {"lm": "ralm-tiny", "index": index, "retriever": "random", "document_tokens": 20}
+    ours = of(**arguments, stride=2, query_tokens=25)
     contexts = ["The whales in the sea", "The dog sleeps"]
     asked = requests("generate_until", *((one, {"max_gen_toks": 9}) for one in contexts), document={"text": "wool"})
     (tmp_path / "prompts.txt").write_text("\n".join(contexts) + "\n")
@@ -280,11 +229,8 @@ def test_choices_are_as_likely_as_ralm_qa_says(
     prompt = 'closed = "Question: {question}\\nAnswer:"\nanswer = " {answer}"\nquestion = "as it is"\nbetween = "\\n"\n'
     both = '"{documents}Question: {question}\\nAnswer:"'
     (tmp_path / "prompt.toml").write_text(f'{prompt}one = {both}\nseveral = {both}\ndocument = "{{text}}"\n')
-    (tmp_path / "corpus.jsonl").write_text(
-        "".join(json.dumps({"id": str(n), "text": one["text"]}) + "\n" for n, one in enumerate(DOCUMENTS))
-    )
-    assert ralm("index", tmp_path / "corpus.jsonl", "--out", tmp_path / "untitled").status == 0
-    shared = {"lm": tiny_folders["bloom"], "index": tmp_path / "untitled", "reader": "ensemble", "documents": 3}
+    untitled = save_index(tmp_path / "untitled", [replace(one, title="") for one in DOCUMENTS[:4]])
+    shared = {"lm": tiny_folders["bloom"], "index": untitled, "reader": "ensemble", "documents": 3}
     flags = [part for name, value in shared.items() for part in (f"--{name}", value)]
     done = ralm(
         "qa", tasks / "choosing.jsonl", *flags, "--prompt", tmp_path / "prompt.toml", "--out", tmp_path / "run",
@@ -292,8 +238,7 @@ def test_choices_are_as_likely_as_ralm_qa_says(
     )  # fmt: skip
     assert done.status == 0, done.err
     expected = pq.read_table(tmp_path / "run" / "answers.parquet")["gold_log_prob"].to_pylist()
-    model_args = {name: str(value) if isinstance(value, Path) else value for name, value in shared.items()}
-    found = evaluated("ralm", tasks, ["choosing"], model_args=model_args)
+    found = evaluated(of(**shared), tasks, ["choosing"])
     for sample, document, log_prob in zip(found["samples"]["local_choosing"], QUESTIONS, expected, strict=True):
         ((gold, _),) = sample["resps"][document["gold"]]
         assert gold == pytest.approx(log_prob, rel=1e-5)
@@ -331,7 +276,7 @@ def test_how_many_are_written_together_does_not_matter(tiny_folders: dict[str, P
 
 
 def test_repeats_are_drawn_apart_and_by_the_seed_of_the_harness(tiny_folders: dict[str, Path]) -> None:
-    ours = RalmLM.create_from_arg_obj({"lm": str(tiny_folders["bloom"])})
+    ours = of(tiny_folders["bloom"])
     (asked,) = requests("generate_until", ("The", {"max_gen_toks": 9, "temperature": 1.0, "do_sample": True}))
     torch.manual_seed(1234)
     found = ours.generate_until([asked] * 3)
@@ -350,13 +295,13 @@ def test_repeats_are_drawn_apart_and_by_the_seed_of_the_harness(tiny_folders: di
     ],
 )
 def test_what_cannot_be_generated_is_refused(tiny_folders: dict[str, Path], arguments: Any, said: str) -> None:
-    ours = RalmLM.create_from_arg_obj({"lm": str(tiny_folders["gpt2"])})
+    ours = of(tiny_folders["gpt2"])
     with pytest.raises(UsageError, match=said):
         ours.generate_until(requests("generate_until", ("The", arguments)))
 
 
 def test_arguments_that_change_nothing_are_taken(tiny_folders: dict[str, Path]) -> None:
-    ours = RalmLM.create_from_arg_obj({"lm": str(tiny_folders["gpt2"])})
+    ours = of(tiny_folders["gpt2"])
     many = {"max_new_tokens": 4, "num_beams": 1, "do_sample": False, "temperature": 0.7, "top_p": 0.9, "until": "z"}
     asked = requests("generate_until", ("The", many), ("The", {"max_gen_toks": 4, "until": ["z"]}))
     one, other = ours.generate_until(asked)
@@ -366,30 +311,19 @@ def test_arguments_that_change_nothing_are_taken(tiny_folders: dict[str, Path]) 
 # ---- what is refused
 
 
-def test_too_long_contexts_are_counted_in_a_warning(tiny_folders: dict[str, Path], index: Path) -> None:
-    arguments = {"lm": str(tiny_folders["gpt2"]), "index": str(index), "document_tokens": 20}
-    ours = RalmLM.create_from_arg_obj(arguments)
-    asked = requests("loglikelihood", ("the sea " * 9, "is"), ("the sea", " is"))
+def test_what_does_not_fit(tiny_folders: dict[str, Path], index: Path) -> None:
+    ours = of(tiny_folders["gpt2"], index=index, document_tokens=20)
     with pytest.warns(RalmWarning, match="1 of 2 contexts are too long for the 64 tokens"):
-        ours.loglikelihood(asked)
-
-
-def test_an_ending_that_does_not_fit_beside_its_passage_is_an_error(tiny_folders: dict[str, Path], index: Path) -> None:
-    arguments = {"lm": str(tiny_folders["gpt2"]), "index": str(index), "document_tokens": 20}
-    ours = RalmLM.create_from_arg_obj(arguments)
+        ours.loglikelihood(requests("loglikelihood", ("the sea " * 9, "is"), ("the sea", " is")))
     with pytest.raises(UsageError, match="ending of 46 tokens and the 20 before it do not fit"):
         ours.loglikelihood(requests("loglikelihood", ("the sea", "z" * 46)))
-
-
-def test_an_ending_without_tokens_is_an_error(tiny_folders: dict[str, Path]) -> None:
-    ours = RalmLM.create_from_arg_obj({"lm": str(tiny_folders["gpt2"])})
     with pytest.raises(TextError, match="the ending '' of a context has no tokens"):
         ours.loglikelihood(requests("loglikelihood", ("the sea", "")))
 
 
 def test_how_a_whole_text_is_read_is_refused_elsewhere(tiny_folders: dict[str, Path], index: Path) -> None:
-    arguments = {"lm": str(tiny_folders["gpt2"]), "index": str(index), "document_tokens": 20, "stride": 4}
-    ours = RalmLM.create_from_arg_obj({**arguments, "windows": "blocked", "block": 8})
+    how: dict[str, Any] = {"document_tokens": 20, "stride": 4, "windows": "blocked", "block": 8}
+    ours = of(tiny_folders["gpt2"], index=index, **how)
     assert math.isfinite(ours.loglikelihood_rolling(requests("loglikelihood_rolling", ("the sea is deep",)))[0])
     with pytest.raises(UsageError, match="say how whole texts are read"):
         ours.loglikelihood(requests("loglikelihood", ("the sea", " is")))

@@ -409,29 +409,6 @@ def test_half_a_chunk_goes_to_the_oldest_and_half_to_the_smallest(wanted: list[i
         assert any(share == want for share, want in zip(given_, wanted, strict=True))
 
 
-TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8).map(lambda text: text_of(*text)), max_size=4)
-
-
-@given(before=TEXTS, texts=TEXTS.filter(bool), chunks=st.lists(st.integers(1, 6), max_size=30))
-def test_a_line_is_read_to_its_end(before: list[IntArray], texts: list[IntArray], chunks: list[int]) -> None:
-    line = Line(held=before)
-    line.wait_for(texts)
-    held = [one.tolist() for one in before]
-    for chunk in chunks:
-        for text, read in zip(texts, line.read, strict=True):
-            assert read == 0 or any(one[:read] == text[:read].tolist() for one in held)
-        left = line.left
-        assert left > 0
-        line.advance(min(chunk, left))
-        held = [one.tolist() for one in line.held]
-        assert left - line.left == min(chunk, left)
-        if line.complete:
-            break
-    if sum(chunks) >= sum(map(len, texts)):
-        assert line.complete
-        assert held == [text.tolist() for text in texts]
-
-
 @given(
     lines=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=6),
     tokens=st.integers(1, 100),

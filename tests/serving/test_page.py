@@ -170,6 +170,8 @@ def test_tokens_without_passages_tell_how_likely_they_were(tab: Tab, page_url: s
     tab.press("ArrowRight")
     assert tab.value("[document.activeElement.id, document.querySelectorAll('.t.on').length]") == ["p1", 1]
     write(tab, f"{plain_url}/")
+    assert tab.value("document.getElementById('with').hidden"), "without an index there is one column"
+    assert continued(tab, "plain") == (PROMPT + completed(f"{plain_url}/")["choices"][0]["text"]).strip()
     tab.point("#p1")
     assert text_of(tab, "card").find("without") > 0, "also where there is no index"
 
@@ -224,7 +226,7 @@ def test_a_link_holds_prompt_and_options(tab: Tab, page_url: str) -> None:
 
 
 @needs_browser
-def test_on_a_phone_it_is_one_column(tab: Tab, page_url: str) -> None:
+def test_on_a_phone_it_is_one_column_and_the_sources_of_a_token_can_be_closed(tab: Tab, page_url: str) -> None:
     tab.size(360, 740)
     write(tab, page_url)
     assert tab.value("document.documentElement.scrollWidth") <= 360
@@ -234,14 +236,7 @@ def test_on_a_phone_it_is_one_column(tab: Tab, page_url: str) -> None:
     card = tab.value("(box => [box.bottom, box.height])(document.getElementById('card').getBoundingClientRect())")
     assert card[0] == 740, "the sources are at the lower edge"
     assert 0 < card[1] < 400
-
-
-@needs_browser
-def test_on_a_phone_the_sources_of_a_token_can_be_closed(tab: Tab, page_url: str) -> None:
-    tab.size(360, 740)
-    write(tab, page_url)
     is_open = "document.getElementById('card').checkVisibility()"
-    tab.value("document.getElementById('t3').click()")
     assert tab.value(is_open)
     assert tab.value("document.querySelector('#card .close').ariaLabel") == "close the sources of this token"
     width, height = tab.value(
@@ -305,10 +300,3 @@ def test_a_key_is_asked_for_and_kept_nowhere(tab: Tab, folder: Path) -> None:
         assert tab.value("read.tokens.length") >= 1
         kept = tab.value("location.href + document.cookie + JSON.stringify({...localStorage, ...sessionStorage})")
         assert KEY not in kept
-
-
-@needs_browser
-def test_without_an_index_there_is_one_column(tab: Tab, plain_url: str) -> None:
-    write(tab, f"{plain_url}/")
-    assert tab.value("document.getElementById('with').hidden")
-    assert continued(tab, "plain") == (PROMPT + completed(f"{plain_url}/")["choices"][0]["text"]).strip()

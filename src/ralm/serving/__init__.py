@@ -5,7 +5,7 @@ Each request is one thread that runs the library's own code; the asyncio side ch
     options                             what the operator sets, and what a request may change
     indexes, service                    the indexes, the model, and how requests read with them
     model, batcher                      one model for many threads, which reads together what they ask
-    prompts, completion, scoring, chat  what one request computes, as a generator of events
-    requests, answers, chat_answers, errors   OpenAI's JSON
+    prompts, completion, chat           what one request computes, as a generator of events, and its response
+    requests, answers, errors           OpenAI's JSON
     jobs, routes, middleware, server    HTTP: threads and responses, routes, keys and metrics, the process
 """

@@ -1,4 +1,4 @@
-"""The JSON of responses: what completions and chats share, and completions.
+"""What completions and chats share: the events of a request, and the JSON of the response that they become.
 
 Runs in the thread of the request, since it decodes tokens.
 """
@@ -8,24 +8,85 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from secrets import token_hex
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.answering.citations import web_address
-from ralm.reading.pieces import GeneratedToken, texts_of_tokens
+from ralm.answering.citations import SourcedAnswer, web_address
+from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
 from ralm.reading.provenance import contributions, passage_as_json, token_as_json, total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Provenance
-from ralm.serving.completion import Began, Completion, Echoed, Ended, Event, Wrote
 from ralm.serving.indexes import ReadConfig
-from ralm.serving.prompts import TokenLabels
-from ralm.serving.scoring import ScoredToken
+from ralm.serving.prompts import ScoredToken, TokenLabels
 
 _MIN_LOG_PROB: Final = -9999.0
 """The log-probability of an impossible token in OpenAI's API; JSON has no infinity."""
 ResponseJson: TypeAlias = dict[str, JsonValue]
 Token: TypeAlias = ScoredToken | GeneratedToken
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The prompts are read: the number of their tokens, and for each choice the number of characters before the first
+    token that is listed."""
+
+    offsets: Sequence[int]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Echoed:
+    """A prompt and its tokens, for one choice."""
+
+    choice: int
+    text: str
+    tokens: Sequence[ScoredToken]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wrote:
+    """A piece of generated text; `choice` numbers all texts of the request."""
+
+    choice: int
+    piece: GeneratedText
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ended:
+    """The end of a text of `tokens` tokens: at a stop string or end-of-text token, or at the requested length.
+
+    `gain_T` (float64, in nats) is the gain of each generated token of a completion, if it is requested. `answer` holds
+    the contribution of each passage to the answer of a chat.
+    """
+
+    choice: int
+    reason: Literal["stop", "length"]
+    tokens: int
+    gain_T: DoubleArray | None = None
+    answer: SourcedAnswer | None = None
+
+
+Event: TypeAlias = Began | Echoed | Wrote | Ended
+
+
+@dataclass
+class Choice:
+    """A choice so far, or what an event adds to one: text, and tokens with the text of each.
+
+    `listed` is the number of characters before the next token that is listed, `end` the last event.
+    """
+
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    listed: int = 0
+    end: Ended | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the text ended."""
+        return None if self.end is None else self.end.reason
 
 
 class ServedAnswer(ABC):
@@ -34,6 +95,7 @@ class ServedAnswer(ABC):
     kind: str
     piece_kind: str
     id_prefix: str
+    unused_config: tuple[str, ...] = ()
 
     def __init__(
         self, events: Iterator[Event], reads: ReadConfig, names: TokenLabels, *, model: str, as_ids: bool = False
@@ -48,23 +110,81 @@ class ServedAnswer(ABC):
         self._created = int(time.time())
         self._model = model
         self._passages: dict[int, Passage] = {}
+        self._choices: list[Choice] = []
 
-    @abstractmethod
     def whole(self) -> ResponseJson:
         """The response."""
+        for event in self._events:
+            self._take(event)
+        choices: list[JsonValue] = [self._choice_json(number, one) for number, one in enumerate(self._choices)]
+        usage = self._usage()
+        return {**self._head(self.kind), "choices": choices, "usage": usage, **self._sources_json(with_tokens=True)}
 
     def pieces(self, *, usage: bool) -> Iterator[ResponseJson]:
         """The pieces of the response as they come, and the usage at the end if requested."""
         head = self._head(self.piece_kind)
         more: ResponseJson = {"usage": None} if usage else {}
-        for piece in self._pieces():
-            yield {**head, **piece, **more}
+        for choice, sources in self._pieces():
+            yield {**head, "choices": [choice], **sources, **more}
         if usage:
             yield {**head, "choices": [], "usage": self._usage()}
 
+    def _pieces(self) -> Iterator[tuple[ResponseJson, ResponseJson]]:
+        """What each piece has of a choice, and the sources in it."""
+        for event in self._events:
+            added = self._take(event)
+            match event:
+                case Began():
+                    for number in range(len(self._choices)):
+                        yield from ((begin, {}) for begin in self._begin_json(number))
+                case Echoed(number) | Wrote(number) if added.text or added.tokens:
+                    yield self._piece_json(number, added), self._new_sources_json(number, added.tokens)
+        for number, choice in enumerate(self._choices):
+            *others, end = self._end_json(number, choice)
+            yield from ((other, {}) for other in others)
+            is_last = number == len(self._choices) - 1
+            yield end, self._sources_json(with_tokens=False) if is_last else {}
+
     @abstractmethod
-    def _pieces(self) -> Iterator[ResponseJson]:
-        """What is in each piece but not in all."""
+    def _choice_json(self, number: int, choice: Choice) -> ResponseJson:
+        """A whole choice."""
+
+    def _begin_json(self, number: int) -> Sequence[ResponseJson]:  # noqa: ARG002  # only chats have any
+        """A choice in the pieces before its text."""
+        return ()
+
+    @abstractmethod
+    def _piece_json(self, number: int, added: Choice) -> ResponseJson:
+        """A choice in a piece of its text."""
+
+    @abstractmethod
+    def _end_json(self, number: int, choice: Choice) -> Sequence[ResponseJson]:
+        """A choice in the pieces after its text; the last one has the reason of the end."""
+
+    @abstractmethod
+    def _choice_sources(self, choice: Choice, *, with_tokens: bool) -> ResponseJson:
+        """The sources of a choice."""
+
+    def _take(self, event: Event) -> Choice:
+        """Process an event; returns what it adds to a choice."""
+        match event:
+            case Began():
+                self.prompt_tokens = event.tokens
+                self._choices = [Choice(listed=one) for one in event.offsets]
+                return Choice()
+            case Ended():
+                self.written_tokens += event.tokens
+                self._choices[event.choice].end = event
+                return Choice()
+            case Echoed():
+                added = Choice(event.text, [*event.tokens], [token.text for token in event.tokens])
+            case Wrote(piece=piece):
+                added = Choice(piece.text, [*piece.tokens], texts_of_tokens([piece])[1])
+        choice = self._choices[event.choice]
+        choice.text += added.text
+        choice.tokens += added.tokens
+        choice.texts += added.texts
+        return added
 
     def _head(self, kind: str) -> ResponseJson:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
@@ -76,10 +196,15 @@ class ServedAnswer(ABC):
             "total_tokens": self.prompt_tokens + self.written_tokens,
         }
 
-    def _sources_json(self, config: ResponseJson, choices: list[JsonValue]) -> ResponseJson:
+    def _sources_json(self, *, with_tokens: bool) -> ResponseJson:
         """The passages of the response, with the JSON of each choice about them; empty without an index."""
         if self._reads.source is None:
             return {}
+        choices: list[JsonValue] = [
+            {"index": number, **self._choice_sources(one, with_tokens=with_tokens)}
+            for number, one in enumerate(self._choices)
+        ]
+        config = {name: one for name, one in self._reads.settings.config.items() if name not in self.unused_config}
         passages = self._passages.values()
         return {
             "ralm": {**config, "passages": [passage_json(one) for one in passages], "choices": choices},
@@ -159,129 +284,3 @@ def log_prob_json(log_prob: float | None) -> float | None:
 def finite(value: float | None) -> float | None:
     """The number; None if it is infinite or NaN, which JSON does not have."""
     return value if value is not None and np.isfinite(value) else None
-
-
-@dataclass
-class _Choice:
-    """A choice so far; `at` is the number of characters before the next token that is listed."""
-
-    at: int
-    text: str = ""
-    tokens: list[Token] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    written: list[GeneratedToken] = field(default_factory=list)
-    reason: str | None = None
-    gain_T: DoubleArray | None = None
-
-    @property
-    def gain(self) -> ResponseJson:
-        """The gain of the generated tokens; empty if it was not requested."""
-        if self.gain_T is None:
-            return {}
-        return gain_json(Provenance.of_rows([(one.passages_K, one.posteriors_K) for one in self.written]), self.gain_T)
-
-
-class _Addition(NamedTuple):
-    """What an event adds to a choice: text, and tokens with the text of each."""
-
-    choice: int
-    text: str
-    tokens: Sequence[Token]
-    texts: Sequence[str]
-
-
-class CompletionAnswer(ServedAnswer):
-    """Makes the response to a request for completions."""
-
-    kind = piece_kind = "text_completion"
-    id_prefix = "cmpl"
-
-    def __init__(
-        self, completion: Completion, events: Iterator[Event], reads: ReadConfig, names: TokenLabels, *, model: str
-    ) -> None:
-        super().__init__(events, reads, names, model=model, as_ids=completion.as_ids)
-        self._completion = completion
-        self._prompts: tuple[str, ...] = ()
-        self._choices: list[_Choice] = []
-
-    def whole(self) -> ResponseJson:
-        """The response."""
-        for event in self._events:
-            self._take(event)
-        choices: list[JsonValue] = [
-            self._choice_json(_Addition(number, one.text, one.tokens, one.texts), one.reason)
-            for number, one in enumerate(self._choices)
-        ]
-        usage = self._usage()
-        return {**self._head(self.kind), "choices": choices, "usage": usage, **self._sources(with_tokens=True)}
-
-    def _pieces(self) -> Iterator[ResponseJson]:
-        for event in self._events:
-            added = self._take(event)
-            if added is not None and (added.text or added.tokens):
-                yield {"choices": [self._choice_json(added)], **self._new_sources_json(added.choice, added.tokens)}
-        for number, choice in enumerate(self._choices):
-            last = number == len(self._choices) - 1
-            ended: ResponseJson = {"index": number, "text": "", "logprobs": None, "finish_reason": choice.reason}
-            yield {"choices": [ended], **(self._sources(with_tokens=False) if last else {})}
-
-    def _take(self, event: Event) -> _Addition | None:
-        """Process an event; returns its addition to a choice, if any."""
-        match event:
-            case Began():
-                self.prompt_tokens, self._prompts = event.tokens, event.texts
-                echo, times = self._completion.echo, self._completion.times
-                self._choices = [_Choice(0 if echo else len(text)) for text in event.texts for _ in range(times)]
-                return None
-            case Ended():
-                self.written_tokens += event.tokens
-                self._choices[event.choice].reason = event.reason
-                self._choices[event.choice].gain_T = event.gain_T
-                return None
-            case Echoed():
-                text = self._prompts[event.choice // self._completion.times]
-                added = _Addition(event.choice, text, event.tokens, [token.text for token in event.tokens])
-            case Wrote():
-                _, texts = texts_of_tokens([event.piece])
-                added = _Addition(event.choice, event.piece.text, event.piece.tokens, texts)
-                self._choices[event.choice].written += event.piece.tokens
-        choice = self._choices[added.choice]
-        choice.text += added.text
-        choice.tokens += added.tokens
-        choice.texts += added.texts
-        return added
-
-    def _choice_json(self, shown: _Addition, reason: str | None = None) -> ResponseJson:
-        logprobs = None if self._completion.logprobs is None else self._logprobs_json(shown)
-        return {"index": shown.choice, "text": shown.text, "logprobs": logprobs, "finish_reason": reason}
-
-    def _logprobs_json(self, shown: _Addition) -> ResponseJson:
-        choice = self._choices[shown.choice]
-        offsets: list[JsonValue] = []
-        for text in shown.texts:
-            offsets.append(choice.at)
-            choice.at += len(text)
-        return {
-            "tokens": [self._name(token.token) for token in shown.tokens],
-            "token_logprobs": [log_prob_json(token.log_prob) for token in shown.tokens],
-            "top_logprobs": [self._top(token) for token in shown.tokens],
-            "text_offset": offsets,
-        }
-
-    def _top(self, token: Token) -> JsonValue:
-        """The top log-probabilities and that of the token itself; null without a token before it."""
-        if token.log_prob is None:
-            return None
-        named: dict[str, JsonValue] = {}
-        for number, log_prob in token.top_logprobs[: self._completion.logprobs]:
-            named.setdefault(self._name(number), log_prob_json(log_prob))
-        named.setdefault(self._name(token.token), log_prob_json(token.log_prob))
-        return named
-
-    def _sources(self, *, with_tokens: bool) -> ResponseJson:
-        choices: list[JsonValue] = []
-        for number, choice in enumerate(self._choices):
-            listed = with_tokens and bool(choice.text or choice.tokens)
-            tokens: ResponseJson = {"tokens": self._tokens_json(choice.tokens)} if listed else {}
-            choices.append({"index": number, **tokens, **choice.gain})
-        return self._sources_json(self._reads.settings.config, choices)

@@ -1,17 +1,22 @@
-"""The work of a request for a chat: answers the last message of the user with passages, as a generator of events."""
+"""Chats: answers the last message of the user with passages, as a generator of events, and makes the response of them,
+whole or in pieces, with its sources."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
+
+import numpy as np
+from pydantic import JsonValue
 
 from ralm.answering import citations, prompts, sources
 from ralm.answering.options import AnswerOptions
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
-from ralm.serving import completion, errors, indexes, scoring
+from ralm.records import Passage
+from ralm.serving import answers, errors, indexes
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits, continuation_options
-from ralm.serving.prompts import TOO_LONG, check_size
+from ralm.serving.prompts import TOO_LONG, TokenLabels, check_scores, check_size
 from ralm.validation import MAX_SEED
 
 _SHARE: Final = 4
@@ -41,7 +46,7 @@ class ChatCompletion:
 
 def answer_chat(
     chat: ChatCompletion, model: SharedModel, reads: indexes.ReadConfig, prompt: prompts.QuestionPrompt, limits: Limits
-) -> Iterator[completion.Event]:
+) -> Iterator[answers.Event]:
     """The events of a chat; the seeds of its choices count up from the one in `sampling`.
 
     Raises RequestError if the conversation is not valid or does not fit, UsageError if the model cannot answer so.
@@ -63,13 +68,13 @@ def answer_chat(
         raise errors.RequestError(str(error), param="messages", code=TOO_LONG) from None
     except ChatError as error:
         raise errors.RequestError(str(error), param="messages") from None
-    yield completion.Began((), own)
+    yield answers.Began([0] * chat.times, own)
     for choice, piece in streams:
-        yield completion.Wrote(choice, piece)
+        yield answers.Wrote(choice, piece)
     for choice in range(chat.times):
         answer = streams.with_sources(choice)
         reason: Literal["stop", "length"] = "stop" if streams.is_complete(choice) else "length"
-        yield completion.Ended(choice, reason, len(answer.answer.tokens), answer=answer if reads.source else None)
+        yield answers.Ended(choice, reason, len(answer.answer.tokens), answer=answer if reads.source else None)
 
 
 def _source(reads: indexes.ReadConfig, model: SharedModel) -> sources.QuestionSource | None:
@@ -99,7 +104,7 @@ def _check(chat: ChatCompletion, model: SharedModel, prompt: prompts.QuestionPro
             f"the model {model.name} returns no log-probabilities: leave out `logprobs`.", param="logprobs"
         )
     if chat.measured:
-        scoring.check_scores(model)
+        check_scores(model)
     if prompt.chat and not has_chat_template(model.tokenizer):
         raise errors.RequestError(
             f"the model {model.name} has no chat template: use /v1/completions, or start the server with a `--prompt` "
@@ -133,3 +138,132 @@ def _new_tokens(chat: ChatCompletion, own: int, limits: Limits, length: int) -> 
             code=TOO_LONG,
         )
     return new_tokens
+
+
+class ChatAnswer(answers.ServedAnswer):
+    """Makes the response to a request for a chat; `address` returns the URL of a passage on this server."""
+
+    kind = "chat.completion"
+    piece_kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+    unused_config = ("stride",)
+
+    def __init__(
+        self,
+        chat: ChatCompletion,
+        events: Iterator[answers.Event],
+        reads: indexes.ReadConfig,
+        names: TokenLabels,
+        address: Callable[[Passage], str],
+        *,
+        model: str,
+    ) -> None:
+        super().__init__(events, reads, names, model=model)
+        self._chat = chat
+        self._address = address
+
+    def _choice_json(self, number: int, choice: answers.Choice) -> answers.ResponseJson:
+        message: answers.ResponseJson = {
+            "role": "assistant",
+            "content": choice.text + self._sources_text(choice),
+            "refusal": None,
+            "annotations": self._annotations(choice),
+        }
+        logprobs = self._logprobs_json(choice.tokens)
+        return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": choice.reason}
+
+    def _begin_json(self, number: int) -> Sequence[answers.ResponseJson]:
+        return [self._delta(number, {"role": "assistant", "content": "", "refusal": None})]
+
+    def _piece_json(self, number: int, added: answers.Choice) -> answers.ResponseJson:
+        return self._delta(number, {"content": added.text}, added.tokens)
+
+    def _end_json(self, number: int, choice: answers.Choice) -> Sequence[answers.ResponseJson]:
+        text, noted = self._sources_text(choice), self._annotations(choice)
+        end = self._delta(number, {"annotations": noted} if noted else {}, reason=choice.reason)
+        return [self._delta(number, {"content": text}), end] if text else [end]
+
+    def _delta(
+        self,
+        number: int,
+        delta: answers.ResponseJson,
+        tokens: Sequence[answers.Token] = (),
+        reason: str | None = None,
+    ) -> answers.ResponseJson:
+        listed = self._logprobs_json(tokens) if tokens else None
+        return {"index": number, "delta": delta, "logprobs": listed, "finish_reason": reason}
+
+    def _logprobs_json(self, tokens: Sequence[answers.Token]) -> JsonValue:
+        """The `logprobs` of some tokens, if requested."""
+        if not self._chat.logprobs:
+            return None
+        content: list[JsonValue] = [
+            {
+                **self._with_name(token.token, token.log_prob),
+                "top_logprobs": [self._with_name(*one) for one in token.top_logprobs],
+            }
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _with_name(self, token: int, log_prob: float | None) -> answers.ResponseJson:
+        name = self._names.of(token)
+        encoded: list[JsonValue] = [*name.encode()]
+        is_text = name != self._names.of(token, as_id=True)
+        return {"token": name, "logprob": answers.log_prob_json(log_prob), "bytes": encoded if is_text else None}
+
+    def _annotations(self, choice: answers.Choice) -> list[JsonValue]:
+        """The parts of a text that come from passages, in their order."""
+        found = sorted((span, one.passage) for one in _cited(choice) for span in one.spans)
+        return [
+            {
+                "type": "url_citation",
+                "url_citation": {
+                    "start_index": begin,
+                    "end_index": end,
+                    "url": self._url(passage),
+                    "title": citations.name_of(passage),
+                },
+            }
+            for (begin, end), passage in found
+        ]
+
+    def _sources_text(self, choice: answers.Choice) -> str:
+        if not self._chat.sources_as_text:
+            return ""
+        cited = _cited(choice)
+        return citations.sources_text(cited, [self._url(one.passage) for one in cited])
+
+    def _url(self, passage: Passage) -> str:
+        return citations.web_address(passage) or self._address(passage)
+
+    def _choice_sources(self, choice: answers.Choice, *, with_tokens: bool) -> answers.ResponseJson:
+        """With all tokens if wanted, or if no piece could have their passages.
+
+        Where passages shared a prompt, tokens are credited to them once the answer is complete.
+        """
+        answer = None if choice.end is None else choice.end.answer
+        assert answer is not None, "chats with an index end with it"
+        self._note([one.passage.number for one in answer.sources])
+        is_late = bool(choice.tokens) and len(answer.sources) > len(choice.tokens[0].passages_K)
+        given, gain_T = answer.text.provenance, answer.text.gain_T
+        rows = zip(choice.tokens, given.passages_TK, given.posteriors_TK, strict=True)
+        credited = [replace(token, passages_K=numbers_K, posteriors_K=shares_K) for token, numbers_K, shares_K in rows]
+        tokens: answers.ResponseJson = {"tokens": self._tokens_json(credited)} if with_tokens or is_late else {}
+        cited = {one.passage.number: one.spans for one in _cited(choice)}
+        gain: answers.ResponseJson = {} if np.isnan(gain_T).all() else answers.gain_json(given, gain_T)
+        sources: list[JsonValue] = [
+            {
+                "passage": one.passage.number,
+                "share": answers.finite(one.share),
+                "gain": answers.finite(one.gain),
+                "spans": [[*span] for span in cited.get(one.passage.number, ())],
+            }
+            for one in answer.sources
+        ]
+        return {**tokens, **gain, "sources": sources, "cut": answer.cut.documents}
+
+
+def _cited(choice: answers.Choice) -> Sequence[citations.Citation]:
+    answer = None if choice.end is None else choice.end.answer
+    return () if answer is None else citations.citations(answer.text)

@@ -1,24 +1,32 @@
-"""The work of a request for completions: scores echoed prompts and continues prompts, as a generator of events."""
+"""Completions: scores echoed prompts and continues prompts, as events, and makes the response of them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
+from pydantic import JsonValue
 
-from ralm.answering.citations import SourcedAnswer
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Tokenizer, WritingModel
 from ralm.reading import generate, pieces, provenance
 from ralm.reading.sampling import GenerationOptions
-from ralm.records import DoubleArray, IntArray
+from ralm.records import IntArray, Provenance
+from ralm.serving import answers
 from ralm.serving.errors import RequestError
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits, Settings, continuation_options
-from ralm.serving.prompts import ServedPrompt, check_room, read_prompt
-from ralm.serving.scoring import ScoredToken, check_scores, score_prompt
+from ralm.serving.prompts import (
+    ScoredToken,
+    ServedPrompt,
+    TokenLabels,
+    check_room,
+    check_scores,
+    read_prompt,
+    score_prompt,
+)
 from ralm.validation import MAX_SEED
 
 
@@ -43,49 +51,7 @@ class Completion:
     sampling: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Began:
-    """The prompts are read: the text of each, and the number of their tokens."""
-
-    texts: tuple[str, ...]
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Echoed:
-    """The tokens of a prompt, for one choice."""
-
-    choice: int
-    tokens: Sequence[ScoredToken]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Wrote:
-    """A piece of generated text; `choice` numbers all texts of the request."""
-
-    choice: int
-    piece: pieces.GeneratedText
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ended:
-    """The end of a text of `tokens` tokens: at a stop string or end-of-text token, or at the requested length.
-
-    `gain_T` (float64, in nats) is the gain of each generated token of a completion, if it is requested. `answer` holds
-    the contribution of each passage to the answer of a chat.
-    """
-
-    choice: int
-    reason: Literal["stop", "length"]
-    tokens: int
-    gain_T: DoubleArray | None = None
-    answer: SourcedAnswer | None = None
-
-
-Event: TypeAlias = Began | Echoed | Wrote | Ended
-
-
-def complete(completion: Completion, model: SharedModel, reads: ReadConfig, limits: Limits) -> Iterator[Event]:
+def complete(completion: Completion, model: SharedModel, reads: ReadConfig, limits: Limits) -> Iterator[answers.Event]:
     """The events of a completion.
 
     Raises RequestError for a query or a gain without a meaning, if a prompt is empty, too long or has unknown tokens,
@@ -103,7 +69,8 @@ def complete(completion: Completion, model: SharedModel, reads: ReadConfig, limi
     for prompt in prompts:
         check_room(prompt, completion.new_tokens, most)
     settings = prompts[0].settings(reads.settings)  # the same for all: they are all text, or all token ids
-    yield Began(tuple(prompt.text for prompt in prompts), sum(len(prompt.tokens) for prompt in prompts))
+    offsets = [0 if completion.echo else len(prompt.text) for prompt in prompts for _ in range(completion.times)]
+    yield answers.Began(offsets, sum(len(prompt.tokens) for prompt in prompts))
     is_scored = completion.logprobs is not None or completion.gain
     for number, prompt in enumerate(prompts if completion.echo else ()):
         tokens: Sequence[ScoredToken] = ()
@@ -111,17 +78,17 @@ def complete(completion: Completion, model: SharedModel, reads: ReadConfig, limi
             top_logprobs = completion.logprobs or 0
             tokens = score_prompt(prompt, model, settings.plan, reads, top_logprobs=top_logprobs, gain=completion.gain)
         for time in range(completion.times):
-            yield Echoed(number * completion.times + time, tokens)
+            yield answers.Echoed(number * completion.times + time, prompt.text, tokens)
     if completion.new_tokens:
         yield from _continue(completion, prompts, settings, model, reads)
     else:
         for choice in range(len(prompts) * completion.times):
-            yield Ended(choice, "length", 0)
+            yield answers.Ended(choice, "length", 0)
 
 
 def _continue(
     completion: Completion, prompts: Sequence[ServedPrompt], settings: Settings, model: SharedModel, reads: ReadConfig
-) -> Iterator[Wrote | Ended]:
+) -> Iterator[answers.Wrote | answers.Ended]:
     """The continuations. After an echoed prompt, the end-of-text token is returned too: clients count on one token more
     than the prompt has."""
     if completion.gain:
@@ -135,7 +102,7 @@ def _continue(
     for event in write(
         texts, model, options, reads, query=completion.query, times=completion.times, show_end=completion.echo
     ):
-        if isinstance(event, Wrote):
+        if isinstance(event, answers.Wrote):
             tokens.setdefault(event.choice, []).extend(event.piece.tokens)
         elif completion.gain and event.choice in tokens:
             own = tokens[event.choice]
@@ -155,7 +122,7 @@ def write(
     query: str | None = None,
     times: int = 1,
     show_end: bool = False,
-) -> Iterator[Wrote | Ended]:
+) -> Iterator[answers.Wrote | answers.Ended]:
     """Continue each prompt (int64, not empty) `times` times; choices of one prompt follow each other.
 
     Each choice is the result of `generate` for it alone: the first of a prompt with the seed of `options`, the others
@@ -179,11 +146,11 @@ def write(
             writer.add(prompt, query, (options.seed + time) % (MAX_SEED + 1))
             texts.append(pieces.StoppedText(prompt, model.tokenizer, options.stop))
     for choice, piece in generate.pieces_of(writer, texts):
-        yield Wrote(choice, _without_end(piece, ends, model.tokenizer))
+        yield answers.Wrote(choice, _without_end(piece, ends, model.tokenizer))
     for choice, text in enumerate(texts):
         count = writer.tokens[choice]
         is_cut = count == options.new_tokens and not text.found and choice not in writer.ended
-        yield Ended(choice, "length" if is_cut else "stop", count)
+        yield answers.Ended(choice, "length" if is_cut else "stop", count)
 
 
 def _without_end(piece: pieces.GeneratedText, ends: frozenset[int], tokenizer: Tokenizer) -> pieces.GeneratedText:
@@ -224,3 +191,64 @@ class _CountingWriter:
                 self.ended.add(number)
                 self.end(number)
         return written
+
+
+class CompletionAnswer(answers.ServedAnswer):
+    """Makes the response to a request for completions."""
+
+    kind = piece_kind = "text_completion"
+    id_prefix = "cmpl"
+
+    def __init__(
+        self,
+        completion: Completion,
+        events: Iterator[answers.Event],
+        reads: ReadConfig,
+        names: TokenLabels,
+        *,
+        model: str,
+    ) -> None:
+        super().__init__(events, reads, names, model=model, as_ids=completion.as_ids)
+        self._logprobs = completion.logprobs
+
+    def _choice_json(self, number: int, choice: answers.Choice) -> answers.ResponseJson:
+        logprobs = None if self._logprobs is None else self._logprobs_json(choice, self._choices[number])
+        return {"index": number, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.reason}
+
+    def _piece_json(self, number: int, added: answers.Choice) -> answers.ResponseJson:
+        return self._choice_json(number, added)
+
+    def _end_json(self, number: int, choice: answers.Choice) -> Sequence[answers.ResponseJson]:
+        return [{"index": number, "text": "", "logprobs": None, "finish_reason": choice.reason}]
+
+    def _logprobs_json(self, shown: answers.Choice, choice: answers.Choice) -> answers.ResponseJson:
+        offsets: list[JsonValue] = []
+        for text in shown.texts:
+            offsets.append(choice.listed)
+            choice.listed += len(text)
+        return {
+            "tokens": [self._name(token.token) for token in shown.tokens],
+            "token_logprobs": [answers.log_prob_json(token.log_prob) for token in shown.tokens],
+            "top_logprobs": [self._top(token) for token in shown.tokens],
+            "text_offset": offsets,
+        }
+
+    def _top(self, token: answers.Token) -> JsonValue:
+        """The top log-probabilities and that of the token itself; null without a token before it."""
+        if token.log_prob is None:
+            return None
+        named: dict[str, JsonValue] = {}
+        for number, log_prob in token.top_logprobs[: self._logprobs]:
+            named.setdefault(self._name(number), answers.log_prob_json(log_prob))
+        named.setdefault(self._name(token.token), answers.log_prob_json(token.log_prob))
+        return named
+
+    def _choice_sources(self, choice: answers.Choice, *, with_tokens: bool) -> answers.ResponseJson:
+        listed = with_tokens and bool(choice.text or choice.tokens)
+        found: answers.ResponseJson = {"tokens": self._tokens_json(choice.tokens)} if listed else {}
+        if choice.end is not None and choice.end.gain_T is not None:
+            written = [
+                (one.passages_K, one.posteriors_K) for one in choice.tokens if isinstance(one, pieces.GeneratedToken)
+            ]
+            found |= answers.gain_json(Provenance.of_rows(written), choice.end.gain_T)
+        return found

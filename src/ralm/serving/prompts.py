@@ -1,18 +1,33 @@
-"""The prompt of a request, text or token ids, with its limits, and the names of tokens in responses."""
+"""The prompts of requests, text or token ids: their limits, the names of their tokens, and their scores.
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+The tokens of a prompt are scored as `ralm eval` scores a text, with the top log-probabilities of each place.
+
+    p(y | x) = sum over prompt prefixes d of  weight_d  p(y | [d; x])             (REPLUG, Eq. 2)
+
+Shapes: K prompt prefixes, T targets, N tokens of a prompt, P targets of a sequence, V vocabulary.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ralm.errors import ModelError
+from ralm.evaluation.perplexity import check_plan
+from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import Tokenizer
-from ralm.reading.tokens import first_tokens
-from ralm.records import IntArray
-from ralm.serving import errors, options
+from ralm.protocols import LanguageModel, Tokenizer
+from ralm.reading import ensemble, in_context, plan, score
+from ralm.reading.pieces import GeneratedToken, StoppedText
+from ralm.reading.tokens import PreparedText, first_tokens, prepare_text
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, PromptPrefix, Request, ScoringSequence
+from ralm.reranking import CheckedReranker
+from ralm.serving import errors, indexes
 from ralm.serving.model import SharedModel
+from ralm.serving.options import Settings
+from ralm.validation import scores_given_texts
 
 TOO_LONG: Final = "context_length_exceeded"
 """The code of errors about prompts that are too long."""
@@ -20,6 +35,13 @@ _MOST_IDS: Final = 2**31 - 1
 _LONG: Final = 10**18
 _BEFORE: Final = "a"
 """Text that is decoded before a token: some tokenizers write the space of a token only after other text."""
+_TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
+_Rows: TypeAlias = Sequence[tuple[int, Sequence[PromptPrefix]]]
+_NUMBERS_AT_ONCE: Final = 1 << 24
+"""Log-probabilities of whole vocabularies that are held at once: 64 MiB of them."""
+_NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
+_NO_PASSAGES: Final[IntArray] = np.array([NO_PASSAGE], dtype=np.int64)
+_WHOLE_SHARE: Final[FloatArray] = np.ones(1, dtype=np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +57,13 @@ class ServedPrompt:
         """The text."""
         return self.tokenizer.decode(self.tokens) if self.given is None else self.given
 
-    def settings(self, settings: options.Settings) -> options.Settings:
+    def settings(self, settings: Settings) -> Settings:
         """The settings for this prompt: token ids without an index are read as they are, without a BOS."""
         if self.given is None and settings.index is None:
             return replace(settings, plan=replace(settings.plan, bos="never"))
         return settings
 
-    def beginning(self, settings: options.Settings) -> int:
+    def beginning(self, settings: Settings) -> int:
         """The number of leading special tokens, which are not part of the text.
 
         With an index, token ids may begin with the special tokens that the tokenizer puts first, or with one BOS or
@@ -130,3 +152,222 @@ class TokenLabels:
             unclear = not text or "\N{REPLACEMENT CHARACTER}" in text
             self._known[token] = f"token_id:{token}" if unclear else text
         return self._known[token]
+
+
+@dataclass(slots=True, eq=False)
+class ScoredToken:
+    """A token of a prompt, and the text that it adds.
+
+    `log_prob` is natural; None for a token with nothing before it. `passages_K`, `posteriors_K`, `top_logprobs` and
+    `gain` are as for generated tokens.
+    """
+
+    token: int
+    text: str
+    log_prob: float | None = None
+    passages_K: IntArray = field(default_factory=lambda: _NO_PASSAGES)
+    posteriors_K: FloatArray = field(default_factory=lambda: _WHOLE_SHARE)
+    top_logprobs: _TopLogprobs = ()
+    gain: float | None = None
+
+
+def score_prompt(
+    prompt: ServedPrompt,
+    model: SharedModel,
+    options: plan.PlanOptions,
+    reads: indexes.ReadConfig,
+    *,
+    top_logprobs: int = 0,
+    gain: bool = False,
+) -> list[ScoredToken]:
+    """Every token of a prompt; the text after its leading special tokens is scored as `evaluate_text` does.
+
+    `top_logprobs` is the number of top log-probabilities of each token. Raises RequestError if the model cannot return
+    them, and what `evaluate_text` raises.
+    """
+    scorer, reader = Scorer(model, progress=False), in_context.CheckedReader.of(reads.reader)
+    reranker = CheckedReranker.of(reads.reranker)
+    check_scores(model)
+    check_plan(scorer, options)
+    spans_N2 = _spans(prompt)
+    ends = [0, *np.maximum.accumulate(spans_N2[:-1, 1]).tolist(), len(prompt.text)]
+    scored = [  # the tokens of one character share a text
+        ScoredToken(int(token), prompt.text[begin:end])
+        for token, begin, end in zip(prompt.tokens, ends[:-1], ends[1:], strict=True)
+    ]
+    begin = prompt.beginning(reads.settings)
+    if begin:
+        _score_first(scored[begin], prompt.tokens[: begin + 1], model, scorer, top_logprobs)
+    tokens, own = prompt.tokens[begin:], scored[begin:]
+    if len(tokens) < 2:
+        return scored
+    prepared = _prepare(prompt, tokens, options)
+    hits: Hits | None = None
+    if reads.source is not None:
+        hits, _ = reads.source.find(prepared, model.tokenizer, score.hits_needed(reader, reranker))
+    if top_logprobs:
+        _score_with_top(own, prepared, model, hits, reads, top_logprobs)
+    else:
+        read_with = score.score_text(prepared, scorer, hits, reads.passages, reader, reranker)
+        for row, place in enumerate(read_with.positions_T.tolist()):
+            own[place].log_prob = float(read_with.log_probs_T[row])
+            own[place].passages_K = read_with.provenance.passages_TK[row]
+            own[place].posteriors_K = read_with.provenance.posteriors_TK[row]
+    if gain:
+        baseline = score.score_text(prepared, scorer)
+        for place, log_prob in zip(baseline.positions_T.tolist(), baseline.log_probs_T.tolist(), strict=True):
+            with_passages = own[place].log_prob
+            own[place].gain = None if with_passages is None else with_passages - log_prob
+    return scored
+
+
+def _spans(prompt: ServedPrompt) -> IntArray:
+    """The first and one past the last character of each token in the text of the prompt (int64, N x 2)."""
+    if prompt.given is not None:
+        return full_tokenizer(prompt.tokenizer).encode_with_spans(prompt.given)[1]
+    pieces, spans, at = StoppedText(_NO_TOKENS, prompt.tokenizer), list[tuple[int, int]](), 0
+    tokens = [GeneratedToken(token, 0.0, _NO_PASSAGES, _WHOLE_SHARE) for token in prompt.tokens.tolist()]
+    for piece in [piece for token in tokens for piece in pieces.add(token)] + pieces.rest():
+        spans += [(at, at + len(piece.text))] * len(piece.tokens)
+        at += len(piece.text)
+    return np.array(spans, dtype=np.int64).reshape(-1, 2)
+
+
+def _prepare(prompt: ServedPrompt, tokens: IntArray, options: plan.PlanOptions) -> PreparedText:
+    """The text of a prompt with its plan."""
+    if prompt.given is not None:
+        return prepare_text(prompt.given, prompt.tokenizer, options)
+    text = replace(prompt, tokens=tokens)
+    return PreparedText(text.text, tokens, _spans(text), plan.make_plan(len(tokens), options))
+
+
+def _score_first(token: ScoredToken, tokens: IntArray, model: SharedModel, scorer: Scorer, top_logprobs: int) -> None:
+    """Score the first token of a text after the special tokens that begin it, without a passage."""
+    if not top_logprobs:
+        [[log_prob]] = scorer.log_probs([Request(_NO_TOKENS, tokens[:-1], tokens[-1:])])
+        token.log_prob = float(log_prob)
+        return
+    [log_probs_PV] = _read_distributions(model, [ScoringSequence(tokens, np.array([len(tokens) - 1]))])
+    token.log_prob = float(log_probs_PV[0, tokens[-1]])
+    token.top_logprobs = _top(log_probs_PV[0], top_logprobs)
+
+
+def _score_with_top(
+    scored: Sequence[ScoredToken],
+    prepared: PreparedText,
+    model: SharedModel,
+    hits: Hits | None,
+    reads: indexes.ReadConfig,
+    top_logprobs: int,
+) -> None:
+    """Score the targets of a text, with the top log-probabilities of each place."""
+    scorer = Scorer(model, progress=False)
+    _, prefixes_R = score.rows_and_prompt_prefixes(prepared, scorer, hits, reads.passages, reads.reader, reads.reranker)
+    rows = [*zip(in_context.rows_with_targets(prepared.plan), prefixes_R, strict=True)]
+    for some in _chunks(rows, prepared, model.vocabulary or 1):
+        by_prefix = _read_rows(some, prepared, model)
+        for row, prefixes in some:
+            log_weights_K = ensemble.log_weights_of(prefixes)
+            for place in _targets(prepared, row):
+                token = scored[place]
+                log_probs_KV = np.stack([by_prefix[row, number][place] for number in range(len(prefixes))])
+                log_probs_V = ensemble.mixture(log_probs_KV, log_weights_K)
+                token.log_prob = float(log_probs_V[token.token])
+                token.passages_K = ensemble.credited_passages(prefixes)
+                token.posteriors_K = ensemble.posterior(log_probs_KV[:, [token.token]], log_weights_K)[0]
+                token.top_logprobs = _top(log_probs_V, top_logprobs)
+
+
+def _chunks(rows: _Rows, prepared: PreparedText, vocabulary: int) -> Iterator[_Rows]:
+    """Rows in order, as many at a time as there is room for their distributions, at least one."""
+    some: list[tuple[int, Sequence[PromptPrefix]]] = []
+    held = 0
+    for row, prefixes in rows:
+        needed = len(_targets(prepared, row)) * len(prefixes) * vocabulary
+        if some and held + needed > _NUMBERS_AT_ONCE:
+            yield some
+            some, held = [], 0
+        some.append((row, prefixes))
+        held += needed
+    yield some
+
+
+def _targets(prepared: PreparedText, row: int) -> range:
+    return range(int(prepared.plan.target_begin_R[row]), int(prepared.plan.end_R[row]))
+
+
+class _Reading(NamedTuple):
+    """A prompt prefix, and the context after it, which begins at the token `begin` of the text.
+
+    `targets` are the row, the number of the prefix and the place of each target; `shift` is the position of a place in
+    the sequence less the place.
+    """
+
+    prefix: IntArray
+    begin: int
+    shift: int
+    targets: list[tuple[int, int, int]]
+
+    def sequence(self, tokens: IntArray) -> ScoringSequence:
+        """The sequence for the model."""
+        places = sorted({place for *_, place in self.targets})
+        text = np.concatenate([self.prefix, tokens[self.begin : places[-1] + 1]])
+        return ScoringSequence(text, np.array(places, dtype=np.int64) + self.shift)
+
+
+def _read_rows(rows: _Rows, prepared: PreparedText, model: SharedModel) -> dict[tuple[int, int], dict[int, FloatArray]]:
+    """The distributions (float32, V) by row and number of the prefix, then by place.
+
+    If the model allows it, rows with the same prompt prefix and the same begin of the context share a sequence: the
+    shorter one is the beginning of the longer.
+    """
+    readings: dict[tuple[bytes, int, int], _Reading] = {}
+    for row, prefixes in rows:
+        for number, prefix in enumerate(prefixes):
+            tokens = prefix.tokens
+            begin = prepared.plan.context_begins(row, len(tokens))
+            key = tokens.tobytes(), begin, -1 if model.merges_prefixes else row
+            reading = readings.setdefault(key, _Reading(tokens, begin, len(tokens) - begin, []))
+            reading.targets.extend((row, number, place) for place in _targets(prepared, row))
+    longest_first = sorted(readings.values(), key=lambda one: -(one.targets[-1][2] + one.shift))
+    sequences = [one.sequence(prepared.tokens) for one in longest_first]
+    found: dict[tuple[int, int], dict[int, FloatArray]] = {}
+    distributions = _read_distributions(model, sequences)
+    for reading, sequence, log_probs_PV in zip(longest_first, sequences, distributions, strict=True):
+        at = {int(target): row for row, target in enumerate(sequence.targets_P)}
+        for row, number, place in reading.targets:
+            found.setdefault((row, number), {})[place] = log_probs_PV[at[place + reading.shift]]
+    return found
+
+
+def check_scores(model: LanguageModel) -> None:
+    """Raise RequestError if a model does not return the log-probabilities of given texts."""
+    if not scores_given_texts(model):
+        raise errors.RequestError(
+            f"{model.name} is behind an API that does not return the log-probabilities of given texts: leave out "
+            "`echo` with `logprobs`, and `ralm.gain`."
+        )
+
+
+def _read_distributions(model: SharedModel, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
+    """The log-probabilities (float32, P x V) of all tokens at the targets; RequestError if the model has none."""
+    try:
+        distributions = model.distributions
+    except AttributeError:
+        raise errors.RequestError(
+            f"{model.name} does not return the top log-probabilities of a given text: with `echo`, set `logprobs` to 0 "
+            "or leave it out.",
+            param="logprobs",
+        ) from None
+    return distributions(sequences)
+
+
+def _top(log_probs_V: FloatArray, count: int) -> _TopLogprobs:
+    """The `count` most likely tokens, equal ones in the order of ids."""
+    count = min(count, len(log_probs_V))
+    some = np.argpartition(-log_probs_V, count - 1)[:count]
+    some = np.flatnonzero(log_probs_V >= log_probs_V[some].min())  # with all that equal the last: the ids decide
+    order = some[np.argsort(-log_probs_V[some], kind="stable")][:count]
+    if not len(order):
+        raise ModelError("the model gives no log-probability that is a number.")
+    return tuple((int(token), float(log_probs_V[token])) for token in order)

@@ -12,9 +12,9 @@ from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.reading.provenance import hits_as_json
 from ralm.records import Passage
-from ralm.serving import answers, chat_answers, errors, jobs, requests
-from ralm.serving.chat import answer_chat
-from ralm.serving.completion import complete
+from ralm.serving import answers, errors, jobs, requests
+from ralm.serving.chat import ChatAnswer, answer_chat
+from ralm.serving.completion import CompletionAnswer, complete
 from ralm.serving.prompts import read_prompt
 from ralm.serving.service import Service
 from ralm.validation import retrieve_checked
@@ -33,7 +33,7 @@ async def completions(request: Request, body: requests.CompletionRequest, servic
         reads = service.reads(choice)
         service.log_prompts(completion.prompts)
         events = complete(completion, service.model, reads, limits)
-        return answers.CompletionAnswer(completion, events, reads, service.names, model=body.model)
+        return CompletionAnswer(completion, events, reads, service.names, model=body.model)
 
     return await jobs.respond(request, body, begin)
 
@@ -53,7 +53,7 @@ async def chat(request: Request, body: requests.ChatRequest, service: jobs.Serve
             return str(request.url_for("passage", index=reads.settings.index, number=one.number))
 
         events = answer_chat(completion, service.model, reads, service.prompt, limits)
-        return chat_answers.ChatAnswer(completion, events, reads, service.names, address, model=body.model)
+        return ChatAnswer(completion, events, reads, service.names, address, model=body.model)
 
     return await jobs.respond(request, body, begin)
 
