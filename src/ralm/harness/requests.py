@@ -6,7 +6,7 @@ of the task's document, else the end of the context.
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -64,18 +64,8 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-class HarnessRequest(Protocol):
-    """A request (`lm_eval.api.instance.Instance`): its texts, and the task's document."""
-
-    doc: Any
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """The context, and the ending or how to generate."""
-
-
 class Contexts:
-    """Turns requests into token ids, with passages of `source` before them.
+    """Turns requests (`lm_eval.api.instance.Instance`) into token ids, with passages of `source` before them.
 
     `question_field` is the field of a document that has the question; None is the usual names.
     """
@@ -105,7 +95,7 @@ class Contexts:
         begins = self.prefix is not None and text.startswith(self._tokenizer.decode(np.array([self.prefix])))
         return tokens if begins else np.concatenate([self._around[0], tokens, self._around[1]])
 
-    def prompt(self, request: HarnessRequest, room: int) -> IntArray:
+    def prompt(self, request: Any, room: int) -> IntArray:
         """The token ids (int64) of the context of a request, without the oldest, to leave room for `room` more.
 
         An empty context is the BOS, else the end-of-text token.
@@ -113,7 +103,7 @@ class Contexts:
         tokens = self.encode(request.args[0])[-(self._plan.max_length - room) :]
         return tokens if len(tokens) or self.prefix is None else np.array([self.prefix], dtype=np.int64)
 
-    def question(self, request: HarnessRequest, *, cached: bool) -> str | None:
+    def question(self, request: Any, *, cached: bool) -> str | None:
         """The question of a request, which is its query; None if the document has none, or nothing is retrieved.
 
         Raises UsageError if answers are `cached` by the text of the prompt and the question is not in it, since the
@@ -129,7 +119,7 @@ class Contexts:
             )
         return question
 
-    def endings(self, requests: Sequence[HarnessRequest], *, cached: bool) -> list[score.Ending]:
+    def endings(self, requests: Sequence[Any], *, cached: bool) -> list[score.Ending]:
         """The contexts and endings of requests, after their passages.
 
         Warns (RalmWarning) if contexts are too long and lose their oldest tokens. Raises UsageError if an ending and

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.lm.scoring import Scorer
-from ralm.protocols import Tokenizer, WritingModel
+from ralm.protocols import WritingModel
 from ralm.reading import generate, pieces, provenance
 from ralm.reading.sampling import GenerationOptions
 from ralm.records import IntArray, Provenance
@@ -129,35 +129,30 @@ def write(
     with the seeds after it. With `show_end`, the end-of-text token is a token of the text, with an empty text. Raises
     what `generate` raises.
     """
-    ends = model.end_tokens if show_end else frozenset[int]()
-    writer = _CountingWriter(
-        generate.TokenWriter(
-            _WithoutEnds(model) if show_end else model,
-            options,
-            reads.source,
-            reader=reads.reader,
-            reranker=reads.reranker,
-        ),
-        ends,
+    writer = generate.TokenWriter(
+        _WithoutEnds(model) if show_end else model, options, reads.source, reader=reads.reader, reranker=reads.reranker
     )
-    texts = []
+    texts, ended, tokens = list[pieces.StoppedText](), set[int](), Counter[int]()
     for prompt in prompts:
         for time in range(times):
             writer.add(prompt, query, (options.seed + time) % (MAX_SEED + 1))
             texts.append(pieces.StoppedText(prompt, model.tokenizer, options.stop))
-    for choice, piece in generate.pieces_of(writer, texts):
-        yield answers.Wrote(choice, _without_end(piece, ends, model.tokenizer))
+    while written := writer.step():
+        for choice, token in written:
+            tokens[choice] += 1
+            if show_end and token.token in model.end_tokens:
+                ended.add(choice)
+                added = [*texts[choice].rest(), pieces.GeneratedText("", token.passage, (token,))]
+            else:
+                added = texts[choice].add(token)
+            yield from (answers.Wrote(choice, piece) for piece in added)
+            if choice in ended or texts[choice].found:
+                writer.end(choice)
     for choice, text in enumerate(texts):
-        count = writer.tokens[choice]
-        is_cut = count == options.new_tokens and not text.found and choice not in writer.ended
-        yield answers.Ended(choice, "length" if is_cut else "stop", count)
-
-
-def _without_end(piece: pieces.GeneratedText, ends: frozenset[int], tokenizer: Tokenizer) -> pieces.GeneratedText:
-    if not piece.tokens or piece.tokens[-1].token not in ends:
-        return piece
-    end = tokenizer.decode(np.array([piece.tokens[-1].token], dtype=np.int64))
-    return replace(piece, text=piece.text.removesuffix(end))
+        yield from (answers.Wrote(choice, piece) for piece in text.rest())
+    for choice, text in enumerate(texts):
+        is_cut = tokens[choice] == options.new_tokens and not text.found and choice not in ended
+        yield answers.Ended(choice, "length" if is_cut else "stop", tokens[choice])
 
 
 class _WithoutEnds:
@@ -170,27 +165,6 @@ class _WithoutEnds:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
-
-
-class _CountingWriter:
-    """Counts the tokens of each text, and ends a text after one of `ends`."""
-
-    def __init__(self, writer: generate.TokenWriter, ends: frozenset[int]) -> None:
-        self._writer = writer
-        self._ends = ends
-        self.tokens: Counter[int] = Counter()
-        self.ended: set[int] = set()
-        self.add = writer.add
-        self.end = writer.end
-
-    def step(self) -> list[tuple[int, pieces.GeneratedToken]]:
-        written = self._writer.step()
-        self.tokens.update(number for number, _ in written)
-        for number, token in written:
-            if token.token in self._ends:
-                self.ended.add(number)
-                self.end(number)
-        return written
 
 
 class CompletionAnswer(answers.ServedAnswer):
