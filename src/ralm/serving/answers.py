@@ -71,7 +71,7 @@ Event: TypeAlias = Began | Echoed | Wrote | Ended
 
 
 @dataclass
-class Choice:
+class ResponseChoice:
     """A choice so far, or what an event adds to one: text, and tokens with the text of each.
 
     `listed` is the number of characters before the next token that is listed, `end` the last event.
@@ -110,7 +110,7 @@ class ServedAnswer(ABC):
         self._created = int(time.time())
         self._model = model
         self._passages: dict[int, Passage] = {}
-        self._choices: list[Choice] = []
+        self._choices: list[ResponseChoice] = []
 
     def whole(self) -> ResponseJson:
         """The response."""
@@ -146,7 +146,7 @@ class ServedAnswer(ABC):
             yield end, self._sources_json(with_tokens=False) if is_last else {}
 
     @abstractmethod
-    def _choice_json(self, number: int, choice: Choice) -> ResponseJson:
+    def _choice_json(self, number: int, choice: ResponseChoice) -> ResponseJson:
         """A whole choice."""
 
     def _begin_json(self, number: int) -> Sequence[ResponseJson]:  # noqa: ARG002  # only chats have any
@@ -154,32 +154,32 @@ class ServedAnswer(ABC):
         return ()
 
     @abstractmethod
-    def _piece_json(self, number: int, added: Choice) -> ResponseJson:
+    def _piece_json(self, number: int, added: ResponseChoice) -> ResponseJson:
         """A choice in a piece of its text."""
 
     @abstractmethod
-    def _end_json(self, number: int, choice: Choice) -> Sequence[ResponseJson]:
+    def _end_json(self, number: int, choice: ResponseChoice) -> Sequence[ResponseJson]:
         """A choice in the pieces after its text; the last one has the reason of the end."""
 
     @abstractmethod
-    def _choice_sources(self, choice: Choice, *, with_tokens: bool) -> ResponseJson:
+    def _choice_sources(self, choice: ResponseChoice, *, with_tokens: bool) -> ResponseJson:
         """The sources of a choice."""
 
-    def _take(self, event: Event) -> Choice:
+    def _take(self, event: Event) -> ResponseChoice:
         """Process an event; returns what it adds to a choice."""
         match event:
             case Began():
                 self.prompt_tokens = event.tokens
-                self._choices = [Choice(listed=one) for one in event.offsets]
-                return Choice()
+                self._choices = [ResponseChoice(listed=one) for one in event.offsets]
+                return ResponseChoice()
             case Ended():
                 self.written_tokens += event.tokens
                 self._choices[event.choice].end = event
-                return Choice()
+                return ResponseChoice()
             case Echoed():
-                added = Choice(event.text, [*event.tokens], [token.text for token in event.tokens])
+                added = ResponseChoice(event.text, [*event.tokens], [token.text for token in event.tokens])
             case Wrote(piece=piece):
-                added = Choice(piece.text, [*piece.tokens], texts_of_tokens([piece])[1])
+                added = ResponseChoice(piece.text, [*piece.tokens], texts_of_tokens([piece])[1])
         choice = self._choices[event.choice]
         choice.text += added.text
         choice.tokens += added.tokens

@@ -162,7 +162,7 @@ class ChatAnswer(answers.ServedAnswer):
         self._chat = chat
         self._address = address
 
-    def _choice_json(self, number: int, choice: answers.Choice) -> answers.ResponseJson:
+    def _choice_json(self, number: int, choice: answers.ResponseChoice) -> answers.ResponseJson:
         message: answers.ResponseJson = {
             "role": "assistant",
             "content": choice.text + self._sources_text(choice),
@@ -175,10 +175,10 @@ class ChatAnswer(answers.ServedAnswer):
     def _begin_json(self, number: int) -> Sequence[answers.ResponseJson]:
         return [self._delta(number, {"role": "assistant", "content": "", "refusal": None})]
 
-    def _piece_json(self, number: int, added: answers.Choice) -> answers.ResponseJson:
+    def _piece_json(self, number: int, added: answers.ResponseChoice) -> answers.ResponseJson:
         return self._delta(number, {"content": added.text}, added.tokens)
 
-    def _end_json(self, number: int, choice: answers.Choice) -> Sequence[answers.ResponseJson]:
+    def _end_json(self, number: int, choice: answers.ResponseChoice) -> Sequence[answers.ResponseJson]:
         text, noted = self._sources_text(choice), self._annotations(choice)
         end = self._delta(number, {"annotations": noted} if noted else {}, reason=choice.reason)
         return [self._delta(number, {"content": text}), end] if text else [end]
@@ -212,7 +212,7 @@ class ChatAnswer(answers.ServedAnswer):
         is_text = name != self._names.of(token, as_id=True)
         return {"token": name, "logprob": answers.log_prob_json(log_prob), "bytes": encoded if is_text else None}
 
-    def _annotations(self, choice: answers.Choice) -> list[JsonValue]:
+    def _annotations(self, choice: answers.ResponseChoice) -> list[JsonValue]:
         """The parts of a text that come from passages, in their order."""
         found = sorted((span, one.passage) for one in _cited(choice) for span in one.spans)
         return [
@@ -228,7 +228,7 @@ class ChatAnswer(answers.ServedAnswer):
             for (begin, end), passage in found
         ]
 
-    def _sources_text(self, choice: answers.Choice) -> str:
+    def _sources_text(self, choice: answers.ResponseChoice) -> str:
         if not self._chat.sources_as_text:
             return ""
         cited = _cited(choice)
@@ -237,7 +237,7 @@ class ChatAnswer(answers.ServedAnswer):
     def _url(self, passage: Passage) -> str:
         return citations.web_address(passage) or self._address(passage)
 
-    def _choice_sources(self, choice: answers.Choice, *, with_tokens: bool) -> answers.ResponseJson:
+    def _choice_sources(self, choice: answers.ResponseChoice, *, with_tokens: bool) -> answers.ResponseJson:
         """With all tokens if wanted, or if no piece could have their passages.
 
         Where passages shared a prompt, tokens are credited to them once the answer is complete.
@@ -264,6 +264,6 @@ class ChatAnswer(answers.ServedAnswer):
         return {**tokens, **gain, "sources": sources, "cut": answer.cut.documents}
 
 
-def _cited(choice: answers.Choice) -> Sequence[citations.Citation]:
+def _cited(choice: answers.ResponseChoice) -> Sequence[citations.Citation]:
     answer = None if choice.end is None else choice.end.answer
     return () if answer is None else citations.citations(answer.text)

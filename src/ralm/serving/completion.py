@@ -185,17 +185,17 @@ class CompletionAnswer(answers.ServedAnswer):
         super().__init__(events, reads, names, model=model, as_ids=completion.as_ids)
         self._logprobs = completion.logprobs
 
-    def _choice_json(self, number: int, choice: answers.Choice) -> answers.ResponseJson:
+    def _choice_json(self, number: int, choice: answers.ResponseChoice) -> answers.ResponseJson:
         logprobs = None if self._logprobs is None else self._logprobs_json(choice, self._choices[number])
         return {"index": number, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.reason}
 
-    def _piece_json(self, number: int, added: answers.Choice) -> answers.ResponseJson:
+    def _piece_json(self, number: int, added: answers.ResponseChoice) -> answers.ResponseJson:
         return self._choice_json(number, added)
 
-    def _end_json(self, number: int, choice: answers.Choice) -> Sequence[answers.ResponseJson]:
+    def _end_json(self, number: int, choice: answers.ResponseChoice) -> Sequence[answers.ResponseJson]:
         return [{"index": number, "text": "", "logprobs": None, "finish_reason": choice.reason}]
 
-    def _logprobs_json(self, shown: answers.Choice, choice: answers.Choice) -> answers.ResponseJson:
+    def _logprobs_json(self, shown: answers.ResponseChoice, choice: answers.ResponseChoice) -> answers.ResponseJson:
         offsets: list[JsonValue] = []
         for text in shown.texts:
             offsets.append(choice.listed)
@@ -217,7 +217,7 @@ class CompletionAnswer(answers.ServedAnswer):
         named.setdefault(self._name(token.token), answers.log_prob_json(token.log_prob))
         return named
 
-    def _choice_sources(self, choice: answers.Choice, *, with_tokens: bool) -> answers.ResponseJson:
+    def _choice_sources(self, choice: answers.ResponseChoice, *, with_tokens: bool) -> answers.ResponseJson:
         listed = with_tokens and bool(choice.text or choice.tokens)
         found: answers.ResponseJson = {"tokens": self._tokens_json(choice.tokens)} if listed else {}
         if choice.end is not None and choice.end.gain_T is not None:
