@@ -178,7 +178,7 @@ def test_whole_texts_are_as_likely_as_ralm_eval_says(
 @pytest.mark.parametrize("reader", [InContext(), Ensemble(documents=2), Concatenation(documents=2)])
 def test_texts_are_written_as_by_ralm_generate(index: Path, tasks: Path, reader: Any) -> None:
     model, source = load_local_model("ralm-tiny"), FromRetriever.of_index(index)
-    lengths = {"stride": 5, "query_tokens": 30, "document_tokens": 20, "max_length": 200}
+    lengths: dict[str, Any] = {"stride": 5, "query_tokens": 30, "document_tokens": 20, "max_length": 200}
     plan = PlanOptions(**lengths)
     found = answers(evaluated(RalmLM(model, source, reader=reader, plan=plan), tasks, ["writing"]), "writing")
     options = GenerationOptions(**lengths, new_tokens=12, stop=("\n", "e"))
