@@ -2,38 +2,33 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from pydantic import JsonValue
 
 from ralm.answering import multiple_choice
 from ralm.answering.answers import Answer
 from ralm.answering.evaluation import ChoiceEvaluation, evaluate_choices
 from ralm.answering.multiple_choice import letter_of
-from ralm.answering.options import ChoiceOptions
+from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.prompts import QuestionPrompt, open_prompt
-from ralm.answering.questions import ChoiceQuestion, Question
-from ralm.answering.run import run_choices
+from ralm.answering.questions import ChoiceQuestion
+from ralm.answering.run import run_choices, run_questions
 from ralm.errors import UsageError
 from ralm.evaluation.calibration import brier_score
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
-from ralm.records import Hits, Passage, Passages
+from tests.answering.given import PASSAGES, Given, order_for
 from tests.cli.program import failed, ralm
 from tests.fakes import CountingModel, WordTokenizer
 from tests.shared_data import shared
 
-PASSAGES = [
-    Passage(0, "hill", "The Hill", "The dog keeps the sheep together on the green hill."),
-    Passage(1, "sea", "The Sea", "The whales sing in the deep blue sea by night."),
-    Passage(2, "town", "", "Fish, wool and bread are sold in the town."),
-]
 QUESTIONS = [
     ChoiceQuestion("a", "Who keeps the sheep?", ("the dog", "a whale", "the whole town by night"), 0, "sociology"),
     ChoiceQuestion("b", "Who sings?", ("sheep", "whales"), 1, "astronomy"),
@@ -46,20 +41,6 @@ SHOWN = [
 ]
 LETTER, BARE = open_prompt("replug-choice"), open_prompt("replug")
 READERS = [Ensemble(documents=3, temperature=2), Ensemble(documents=2, weights="uniform"), Concatenation(documents=2)]
-
-
-class Given:
-    """Three passages in an order that differs from question to question; it remembers what it was asked."""
-
-    config: ClassVar[dict[str, JsonValue]] = {"passages": "given"}
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-        self.asked += [one.text for one in questions]
-        orders = [np.roll([0, 1, 2], -len(one.text))[:k].tolist() for one in questions]
-        return Hits.from_pairs([[(n, 3.0 - rank) for rank, n in enumerate(order)] for order in orders]), PASSAGES
 
 
 def plain_log_probs(
@@ -87,7 +68,7 @@ def plain_prompts(question: ChoiceQuestion, reader: Reader, *, letters: bool) ->
         return f"{knowledge}Question: {one.text}\n{choices + chr(10) if letters else ''}Answer:"
 
     def found(one: ChoiceQuestion, k: int) -> list[str]:
-        return [PASSAGES[n].text for n in np.roll([0, 1, 2], -len(one.query.text))[:k].tolist()]
+        return [PASSAGES[number].text for number in order_for(one.id)[:k]]
 
     shown = [one for one in SHOWN if one.subject == question.subject and one is not question]
     before = "".join(
@@ -332,20 +313,25 @@ def test_an_impossible_right_choice_leaves_out_its_logarithm(model: WritingModel
     assert summary["brier_score"] == 2
 
 
-@pytest.mark.parametrize("score", ["letter", "generated"])
+ASKED: Any = {"source": Given(), "reader": Ensemble(documents=2), "baseline": True}
+
+
+@pytest.mark.parametrize(
+    ("run", "questions", "options"),
+    [
+        (run_choices, QUESTIONS, ChoiceOptions()),
+        (run_choices, QUESTIONS, ChoiceOptions(score="generated", new_tokens=3)),
+        (run_questions, [one.with_answer(one.choices[one.gold]) for one in QUESTIONS], AnswerOptions(new_tokens=3)),
+    ],
+    ids=["letter", "generated", "questions"],
+)
 def test_a_run_resumes_without_reading_anything_twice(
-    model: WritingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: Any
+    model: WritingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any, questions: Any, options: Any
 ) -> None:
     from ralm.storage import outputs
 
-    parts: Any = {
-        "source": Given(),
-        "reader": Ensemble(documents=2),
-        "demonstrations": SHOWN,
-        "options": ChoiceOptions(score=score, new_tokens=3),
-        "baseline": True,
-    }
-    whole = run_choices(tmp_path / "whole", QUESTIONS, model, LETTER, **parts)
+    parts = {**ASKED, "demonstrations": questions[:2], "options": options}
+    run(tmp_path / "whole", questions, model, LETTER, **parts)
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -353,33 +339,32 @@ def test_a_run_resumes_without_reading_anything_twice(
     with monkeypatch.context() as patched:
         patched.setattr(outputs, "new_folder", killed)
         with pytest.raises(KeyboardInterrupt):
-            run_choices(tmp_path / "run", QUESTIONS, model, LETTER, **parts)
+            run(tmp_path / "run", questions, model, LETTER, **parts)
     assert (tmp_path / "run.unfinished").is_dir()
     with pytest.raises(UsageError, match="begun with other settings"):
-        run_choices(tmp_path / "run", QUESTIONS[1:], model, LETTER, **parts)
+        run(tmp_path / "run", questions[1:], model, LETTER, **parts)
     with pytest.raises(UsageError, match=r"begun with other settings \(options"):
-        run_choices(tmp_path / "run", QUESTIONS, model, LETTER, **parts | {"options": ChoiceOptions(max_length=500)})
+        other = replace(options, max_length=500)
+        run(tmp_path / "run", questions, model, LETTER, **parts | {"options": other})
 
     class Silent:
         def __getattr__(self, name: str) -> Any:
             assert name not in ("continuations", "score"), "everything was kept"
             return getattr(model, name)
 
-    again = run_choices(tmp_path / "run", QUESTIONS, Silent(), LETTER, **parts)
+    run(tmp_path / "run", questions, Silent(), LETTER, **parts)
     assert not (tmp_path / "run.unfinished").exists()
-    for one, other in zip(whole.rows, again.rows, strict=True):
-        assert one.choice.chosen == other.choice.chosen
-        assert one.choice.answer == other.choice.answer
-        if one.choice.probabilities_C is not None:
-            assert one.choice.probabilities_C.tolist() == pytest.approx(other.choice.probabilities_C)
-    for name in ("choices.parquet", "passages.parquet"):
-        assert pq.read_table(tmp_path / "whole" / name).num_rows == pq.read_table(tmp_path / "run" / name).num_rows
+    for table in tmp_path.glob("whole/*.parquet"):
+        again = pq.read_table(tmp_path / "run" / table.name).to_pylist()
+        for one, other in zip(pq.read_table(table).to_pylist(), again, strict=True):
+            for name, value in one.items():
+                numbers = isinstance(value, float) or (isinstance(value, list) and isinstance(value[0], float))
+                assert other[name] == (pytest.approx(value, abs=1e-5) if numbers else value)
 
 
 def test_the_tables(model: WritingModel, tmp_path: Path) -> None:
     questions = [*QUESTIONS, ChoiceQuestion("x", "Who?", ("I", "you"), 1)]
-    parts: Any = {"source": Given(), "reader": Ensemble(documents=2), "baseline": True}
-    evaluation = run_choices(tmp_path / "run", questions, model, LETTER, **parts)
+    evaluation = run_choices(tmp_path / "run", questions, model, LETTER, **ASKED)
     rows = pq.read_table(tmp_path / "run" / "choices.parquet").to_pylist()
     assert [row["gold"] for row in rows] == ["A", "B", "D", "B"]
     assert [row["category"] for row in rows] == ["social sciences", "STEM", "STEM", None]

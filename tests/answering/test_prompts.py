@@ -1,7 +1,6 @@
 """Prompts against the published ones, prompts of one's own, and the tokens of prompts that are cut."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from ralm.answering.prompts import PROMPTS, Cut, PromptEncoder, PromptText, QuestionPrompt, open_prompt, tokens_after
+from ralm.answering.prompts import Cut, PromptEncoder, PromptText, open_prompt, tokens_after
 from ralm.errors import QuestionFileError, UsageError
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.tokenizer import full_tokenizer
@@ -115,6 +114,11 @@ def own(**changed: str) -> str:
             ),
             "choice has no effect, since closed, one and several lack {choices}",
         ),
+        (own(closed="{documents} {question}"), "closed has {documents}, which is never filled there"),
+        (own(document="{text} {question}"), "document has {question}"),
+        (own(one="{documents} {documents} {question}"), "one has {documents} twice"),
+        (own(chat="yes"), "chat is 'yes'; it should be true or false"),
+        (own(question="upper"), "question is 'upper'; it should be"),
     ],
 )
 def test_what_is_no_prompt(tmp_path: Path, content: str, said: str) -> None:
@@ -125,37 +129,12 @@ def test_what_is_no_prompt(tmp_path: Path, content: str, said: str) -> None:
     assert said in str(raised.value)
 
 
-def test_an_unknown_name_and_form(tmp_path: Path) -> None:
+def test_an_unknown_name(tmp_path: Path) -> None:
     named = "in-context-ralm, replug, replug-choice, replug-choice-code, chat, chat-choice or a file"
     with pytest.raises(QuestionFileError, match=f"give {named}"):
         open_prompt("in-context")
     with pytest.raises(QuestionFileError, match="does not exist"):
         open_prompt(tmp_path / "none.toml")
-    path = tmp_path / "own.toml"
-    prompt = open_prompt(PROMPTS[1])
-    texts = {name: getattr(prompt, name) for name in ("closed", "one", "several", "document", "between")}
-    path.write_text("".join(f"{name} = {json.dumps(text)}\n" for name, text in texts.items()) + 'question = "upper"\n')
-    with pytest.raises(QuestionFileError, match="question is 'upper'; it should be"):
-        open_prompt(path)
-    assert isinstance(prompt, QuestionPrompt)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("closed", "{documents} {question}", "closed has {documents}, which is never filled there"),
-        ("document", "{text} {question}", "document has {question}"),
-        ("one", "{documents} {documents} {question}", "one has {documents} twice"),
-        ("chat", "yes", "chat is 'yes'; it should be true or false"),
-    ],
-)
-def test_places_that_nothing_fills(tmp_path: Path, name: str, text: str, said: str) -> None:
-    prompt = open_prompt(PROMPTS[1])
-    texts = {one: getattr(prompt, one) for one in ("closed", "one", "several", "document", "between")} | {name: text}
-    path = tmp_path / "own.toml"
-    path.write_text("".join(f"{one} = {json.dumps(value)}\n" for one, value in texts.items()))
-    with pytest.raises(QuestionFileError, match=re.escape(said)):
-        open_prompt(path)
 
 
 class Letters:

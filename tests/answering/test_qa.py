@@ -1,14 +1,12 @@
 """Question answering evaluated, in the library and by the command: figures, passages, resuming, and rejected input."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from pydantic import JsonValue
 
 from ralm.answering.answers import answer_all, gold_log_probs, room_for_prompts
 from ralm.answering.evaluation import evaluate_questions
@@ -23,36 +21,18 @@ from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
-from ralm.records import FloatArray, Hits, IntArray, Passage, Passages
+from ralm.records import FloatArray, IntArray
 from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.storage.store import Store
+from tests.answering.given import PASSAGES, Given
 from tests.cli.program import failed, ralm
 
-PASSAGES = [
-    Passage(0, "hill", "The Hill", "The dog keeps the sheep together on the green hill."),
-    Passage(1, "sea", "The Sea", "The whales sing in the deep blue sea by night."),
-    Passage(2, "town", "", "Fish, wool and bread are sold in the town."),
-]
 QUESTIONS = [
     Question("a", "what keeps the sheep together", ("a dog", "the dog")),
     Question("b", "Who sings in the sea?", ("whales",)),
     Question("c", "what is sold", ("bread", "fish")),
 ]
 PROMPT = open_prompt("replug")
-
-
-class Given:
-    """Passages in an order that differs from question to question."""
-
-    config: ClassVar[dict[str, JsonValue]] = {"passages": "given"}
-
-    def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-
-        rows = [
-            [(number, 3.0 - rank) for rank, number in enumerate(np.roll([0, 1, 2], -place)[:k].tolist())]
-            for place, _ in enumerate(questions)
-        ]
-        return Hits.from_pairs(rows), PASSAGES
 
 
 def next_log_probs(model: WritingModel, tokens: IntArray) -> FloatArray:
@@ -182,35 +162,6 @@ def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
     assert low <= summary["gold_log_prob"] <= high
     difference = summary["gold_log_prob"] - summary["closed_book"]["gold_log_prob"]
     assert summary["difference"]["gold_log_prob"] == pytest.approx(difference)
-
-
-def test_a_run_resumes_without_writing_an_answer_twice(
-    model: WritingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = run_questions(tmp_path / "whole", QUESTIONS, model, PROMPT, source=Given())
-    from ralm.storage import outputs
-
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(outputs, "new_folder", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run_questions(tmp_path / "run", QUESTIONS, model, PROMPT, source=Given())
-    assert (tmp_path / "run.unfinished").is_dir()
-
-    class Silent:
-        def __getattr__(self, name: str) -> Any:
-            assert name not in ("continuations", "score"), "everything was kept"
-            return getattr(model, name)
-
-    again = run_questions(tmp_path / "run", QUESTIONS, Silent(), PROMPT, source=Given())
-    assert not (tmp_path / "run.unfinished").exists()
-    for one, other in zip(whole.rows, again.rows, strict=True):
-        assert one.judged.answer.text == other.judged.answer.text
-        assert one.judged.gold_log_prob == other.judged.gold_log_prob
-        assert one.judged.answer.log_prob == pytest.approx(other.judged.answer.log_prob, abs=1e-5)
-        assert other.judged.answer.shares == pytest.approx(one.judged.answer.shares, abs=1e-6)
 
 
 @pytest.fixture
