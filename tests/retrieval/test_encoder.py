@@ -225,13 +225,6 @@ def test_weights_that_are_missing(folders: Path, tmp_path: Path) -> None:
     assert any("pooler" in name for name in model.state_dict())
 
 
-def test_lengths_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match="`query_length` must be at least 1, not 0"):
-        EncoderOptions(encoder="x", query_length=0)
-    with pytest.raises(UsageError, match="`query_keeps` must be one of last, first, not 'middle'"):
-        EncoderOptions(encoder="x", query_keeps="middle")  # type: ignore[arg-type]
-
-
 def test_a_missing_extra_is_named() -> None:
     with pytest.raises(MissingExtraError, match=r"needs the package faiss: pip install 'ralm\[dense\]'"), dense_extra():
         raise ModuleNotFoundError("No module named 'faiss'", name="faiss")

@@ -68,16 +68,8 @@ def test_a_hybrid_retriever_looks_deeper_than_k() -> None:
         assert deep.of(1) == []
 
 
-def test_no_queries() -> None:
+def test_no_queries_and_no_hits() -> None:
     retriever = SharedWordsRetriever(passages_of("red"))
     assert len(Hybrid(retriever, retriever).retrieve([], 3)) == 0
-
-
-def test_numbers_that_make_no_sense() -> None:
-    retriever = SharedWordsRetriever(passages_of("red"))
     with pytest.raises(UsageError, match="`k` must be at least 1, not 0"):
         Hybrid(retriever, retriever).retrieve(["red"], 0)
-    with pytest.raises(UsageError, match="`dense_weight` must be at least 0 and at most 1, not 2"):
-        FusionOptions(dense_weight=2)
-    with pytest.raises(UsageError, match="`depth` must be at least 1, not 0"):
-        FusionOptions(depth=0)

@@ -141,7 +141,7 @@ def test_a_disk_that_fills_while_postings_are_merged(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = snapshot(index)
-    monkeypatch.setattr("ralm.retrieval.bm25.build.write_postings", full)
+    monkeypatch.setattr("ralm.retrieval.bm25.writing.write_postings", full)
     with pytest.raises(StorageError, match="no space left"):
         build_index(some_passages(), index, force=True)
     assert snapshot(index) == before

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from ralm.retrieval.bm25 import search
-from ralm.retrieval.bm25.arrays import Arrays, open_arrays
-from ralm.retrieval.bm25.build import BM25Builder
+from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
+from tests.retrieval.searching import arrays_of, pieces
 
 PASSAGES = 1 << 17
 HOLE = (1 << 31) + 12345
@@ -23,11 +23,7 @@ A_TERM = 2000  # too few for a common term
 
 def small_index(folder: Path) -> Arrays:
     words = np.random.default_rng(0).zipf(1.3, 3 * PASSAGES) % 5000
-    with BM25Builder(folder) as builder:
-        for first in range(0, len(words), 3):
-            builder.add(" ".join(f"w{word}" for word in words[first : first + 3].tolist()))
-        builder.finish()
-    return open_arrays(folder)
+    return arrays_of(folder, pieces([f"w{word}" for word in words.tolist()], 3))
 
 
 def with_hole(arrays: Arrays, terms_before: int, folder: Path) -> Arrays:

@@ -1,8 +1,6 @@
 """Retrievers opened by name and options; passages that are forbidden; retrievals that callers share."""
 
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -98,19 +96,6 @@ def test_no_source_and_two(index: Path) -> None:
             ralm.open_source(indexed, retrieved)
 
 
-def test_options_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match="`retriever` must be one of bm25, dense, hybrid, random, not 'bm52'"):
-        ralm.RetrieverOptions(retriever="bm52")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="`seed` must be at least 0, not -1"):
-        ralm.RetrieverOptions(seed=-1)
-
-
-def test_no_command_line_is_imported(index: Path) -> None:
-    script = f"import ralm, sys; ralm.open_source({str(index)!r}); print('ralm.cli' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("False\n", "")
-
-
 TITLES = ("The Sea", "'The Hill'", "", "Town")
 
 
@@ -138,6 +123,7 @@ def test_bm25_without_passages(titled: Index) -> None:
     for row in range(2):
         assert found.of(row) == [hit for hit in everything.of(row) if hit[0] not in (1, 4)]
     assert titled.bm25.without(range(8)).retrieve(["sheep"], 3).of(0) == []
+    assert titled.bm25.without([]).config == titled.bm25.config
 
 
 def test_what_is_left_out_adds_up(titled: Index) -> None:
@@ -151,10 +137,6 @@ def test_what_is_left_out_adds_up(titled: Index) -> None:
         assert found.of(row) == [hit for hit in everything.of(row) if hit[0] not in (1, 4, *own)]
     assert without.retrieve(queries, 8, Forbidden.none(3)).of(1) == without.retrieve(queries, 8).of(1)
     assert titled.bm25.retrieve(queries, 8).of(1) == everything.of(1), "the retriever itself is as it was"
-
-
-def test_nothing_left_out_is_the_same_retriever(titled: Index) -> None:
-    assert titled.bm25.without([]).config == titled.bm25.config
 
 
 def test_random_without_passages() -> None:

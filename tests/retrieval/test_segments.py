@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from ralm.records import Hits
 from ralm.retrieval.bm25.arrays import ARRAY_NAMES, open_arrays
-from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import RemovedPassages, Segment, merge_arrays
-from ralm.retrieval.bm25.stream import Stream
+from tests.retrieval.searching import arrays_of, assert_equal, streamed
 
 WORDS = [f"w{number}" for number in range(12)]
 TEXTS = st.lists(st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join), min_size=1, max_size=12)
@@ -22,12 +22,7 @@ QUERIES = st.lists(st.lists(st.sampled_from([*WORDS, "x"]), max_size=6).map(" ".
 
 
 def built(folder: Path, texts: Sequence[str], gone: Sequence[int] = ()) -> Segment:
-    folder.mkdir(parents=True)
-    with BM25Builder(folder) as builder:
-        for text in texts:
-            builder.add(text)
-        builder.finish()
-    arrays = open_arrays(folder)
+    arrays = arrays_of(folder, texts)
     lost = [texts[row].split() for row in gone]
     counted = Counter(arrays.term(word) for words in lost for word in set(words))
     terms = np.array(sorted(counted), np.int64)
@@ -44,12 +39,9 @@ def built(folder: Path, texts: Sequence[str], gone: Sequence[int] = ()) -> Segme
 def hits(bm25: BM25, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
     """By scanning and by streaming, which must agree."""
     found = bm25.retrieve(queries, k)
-    rows_QK, scores_QK = Stream(bm25.collection, k, 1024).search(
-        [bm25.terms(query.split()) for query in queries], Forbidden.for_all(bm25._forbidden_rows, len(queries))
-    )
-    width = found.numbers_QK.shape[1]
-    np.testing.assert_array_equal(bm25._numbering.numbers(rows_QK)[:, :width], found.numbers_QK)
-    np.testing.assert_array_equal(scores_QK[:, :width], found.scores_QK)
+    rows = streamed(bm25, queries, k, forbidden=Forbidden.for_all(bm25._forbidden_rows, len(queries)))
+    rows = rows.first(found.numbers_QK.shape[1])
+    assert_equal(Hits(bm25._numbering.numbers(rows.numbers_QK), rows.scores_QK), found)
     return [found.of(row) for row in range(len(found))]
 
 
@@ -76,7 +68,6 @@ def test_segments_are_searched_as_one_index(
     one, other = (BM25(some).retrieve(queries, k, Forbidden.of([forbidden], list_Q)) for some in (segments, [at_once]))
     np.testing.assert_array_equal(one.numbers_QK, other.numbers_QK)
 
-    (folder / "merged").mkdir()
     counts = merge_arrays(segments, folder / "merged", at_a_time=5)
     assert counts.passages == len(left)
     merged = open_arrays(folder / "merged")

@@ -11,17 +11,19 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.corpus.numbering import StoredPassages
 from ralm.corpus.store import PassageStore, write_passages
+from ralm.distributed.search import merge_hits
 from ralm.errors import CorpusError
 from ralm.records import Passage
 from ralm.retrieval import update
 from ralm.retrieval.analysis import ENGLISH
-from ralm.retrieval.bm25 import kernels
+from ralm.retrieval.bm25 import kernels, search
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.build import PartCounts, ShardFolder, build_index, documents_of, join_parts, write_index, write_part
 from ralm.retrieval.index import Index, check_index, open_index
 from ralm.retrieval.update import update_index
+from tests.retrieval.searching import assert_equal, pieces, strides, words
 
 TEXTS = st.lists(st.lists(st.sampled_from([f"w{number}" for number in range(9)]), max_size=7).map(" ".join), max_size=9)
 
@@ -102,8 +104,7 @@ def test_shards_have_the_hits_of_the_whole_index(
     forbidden = Forbidden.of(lists, np.arange(len(queries)) % 3 - 1)
     expected = plain.retrieve(queries, k, forbidden)
     whole = index.bm25.retrieve(queries, k, forbidden)
-    np.testing.assert_array_equal(whole.numbers_QK, expected.numbers_QK)
-    np.testing.assert_array_equal(whole.scores_QK, expected.scores_QK)
+    assert_equal(whole, expected)
     assert [one.text for one in index.passages] == [text for texts in several for text in texts]
 
     border = data.draw(st.integers(0, len(shards)))
@@ -115,24 +116,18 @@ def test_shards_have_the_hits_of_the_whole_index(
 
 
 def test_streams_of_shards_have_the_hits_of_the_whole_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ralm.retrieval.bm25 import search
-
-    rng = np.random.default_rng(0)
-    text = [f"w{number}" for number in rng.zipf(1.3, 9000) % 400]
-    passages = passages_of([" ".join(text[i : i + 9]) for i in range(0, 9000, 9)])
-    pieces = [passages_of([one.text for one in some]) for some in (passages[:300], passages[300:500], passages[500:])]
-    shards = shards_of(tmp_path, [[part] for part in parts_of(tmp_path, pieces)])
+    text = words(0, 9000, 400)
+    passages = passages_of(pieces(text, 9))
+    some = [passages_of([one.text for one in part]) for part in (passages[:300], passages[300:500], passages[500:])]
+    shards = shards_of(tmp_path, [[part] for part in parts_of(tmp_path, some)])
     index = written(tmp_path / "sharded", shards, 1)
-    queries = [" ".join(text[i : i + 12]) for i in range(0, 600, 2)]
+    queries = strides(text[:600], 12, 2)
     monkeypatch.setattr(search, "STREAM_PASSAGES", 10**9)
-    numbers_QK, scores_QK = index.bm25.retrieve_exactly(queries, 4)
+    expected = index.bm25.retrieve_exactly(queries, 4)
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
     monkeypatch.setattr(BM25, "_scan", None)
     parts = [index.bm25_of(slice(place, place + 1)).retrieve_exactly(queries, 4) for place in range(3)]
-    numbers, scores = (np.concatenate(both, axis=1) for both in zip(*parts, strict=True))
-    order = np.lexsort((numbers, np.where(numbers < 0, np.inf, -scores)), axis=1)[:, :4]
-    np.testing.assert_array_equal(np.take_along_axis(numbers, order, 1), numbers_QK)
-    np.testing.assert_array_equal(np.take_along_axis(scores, order, 1), scores_QK)
+    assert_equal(merge_hits(parts), merge_hits([expected]))
 
 
 @pytest.mark.parametrize("with_metadata", [(), (1,), (0, 1, 2)])
@@ -203,20 +198,13 @@ def test_a_number_of_31_bits_names_the_last_passage_that_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_too_many_passages_are_refused(
+def test_as_many_as_are_allowed_and_one_more(
     way: Callable[[Path, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "MAX_PASSAGES", MOST)
+    way(tmp_path / "allowed", MOST)
     with pytest.raises(CorpusError, match=REFUSED):
-        way(tmp_path, MOST + 1)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_as_many_as_are_allowed_are_taken(
-    way: Callable[[Path, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "MAX_PASSAGES", MOST)
-    way(tmp_path, MOST)
+        way(tmp_path / "more", MOST + 1)
 
 
 def test_an_index_with_too_many_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,45 +17,12 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from ralm.errors import DamagedFolderError
 from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.bm25 import scan, search, stream
-from ralm.retrieval.bm25.arrays import open_arrays, row_of
-from ralm.retrieval.bm25.build import BM25Builder
+from ralm.retrieval.bm25.arrays import row_of
 from ralm.retrieval.bm25.collection import BLOCK_BITS, CommonTerms, find_common_terms, steps
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.scan import Forbidden
-from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import QueryRuns, Stream
-
-
-def indexed(folder: Path, texts: Sequence[str], options: BM25Options | None = None) -> BM25:
-    with BM25Builder(folder) as builder:
-        for text in texts:
-            builder.add(text)
-        builder.finish()
-    return BM25([Segment(open_arrays(folder), len(texts))], options)
-
-
-def words(seed: int, count: int, vocabulary: int) -> list[str]:
-    """Words as frequent as in a text: few common ones, many rare."""
-    drawn = np.random.default_rng(seed).zipf(1.2, count) % vocabulary
-    return [f"w{word}" for word in drawn.tolist()]
-
-
-def strides(text: Sequence[str], length: int, stride: int) -> list[str]:
-    return [" ".join(text[max(0, end - length) : end]) for end in range(0, len(text), stride)]
-
-
-def some_index(folder: Path) -> BM25:
-    text = words(0, 6000, 500)
-    return indexed(folder, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
-
-
-def answers(
-    bm25: BM25, queries: Sequence[str], k: int, partition: int, forbidden: Forbidden | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """What a stream finds."""
-    terms = [bm25.terms(query.split()) for query in queries]
-    return Stream(bm25.collection, k, partition).search(terms, forbidden)
+from tests.retrieval.searching import assert_equal, indexed, pieces, some_index, streamed, strides, words
 
 
 def without(hits: Hits, lists: Sequence[Sequence[int]], list_Q: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -106,55 +73,47 @@ def test_equals_reading_every_posting(
     forbidden = Forbidden.of(lists, list_Q)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "_BATCH", batch)
-        streamed = answers(bm25, queries, min(k, passages), partition, forbidden)
+        found = streamed(bm25, queries, min(k, passages), partition, forbidden)
     scanned = bm25.retrieve(queries, k, forbidden)
     expected = without(bm25.retrieve(queries, passages), lists, list_Q, min(k, passages))
-    for numbers_QK, scores_QK in (streamed, (scanned.numbers_QK, scanned.scores_QK)):
-        np.testing.assert_array_equal(numbers_QK, expected[0])
-        np.testing.assert_allclose(scores_QK, expected[1], rtol=1e-6)
+    for hits in (found, scanned):
+        np.testing.assert_array_equal(hits.numbers_QK, expected[0])
+        np.testing.assert_allclose(hits.scores_QK, expected[1], rtol=1e-6)
 
 
-def test_the_choice_is_by_size_and_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = words(0, 6000, 500)
-    bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
+def test_the_choice_is_by_size_and_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fills: list[tuple[Stream, int]]
+) -> None:
+    bm25 = some_index(tmp_path)
     overlapping = strides(words(1, 400, 500), 16, 2)
     apart = strides(words(1, 4000, 500), 16, 40)
-    used: list[int] = []
-    fill = Stream.fill
-
-    def noted(self: Stream, batch: scan.SearchBatch) -> None:
-        used.append(len(batch.queries))
-        fill(self, batch)
-
-    monkeypatch.setattr(Stream, "fill", noted)
     plain = bm25.retrieve(overlapping, 5)
-    assert used == [], "too few passages"
+    assert fills == [], "too few passages"
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
-    streamed = bm25.retrieve(overlapping, 5)
-    assert sum(used) == len(overlapping)
-    np.testing.assert_array_equal(streamed.numbers_QK, plain.numbers_QK)
-    np.testing.assert_array_equal(streamed.scores_QK, plain.scores_QK)
-    used.clear()
+    found = bm25.retrieve(overlapping, 5)
+    assert sum(count for _, count in fills) == len(overlapping)
+    assert_equal(found, plain)
+    fills.clear()
     bm25.retrieve(apart, 5)
     bm25.retrieve(overlapping[:20], 5)
     bm25.retrieve(overlapping, 1000)
     bm25.retrieve([" ".join(f"w{i}" for i in range(500))] * 100, 5)
-    assert used == [], "no overlap, too few queries, too many hits, too heavy for the bounds"
+    assert fills == [], "no overlap, too few queries, too many hits, too heavy for the bounds"
 
 
 def test_tables_that_grow_too_large_are_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = words(3, 3000, 300)
-    bm25 = indexed(tmp_path, [" ".join(text[i : i + 10]) for i in range(0, 3000, 10)])
+    bm25 = indexed(tmp_path, pieces(words(3, 3000, 300), 10))
     queries = strides(words(4, 500, 300), 12, 3)
     expected = bm25.retrieve(queries, 4)
     monkeypatch.setattr(stream, "_TABLE_NUMBERS", 60 * bm25.collection.codes)
     monkeypatch.setattr(stream, "_BATCH", 8)
-    numbers_QK, _ = answers(bm25, queries, 4, 1024)
-    np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
-    assert (numbers_QK[1:] != NO_PASSAGE).any()
+    assert_equal(streamed(bm25, queries, 4), expected)
+    assert (expected.numbers_QK[1:] != NO_PASSAGE).any()
 
 
-def test_queries_one_at_a_time_find_the_stream_of_their_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_one_at_a_time_find_the_stream_of_their_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fills: list[tuple[Stream, int]]
+) -> None:
     """Texts that take turns, as prompts written on together do; after some patience each goes on in its own stream."""
     monkeypatch.setattr(search, "PATIENCE", 20)
     bm25 = some_index(tmp_path)
@@ -164,19 +123,12 @@ def test_queries_one_at_a_time_find_the_stream_of_their_text(tmp_path: Path, mon
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
     bm25._loader.background.ready()
     bm25._loader.background.wait()
-    streams: list[Stream] = []
-    fill = Stream.fill
-
-    def noted(self: Stream, batch: scan.SearchBatch) -> None:
-        streams.append(self)
-        fill(self, batch)
-
-    monkeypatch.setattr(Stream, "fill", noted)
+    fills.clear()
     hits = [bm25.retrieve([query], 4) for query in asked]
     np.testing.assert_array_equal(np.concatenate([one.numbers_QK for one in hits]), expected.numbers_QK)
     np.testing.assert_array_equal(np.concatenate([one.scores_QK for one in hits]), expected.scores_QK)
-    assert len(streams) > len(asked) - 60, "but for the first ones"
-    assert len(set(map(id, streams))) == 3
+    assert len(fills) > len(asked) - 60, "but for the first ones"
+    assert len({id(stream) for stream, _ in fills}) == 3
 
 
 def test_unrelated_queries_begin_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +150,6 @@ def test_what_streams_need_is_laid_out_beside_the_queries(tmp_path: Path, monkey
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
     queries = strides(words(1, 800, 500), 16, 4)[10:]
     for number, fault in enumerate((None, MemoryError("no room"), DamagedFolderError("no room"))):
-        (tmp_path / str(number)).mkdir()
         bm25 = some_index(tmp_path / str(number))
         go_on = threading.Event()
 
@@ -262,16 +213,12 @@ def test_more_kinds_of_postings_than_a_byte_numbers(tmp_path: Path) -> None:
     bm25 = indexed(tmp_path, texts)
     assert len(np.load(tmp_path / "escaped.npy")) > 1000
     queries = [f"r{a} r{a + 1} w{b} w{b + 1}" for a in range(0, 90, 3) for b in range(4)]
-    numbers_QK, scores_QK = answers(bm25, queries, 10, 1024)
-    expected = bm25.retrieve(queries, 10)
-    np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
-    np.testing.assert_array_equal(scores_QK, expected.scores_QK)
+    assert_equal(streamed(bm25, queries, 10), bm25.retrieve(queries, 10))
 
 
 def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> None:
     """A scan, a stream and the layout of common terms; also for a code whose impact is 0, as that of the escape is."""
-    text = words(0, 6000, 500)
-    bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
+    bm25 = some_index(tmp_path)
     arrays, impact_C = bm25._segments[0].arrays, bm25._impacts[0]
     worthless = int(np.bincount(arrays.codes).argmax())
     impact_C[worthless], impact_C[-1] = 0, 1e-9
@@ -305,10 +252,7 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
         np.testing.assert_array_equal(common.highest_MB[common.row_V[term]], highest_B)
 
     queries = strides(words(1, 300, 500), 16, 2)
-    expected = bm25.retrieve(queries, 5)
-    numbers_QK, scores_QK = answers(bm25, queries, 5, 1024)
-    np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
-    np.testing.assert_array_equal(scores_QK, expected.scores_QK)
+    assert_equal(streamed(bm25, queries, 5), bm25.retrieve(queries, 5))
 
 
 @given(count=st.integers(0, 60), workers=st.integers(1, 5), step=st.integers(1, 9), order=st.randoms())
@@ -329,12 +273,9 @@ def test_every_query_is_taken_once_and_each_worker_begins_where_it_stands(
 
 
 def test_streams_on_several_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = words(0, 6000, 500)
-    bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
+    bm25 = some_index(tmp_path)
     queries = strides(words(1, 3000, 500), 16, 2)
     expected = bm25.retrieve(queries, 4)
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
     monkeypatch.setattr(search, "cores", lambda: 3)
-    found = bm25.retrieve(queries, 4)
-    np.testing.assert_array_equal(found.numbers_QK, expected.numbers_QK)
-    np.testing.assert_array_equal(found.scores_QK, expected.scores_QK)
+    assert_equal(bm25.retrieve(queries, 4), expected)

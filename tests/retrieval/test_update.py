@@ -1,7 +1,6 @@
 """An index that is updated: always the same as one built at once of what is left."""
 
 import errno
-import json
 import os
 import pickle
 import shutil
@@ -34,7 +33,6 @@ from ralm.errors import (
 )
 from ralm.records import FloatArray, Hits, Passage
 from ralm.retrieval import writer
-from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
 from ralm.retrieval.index import Index, check_index, open_index
@@ -43,6 +41,7 @@ from ralm.retrieval.writer import merge_index, plan_merges
 from tests.campaign import campaign
 from tests.fakes import LetterEncoder
 from tests.fuzz.mutations import mend
+from tests.retrieval.searching import assert_equal, streamed
 
 WORDS = [f"w{number}" for number in range(9)]
 Texts = list[tuple[str, list[str]]]
@@ -62,17 +61,12 @@ def same(updated: Index, at_once: Index, queries: Sequence[str]) -> None:
     assert list(updated.passages) == list(at_once.passages)
     assert [*updated.passages.origins()] == [*at_once.passages.origins()]
     for k in (1, 4):
-        found, expected = updated.bm25.retrieve(queries, k), at_once.bm25.retrieve(queries, k)
-        np.testing.assert_array_equal(found.numbers_QK, expected.numbers_QK)
-        np.testing.assert_array_equal(found.scores_QK, expected.scores_QK)
-        streamed = [
-            Stream(one.bm25.collection, k, 1024).search(
-                [one.bm25.terms(query.split()) for query in queries], one.bm25._in_rows(len(queries), None)
-            )
+        assert_equal(updated.bm25.retrieve(queries, k), at_once.bm25.retrieve(queries, k))
+        found, expected = (
+            streamed(one.bm25, queries, k, forbidden=one.bm25._in_rows(len(queries), None))
             for one in (updated, at_once)
-        ]
-        np.testing.assert_array_equal(updated.passages.numbering.numbers(streamed[0][0]), streamed[1][0])
-        np.testing.assert_array_equal(streamed[0][1], streamed[1][1])
+        )
+        assert_equal(Hits(updated.passages.numbering.numbers(found.numbers_QK), found.scores_QK), expected)
 
 
 TEXT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=7).map(" ".join)
@@ -296,11 +290,9 @@ def test_vectors_of_several_segments_are_those_of_one(tmp_path: Path, kind: str)
     assert len(opened.segments) == len(opened.vector_sets.sets["v"].files) == 2
     assert check_index(index) == []
     for effort in (DenseSearchOptions(), DenseSearchOptions(nprobe=2)) if "IVF" in kind else (DenseSearchOptions(),):
-        found, expected = (
-            open_index(path).dense(effort, encoder=encoder).retrieve(queries, 1000) for path in (index, at_once)
+        assert_equal(
+            *(open_index(path).dense(effort, encoder=encoder).retrieve(queries, 1000) for path in (index, at_once))
         )
-        np.testing.assert_array_equal(found.numbers_QK, expected.numbers_QK)
-        np.testing.assert_array_equal(found.scores_QK, expected.scores_QK)
     add_vectors(index, encoder, options, name="v", force=True)
     sets = [one.vector_sets.sets["v"] for one in (open_index(index), opened)]
     assert (sets[0].files, sets[0].fingerprint) == (sets[1].files, sets[1].fingerprint), "they replace the same ones"
@@ -369,17 +361,6 @@ def test_removals_that_do_not_fit_the_index(tmp_path: Path, alter: Callable[[Pat
         with pytest.raises(DamagedFolderError, match=r"its list of removed passages does not fit it"):
             update()
     assert "does not fit it" in check_index(index)[0]
-
-
-def test_an_index_without_segments_is_damaged(tmp_path: Path) -> None:
-    index = built(tmp_path / "index", some(3))
-    update_index(index, remove=["d1"])
-    manifest = json.loads((index / "manifest.json").read_text())
-    manifest["settings"]["segments"]["entries"] = []
-    (index / "manifest.json").write_text(json.dumps(manifest))
-    mend(index)
-    with pytest.raises(DamagedFolderError, match="its manifest does not describe its segments"):
-        open_index(index)
 
 
 def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:

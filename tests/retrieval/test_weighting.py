@@ -12,14 +12,14 @@ import ralm
 from ralm.errors import DamagedFolderError, NotAFolderOfThisKindError, UsageError
 from ralm.retrieval.bm25 import search
 from ralm.retrieval.bm25.formula import WEIGHTING_KIND, Weighting, open_weighting
-from ralm.retrieval.bm25.scan import Forbidden, SearchBatch
+from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
 from ralm.storage.manifest import write_manifest
 from tests.cli.program import ralm as command
 from tests.fakes import LetterEncoder, passages_of
 from tests.reference import bm25 as reference
-from tests.retrieval.test_streams import indexed, strides, words
+from tests.retrieval.searching import indexed, pieces, some_index, strides, words
 
 WEIGHTS = st.tuples(*[st.integers(1, 4)] * 3)
 QUERY = "stone sea stone sea hill pond barn glen"
@@ -111,9 +111,7 @@ def test_streams_over_many_passages_equal_scans(
     tmp_path: Path, weights: tuple[int, int, int], stride: int, k: int
 ) -> None:
     seed = stride
-    text = words(seed, 36_000, 2000)
-    texts = [" ".join(text[i : i + 12]) for i in range(0, 36_000, 12)]
-    bm25 = indexed(tmp_path, texts).weighted(Weighting(weights))
+    bm25 = indexed(tmp_path, pieces(words(seed, 36_000, 2000))).weighted(Weighting(weights))
     queries = strides(words(seed + 1, 300, 2005), 16, stride)
     rng = np.random.default_rng(seed)
     forbidden = Forbidden.of([rng.integers(0, 3000, 1000).tolist()], rng.integers(-1, 1, len(queries)))
@@ -127,8 +125,7 @@ def test_streams_over_many_passages_equal_scans(
 
 def test_streams_are_used_as_without_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeated terms must not look like terms that the query before lacks."""
-    text = words(0, 6000, 500)
-    bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
+    bm25 = some_index(tmp_path)
     used: list[int] = []
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
     monkeypatch.setattr(search, "search_streams", lambda _, batch, __: used.append(len(batch.queries)))
@@ -138,19 +135,10 @@ def test_streams_are_used_as_without_weights(tmp_path: Path, monkeypatch: pytest
     assert used == [len(queries)] * 2
 
 
-def test_online_search_uses_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = words(0, 480, 40)
-    bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 480, 12)]).weighted(Weighting((4, 2, 1)))
-    used: list[int] = []
-    fill = Stream.fill
-
-    def noted(self: Stream, batch: SearchBatch) -> None:
-        used.append(len(batch.queries))
-        fill(self, batch)
-
-    monkeypatch.setattr(Stream, "fill", noted)
+def test_online_search_uses_streams(tmp_path: Path, fills: list[tuple[Stream, int]]) -> None:
+    bm25 = indexed(tmp_path, pieces(words(0, 480, 40))).weighted(Weighting((4, 2, 1)))
     _online(bm25, strides(words(1, 60, 45), 14, 3), 4)
-    assert sum(used) > 10
+    assert sum(count for _, count in fills) > 10
 
 
 def test_the_last_words_decide(index: Path, tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""Indexes for BM25 of texts, and the ways of searching them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ralm.records import Hits
+from ralm.retrieval.analysis import ENGLISH, Analysis
+from ralm.retrieval.bm25.arrays import Arrays, open_arrays
+from ralm.retrieval.bm25.build import BM25Builder
+from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
+from ralm.retrieval.bm25.scan import Forbidden
+from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.segments import Segment
+from ralm.retrieval.bm25.stream import Stream
+
+
+def arrays_of(
+    folder: Path, texts: Sequence[str], build: BuildOptions | None = None, analysis: Analysis = ENGLISH
+) -> Arrays:
+    """The arrays of texts, written into a folder."""
+    with BM25Builder(folder, build, analysis) as builder:
+        for text in texts:
+            builder.add(text)
+        builder.finish()
+    return open_arrays(folder)
+
+
+def indexed(folder: Path, texts: Sequence[str], options: BM25Options | None = None, megabytes: float = 256) -> BM25:
+    """BM25 over texts."""
+    return BM25([Segment(arrays_of(folder, texts, BuildOptions(megabytes=megabytes)), len(texts))], options)
+
+
+def words(seed: int, count: int, vocabulary: int) -> list[str]:
+    """Words as frequent as in a text: few common ones, many rare."""
+    drawn = np.random.default_rng(seed).zipf(1.2, count) % vocabulary
+    return [f"w{word}" for word in drawn.tolist()]
+
+
+def pieces(text: Sequence[str], size: int = 12) -> list[str]:
+    """Passages of `size` words."""
+    return [" ".join(text[i : i + size]) for i in range(0, len(text), size)]
+
+
+def strides(text: Sequence[str], length: int, stride: int) -> list[str]:
+    """Queries of `length` words, one every `stride` words; the first is empty."""
+    return [" ".join(text[max(0, end - length) : end]) for end in range(0, len(text), stride)]
+
+
+def some_index(folder: Path) -> BM25:
+    """BM25 over 500 passages of 12 words."""
+    return indexed(folder, pieces(words(0, 6000, 500)))
+
+
+def streamed(
+    bm25: BM25, queries: Sequence[str], k: int, partition: int = 1024, forbidden: Forbidden | None = None
+) -> Hits:
+    """What one stream finds; rows of the index instead of passage numbers."""
+    terms = [bm25.terms(query.split()) for query in queries]
+    return Hits(*Stream(bm25.collection, k, partition).search(terms, forbidden))
+
+
+def assert_equal(found: Hits, expected: Hits) -> None:
+    """The same passages, and the same scores to the last bit."""
+    np.testing.assert_array_equal(found.numbers_QK, expected.numbers_QK)
+    np.testing.assert_array_equal(found.scores_QK, expected.scores_QK)
+
+
+def assert_same_files(one: Path, other: Path) -> None:
+    """The same files, byte for byte."""
+    names = sorted(file.name for file in one.iterdir())
+    assert names == sorted(file.name for file in other.iterdir())
+    for name in names:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
