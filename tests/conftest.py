@@ -32,7 +32,6 @@ def pytest_configure() -> None:
 
 FIRST = (
     "tests/test_environment.py",
-    "tests/test_requirements.py",
     "tests/lm/test_library_mismatch.py",
     "tests/evaluation/test_perplexity.py",
     "tests/test_against_reference.py",

@@ -1,11 +1,14 @@
-"""The lock, the environment that tests run in, and what is said of versions that were not tested."""
+"""Requirements, the lock, the environment that tests run in, and what is said of versions that were not tested."""
 
+import ast
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -16,7 +19,6 @@ from ralm import environment
 from ralm.errors import LibraryWarning, ModelError, UsageError
 from ralm.lm.local.loading import loading_errors
 from tests.cli.program import Answer, ralm
-from tests.test_requirements import declared
 from tools import lock, python_version
 
 
@@ -153,3 +155,68 @@ def test_a_call_that_does_not_fit_names_both_versions(other_versions: list[str])
         environment.warn_of_mismatch("transformers", "It failed")
     with pytest.warns(LibraryWarning, match=rf"does not fit pyarrow {version('pyarrow')}: this is a fault of ralm"):
         environment.warn_of_mismatch("pyarrow", "It failed")
+
+
+ROOT = Path(__file__).parents[1]
+PINNED_ELSEWHERE = {"torch"}
+IMPORTED_AS = {"pystemmer": "Stemmer", "faiss-cpu": "faiss", "python-docx": "docx"}
+NEVER_IMPORTED = {"accelerate", "jinja2"}
+"""transformers imports them."""
+
+OWN = {"ralm", "llvmlite", "pydantic_core"}
+"""Itself; numba's own; pydantic's own."""
+
+
+def _project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
+
+
+def declared() -> list[Requirement]:
+    project = _project()
+    extras = [line for extra in project["optional-dependencies"].values() for line in extra]
+    named = [Requirement(line) for line in (*project["dependencies"], *extras)]
+    return [one for one in named if one.name != project["name"]]
+
+
+def test_all_is_every_extra() -> None:
+    project = _project()
+    extras = project["optional-dependencies"]
+    (everything,) = (Requirement(line) for line in extras["all"])
+    assert everything.name == project["name"]
+    assert everything.extras == extras.keys() - {"all"}
+
+
+def test_the_lowest_versions_are_those_that_the_package_asks_for() -> None:
+    lines = (ROOT / "requirements" / "lowest.txt").read_text(encoding="utf-8").splitlines()
+    pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    lowest = {
+        canonicalize_name(one.name): Version(bound.version)
+        for one in declared()
+        for bound in one.specifier
+        if bound.operator == ">="
+    }
+    found = {canonicalize_name(one.name): Version(next(iter(one.specifier)).version) for one in pinned}
+    assert found == {name: version for name, version in lowest.items() if name not in PINNED_ELSEWHERE}
+
+
+def test_the_dependencies_are_the_packages_that_are_imported() -> None:
+    files = (ROOT / "src").rglob("*.py")
+    imported = {module for file in files for module in _modules(ast.parse(file.read_text(encoding="utf-8")))}
+    names = {canonicalize_name(one.name) for one in declared()}
+    needed, allowed = (
+        {IMPORTED_AS.get(name, name.replace("-", "_")) for name in some} for some in (names - NEVER_IMPORTED, names)
+    )
+    assert needed - imported == set()
+    assert imported - allowed - set(sys.stdlib_module_names) - OWN == set()
+
+
+def _modules(tree: ast.Module) -> set[str]:
+    """The packages that a module imports."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.partition(".")[0])
+    return found

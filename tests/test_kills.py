@@ -36,47 +36,24 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc").exists(), reason="processes are counted in /proc"),
 ]
 
-SHORT = ["--prefix-tokens", "8", "--query-tokens", "8", "--sequence-tokens", "24", "--document-tokens", "24"]
-QUICK = "--steps 12 --batch 4 --evaluate-every 4 --checkpoint-every 2 --learning-rate 1e-3".split()
-PAIRS = ["--tokens", "12", "--max-length", "32"]
+LENGTHS = " ".join(MODEL_LENGTH)
+SHORT = "--prefix-tokens 8 --query-tokens 8 --sequence-tokens 24 --document-tokens 24"
+QUICK = "--steps 12 --batch 4 --evaluate-every 4 --checkpoint-every 2 --learning-rate 1e-3"
+PAIRS = "--tokens 12 --max-length 32"
 
-COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
-    "index": (["index", "corpus.jsonl", "--workers", "2", "--memory", "0.01"], ["--words", "9"], ["--words", "10"]),
-    "dense": (
-        ["index", "corpus.jsonl", "--retriever", "dense", "--encoder", "bert"],
-        ["--words", "9"],
-        ["--words", "10"],
-    ),
-    "run": (
-        ["eval", "text.txt", "--lm", "lm", "--index", "index", "--baseline", *MODEL_LENGTH],
-        ["--stride", "8"],
-        ["--stride", "4"],
-    ),
-    "signals": (
-        ["signals", "corpus.jsonl", "--index", "index", "--lm", "lm", "--examples", "30", *SHORT],
-        ["--seed", "1"],
-        ["--seed", "2"],
-    ),
+COMMANDS = {
+    "index": ("index corpus.jsonl --workers 2 --memory 0.01", "--words 9", "--words 10"),
+    "dense": ("index corpus.jsonl --retriever dense --encoder bert", "--words 9", "--words 10"),
+    "run": (f"eval text.txt --lm lm --index index --baseline {LENGTHS}", "--stride 8", "--stride 4"),
+    "signals": (f"signals corpus.jsonl --index index --lm lm --examples 30 {SHORT}", "--seed 1", "--seed 2"),
     "sweep": (
-        ["sweep", "text.txt", "--lm", "lm", "--index", "index", *MODEL_LENGTH, "--over", "stride", "--no-plot"],
-        ["--values", "8,16"],
-        ["--values", "4,8"],
+        f"sweep text.txt --lm lm --index index {LENGTHS} --over stride --no-plot",
+        "--values 8,16",
+        "--values 4,8",
     ),
-    "retriever": (
-        ["train", "retriever", "signals", "--index", "taught", *QUICK],
-        ["--seed", "1"],
-        ["--seed", "2"],
-    ),
-    "reranker": (
-        ["train", "reranker", "signals", "--index", "taught", "--init", "bert", *PAIRS, *QUICK],
-        ["--seed", "1"],
-        ["--seed", "2"],
-    ),
-    "bm25": (
-        ["train", "bm25", "old-signals", "--index", "index", "--lm", "lm"],
-        ["--seed", "1"],
-        ["--seed", "2"],
-    ),
+    "retriever": (f"train retriever signals --index taught {QUICK}", "--seed 1", "--seed 2"),
+    "reranker": (f"train reranker signals --index taught --init bert {PAIRS} {QUICK}", "--seed 1", "--seed 2"),
+    "bm25": ("train bm25 old-signals --index index --lm lm", "--seed 1", "--seed 2"),
 }
 """Each command, what makes an older result of it, and what makes the one that is killed."""
 
@@ -100,7 +77,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     warm = [["index", "corpus.jsonl", "--words", "10", "--workers", "1", "--out", "index"]]
     for name, (command, old, new) in COMMANDS.items():
         if name in chosen:
-            warm += [[*command, *old, "--out", f"old-{name}"], [*command, *new, "--out", f"new-{name}"]]
+            warm += [f"{command} {old} --out old-{name}".split(), f"{command} {new} --out new-{name}".split()]
     program = Killed(folder, warm)
     yield program
     program.programs.close()
@@ -121,9 +98,8 @@ def save_taught_index(folder: Path) -> None:
 def test_whenever_it_is_killed(program: Killed, kind: str, force: bool) -> None:
     command, old, new = COMMANDS[kind]
     out = program.folder / "out"
-    forced = ["--force"] if force else []
-    arguments = [*command, *new, "--out", "out/result", *forced]
-    older = [*command, *old, "--out", "out/result", "--force"]
+    arguments = f"{command} {new} --out out/result {'--force' if force else ''}".split()
+    older = f"{command} {old} --out out/result --force".split()
     assert program.answer(older).status == 0, program.errors
     whole = program.answer([*arguments, "--force"])
     assert whole.status == 0, program.errors

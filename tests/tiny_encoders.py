@@ -1,4 +1,4 @@
-"""Tiny random text encoders with a tokenizer of words, as folders that sentence-transformers and transformers load."""
+"""Tiny random encoders and cross-encoders with a tokenizer of letters, as folders that their libraries load."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
     BertConfig,
+    BertForSequenceClassification,
     BertModel,
     BertTokenizerFast,
     DPRConfig,
@@ -21,6 +22,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,'?-"
 POSITIONS = 64
 WIDTH = 32
+LENGTH = 256
 
 
 def tiny_bert_config(width: int = WIDTH) -> dict[str, int]:
@@ -91,3 +93,10 @@ def letter_tokenizer() -> BertTokenizerFast:
         sep_token="[SEP]",
         mask_token="[MASK]",
     )
+
+
+def save_tiny_cross_encoder(folder: Path, seed: int = 0, labels: int = 1) -> Path:
+    """A cross-encoder of two layers that reads 256 letters."""
+    torch.manual_seed(seed)
+    config = BertConfig(**(tiny_bert_config() | {"max_position_embeddings": LENGTH}), num_labels=labels)
+    return save_with_letters(BertForSequenceClassification(config), folder)

@@ -328,17 +328,13 @@ def test_a_killed_run_goes_on_and_ends_the_same(
         patch.setattr(Replica, "start", dies)
         failed(ralm(*out), 1, "killed")
     assert not (tmp_path / "run").exists()
+    failed(ralm(*evaluate, "--max-length", 4096, "--out", tmp_path / "other"), 2, "is beyond")
     failed(ralm(*out, "--stride", 8), 2, "begun with other settings (plan.stride 4 there, 8 here): give those again")
     assert "resuming a run that was stopped" in done(*out).err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "whole"]
     for column in ("log_prob", "baseline_log_prob", "passage"):
         whole, run = (pq.read_table(tmp_path / name / "tokens.parquet")[column] for name in ("whole", "run"))
         assert run.equals(whole)
-
-
-def test_a_run_that_fails_before_it_scores_leaves_nothing(evaluate: list[object], tmp_path: Path) -> None:
-    failed(ralm(*evaluate, "--max-length", 4096, "--out", tmp_path / "run"), 2, "is beyond")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_ensemble_and_where_its_tokens_came_from(
@@ -378,12 +374,6 @@ def test_concatenation(evaluate: list[object]) -> None:
     failed(ralm(*joined, "--documents", 3), 2, "--documents 3 of --document-tokens 24 and --stride 4 do not fit")
 
 
-def test_rolling_windows(evaluate: list[object]) -> None:
-    rolling = ["--windows", "rolling", "--semantics", "official", "--stride", 29, "--query-tokens", 11]
-    shown = printed(*evaluate, *rolling, "--reader", "ensemble", "--documents", 2)
-    assert shown["tokens"] == 1 + len(TEXT), "the first token is scored too, and the BOS, after an end-of-text token"
-
-
 def test_the_special_tokens_that_stand_first(evaluate: list[object], generate: list[object]) -> None:
     shown = {bos: printed(*evaluate, "--bos", bos) for bos in ("auto", "always", "never")}
     assert [shown[bos]["config"]["plan"]["bos"] for bos in shown] == ["auto", "always", "never"]
@@ -397,17 +387,8 @@ def test_the_special_tokens_that_stand_first(evaluate: list[object], generate: l
 
 def test_a_sweep_is_what_eval_gives_for_every_value(evaluate: list[object], tmp_path: Path) -> None:
     arguments = [*evaluate[1:], "--reader", "ensemble", "--limit-tokens", 80]
-    command = [
-        "sweep",
-        "--over",
-        "documents",
-        "--values",
-        "1,3,2",
-        *arguments,
-        "--no-plot",
-        "--out",
-        tmp_path / "sweep",
-    ]
+    swept = ["--over", "documents", "--values", "1,3,2"]
+    command = ["sweep", *swept, *arguments, "--no-plot", "--out", tmp_path / "sweep"]
     shown = printed(*command)
     assert json.loads((tmp_path / "sweep" / "summary.json").read_text()) == shown
     assert shown["scored"] < shown["requests"]
@@ -436,19 +417,8 @@ def test_with_a_limit_what_follows_in_the_text_is_not_read(work: Path, model: Pa
                 config.pop("text")
         assert of_whole == of_broken
     for text in (whole, broken):
-        retrieve = [
-            "retrieve",
-            text,
-            "--lm",
-            model,
-            "--max-length",
-            64,
-            "--limit-tokens",
-            60,
-            "--index",
-            work / "index",
-        ]
-        done(*retrieve, "--out", tmp_path / f"{text.stem}.json")
+        retrieve = ["retrieve", text, "--lm", model, "--max-length", 64, "--limit-tokens", 60]
+        done(*retrieve, "--index", work / "index", "--out", tmp_path / f"{text.stem}.json")
     assert (tmp_path / "whole.json").read_bytes() == (tmp_path / "broken.json").read_bytes()
     failed(ralm("eval", broken, "--lm", model, *MODEL_LENGTH), 1, "is not UTF-8: byte")
     failed(ralm("eval", tmp_path / "none.txt", *options), 1, "none.txt does not exist")

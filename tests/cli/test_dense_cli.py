@@ -85,11 +85,6 @@ def test_a_cache_shows_its_hits_and_changes_nothing(work: Path, model: Path, tmp
     assert written[0] == written[1] == written[2]
 
 
-def test_generate_with_dense_passages(work: Path, model: Path) -> None:
-    command = ["generate", "The sheep on the hill", "--lm", model, "--index", work / "index", "--new-tokens", "6"]
-    assert printed(*command, "--document-tokens", "24", "--retriever", "dense")["spans"]
-
-
 def test_what_an_interrupted_build_encoded_is_taken(work: Path, tmp_path: Path) -> None:
     """Here one that FAISS refused in the end."""
     command = ["index", work / "corpus.jsonl", "--out", tmp_path / "i", "--retriever", "dense"]

@@ -135,15 +135,3 @@ def test_fields_that_do_not_exist(work: Path, tmp_path: Path) -> None:
     )
     assert not (tmp_path / "index").exists()
     failed(ralm(*index, "--metadata-field", "url", "--no-metadata"), 2, "--no-metadata and --metadata-field exclude")
-
-
-def test_fields_that_json_cannot_hold_are_named_once(tmp_path: Path) -> None:
-    rows = [{"text": "one", "image": {"bytes": b"x"}, "raw": b"y", "n": 1}] * 3
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
-    answer = ralm("index", tmp_path / "x.parquet", "--out", tmp_path / "index")
-    assert "left out: fields of metadata that JSON cannot hold: 2, such as image (bytes); raw (bytes)\n" in answer.out
-    index = open_index(tmp_path / "index")
-    assert [passage.metadata for passage in index.passages] == [{"n": 1}] * 3
-    assert index.manifest.settings["skipped"] == {
-        "fields of metadata that JSON cannot hold": {"count": 2, "examples": ["image (bytes)", "raw (bytes)"]}
-    }

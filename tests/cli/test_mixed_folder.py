@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from ralm.records import Passage
 from ralm.retrieval.index import check_index, open_index
-from tests.cli.program import done, failed, printed, ralm
+from tests.cli.program import done, printed
 from tests.corpus.test_pdf import pdf
 
 pytest.importorskip("lxml")
@@ -108,51 +108,5 @@ def test_every_document_is_there_or_named(folder: Path, tmp_path: Path) -> None:
         "kinds": {".xyz": 1},
     }
     assert answer.err.strip().count("\n") == 0, "the libraries that read files say nothing"
-
-
-def test_metadata_of_every_kind_reaches_the_hits(folder: Path, tmp_path: Path) -> None:
-    done("index", folder, "--out", tmp_path / "index")
-    answer = printed("search", tmp_path / "index", "whale", "-k", 20)
-    pages = [hit["metadata"] for hit in answer["hits"] if hit["document_id"] == "j.pdf"]
-    assert pages == [{"page": 1}, {"page": 2}]
-    found = {hit["document_id"]: hit["metadata"] for hit in reversed(answer["hits"])}
-    assert found == {identifier: metadata for identifier, (_, _, metadata) in EXPECTED.items()}
-    assert "     page: 2\n" in ralm("search", tmp_path / "index", "second").out
-
-
-def test_folders_files_and_datasets_together(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "more.jsonl").write_text('{"text": "more whale", "url": "https://m"}\n')
-    Dataset.from_dict({"text": ["hub whale"]}).save_to_disk(tmp_path / "saved")
-    answer = done("index", "folder", "more.jsonl", "hf:saved", "--out", "index")
-    in_folder = {
-        (identifier if identifier in ("own", "8") else f"folder/{identifier}"): expected
-        for identifier, expected in EXPECTED.items()
-    }
-    assert first_passages(tmp_path / "index") == {
-        **in_folder,
-        "more.jsonl:1": ("", "more whale", {"url": "https://m"}),
-        "hf:saved:0": ("", "hub whale", {}),
-    }
-    assert "left out: files that cannot be read: 2, such as folder/broken.pdf is" in answer.out
-    assert "left out: empty files: 1, such as folder/empty.txt\n" in answer.out
-
-
-def test_a_broken_file_that_is_named_itself_is_an_error(folder: Path, tmp_path: Path) -> None:
-    for name, says in (("broken.pdf", "broken.pdf is not a PDF file"), ("broken.txt", "broken.txt is not UTF-8")):
-        failed(ralm("index", folder, folder / name, "--out", tmp_path / "index"), 1, says)
-    failed(ralm("index", folder / "unknown.xyz", "--out", tmp_path / "index"), 1, "is of an unknown type")
-    failed(ralm("index", folder / "empty.txt", "--out", tmp_path / "index"), 1, "empty.txt is empty.")
-    assert not (tmp_path / "index").exists()
-
-
-def test_fields_of_some_sources_alone(folder: Path, tmp_path: Path) -> None:
-    index = ["index", folder, "--out", tmp_path / "index"]
-    done(*index, "--metadata-field", "url", "--metadata-field", "page")
-    kept = [metadata for _, _, metadata in first_passages(tmp_path / "index").values() if metadata]
-    assert sorted(map(str, kept)) == sorted(
-        ["{'url': 'https://d'}", "{'url': 'https://f'}", "{'url': 'https://i'}", "{'page': 1}", "{'page': 7}"]
-    )
-    failed(
-        ralm(*index[:2], "--out", tmp_path / "other", "--metadata-field", "urls"), 1, "no document has the field 'urls'"
-    )
+    hits = printed("search", tmp_path / "index", "whale", "-k", 20)["hits"]
+    assert [hit["metadata"] for hit in hits if hit["document_id"] == "j.pdf"] == [{"page": 1}, {"page": 2}]

@@ -5,15 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from ralm.cli.process import signals_unwind
 from ralm.errors import WorkerError
+from ralm.processes import starting_processes
 from tests.campaign import campaign
 
 pytestmark = pytest.mark.slow
@@ -174,3 +177,34 @@ def test_a_signal_ends_the_program_even_if_it_arrives_in_a_finalizer(number: int
     signal.signal(number, before)
     assert ended.value.code == 128 + number
     assert not slept
+
+
+@pytest.fixture
+def other_thread() -> Iterator[None]:
+    """A thread that receives the signals that this one blocks."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, daemon=True)
+    thread.start()
+    yield
+    done.set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.usefixtures("other_thread")
+def test_a_signal_is_handled_after_the_processes_are_started(number: signal.Signals) -> None:
+    handled: list[int] = []
+
+    def handle(received: int, _frame: FrameType | None) -> None:
+        handled.append(received)
+
+    before = signal.signal(number, handle)
+    try:
+        with starting_processes():
+            os.kill(os.getpid(), number)
+            time.sleep(0.05)
+            assert handled == []
+        assert handled == [number]
+        os.kill(os.getpid(), number)
+        assert handled == [number, number]
+    finally:
+        signal.signal(number, before)

@@ -1,4 +1,4 @@
-"""Folders: files of every kind are read, in order; skipped ones are named."""
+"""Folders and Hugging Face datasets: files of every kind are read, in order; skipped ones are named."""
 
 import gzip
 import os
@@ -11,13 +11,17 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from ralm.corpus.documents import BROKEN_LINES, EMPTY_FILES, HIDDEN, LINKS, NO_TEXT, UNKNOWN
-from ralm.corpus.sources import Skipped, read_documents
+from ralm.corpus.sources import Fields, Skipped, read_documents
 from ralm.errors import CorpusError, MissingExtraError
+from ralm.records import Document
 
 
 @pytest.fixture(autouse=True)
-def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HF_CACHE_HOME", "HF_DATASETS_CACHE"):
+        monkeypatch.setattr(f"datasets.config.{name}", tmp_path / "cache")
+    for package in ("huggingface_hub.constants", "datasets.config"):
+        monkeypatch.setattr(f"{package}.HF_HUB_OFFLINE", True)
 
 
 def ids(*sources: Path | str, skipped: Skipped | None = None) -> list[str]:
@@ -76,13 +80,6 @@ def test_ids_of_several_sources_begin_with_the_tidy_name_of_the_source(
     assert ids(source, "./x.jsonl") == ["folder/a.txt", "x.jsonl:1"]
 
 
-def test_a_single_file_keeps_its_short_ids(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"text": "one"}\n')
-    (tmp_path / "x.txt").write_text("one")
-    assert ids(tmp_path / "x.jsonl") == ["1"]
-    assert ids(tmp_path / "x.txt") == ["x.txt"]
-
-
 def test_all_splits_of_a_saved_dataset_below_a_folder(tmp_path: Path) -> None:
     splits = {split: Dataset.from_dict({"text": [f"of {split}"]}) for split in ("train", "test")}
     DatasetDict(splits).save_to_disk(tmp_path / "folder" / "saved")
@@ -132,7 +129,8 @@ def test_kinds_and_examples_are_bounded() -> None:
     assert skipped.kinds.total() == 1000
 
 
-def test_links(tmp_path: Path) -> None:
+def test_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ralm.corpus.documents._EXAMPLES_KEPT", 100)
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     (folder / "sub").mkdir(parents=True)
     (outside / "deeper").mkdir(parents=True)
@@ -168,12 +166,7 @@ def test_links(tmp_path: Path) -> None:
         "sub/a.txt",
     ]
     assert skipped.counts == {HIDDEN: 1, LINKS: 9}
-    links = Skipped()
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch:
-        patch.setattr("ralm.corpus.documents._EXAMPLES_KEPT", 100)
-        ids(folder, skipped=links)
-    assert links.examples[LINKS] == [
+    assert skipped.examples[LINKS] == [
         f"{folder}/1-outside/back (leads to a folder that is read anyway)",
         f"{folder}/2-again (was read already)",
         f"{folder}/3-up (leads to a folder that contains it)",
@@ -212,17 +205,6 @@ def test_pipes_in_a_folder_are_named_and_not_waited_for(tmp_path: Path) -> None:
     assert skipped.counts[UNKNOWN] == 1
 
 
-def test_a_folder_without_documents_says_what_is_in_it(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"holds no document\.$"):
-        ids(tmp_path)
-    (tmp_path / "x.png").write_text("x")
-    (tmp_path / "y.txt").touch()
-    with pytest.raises(
-        CorpusError, match=r"no document; skipped: files of an unknown kind: 1 .*; empty files: 1, such"
-    ):
-        ids(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("suffix", "module", "package"),
     [("html", "lxml", "lxml"), ("pdf", "pypdf", "pypdf"), ("docx", "docx", "python-docx")],
@@ -259,3 +241,58 @@ def test_packed_files_that_unpack_to_too_much(tmp_path: Path, monkeypatch: pytes
     assert ids(tmp_path, skipped=skipped) == ["a.txt"]
     assert "x.txt.gz unpacks to more than 1 MiB; unpack it first" in "\n".join(skipped.lines())
     assert "x.jsonl.gz, line 1 is longer than 1 MiB" in "\n".join(skipped.lines())
+
+
+def dataset(*texts: str) -> Dataset:
+    return Dataset.from_dict({"title": [text.upper() for text in texts], "text": list(texts)})
+
+
+def test_a_saved_dataset(tmp_path: Path) -> None:
+    dataset("one", "two").save_to_disk(tmp_path / "saved")
+    expected = [Document(id="0", title="ONE", text="one"), Document(id="1", title="TWO", text="two")]
+    assert list(read_documents(str(tmp_path / "saved"))) == expected
+    assert list(read_documents(f"hf:{tmp_path / 'saved'}")) == expected
+    with pytest.raises(CorpusError, match="has no field 'body'; its fields are title, text"):
+        next(read_documents(str(tmp_path / "saved"), Fields(text="body")))
+    with pytest.raises(CorpusError, match="no split 'test'"):
+        next(read_documents(f"hf:{tmp_path / 'saved'}:test"))
+
+
+def test_a_saved_dataset_with_splits(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    DatasetDict({"train": dataset("one"), "test": dataset("two")}).save_to_disk(folder)
+    with pytest.raises(CorpusError, match="holds the splits train, test; choose one with hf:"):
+        next(read_documents(str(folder)))
+    assert [document.text for document in read_documents(f"hf:{folder}:test")] == ["two"]
+    assert [document.text for document in read_documents(str(folder / "train"))] == ["one"]
+    DatasetDict({"only": dataset("one")}).save_to_disk(tmp_path / "single")
+    assert [document.text for document in read_documents(str(tmp_path / "single"))] == ["one"]
+
+
+def test_a_folder_that_datasets_loads(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(f'{{"text": "of {split}"}}\n')
+    assert [document.text for document in read_documents(f"hf:{tmp_path}")] == ["of train"]
+    assert [document.text for document in read_documents(f"hf:{tmp_path}:test")] == ["of test"]
+    assert [document.text for document in read_documents(f"hf:{tmp_path}:default:test")] == ["of test"]
+    assert [document.text for document in read_documents(f"hf:{tmp_path}:default")] == ["of train"]
+    with pytest.raises(CorpusError, match="cannot read the dataset .*nosuch"):
+        next(read_documents(f"hf:{tmp_path}:nosuch"))
+
+
+def test_a_name_that_is_none() -> None:
+    for source in ("hf:", "hf::x", "hf:a:b:c:d"):
+        with pytest.raises(CorpusError, match="names no dataset; write hf:NAME"):
+            next(read_documents(source))
+
+
+def test_a_dataset_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CorpusError, match="cannot read the dataset no-one/nothing: "):
+        next(read_documents("hf:no-one/nothing"))
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'ralm\[datasets\]'"):
+        next(read_documents("hf:x"))

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from ralm.corpus.sources import Fields
 from ralm.errors import CorpusError
 from ralm.records import Document
-from tests.corpus.reading import read
+from tests.corpus.reading import only
 
 pytest.importorskip("lxml")
 
@@ -39,11 +39,6 @@ def f():
     return 1
 end
 of it"""
-
-
-def only(path: Path, fields: Fields | None = None) -> Document:
-    [document] = read(path, fields)
-    return document
 
 
 @pytest.mark.parametrize("name", ["x.html", "X.HTM", "x.xhtml"])

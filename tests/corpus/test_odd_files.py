@@ -1,9 +1,8 @@
 """Files as users have them: of other encodings, of odd types and names, damaged, or no files at all.
 
-Each is read correctly or is named in one error or warning.
+Each is read correctly or is named in one error or warning. Texts to evaluate are read as they are in the file.
 """
 
-import contextlib
 import csv
 import datetime
 import gzip
@@ -18,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.corpus.decontamination import read_titles
-from ralm.corpus.documents import BROKEN_FILES, HIDDEN, LINKS
-from ralm.corpus.files import read_text
+from ralm.corpus.documents import BROKEN_FILES
+from ralm.corpus.files import read_text, read_text_in_chunks
 from ralm.corpus.sources import Skipped, read_documents
 from ralm.corpus.store import PassageStore, write_passages
-from ralm.errors import CorpusError, InputError, RalmWarning
+from ralm.errors import CorpusError, InputError, RalmWarning, TextError
 from ralm.records import Document, Passage
 from ralm.retrieval.retrieval_file import read_retrieval_file
 from tests.corpus.reading import read
@@ -45,34 +44,21 @@ def test_what_is_no_file_is_refused_and_not_waited_for(
         listening.bind(name)
         with pytest.raises(InputError, match=f"{name} is a socket, not a file"):
             reader(path)
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    with pytest.raises(InputError, match=f"{name} is a device, not a file"):
-        reader(path)
-
-
-@pytest.mark.parametrize("reader", [read, read_text, read_titles])
-def test_links_that_lead_nowhere(reader: Callable[[Path], object], tmp_path: Path) -> None:
-    path = tmp_path / "x.txt"
-    path.symlink_to(tmp_path / "gone.txt")
-    with pytest.raises(InputError, match="x.txt is a link to a file that does not exist"):
-        reader(path)
-    path.unlink()
-    path.symlink_to(path)
-    with pytest.raises(InputError, match="x.txt cannot be read: Too many levels"):
-        reader(path)
+    for target, says in (
+        ("/dev/zero", "is a device, not a file"),
+        (tmp_path / "gone", "is a link to a file that does not exist"),
+        (name, "cannot be read: Too many levels"),
+    ):
+        path.unlink()
+        path.symlink_to(target)
+        with pytest.raises(InputError, match=f"{name} {says}"):
+            reader(path)
 
 
 def test_a_folder_leaves_out_no_file_without_a_word(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / ".hidden.txt").symlink_to(tmp_path / "gone")
     (tmp_path / "b.txt").symlink_to(tmp_path / "gone")
-    skipped = Skipped()
-    assert [document.text for document in read(tmp_path, skipped=skipped)] == ["one"]
-    assert skipped.examples == {
-        HIDDEN: [f"{tmp_path}/.hidden.txt"],
-        LINKS: [f"{tmp_path}/b.txt (a link to nothing)"],
-    }
     with pytest.warns(RalmWarning, match=r"skipped in .*: hidden files and folders: 1, such as .*; links that lead"):
         assert len(list(read_documents(str(tmp_path)))) == 1
 
@@ -182,17 +168,6 @@ def test_parquet_that_holds_no_text_is_refused(columns: dict[str, pa.Array], say
         read(tmp_path / "x.parquet")
 
 
-def test_parquet_that_is_damaged_in_every_place_ends_in_a_sentence_or_in_documents(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"text": [f"text {number}" for number in range(50)]}), path)
-    whole = path.read_bytes()
-    for place in range(0, len(whole), 11):
-        for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 0xA5]) + whole[place + 1 :]):
-            path.write_bytes(damaged)
-            with contextlib.suppress(CorpusError):
-                read(path)
-
-
 def test_json_objects_as_names_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": {"a": 1}, "text": "one"}\n')
     with pytest.raises(CorpusError, match="line 1: the field 'id' must be text or a number, not dict"):
@@ -217,3 +192,58 @@ def test_gzip_with_more_behind_it(tmp_path: Path) -> None:
     path.write_bytes(whole + b"garbage")
     with pytest.raises(CorpusError, match="x.jsonl.gz is damaged and cannot be unpacked completely"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (" \r\n é\n\n".encode(), " \r\n é\n\n"),
+        (b"\0one\0two\0\0", "\0one\0two\0\0"),
+        ("\ufeffone\ufeff".encode(), "one\ufeff"),
+        (b" \n" * 1_000_000 + b"x", " \n" * 1_000_000 + "x"),
+    ],
+)
+def test_a_text_is_read_as_it_is(content: bytes, text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes(content)
+    assert read_text(tmp_path / "x.txt") == text
+
+
+@pytest.mark.parametrize("read", [read_text, read_text_in_chunks])
+def test_texts_that_are_none(read: Callable[[Path], object], tmp_path: Path) -> None:
+    for content, said in {
+        b"": "x.txt is empty",
+        b" \n" * 1_000_000: "x.txt is empty",
+        "\ufeff \n".encode(): "x.txt is empty",
+        "the thing".encode("utf-16"): "it seems to be UTF-16",
+        b"x" * 1234 + b"\xff": "x.txt is not UTF-8: byte 1,234 is 0xff",
+    }.items():
+        (tmp_path / "x.txt").write_bytes(content)
+        with pytest.raises(TextError, match=said):
+            read(tmp_path / "x.txt")
+    with pytest.raises(TextError, match="y.txt does not exist"):
+        read(tmp_path / "y.txt")
+    with pytest.raises(TextError, match="is a folder, not a file"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("character", ["\u00e9", "\u4e2d", "\U0001f600"])
+def test_chunks_are_the_text_whatever_character_stands_at_their_ends(tmp_path: Path, character: str) -> None:
+    path = tmp_path / "x.txt"
+    for before in range(4):
+        text = "x" * before + " \r\n" + character * 700_000
+        path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+        chunks = list(read_text_in_chunks(path))
+        assert len(chunks) > 1
+        assert "".join(chunks) == text
+
+
+def test_a_chunk_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"x" * 3_000_000 + b"\xff" + b"x" * 3_000_000)
+    chunks = read_text_in_chunks(path)
+    assert next(chunks).startswith("x")
+    with pytest.raises(TextError, match="x.txt is not UTF-8: byte 3,000,000 is 0xff"):
+        list(chunks)
+    path.write_bytes(b"x" * 2_000_000 + "\u4e2d".encode()[:2])
+    with pytest.raises(TextError, match="x.txt is not UTF-8: byte 2,000,000 is 0xe4"):
+        list(read_text_in_chunks(path))

@@ -1,6 +1,5 @@
 """PDF: a document per page, and one sentence for a file that is encrypted, scanned, damaged or none."""
 
-import contextlib
 import io
 import logging
 import re
@@ -124,13 +123,3 @@ def test_a_broken_page_is_named_and_the_others_are_read(tmp_path: Path, monkeypa
     skipped = Skipped()
     assert [document.metadata["page"] for document in read(tmp_path, skipped=skipped)] == [1, 3]
     assert skipped.counts == {BROKEN_LINES: 1}
-
-
-def test_damage_anywhere_ends_in_a_sentence_or_in_pages(tmp_path: Path) -> None:
-    whole = pdf("first page", "second page", title="title")
-    path = tmp_path / "x.pdf"
-    for place in range(0, len(whole), 29):
-        for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 0xA5]) + whole[place + 1 :]):
-            path.write_bytes(damaged)
-            with contextlib.suppress(CorpusError):
-                assert all("page" in document.metadata for document in read(path))

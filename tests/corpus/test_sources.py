@@ -18,7 +18,7 @@ from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES
 from ralm.corpus.sources import Fields, RepeatedIds, Skipped, read_documents
 from ralm.errors import CorpusError, RalmWarning
 from ralm.records import Document
-from tests.corpus.reading import read
+from tests.corpus.reading import only, read
 from tests.shared_data import shared
 
 ROWS = [{"id": "a", "title": "A", "text": "one"}, {"id": "b", "title": "B", "text": "two\nlines"}]
@@ -53,15 +53,6 @@ def test_other_field_names_and_empty_texts(tmp_path: Path) -> None:
     fields = Fields(id="key", title="name", text="body")
     first = Document(id="1", title="A", text="one", metadata={"text": "no"})
     assert read(path, fields) == [first, Document(id="7", title="", text="x")]
-
-
-def test_reading_is_a_stream(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"text": "one"}\nbroken\n')
-    documents = read_documents(str(path))
-    assert next(documents).text == "one"
-    with pytest.raises(CorpusError):
-        next(documents)
 
 
 BROKEN: dict[str, tuple[bytes, bytes, Sequence[tuple[bytes, str]]]] = {
@@ -209,19 +200,8 @@ def test_csv_needs_a_header(header: str, says: str, tmp_path: Path) -> None:
 def test_parquet_file_and_folder(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "x.parquet")
     assert read(tmp_path / "x.parquet") == DOCUMENTS
-    folder = tmp_path / "data" / "train"
-    folder.mkdir(parents=True)
-    (tmp_path / "data" / "README.md").write_text("# a document beside tables")
-    for name in ("1", "0"):
-        pq.write_table(pa.table({"text": [f"{name}a", None, f"{name}b"]}), folder / f"{name}.parquet")
-    found = [(document.id, document.text) for document in read(tmp_path / "data")]
-    assert found == [
-        ("README.md", "# a document beside tables"),
-        ("train/0.parquet:0", "0a"),
-        ("train/0.parquet:2", "0b"),
-        ("train/1.parquet:0", "1a"),
-        ("train/1.parquet:2", "1b"),
-    ]
+    pq.write_table(pa.table({"text": ["a", None, "b"]}), tmp_path / "x.parquet")
+    assert [(document.id, document.text) for document in read(tmp_path)] == [("x.parquet:0", "a"), ("x.parquet:2", "b")]
 
 
 def test_parquet_that_cannot_be_read(tmp_path: Path) -> None:
@@ -236,26 +216,6 @@ def test_parquet_that_cannot_be_read(tmp_path: Path) -> None:
         read(path, Fields(text="n"))
 
 
-def test_folder_of_texts(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / ".git").mkdir()
-    files = {
-        "sub/b.txt": "plain",
-        "a.md": "```\n# code\n```\n\n## The heading ##\ntext",
-        "c.rst": "=====\nTitle\n=====\n\ntext",
-        "empty.txt": " \n",
-        "D.TXT": "\ufefflast",
-        ".git/x.txt": "hidden",
-        "image.png": "no text",
-    }
-    for name, content in files.items():
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    found = {document.id: document.title for document in read(tmp_path)}
-    assert found == {"D.TXT": "D", "a.md": "The heading", "c.rst": "Title", "sub/b.txt": "b"}
-    assert list(found) == sorted(found)
-    assert read(tmp_path / "D.TXT") == [Document(id="D.TXT", title="D", text="last")]
-
-
 @pytest.mark.parametrize(
     ("name", "text", "title"),
     [
@@ -268,11 +228,15 @@ def test_folder_of_texts(tmp_path: Path) -> None:
         ("x.rst", "A paragraph longer than\n---\n", "x"),
         ("x.rst", ".. comment\n\ntext", "x"),
         ("x.txt", "# Title\n", "x"),
+        ("X.TXT", "\ufefflast", "X"),
+        ("x.md", "```\n# code\n```\n\n## The heading ##\ntext", "The heading"),
+        ("x.rst", "=====\nTitle\n=====\n\ntext", "Title"),
     ],
 )
 def test_titles_of_text_files(name: str, text: str, title: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(text)
-    assert read(tmp_path / name)[0].title == title
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    document = only(tmp_path / name)
+    assert (document.id, document.title, document.text) == (name, title, text.removeprefix("\ufeff"))
 
 
 def test_a_text_file_that_is_not_utf8_is_named_or_passed_over(tmp_path: Path) -> None:
@@ -296,11 +260,14 @@ def test_an_empty_file(name: str, tmp_path: Path) -> None:
 
 def test_sources_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"PNG")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(CorpusError, match=r"nowhere does not exist; a dataset .* hf:NAME"):
         read(tmp_path / "nowhere")
-    with pytest.raises(
-        CorpusError, match=r"holds no document; skipped: files of an unknown kind: 1 \(.png 1\), such as"
-    ):
+    with pytest.raises(CorpusError, match=r"holds no document\.$"):
+        read(tmp_path / "empty")
+    (tmp_path / "y.txt").touch()
+    said = r"no document; skipped: files of an unknown kind: 1 \(.png 1\), such as .*; empty files: 1, such as"
+    with pytest.raises(CorpusError, match=said):
         read(tmp_path)
     with pytest.raises(CorpusError, match="x.png is of an unknown type; give a folder, a file that ends in .txt"):
         read(tmp_path / "x.png")

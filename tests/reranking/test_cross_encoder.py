@@ -22,7 +22,7 @@ from transformers import (
 from ralm.errors import ModelError
 from ralm.reranking import cross_encoder
 from ralm.reranking.cross_encoder import PairModel, PrefixLikelihood, load_pair_model
-from tests.tiny_cross_encoders import save_tiny_cross_encoder
+from tests.tiny_encoders import save_tiny_cross_encoder
 from tests.tiny_models import FAMILIES, POSITIONS, save_tiny_model
 
 PAIRS = [("ends so", "a passage"), ("and so on", "b"), ("", "no end"), ("so", "long " * 30), ("x", "one")]

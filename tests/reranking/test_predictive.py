@@ -19,8 +19,7 @@ from ralm.reranking.cross_encoder import load_pair_model
 from ralm.reranking.predictive import Pair, PairScorer, Predictive, load_cross_encoder
 from ralm.storage.store import Store
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
-from tests.tiny_cross_encoders import LENGTH, save_tiny_cross_encoder
-from tests.tiny_encoders import drop_weights, letter_tokenizer, save_tiny_bert
+from tests.tiny_encoders import LENGTH, drop_weights, letter_tokenizer, save_tiny_bert, save_tiny_cross_encoder
 
 PASSAGES = passages_of("a b c a b c", "c d e c d e", "a d a d", "x y z")
 TEXT = "a b c d e a b c d a d a b c " * 3

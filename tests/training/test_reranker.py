@@ -21,8 +21,7 @@ from ralm.training.reranker import RERANKER_KIND, TrainedReranker, train_reranke
 from ralm.training.signals import Signals
 from tests.fakes import passages_of
 from tests.reference import learning
-from tests.tiny_cross_encoders import save_tiny_cross_encoder
-from tests.tiny_encoders import save_tiny_bert
+from tests.tiny_encoders import save_tiny_bert, save_tiny_cross_encoder
 from tests.tiny_models import save_tiny_model
 from tests.training.made_signals import save_signals
 

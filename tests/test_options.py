@@ -1,14 +1,16 @@
-"""Numbers at their extremes, and hits of retrievers: an error is one sentence that names the option or the part."""
+"""Options and hits: declared once, with bounds that an error names in one sentence with the option or the part."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
+from ralm.cli.process import with_flags
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.splitting import Splitting
 from ralm.errors import RetrieverError, UsageError
@@ -18,6 +20,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
+from ralm.recipes.recipe import STAND_IN_SCALE
 from ralm.records import Hits
 from ralm.reranking import RerankOptions
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
@@ -26,6 +29,7 @@ from ralm.retrieval.hybrid import FusionOptions
 from ralm.retrieval.random import RandomRetriever
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.validation import retrieve_checked
+from tests.cli.program import ralm
 
 RECORDS: list[Any] = [
     BM25Options,
@@ -145,3 +149,56 @@ def test_no_one_is_asked_for_more_than_there_is() -> None:
 def test_what_are_no_hits(hits: object, message: str) -> None:
     with pytest.raises(RetrieverError, match=f"the retriever Gives .*{message}"):
         retrieve_checked(Gives(hits), ["a"], 4, passages=5)
+
+
+OF_REQUESTS: list[Any] = [PlanOptions, Ensemble, GenerationOptions, RerankOptions, RetrieverOptions]
+
+
+@pytest.mark.parametrize("record", OF_REQUESTS)
+def test_a_record_goes_through_json_and_its_schema_says_what_it_declares(record: Any) -> None:
+    adapter = TypeAdapter(record)
+    assert adapter.validate_json(json.dumps(asdict(record()))) == record()
+    said = adapter.json_schema()["properties"]
+    for one, _, option in declared(record):
+        assert said[one.name]["description"] == option.help
+        assert one.name in asdict(record())
+
+
+def test_the_schema_has_bounds_choices_and_defaults() -> None:
+    plan = TypeAdapter(PlanOptions).json_schema()["properties"]
+    assert (plan["stride"]["minimum"], plan["stride"]["maximum"], plan["stride"]["default"]) == (1, 2**31 - 1, 4)
+    assert plan["document_tokens"]["minimum"] == 0
+    assert plan["windows"]["enum"] == ["sliding", "blocked", "rolling"]
+    written = TypeAdapter(GenerationOptions).json_schema()["properties"]
+    assert written["top_k"]["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+    assert written["top_p"]["exclusiveMinimum"] == 0
+
+
+def test_a_request_is_refused_with_the_sentence_of_the_record() -> None:
+    adapter = TypeAdapter(PlanOptions)
+    assert adapter.validate_python({"stride": 8}) == PlanOptions(stride=8)
+    with pytest.raises(UsageError, match="`stride` must be at least 1, not 0"):
+        adapter.validate_python({"stride": 0})
+    with pytest.raises(ValidationError, match="stride"):
+        adapter.validate_python({"stride": "four"})
+
+
+NAMES = {name: f"--{name}" for name in ("stride", "retriever", "force", "plot")} | {"plot=False": "--no-plot"}
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("`stride` must be at least 1, not 0.", "--stride must be at least 1, not 0."),
+        ('ask with `retriever="dense"` or `"hybrid"`', "ask with --retriever dense or hybrid"),
+        ("replace it with `force=True`, or give `plot=False`", "replace it with --force, or give --no-plot"),
+        ("give it a `config`; see `ralm eval --baseline`", "give it a `config`; see `ralm eval --baseline`"),
+    ],
+)
+def test_messages_name_arguments_and_the_command_line_shows_flags(said: str, shown: str) -> None:
+    assert with_flags(said, NAMES) == shown
+
+
+def test_help_says_how_much_of_a_text_a_stand_in_reads() -> None:
+    said = " ".join(ralm("recipe", "run", "--help").out.split())
+    assert f"(the whole text; {STAND_IN_SCALE.limit_tokens} with --stand-in)" in said

@@ -1,10 +1,14 @@
-"""Reports end to end: of runs, and of generated texts."""
+"""Reports of runs and of generated texts, and `ralm check` of whole and damaged folders, end to end."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from ralm.storage.outputs import MANIFEST
 from tests.cli.program import MODEL_LENGTH, TEXT, done, failed, printed, ralm
+from tests.fuzz.mutations import mend
+from tests.fuzz.targets import make_index, make_run
 
 ENSEMBLE = ["--reader", "ensemble", "--documents", 2]
 
@@ -58,3 +62,51 @@ def test_a_generated_text(generate: list[object], tmp_path: Path) -> None:
     assert generated["gain"]["nats"] == pytest.approx(sum(gains), abs=1e-4)
     assert "The dog keeps the sheep" in page.read_text(encoding="utf-8")
     assert "Passages by contribution" in done(*command).out
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    make_index(tmp_path)
+    make_run(tmp_path)
+    return tmp_path
+
+
+def test_what_is_whole(folders: Path) -> None:
+    for kind in ("index", "run"):
+        answer = ralm("check", folders / kind)
+        assert (answer.status, answer.out, answer.err) == (0, f"{folders / kind}: this {kind} is whole\n", "")
+        assert printed("check", folders / kind) == {
+            "folder": str(folders / kind), "kind": kind, "damaged": []
+        }  # fmt: skip
+
+
+def test_every_damaged_file_is_named(folders: Path) -> None:
+    for name in ("bm25/codes.npy", "passages.arrow"):
+        file = folders / "index" / name
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    (folders / "index" / "bm25" / "totals.npy").unlink()
+    answer = ralm("check", folders / "index", "--json")
+    assert answer.status == 1
+    assert json.loads(answer.out)["damaged"] == [
+        "bm25/codes.npy was altered since it was written",
+        "bm25/totals.npy is missing",
+        "passages.arrow was altered since it was written",
+    ]
+    answer = ralm("check", folders / "index")
+    assert (answer.status, answer.out.count("\n"), answer.err) == (1, 3, "")
+
+
+def test_what_checksums_do_not_tell(folders: Path) -> None:
+    file = folders / "run" / "summary.json"
+    file.write_text("[1]")
+    mend(folders / "run")
+    answer = ralm("check", folders / "run")
+    assert answer.status == 1
+    assert "is not a summary" in answer.out
+
+
+def test_what_is_no_such_folder(folders: Path) -> None:
+    failed(ralm("check", folders), 1, "has no manifest.json")
+    failed(ralm("check", folders / "nowhere"), 1, "does not exist")
+    (folders / "run" / MANIFEST).write_text("[" * 100_000)
+    failed(ralm("check", folders / "run"), 1, "is damaged or not a ralm manifest")
