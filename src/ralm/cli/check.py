@@ -1,10 +1,12 @@
 """`ralm check` checks folders or installed versions; `ralm probe` reports the capabilities of a model's server."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import JsonValue
 
 from ralm.cli import options
 from ralm.cli.flags import Flags, Output
@@ -55,14 +57,9 @@ def _check_folder(folder: Path) -> Output:
     from ralm.runs.run import verify_folder
 
     kind, damaged = verify_folder(folder)
-
-    def print_damage() -> None:
-        for line in damaged or [f"{folder}: this {kind} is whole"]:
-            print_line(line)
-
-    return Output(
-        lambda: {"folder": str(folder), "kind": kind, "damaged": [*damaged]}, print_damage, status=int(bool(damaged))
-    )
+    shown = partial(print_line, "\n".join(damaged or [f"{folder}: this {kind} is whole"]))
+    found: dict[str, JsonValue] = {"folder": str(folder), "kind": kind, "damaged": [*damaged]}
+    return Output(lambda: found, shown, status=int(bool(damaged)))
 
 
 def probe_command(
