@@ -54,7 +54,7 @@ def built(folder: Path, texts: Iterable[str]) -> BM25:
     )
     bm25 = BM25([Segment(open_arrays(folder), counts.passages)])
     begin = time.perf_counter()
-    common = bm25.collection.segments[0].common
+    common = bm25.collection.common[0]
     size = sum(array.nbytes for array in (common.highest_MB, common.present_MW, common.before_MW))
     print(f"{len(common.before_MW)} common terms laid out in {time.perf_counter() - begin:.1f} s, {size / 1e6:,.0f} MB")
     return bm25

@@ -54,7 +54,7 @@ def test_more_postings_than_32_bits_can_number(tmp_path: Path) -> None:
     queries = [words[end - 12 : end] for end in range(12, 400, 3)]
     small, large = BM25([Segment(arrays, PASSAGES)]), BM25([Segment(wide, PASSAGES)])
     expected = small.retrieve_terms([small.terms(query) for query in queries], 16)
-    assert len(large.collection.segments[0].common.before_MW) >= 10
+    assert len(large.collection.common[0].before_MW) >= 10
     terms = [large.terms(query) for query in queries]
     streamed = Stream(large.collection, 16).search(terms)
     scanned = large.retrieve_terms(terms[: search.STREAM_QUERIES - 1], 16)

@@ -219,7 +219,7 @@ def test_more_kinds_of_postings_than_a_byte_numbers(tmp_path: Path) -> None:
 def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> None:
     """A scan, a stream and the layout of common terms; also for a code whose impact is 0, as that of the escape is."""
     bm25 = some_index(tmp_path)
-    arrays, impact_C = bm25._segments[0].arrays, bm25._impacts[0]
+    arrays, impact_C = bm25._segments[0].arrays, bm25._searched[0].impact_C
     worthless = int(np.bincount(arrays.codes).argmax())
     impact_C[worthless], impact_C[-1] = 0, 1e-9
     asked = [bm25._lexicon.number(term) for term in arrays.term_texts(np.arange(len(arrays.term_ids)))]
@@ -241,7 +241,7 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
     streaming.search([[term] for term in asked])
     np.testing.assert_array_equal(streaming._segments[0]._terms.points_TC[streaming._row_V[asked]], expected_VC)
 
-    common = collection.segments[0].common
+    common = collection.common[0]
     assert common.highest_MB.any()
     for term in np.flatnonzero(common.row_V >= 0).tolist():
         highest_B = np.zeros(common.highest_MB.shape[1], np.uint8)

@@ -192,19 +192,28 @@ class CommonTerms:
     before_MW: NDArray[np.uint32]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchedSegment:
+    """A segment as it is searched: `first` is its first row in the index, `impact_C` the impact of each code."""
+
+    arrays: Arrays
+    passages: int
+    first: int
+    impact_C: NDArray[np.float64]
+
+
 def find_common_terms(
-    arrays: Arrays,
-    passages: int,
+    segment: SearchedSegment,
     idf_of: Callable[[NDArray[np.int64]], NDArray[np.float64]],
-    impact_C: NDArray[np.float64],
-    threads: int = 1,
-    before_each: Callable[[], None] | None = None,
+    threads: int,
+    before_each: Callable[[], None] | None,
 ) -> CommonTerms:
     """Lay out the common terms of a segment, which reads their postings once.
 
     `idf_of` gives the idf of its terms in the whole index. One thread is the caller's. `before_each` is called before
     every term; an exception from it ends the work.
     """
+    arrays, passages, impact_C = segment.arrays, segment.passages, segment.impact_C
     terms = np.flatnonzero(np.diff(arrays.offsets) * _COMMON >= passages)
     idf_M = idf_of(terms)
     fits = idf_M <= _MAX_IDF  # a term may be common here and rare in the whole index
@@ -267,23 +276,13 @@ def _lay_out(
         before_W[word] += before_W[word - 1]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StreamSegment:
-    """A segment as streams read it: `first` is its first row in the index, `impact_C` the impact of each code."""
-
-    arrays: Arrays
-    passages: int
-    first: int
-    impact_C: NDArray[np.float64]
-    common: CommonTerms
-
-
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """The data that the streams of one index share."""
+    """The data that the streams of one index share: its segments, and the layout of the common terms of each."""
 
     lexicon: Lexicon
-    segments: tuple[StreamSegment, ...]
+    segments: Sequence[SearchedSegment]
+    common: Sequence[CommonTerms]
 
     def supports(self, queries: Sequence[Sequence[int]]) -> bool:
         """Whether a stream can hold the bounds of all queries (term numbers) in 16 bits."""

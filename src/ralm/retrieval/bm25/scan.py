@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from ralm.corpus.numbering import Numbering, rising, union
+from ralm.records import NO_PASSAGE
 from ralm.retrieval.bm25 import arrays, kernels
 
 
@@ -69,6 +70,12 @@ class SearchBatch(NamedTuple):
     forbidden: Forbidden
     numbers_QK: NDArray[np.int64]
     scores_QK: NDArray[Any]
+
+    @classmethod
+    def of(cls, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None, scores: DTypeLike) -> Self:
+        """Queries without hits, which will get scores of this dtype."""
+        numbers_QK = np.full((len(queries), k), NO_PASSAGE, np.int64)
+        return cls(queries, forbidden or Forbidden.none(len(queries)), numbers_QK, np.zeros(numbers_QK.shape, scores))
 
     def part(self, first: int, last: int) -> "SearchBatch":
         """The queries from `first` to `last`."""

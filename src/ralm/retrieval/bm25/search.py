@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import accumulate
 from threading import Lock
 from typing import Any, Final, Self
 
@@ -27,9 +28,9 @@ from pydantic import JsonValue
 
 from ralm.corpus.numbering import hash_of_numbers, rising, union
 from ralm.errors import UsageError
-from ralm.records import NO_PASSAGE, Hits, IntArray
+from ralm.records import Hits, IntArray
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
-from ralm.retrieval.bm25.collection import NO_TERM, PARTITION, BackgroundTask, Collection, Lexicon
+from ralm.retrieval.bm25.collection import NO_TERM, PARTITION, BackgroundTask, Collection, Lexicon, SearchedSegment
 from ralm.retrieval.bm25.formula import BM25Options, Weighting, cores, impact, length_bytes, stored_lengths
 from ralm.retrieval.bm25.kernels import check_passage_count, drain_heaps
 from ralm.retrieval.bm25.scan import Forbidden, ScanQueries, SearchBatch, scan, units
@@ -86,7 +87,6 @@ class BM25:
             segment.check()
         begin, end, _ = (only or slice(None)).indices(len(segments))
         self._segments = segments[begin:end]
-        self._first = sum(one.passages for one in segments[:begin])
         self._analysis = analysis
         self._known_fingerprint = fingerprint
         self._numbering = numbering_of(segments)
@@ -95,9 +95,14 @@ class BM25:
         self._partition = partition
         totals = totals_of(segments)
         self._average_length = totals.average_length
-        self._impacts = [_impacts(segment, totals.average_length, self._options) for segment in self._segments]
+        firsts = accumulate((one.passages for one in segments), initial=0)
+        searched = [
+            SearchedSegment(one.arrays, one.passages, first, _impacts(one, totals.average_length, self._options))
+            for one, first in zip(segments, firsts, strict=False)
+        ]
+        self._searched = searched[begin:end]
         self._lexicon = Lexicon(self._segments, totals.with_terms, [*segments[:begin], *segments[end:]])
-        self._loader = CollectionLoader(self._segments, self._lexicon, self._impacts, self._first)
+        self._loader = CollectionLoader(self._searched, self._lexicon)
         self._texts = _Texts(self._loader.background)
         self._excluded: IntArray = np.zeros(0, np.int64)
         self._forbidden_rows = self._numbering.removed
@@ -207,10 +212,10 @@ class BM25:
     ) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """The numbers and scores of the hits."""
         check_count("k", k)
-        shape = len(queries), min(k, max(self._passages, 1))
-        numbers_QK, scores_QK = np.full(shape, NO_PASSAGE, np.int64), np.zeros(shape, scores)
-        self._fill(SearchBatch(queries, self._in_rows(len(queries), forbidden), numbers_QK, scores_QK))
-        return self._numbering.numbers(numbers_QK), scores_QK
+        forbidden = self._in_rows(len(queries), forbidden)
+        batch = SearchBatch.of(queries, min(k, max(self._passages, 1)), forbidden, scores)
+        self._fill(batch)
+        return self._numbering.numbers(batch.numbers_QK), batch.scores_QK
 
     def _in_rows(self, queries: int, forbidden: Forbidden | None) -> Forbidden:
         """The rows that must not be hits, of all queries and of each."""
@@ -252,14 +257,12 @@ class BM25:
         queries = ScanQueries(ends, self._lexicon.idf_V[terms], counts)
         heaps_QK = np.zeros(batch.numbers_QK.shape, np.int64)
         found_Q = np.zeros(len(counters), np.int64)
-        first = self._first
-        for place, (segment, impact_C) in enumerate(zip(self._segments, self._impacts, strict=True)):
-            begins, stops = _postings_of(segment, self._lexicon.terms_SV[place, terms])
+        for place, one in enumerate(self._searched):
+            begins, stops = _postings_of(one, self._lexicon.terms_SV[place, terms])
             scan(
-                queries, begins, stops, impact_C, segment.arrays.passages, segment.arrays.posting_codes,
-                segment.passages, first, self._partition, batch.forbidden, heaps_QK, found_Q,
+                queries, begins, stops, one.impact_C, one.arrays.passages, one.arrays.posting_codes, one.passages,
+                one.first, self._partition, batch.forbidden, heaps_QK, found_Q,
             )  # fmt: skip
-            first += segment.passages
         drain_heaps(heaps_QK, found_Q, batch.numbers_QK, batch.scores_QK, units(queries))
 
 
@@ -269,7 +272,7 @@ def _impacts(segment: Segment, average_length: float, options: BM25Options) -> N
     return np.where(frequency > 0, impact(np.maximum(frequency, 1), length, average_length, options), 0)
 
 
-def _postings_of(segment: Segment, terms: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _postings_of(segment: SearchedSegment, terms: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where the postings of terms of a segment begin and end; an empty range for a term that it does not have."""
     has = terms != NO_TERM
     segment.arrays.check_terms(terms[has], segment.passages)

@@ -19,20 +19,19 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ralm.errors import DamagedFolderError
-from ralm.records import NO_PASSAGE
 from ralm.retrieval.bm25.collection import (
     BLOCK_BITS,
     PARTITION,
     BackgroundTask,
     Collection,
+    CommonTerms,
     Lexicon,
-    StreamSegment,
+    SearchedSegment,
     find_common_terms,
 )
 from ralm.retrieval.bm25.formula import cores
 from ralm.retrieval.bm25.kernels import UNIT, drain_heaps, fill_points, kernel
 from ralm.retrieval.bm25.scan import Forbidden, SearchBatch
-from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream_kernel import ALIGNED, Postings, Queries, State, Terms, advance_partitions
 
 _BATCH: Final = 256
@@ -64,7 +63,8 @@ class Stream:
         self._count_T = np.zeros(rows, np.int64)
         self._last = np.zeros(0, np.int64)
         self._segments = [
-            _SegmentStream(segment, rows, self._k, self._partition) for segment in self._collection.segments
+            _SegmentStream(segment, common, rows, self._k, self._partition)
+            for segment, common in zip(self._collection.segments, self._collection.common, strict=True)
         ]
 
     @property
@@ -82,10 +82,9 @@ class Stream:
         They are rows of the index (int64), and scores (float32, or float64, which are exact), Q x K. Forbidden passages
         are given as rows too. The collection must support every query (`Collection.supports`).
         """
-        numbers_QK = np.full((len(queries), self._k), NO_PASSAGE, np.int64)
-        scores_QK = np.zeros((len(queries), self._k), scores)
-        self.fill(SearchBatch(queries, forbidden or Forbidden.none(len(queries)), numbers_QK, scores_QK))
-        return numbers_QK, scores_QK
+        batch = SearchBatch.of(queries, self._k, forbidden, scores)
+        self.fill(batch)
+        return batch.numbers_QK, batch.scores_QK
 
     def fill(self, batch: SearchBatch) -> None:
         """Fill in the hits of queries, as `search` finds them."""
@@ -140,11 +139,11 @@ class Stream:
 class _SegmentStream:
     """The state of a stream over one segment, with tables of `rows` rows for terms."""
 
-    def __init__(self, segment: StreamSegment, rows: int, k: int, partition: int) -> None:
+    def __init__(self, segment: SearchedSegment, common: CommonTerms, rows: int, k: int, partition: int) -> None:
         partitions = max(1, -(-segment.passages // partition))
         self._segment = segment
+        self._common = common
         self._partition = partition
-        common = segment.common
         self._postings = Postings(
             segment.arrays.passages,
             segment.arrays.posting_codes,
@@ -168,8 +167,8 @@ class _SegmentStream:
         segment, tables = self._segment, self._terms
         segment.arrays.check_terms(terms[terms >= 0], segment.passages)
         _learn(
-            terms, known, segment.arrays.offsets, segment.arrays.passages, idf, segment.impact_C, segment.common.row_V,
-            segment.common.present_MW.shape[1], self._partition, tables.slices_TS, tables.points_TC, tables.words_T,
+            terms, known, segment.arrays.offsets, segment.arrays.passages, idf, segment.impact_C, self._common.row_V,
+            self._common.present_MW.shape[1], self._partition, tables.slices_TS, tables.points_TC, tables.words_T,
         )  # fmt: skip
 
     def advance(
@@ -310,19 +309,11 @@ def _changes(
 
 
 class CollectionLoader:
-    """Makes the collection on first use; safe to use from several threads.
+    """Makes the collection on first use; safe to use from several threads."""
 
-    `impacts`: for each segment, the impacts (float64) of its code table's rows. `first`: the first row of the first
-    segment in the index.
-    """
-
-    def __init__(
-        self, segments: Sequence[Segment], lexicon: Lexicon, impacts: Sequence[NDArray[np.float64]], first: int = 0
-    ) -> None:
-        self._first = first
+    def __init__(self, segments: Sequence[SearchedSegment], lexicon: Lexicon) -> None:
         self._segments = segments
         self._lexicon = lexicon
-        self._impacts = impacts
         self._lock = Lock()
         self._collection: Collection | None = None
         self.background: BackgroundTask[Collection] = BackgroundTask(self._make_in_background)
@@ -334,13 +325,11 @@ class CollectionLoader:
             return self._collection
 
     def _make(self, threads: int, before_each: Callable[[], None] | None = None) -> Collection:
-        segments, first = [], self._first
-        for place, (segment, impact_C) in enumerate(zip(self._segments, self._impacts, strict=True)):
-            idf_of = partial(self._idf, place)
-            common = find_common_terms(segment.arrays, segment.passages, idf_of, impact_C, threads, before_each)
-            segments.append(StreamSegment(segment.arrays, segment.passages, first, impact_C, common))
-            first += segment.passages
-        return Collection(self._lexicon, tuple(segments))
+        common = [
+            find_common_terms(segment, partial(self._idf, place), threads, before_each)
+            for place, segment in enumerate(self._segments)
+        ]
+        return Collection(self._lexicon, self._segments, common)
 
     def _idf(self, place: int, terms: NDArray[np.int64]) -> NDArray[np.float64]:
         """The idf in the whole index of terms of a segment; infinite for terms that only removed passages have."""

@@ -16,24 +16,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ralm.retrieval.bm25 import kernels
 from ralm.retrieval.bm25.arrays import PostingCodes, row_of
 from ralm.retrieval.bm25.collection import BLOCK_BITS, STEP_BITS, WORD_BITS
-from ralm.retrieval.bm25.kernels import (
-    LANES,
-    MARKS,
-    bound_lanes,
-    count_bits,
-    highest,
-    kernel,
-    lowest_bit,
-    offer,
-    passage_of,
-    tighten,
-    worst_score,
-)
 from ralm.retrieval.bm25.scan import Forbidden, is_in, listed_for
 
-ALIGNED: Final = LANES * MARKS
+ALIGNED: Final = kernels.LANES * kernels.MARKS
 """The passages of a partition must be a multiple of this."""
 _UP: Final = (1 << STEP_BITS) - 1
 
@@ -101,7 +89,7 @@ class PartitionRows(NamedTuple):
     listed: NDArray[np.int64]
 
 
-@kernel
+@kernels.kernel
 def advance_partitions(
     postings: Postings,
     terms: Terms,
@@ -124,11 +112,11 @@ def advance_partitions(
         np.empty(max_terms, np.int64), np.empty(max_terms, np.int64), np.empty(max_terms, np.int32)
     )
     floors_K = np.empty(heaps_WK.shape[1], np.int64)
-    lanes = np.empty(LANES, np.int32)
+    lanes = np.empty(kernels.LANES, np.int32)
     for number in range(len(state.kept_P)):
         base = number * partition
         size = min(partition, passages - base)
-        first, last = base >> BLOCK_BITS, (base + size + ALIGNED - 1) // ALIGNED * MARKS
+        first, last = base >> BLOCK_BITS, (base + size + ALIGNED - 1) // ALIGNED * kernels.MARKS
         here = State(
             state.sums_N[base : last << BLOCK_BITS],
             state.rare_B[first:last],
@@ -145,12 +133,12 @@ def advance_partitions(
             found_W[w] = _collect(postings, terms, here, common, count, rows, heaps_WK[w], found_W[w], floors_K, lanes)
 
 
-@kernel
+@kernels.kernel
 def _change_common(
     postings: Postings, terms: Terms, queries: Queries, here: State, w: int, base: int, size: int
 ) -> None:
     """Update the bounds of the common terms for a query; a new term may raise every block's bound."""
-    blocks = (size + LANES - 1) >> BLOCK_BITS
+    blocks = (size + kernels.LANES - 1) >> BLOCK_BITS
     common_B, bound_B = here.common_B[:blocks], here.bound_B[:blocks]
     for i in range(queries.change_ends_W[w], queries.change_ends_W[w + 1]):
         words = terms.words_T[queries.changed[i]]
@@ -164,14 +152,14 @@ def _change_common(
             _lower(common_B, highest_B, np.uint16(-queries.changes[i]))
 
 
-@kernel
+@kernels.kernel
 def _lower(sums: NDArray[np.uint16], row: NDArray[np.uint8], times: np.uint16) -> None:
     # A loop over plain slices is compiled to vector instructions; the bounds themselves are lowered later, on demand.
     for i in range(len(row)):
         sums[i] -= np.uint16(np.uint16(row[i]) * times)
 
 
-@kernel
+@kernels.kernel
 def _raise(sums: NDArray[np.uint16], bounds: NDArray[np.uint16], row: NDArray[np.uint8], times: np.uint16) -> None:
     for i in range(len(row)):
         more = np.uint16(np.uint16(row[i]) * times)
@@ -179,7 +167,7 @@ def _raise(sums: NDArray[np.uint16], bounds: NDArray[np.uint16], row: NDArray[np
         bounds[i] += more
 
 
-@kernel
+@kernels.kernel
 def _change_rare(
     postings: Postings, terms: Terms, queries: Queries, here: State, w: int, number: int, base: int
 ) -> None:
@@ -209,7 +197,7 @@ def _change_rare(
             _change_escaped(postings, here, base, begin, end, points_C, times)
 
 
-@kernel
+@kernels.kernel
 def _change_escaped(
     postings: Postings, here: State, base: int, begin: int, end: int, points_C: NDArray[np.int32], times: int
 ) -> None:
@@ -225,7 +213,7 @@ def _change_escaped(
             here.bound_B[block] = max(here.bound_B[block], bound + here.common_B[block])
 
 
-@kernel
+@kernels.kernel
 def _common_terms(terms: Terms, queries: Queries, w: int, room: CommonQueryTerms) -> int:
     """Write the common terms of a query into `room`; returns how many there are.
 
@@ -242,7 +230,7 @@ def _common_terms(terms: Terms, queries: Queries, w: int, room: CommonQueryTerms
     return count
 
 
-@kernel
+@kernels.kernel
 def _collect(
     postings: Postings,
     terms: Terms,
@@ -260,40 +248,40 @@ def _collect(
     base, always, listed = rows.base, rows.always, rows.listed
     # A passage must score at least 1 to share a term with the query.
     threshold = max(_floor(postings, terms, here, common, count, rows, floors_K, heap, found), np.int64(1))
-    for begin in range(0, len(bound_B), MARKS):
-        marks = tighten(bound_B, rare_B, common_B, begin, np.uint16(_steps(threshold)))
+    for begin in range(0, len(bound_B), kernels.MARKS):
+        marks = kernels.tighten(bound_B, rare_B, common_B, begin, np.uint16(_steps(threshold)))
         while marks:
-            block = begin + lowest_bit(marks)
+            block = begin + kernels.lowest_bit(marks)
             marks &= marks - np.uint64(1)
             first = block << BLOCK_BITS
             # Removed terms leave the bounds of a block too high; they are exact again once the block is looked at.
-            rare = _steps(np.int64(highest(sums_N, first)))
+            rare = _steps(np.int64(kernels.highest(sums_N, first)))
             rare_B[block] = rare
             bound = rare + common_B[block]
             bound_B[block] = bound
             if bound < _steps(threshold):
                 continue
             place = (base >> BLOCK_BITS) + block
-            candidates = bound_lanes(
+            candidates = kernels.bound_lanes(
                 sums_N, first, STEP_BITS, lanes, common.words, common.times, count, postings.highest,
                 postings.present, place, _steps(threshold),
             )  # fmt: skip
             while candidates:
-                lane = lowest_bit(candidates)
+                lane = kernels.lowest_bit(candidates)
                 candidates &= candidates - np.uint64(1)
                 passage = base + first + lane
                 score = sums_N[first + lane] + _common_score(postings, terms, common, count, passage)
                 lanes[lane] = _steps(score)
                 row = rows.first + passage
                 if score >= threshold and not (is_in(always, row) or is_in(listed, row)):
-                    found = offer(heap, found, score, row)
-                    threshold = max(threshold, worst_score(heap, found))
-            bound_B[block] = highest(lanes, 0)
+                    found = kernels.offer(heap, found, score, row)
+                    threshold = max(threshold, kernels.worst_score(heap, found))
+            bound_B[block] = kernels.highest(lanes, 0)
     _keep(here, heap, found, rows)
     return found
 
 
-@kernel
+@kernels.kernel
 def _floor(
     postings: Postings,
     terms: Terms,
@@ -313,29 +301,29 @@ def _floor(
         row = rows.first + passage
         if not (is_in(rows.always, row) or is_in(rows.listed, row)):
             score = here.sums_N[passage - rows.base] + _common_score(postings, terms, common, count, passage)
-            found = offer(floors_K, found, score, row)
-    return worst_score(floors_K, found)
+            found = kernels.offer(floors_K, found, score, row)
+    return kernels.worst_score(floors_K, found)
 
 
-@kernel
+@kernels.kernel
 def _keep(here: State, heap: NDArray[np.int64], found: int, rows: PartitionRows) -> None:
     """Keep this partition's passages among the best so far for the next query."""
     count = 0
     for i in range(found):
-        passage = passage_of(heap[i]) - rows.first
+        passage = kernels.passage_of(heap[i]) - rows.first
         if passage >= rows.base:
             here.kept_PK[count] = passage
             count += 1
     here.kept_P[0] = count
 
 
-@kernel
+@kernels.kernel
 def _steps(points: int) -> int:
     """Points as steps, rounded up."""
     return (points + _UP) >> STEP_BITS
 
 
-@kernel
+@kernels.kernel
 def _common_score(postings: Postings, terms: Terms, common: CommonQueryTerms, count: int, passage: int) -> int:
     """The part of the common terms in a passage's score."""
     word = passage >> WORD_BITS
@@ -348,6 +336,8 @@ def _common_score(postings: Postings, terms: Terms, common: CommonQueryTerms, co
         if present & bit:
             # The posting's position: those before the word, and one for each earlier passage of the word with the term.
             term = common.terms[i]
-            posting = terms.slices_TS[term, 0] + postings.before[at] + count_bits(present & (bit - np.uint64(1)))
+            posting = (
+                terms.slices_TS[term, 0] + postings.before[at] + kernels.count_bits(present & (bit - np.uint64(1)))
+            )
             score += terms.points_TC[term, row_of(codes, escaped, escaped_rows, posting)] * np.int64(common.times[i])
     return int(score)

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import faiss
 import numpy as np
@@ -162,10 +162,12 @@ class DenseBuilder:
 
     def _sample(self) -> FloatArray:
         """The vectors to train on: drawn without repetition, in the order of the passages."""
-        generator = np.random.default_rng(self._options.seed)
-        size = min(self._options.training_sample, self._count)
-        rows = np.sort(generator.choice(self._count, size, replace=False))
-        return np.concatenate([part for part in self._rows(rows) if len(part)])
+        drawn, parts = _drawn(self._count, self._options), []
+        for number, file in enumerate(self._files):
+            begin = number * self._chunk
+            own = drawn[(drawn >= begin) & (drawn < begin + self._chunk)] - begin
+            parts.append(np.load(file, mmap_mode="r", allow_pickle=False)[own])
+        return np.concatenate(parts)
 
     def _write(self, file: Path, first: int, end: int, advance: Advance) -> None:
         """Write the vectors of consecutive passages in a copy of the trained index."""
@@ -178,12 +180,6 @@ class DenseBuilder:
         file.parent.mkdir(exist_ok=True)
         faiss.write_index(index, str(file))
         faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
-
-    def _rows(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[FloatArray]:
-        for number, file in enumerate(self._files):
-            begin = number * self._chunk
-            mine = rows[(rows >= begin) & (rows < begin + self._chunk)] - begin
-            yield np.load(file, mmap_mode="r", allow_pickle=False)[mine]
 
 
 def segment_file(number: int) -> str:
@@ -358,15 +354,19 @@ def _empty_index(parts: Sequence[faiss.Index], kept: Sequence[IntArray], options
 
 def _sample(parts: Sequence[faiss.Index], kept: Sequence[IntArray], options: VectorOptions) -> FloatArray:
     """The vectors to train on, drawn as when an index is built."""
-    count = sum(map(len, kept))
-    drawn = np.random.default_rng(options.seed).choice(count, min(options.training_sample, count), replace=False)
-    drawn.sort()
+    drawn = _drawn(sum(map(len, kept)), options)
     chosen, first = [], 0
     for part, rows in zip(parts, kept, strict=True):
         mine = drawn[(drawn >= first) & (drawn < first + len(rows))] - first
         chosen += list(_vectors(part, rows[mine]))
         first += len(rows)
     return np.concatenate(chosen)
+
+
+def _drawn(count: int, options: VectorOptions) -> IntArray:
+    """The numbers (rising), of `count` vectors, of those to train on."""
+    size = min(options.training_sample, count)
+    return np.sort(np.random.default_rng(options.seed).choice(count, size, replace=False))
 
 
 def _vectors(part: faiss.Index, rows: IntArray) -> Iterator[FloatArray]:

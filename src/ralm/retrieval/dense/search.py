@@ -66,7 +66,8 @@ class Dense:
                     f"the index has vectors of {index.d} dimensions and this encoder gives {encoder.dimension}; use "
                     "the encoder that the index was built with, or build it again with this one."
                 )
-        self._parts = [_Part(index, first) for index, first in zip(vectors, _firsts(vectors), strict=True)]
+        firsts = accumulate((index.ntotal for index in vectors), initial=0)
+        self._parts = [_Part(index, first) for index, first in zip(vectors, firsts, strict=False)]
         self._encoder = encoder
         self._known_fingerprint = fingerprint
         self._numbering = Numbering(sum(index.ntotal for index in vectors), removed)
@@ -191,11 +192,6 @@ class _Part:
         return numbers_QK, scores_QK
 
 
-def _firsts(vectors: Sequence[faiss.Index]) -> list[int]:
-    """The first row of each segment."""
-    return [0, *accumulate(index.ntotal for index in vectors)][:-1]
-
-
 def _ordered(found: tuple[FloatArray, IntArray], k: int) -> tuple[IntArray, FloatArray]:
     """The k best of the scores and numbers that FAISS found; equal scores by number, `NO_PASSAGE` last."""
     scores_QM, numbers_QM = found
@@ -260,7 +256,9 @@ def open_vectors(file: Path, name: Path, passages: int | None = None, sha256: st
             head = stream.read(_HEAD.size + _COUNT.size)
     except OSError as error:
         raise DamagedFolderError(f"{name} cannot be read ({error.strerror}); build the index again.") from None
-    kind, dimension, count, _, _, trained, metric = _head(head, name)
+    if len(head) < _HEAD.size + _COUNT.size:
+        raise DamagedFolderError(f"{name} is not a FAISS index: it has {len(head)} bytes; build the index again.")
+    kind, dimension, count, _, _, trained, metric = _HEAD.unpack_from(head)
     flat_bytes = _HEAD.size + _COUNT.size + 4 * count * dimension
     if kind == _FLAT:
         stated = (metric, *_COUNT.unpack_from(head, _HEAD.size))
@@ -276,13 +274,6 @@ def open_vectors(file: Path, name: Path, passages: int | None = None, sha256: st
         return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
     except (RuntimeError, MemoryError) as error:
         raise DamagedFolderError(f"{name} is not a FAISS index ({error}); build the index again.") from None
-
-
-def _head(head: bytes, name: Path) -> tuple[bytes, int, int, int, int, bool, int]:
-    if len(head) < _HEAD.size + _COUNT.size:
-        raise DamagedFolderError(f"{name} is not a FAISS index: it has {len(head)} bytes; build the index again.")
-    kind, dimension, count, first, second, trained, metric = _HEAD.unpack_from(head)
-    return kind, dimension, count, first, second, trained, metric
 
 
 def _set_effort(vectors: Sequence[faiss.Index], options: DenseSearchOptions) -> dict[str, JsonValue]:
