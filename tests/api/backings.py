@@ -95,8 +95,6 @@ class CharacterTokenizer:
     unknown_token: int | None = None
 
     def __init__(self, vocabulary: int, *, begins: bool = False) -> None:
-        if vocabulary < _LEAST:
-            raise ValueError(f"a vocabulary of {vocabulary} has no room for ASCII; it needs {_LEAST}")
         self.spellings = ["<|end|>", "<|begin|>", *_ASCII, *(chr(0xC0 + i) for i in range(vocabulary - _LEAST))]
         self._ids = {spelling: number for number, spelling in enumerate(self.spellings)}
         none = np.zeros(0, dtype=np.int64)

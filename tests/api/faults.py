@@ -2,16 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ralm.records import FloatArray
 from tests.api.backings import Backing
-from tests.api.replies import Reply
-from tests.api.writing import Row
+from tests.api.writing import Reply, Row
 
 
 class Fault:
@@ -45,15 +42,15 @@ class Fault:
 
 @dataclass(frozen=True)
 class Status(Fault):
-    """An error with the provider's own body, or with `body`; `retry_after` is seconds or an HTTP date."""
+    """An error with the provider's own body, or with `body`; `retry_after` is seconds."""
 
     status: int
-    retry_after: float | str | None = None
+    retry_after: float | None = None
     body: Any = None
 
     def instead(self, failure: Callable[[int], Any]) -> Reply | None:
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        return Reply.of(failure(self.status) if self.body is None else self.body, self.status, headers)
+        return Reply(failure(self.status) if self.body is None else self.body, self.status, headers)
 
 
 @dataclass(frozen=True)
@@ -167,11 +164,6 @@ class Swapped(Fault):
 
 
 NO_FAULT = Fault()
-
-
-def http_date(seconds: float) -> str:
-    """The HTTP date that many seconds from now, for `Status.retry_after`."""
-    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
 
 
 class _Changed:

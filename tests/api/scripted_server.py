@@ -1,4 +1,4 @@
-"""A server on 127.0.0.1 that imitates a provider, answers from a model of the test's, and fails as its script says.
+"""Servers on 127.0.0.1 for tests: one that answers as a function says, and one that imitates a provider.
 
     with ScriptedServer(OfTable(seed=1), VLLM(), faults=[Status(429, retry_after=0), None, Slow(2)]) as server:
         ...  # ask server.url; then see server.requests, server.most_at_once, server.times_asked
@@ -10,9 +10,8 @@ function of the request instead. Requests past its end are answered.
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import SHUT_RDWR, socket
 from typing import Any, Self, TypeAlias
@@ -20,7 +19,7 @@ from typing import Any, Self, TypeAlias
 from tests.api.backings import Backing
 from tests.api.dialects.base import Call, Dialect
 from tests.api.faults import NO_FAULT, Fault
-from tests.api.replies import Json, RefusedError, Reply
+from tests.api.writing import Json, RefusedError, Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,41 +43,21 @@ class Request:
         return f"{self.path} {json.dumps(self.body, sort_keys=True)}"
 
 
-Script: TypeAlias = Sequence[Fault | None] | Callable[[Request], Fault | None]
+class HttpServer:
+    """A server that answers each request as `reply` says, any number of them at the same time.
 
-
-class ScriptedServer:
-    """A server of a dialect in front of a model.
-
-    It listens as soon as it is made, at `root`; `url` is the base URL of the OpenAI client. With a `key`, requests
-    without it are refused. Every request takes `delay` seconds in addition, any number of them at the same time.
+    It listens as soon as it is made, at `root`; `url` is the base URL of the OpenAI client.
     """
 
-    def __init__(
-        self,
-        backing: Backing,
-        dialect: Dialect,
-        *,
-        model: str = "scripted",
-        faults: Script = (),
-        key: str | None = None,
-        delay: float = 0.0,
-        fingerprint: str = "fp_scripted",
-    ) -> None:
-        self.backing = backing
-        self.dialect = dialect
-        self.model = model
-        self.faults = faults
-        self.key = key
-        self.delay = delay
-        self.fingerprint = fingerprint
+    def __init__(self, reply: Callable[[Request], Reply]) -> None:
         self.requests: list[Request] = []
+        self.at_once = 0
         self.most_at_once = 0
-        self._at_once = 0
+        self._reply = reply
         self._numbers = Counter[str]()
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._http = _HttpServer(self)
+        self._http = _Listener(self)
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
 
@@ -98,12 +77,6 @@ class ScriptedServer:
         return [request for request in self.requests if request.method == "POST"]
 
     @property
-    def under_way(self) -> int:
-        """How many requests wait for their answer."""
-        with self._lock:
-            return self._at_once
-
-    @property
     def times_asked(self) -> Counter[str]:
         """How often each was asked, by `Request.asked`, of POST requests."""
         return Counter(request.asked for request in self.posts)
@@ -112,32 +85,65 @@ class ScriptedServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.close()
-        if self._http.errors and kind is None:
-            raise self._http.errors[0]
-
-    def close(self) -> None:
-        """Cut every connection and stop."""
         self._http.shutdown()
         self._http.cut_connections()
         self._ended.set()
         self._http.server_close()
         self._thread.join()
+        if self._http.errors and kind is None:
+            raise self._http.errors[0]
 
-    def reply(self, method: str, path: str, body: Json, headers: Mapping[str, str]) -> Reply:
-        """Record a request and answer it, or fail as the script says."""
-        request, fault = self._recorded(method, path, body, headers)
-        with self._under_way():
-            self._ended.wait(self.delay + fault.seconds)
-            instead = fault.instead(self.dialect.failure)
-            return fault.sent(self._answer(request, fault)) if instead is None else instead
-
-    def _recorded(self, method: str, path: str, body: Json, headers: Mapping[str, str]) -> tuple[Request, Fault]:
+    def answer(self, method: str, path: str, body: Json, headers: Mapping[str, str]) -> Reply:
+        """Record a request; its answer, after the seconds that it takes."""
         with self._lock:
             request = Request(self._numbers[method], method, path, body, headers)
             self._numbers[method] += 1
             self.requests.append(request)
-            return request, self._fault(request) or NO_FAULT
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            reply = self._reply(request)
+            self._ended.wait(reply.seconds)
+            return reply
+        finally:
+            with self._lock:
+                self.at_once -= 1
+
+
+Script: TypeAlias = Sequence[Fault | None] | Callable[[Request], Fault | None]
+
+
+class ScriptedServer(HttpServer):
+    """A server of a dialect in front of a model.
+
+    With a `key`, requests without it are refused. Every request takes `delay` seconds in addition.
+    """
+
+    def __init__(
+        self,
+        backing: Backing,
+        dialect: Dialect,
+        *,
+        model: str = "scripted",
+        faults: Script = (),
+        key: str | None = None,
+        delay: float = 0.0,
+    ) -> None:
+        self.backing = backing
+        self.dialect = dialect
+        self.model = model
+        self.faults = faults
+        self.key = key
+        self.delay = delay
+        self.fingerprint = "fp_scripted"
+        super().__init__(self._scripted)
+
+    def _scripted(self, request: Request) -> Reply:
+        """The answer to a request, or the failure that the script has for it."""
+        fault = self._fault(request) or NO_FAULT
+        instead = fault.instead(self.dialect.failure)
+        reply = fault.sent(self._answer(request, fault)) if instead is None else instead
+        return replace(reply, seconds=self.delay + fault.seconds)
 
     def _fault(self, request: Request) -> Fault | None:
         if callable(self.faults):
@@ -145,17 +151,6 @@ class ScriptedServer:
         if request.method == "GET" or request.number >= len(self.faults):
             return None
         return self.faults[request.number]
-
-    @contextmanager
-    def _under_way(self) -> Iterator[None]:
-        with self._lock:
-            self._at_once += 1
-            self.most_at_once = max(self.most_at_once, self._at_once)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._at_once -= 1
 
     def _answer(self, request: Request, fault: Fault) -> Reply:
         call = Call(
@@ -167,25 +162,24 @@ class ScriptedServer:
             fingerprint=fault.fingerprint or self.fingerprint,
         )
         try:
-            if self.key not in (None, request.key) and self.dialect.needs_key(request.path):
+            if self.key not in (None, request.key):
                 raise self.dialect.wrong_key(request.key)
             handler = self.dialect.routes().get((request.method, request.path))
             if handler is None:
                 raise self.dialect.not_found(request.path)
-            answer = handler(call)
-            return answer if isinstance(answer, Reply) else Reply.of(answer)
+            return Reply(handler(call))
         except RefusedError as refused:
             return refused.reply
 
 
-class _HttpServer(ThreadingHTTPServer):
+class _Listener(ThreadingHTTPServer):
     """Keeps the connections, so that they can be cut, and the errors of the imitation itself."""
 
     daemon_threads = False
     request_queue_size = 256
 
-    def __init__(self, scripted: ScriptedServer) -> None:
-        self.scripted = scripted
+    def __init__(self, owner: HttpServer) -> None:
+        self.owner = owner
         self.errors: list[BaseException] = []
         self._open: set[socket] = set()
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -206,27 +200,31 @@ class _HttpServer(ThreadingHTTPServer):
                 continue
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Keep what is a bug of the imitation; clients may go whenever they like."""
+        """Clients may go whenever they like."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server: _HttpServer
+    server: _Listener
 
     def do_GET(self) -> None:
-        self._serve(b"{}")
+        self._serve()
 
     def do_POST(self) -> None:
-        self._serve(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        self._serve()
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
 
-    def _serve(self, body: bytes) -> None:
+    def _serve(self) -> None:
+        length = int(self.headers.get("Content-Length", 0))
+        content = self.rfile.read(length)
+        if len(content) < length:
+            return  # the client was killed
         headers = {name.lower(): value for name, value in self.headers.items()}
         try:
-            reply = self.server.scripted.reply(self.command, self.path, json.loads(body), headers)
+            reply = self.server.owner.answer(self.command, self.path, json.loads(content or b"{}"), headers)
         except Exception as error:
             self.server.errors.append(error)
             raise
@@ -236,11 +234,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _send(self, reply: Reply) -> None:
-        cut = reply.cut_after
+        content, cut = reply.content, reply.cut_after
         if cut is None or cut >= 0:
             self.send_response(reply.status)
-            for name, value in {**reply.headers, "Content-Length": str(len(reply.body))}.items():
-                self.send_header(name, value)
+            for name, value in {"Content-Type": reply.kind, **reply.headers, "Content-Length": len(content)}.items():
+                self.send_header(name, str(value))
             self.end_headers()
-            self.wfile.write(reply.body[:cut])
+            self.wfile.write(content[:cut])
         self.close_connection = self.close_connection or cut is not None

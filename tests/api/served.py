@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,20 +17,33 @@ from ralm.lm.api.predictions import ServerTokenNames
 from ralm.lm.api.probe import load_api_model
 from ralm.lm.api.servers import BACKENDS, Capabilities
 from ralm.lm.api.tokenizers import ApiTokenizer
+from ralm.lm.registry import load_local_model
 from ralm.lm.tokenizer import full_tokenizer
-from tests.api.backings import Backing, CharacterTokenizer, OfTable
+from tests.api.backings import Backing, CharacterTokenizer, OfModel, OfTable
 from tests.api.dialects.base import Call, Dialect, Handler
 from tests.api.dialects.llamacpp import LlamaCpp
 from tests.api.dialects.openai import OpenAI, error
 from tests.api.dialects.sglang import SGLang
 from tests.api.dialects.vllm import VLLM
-from tests.api.replies import RefusedError
 from tests.api.scripted_server import ScriptedServer
+from tests.api.writing import RefusedError
 
 VOCABULARY = 192
 """Characters of a table that knows the probe's text."""
 EXACT: dict[str, Dialect] = {"echo": OpenAI(), "vllm": VLLM(), "sglang": SGLang(), "llama.cpp": LlamaCpp()}
 """Servers that tell log-probabilities of given texts, by the way of asking them."""
+
+
+@cache
+def tiny() -> Any:
+    """The built-in model in this process."""
+    return load_local_model("ralm-tiny")
+
+
+@cache
+def behind() -> Backing:
+    """The same for a server."""
+    return OfModel(tiny())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +111,17 @@ def served(
             yield scripted, model
         finally:
             model.client.close()
+
+
+def check_sentence(error: Exception) -> None:
+    """One or two sentences without a traceback, which tell the user what was wrong."""
+    said = str(error)
+    assert said.endswith("."), said
+    assert "Traceback" not in said
+    assert "\n" not in said
+    assert ". ." not in said
+    assert ".." not in said.replace("...", ""), said
+    assert len(said) < 700, said
 
 
 def backend_named(name: str, backing: OfTable, likeliest: int, *, as_ids: bool = True) -> Backend:

@@ -27,17 +27,16 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.sources import PromptBuilder
 from ralm.errors import BudgetError, ServerError
 from ralm.lm.api.model import ApiModel
-from ralm.lm.registry import load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import Request
-from tests.api.backings import Backing, OfModel, OfTable
+from tests.api.backings import OfTable
 from tests.api.dialects.base import Dialect
 from tests.api.dialects.openai import OpenAI
 from tests.api.faults import Cut, Fault, HtmlPage, Slow, Status
 from tests.api.scripted_server import Request as Sent, ScriptedServer
-from tests.api.served import EXACT, VOCABULARY, opened, served
+from tests.api.served import EXACT, VOCABULARY, behind, check_sentence, opened, served, tiny
 from tests.campaign import campaign
 from tests.fakes import SharedWordsRetriever, passages_of
 
@@ -55,16 +54,6 @@ TEXT = (
     "of the language too , and the length of a list is not the length of the river . In the sea there is a city ."
 )
 SOURCE = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
-
-
-@cache
-def tiny() -> Any:
-    return load_local_model("ralm-tiny")
-
-
-@cache
-def behind() -> Backing:
-    return OfModel(tiny())
 
 
 @pytest.fixture(scope="module", params=EXACT_AND_BIAS)
@@ -306,13 +295,6 @@ def test_what_was_answered_before_a_failure_is_not_asked_again(kind: str, fault:
         check_evaluation(again)
         again.client.close()
         assert all(server.times_asked[asked] == before[asked] == 1 for asked in answered)
-
-
-def check_sentence(error: Exception) -> None:
-    said = str(error)
-    assert said.endswith(".")
-    assert "Traceback" not in said
-    assert len(said) < 600, said
 
 
 @pytest.mark.parametrize("kind", EXACT_AND_BIAS)

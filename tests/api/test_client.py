@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,25 @@ from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
 from ralm.lm.api.store import AnswerStore, answer_key
 from ralm.lm.api.transport import ApiRequest
-from tests.api.plain_server import PlainServer, Reply, Request, echo, plain_server
+from tests.api.scripted_server import HttpServer, Request
+from tests.api.writing import Reply
 
 KEY = "sk-Very-Secret_0123456789"
 NOW = {"Retry-After-Ms": "1"}
 """Makes the package send a request again at once."""
 
 
-def client_of(server: PlainServer, tmp_path: Path, *, identity: str = "a model", **options: Any) -> Client:
+def echo(request: Request) -> Reply:
+    """An answer that says what was asked, with its number of tokens."""
+    return Reply({"said": request.body, "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
+
+
+def slowly(seconds: float) -> Callable[[Request], Reply]:
+    """The same after some seconds."""
+    return lambda request: replace(echo(request), seconds=seconds)
+
+
+def client_of(server: HttpServer, tmp_path: Path, *, identity: str = "a model", **options: Any) -> Client:
     client = Client(Endpoint(server.url, "m", KEY), ApiOptions(answers=tmp_path / "answers", **options))
     client.identity = identity
     return client
@@ -46,7 +58,7 @@ def numbers(answers: Iterator[Any]) -> list[int]:
 
 def refused(reply: Reply, tmp_path: Path, **options: Any) -> str:
     """What the client says to a server that answers everything with this."""
-    with plain_server(lambda _: reply) as server, client_of(server, tmp_path, **options) as client:
+    with HttpServer(lambda _: reply) as server, client_of(server, tmp_path, **options) as client:
         with pytest.raises(ServerError) as error:
             list(client.answers(asked(range(1))))
         return str(error.value).replace(server.url, "URL")
@@ -54,9 +66,9 @@ def refused(reply: Reply, tmp_path: Path, **options: Any) -> str:
 
 def test_answers_come_in_order_with_no_more_under_way_than_allowed(tmp_path: Path) -> None:
     def reply(request: Request) -> Reply:
-        return Reply(echo(request).body, seconds=0.01 + 0.002 * (request.body["n"] * 7 % 11))
+        return slowly(0.01 + 0.002 * (request.body["n"] * 7 % 11))(request)
 
-    with plain_server(reply) as server, client_of(server, tmp_path, requests_at_once=5) as client:
+    with HttpServer(reply) as server, client_of(server, tmp_path, requests_at_once=5) as client:
         assert numbers(client.answers(asked(range(100)))) == list(range(100))
         assert server.most_at_once == 5
         assert client.usage == ApiUsage(requests=100, tokens_in=300, tokens_out=200)
@@ -71,7 +83,7 @@ def test_long_iterables_are_pulled_as_they_are_needed(tmp_path: Path) -> None:
             pulled.append(len(pulled))
             yield pulled[-1]
 
-    with plain_server() as server, client_of(server, tmp_path, requests_at_once=2) as client:
+    with HttpServer(echo) as server, client_of(server, tmp_path, requests_at_once=2) as client:
         answers: Any = client.answers(asked(endless()))
         assert [next(answers)["said"] for _ in range(3)] == [{"n": 0}, {"n": 1}, {"n": 2}]
         assert len(pulled) <= 20
@@ -91,14 +103,14 @@ def test_an_answer_comes_as_soon_as_it_is_known(tmp_path: Path) -> None:
         seen.append(-1)
         yield 2
 
-    with plain_server() as server, client_of(server, tmp_path) as client:
+    with HttpServer(echo) as server, client_of(server, tmp_path) as client:
         answers: Any = client.answers(asked(one_by_one()))
         seen.extend(answer["said"]["n"] for answer in answers)
     assert seen == [0, -1, 1, 2]
 
 
 def test_equal_requests_are_sent_once(tmp_path: Path) -> None:
-    with plain_server() as server, client_of(server, tmp_path) as client:
+    with HttpServer(echo) as server, client_of(server, tmp_path) as client:
         assert numbers(client.answers(asked(iter([1, 2, 1, 1, *range(200), 2])))) == [1, 2, 1, 1, *range(200), 2]
         assert len(server.requests) == 200
         assert client.usage.requests == 200
@@ -106,19 +118,19 @@ def test_equal_requests_are_sent_once(tmp_path: Path) -> None:
 
 
 def test_without_an_identity_nothing_is_kept(tmp_path: Path) -> None:
-    with plain_server() as server, client_of(server, tmp_path, identity="", requests_at_once=1) as client:
+    with HttpServer(echo) as server, client_of(server, tmp_path, identity="", requests_at_once=1) as client:
         for times in (1, 2):
             assert numbers(client.answers(asked(iter([1, *range(30), 1])))) == [1, *range(30), 1]
             assert len(server.requests) == 30 * times
     with AnswerStore(tmp_path / "answers") as store:
         assert store.get(answer_key("", "/completions", {"n": 1})) is None
         store.put(answer_key("", "/completions", {"n": 1}), {"said": {"n": "something else"}})
-    with plain_server() as server, client_of(server, tmp_path, identity="") as client:
+    with HttpServer(echo) as server, client_of(server, tmp_path, identity="") as client:
         assert numbers(client.answers(asked(range(1, 2)))) == [1]
 
 
 def test_a_second_client_asks_nothing_again_but_what_another_model_says(tmp_path: Path) -> None:
-    with plain_server() as server:
+    with HttpServer(echo) as server:
         with client_of(server, tmp_path) as client:
             list(client.answers(asked(range(10))))
         with client_of(server, tmp_path) as client:
@@ -130,16 +142,16 @@ def test_a_second_client_asks_nothing_again_but_what_another_model_says(tmp_path
         assert len(server.requests) == 24
 
 
-def test_native_endpoints_and_get(tmp_path: Path) -> None:
-    with plain_server() as server, client_of(server, tmp_path) as client:
+def test_native_endpoints_and_what_is_got_which_does_not_count(tmp_path: Path) -> None:
+    def reply(request: Request) -> Reply:
+        return Reply({}, 503, NOW) if request.method == "GET" and not request.number else echo(request)
+
+    with HttpServer(reply) as server, client_of(server, tmp_path) as client:
         list(client.answers([ApiRequest("//generate", {"n": 1}, 1)]))
         assert client.get("/models") == client.get("//health") == echo(server.requests[-1]).body
-        assert [(one.method, one.path) for one in server.requests] == [
-            ("POST", "/generate"),
-            ("GET", "/v1/models"),
-            ("GET", "/health"),
-        ]
-        assert client.usage.requests == 1
+        asked = [(one.method, one.path) for one in server.requests]
+        assert asked == [("POST", "/generate"), *[("GET", "/v1/models")] * 2, ("GET", "/health")]
+        assert client.usage == ApiUsage(requests=1, tokens_in=3, tokens_out=2)
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
@@ -147,20 +159,10 @@ def test_faults_are_retried_and_counted(tmp_path: Path, status: int) -> None:
     def reply(request: Request) -> Reply:
         return echo(request) if request.number % 3 == 2 else Reply({"error": "later"}, status, NOW)
 
-    with plain_server(reply) as server, client_of(server, tmp_path, requests_at_once=1) as client:
+    with HttpServer(reply) as server, client_of(server, tmp_path, requests_at_once=1) as client:
         assert numbers(client.answers(asked(range(4)))) == list(range(4))
         assert len(server.requests) == 12
         assert client.usage == ApiUsage(requests=4, retries=8, tokens_in=12, tokens_out=8)
-
-
-def test_what_is_got_does_not_count(tmp_path: Path) -> None:
-    def reply(request: Request) -> Reply:
-        return echo(request) if request.number else Reply({}, 503, NOW)
-
-    with plain_server(reply) as server, client_of(server, tmp_path) as client:
-        client.get("/models")
-        assert len(server.requests) == 2
-        assert client.usage == ApiUsage()
 
 
 def test_the_server_says_how_long_to_wait(tmp_path: Path) -> None:
@@ -170,28 +172,23 @@ def test_the_server_says_how_long_to_wait(tmp_path: Path) -> None:
         times.append(time.monotonic())
         return Reply({"error": "later"}, 429, {"Retry-After": "1.2"}) if len(times) == 1 else echo(request)
 
-    with plain_server(reply) as server, client_of(server, tmp_path) as client:
+    with HttpServer(reply) as server, client_of(server, tmp_path) as client:
         list(client.answers(asked(range(1))))
     assert times[1] - times[0] >= 1.2, "its own first wait is at most 0.5 seconds"
 
 
-def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(tmp_path: Path) -> None:
-    said = refused(Reply({"error": {"message": "Daily limit."}}, 429, {"Retry-After": "3600"}), tmp_path)
-    assert said.startswith("URL limits the rate of requests (429: Daily limit.); tried once. Lower `requests_at_once`")
-
-
 def test_connections_that_break_off_are_retried(tmp_path: Path) -> None:
     def reply(request: Request) -> Reply:
-        return Reply(echo(request).body, cut=request.number % 2 == 0)
+        return replace(echo(request), cut_after=None if request.number % 2 else 20)
 
-    with plain_server(reply) as server, client_of(server, tmp_path, requests_at_once=1) as client:
+    with HttpServer(reply) as server, client_of(server, tmp_path, requests_at_once=1) as client:
         assert numbers(client.answers(asked(range(2)))) == [0, 1]
         assert client.usage.retries == 2
         assert len(server.requests) == 4
 
 
 def test_a_server_that_is_away(tmp_path: Path) -> None:
-    with plain_server() as server:
+    with HttpServer(echo) as server:
         pass
     with client_of(server, tmp_path, retries=2) as client:
         with pytest.raises(ServerError, match=r"cannot be reached or broke off \(Connection refused\)") as error:
@@ -202,11 +199,6 @@ def test_a_server_that_is_away(tmp_path: Path) -> None:
         assert client.usage.requests <= 16
         with pytest.raises(ServerError, match="Connection refused"):
             client.get("/models")
-
-
-def test_a_server_that_is_silent(tmp_path: Path) -> None:
-    said = refused(Reply({}, seconds=1.0), tmp_path, timeout=0.1, retries=0)
-    assert said.startswith("URL did not answer within 0.1 seconds; tried once.")
 
 
 @pytest.mark.parametrize(
@@ -247,17 +239,21 @@ def test_a_server_that_is_silent(tmp_path: Path) -> None:
         (Reply({"choices": [{"error": {"message": "cut off"}}]}), "URL rejected a request (cut off)."),
         (Reply({"object": "error", "message": "no"}), "URL rejected a request (no)."),
         (Reply({}, 307, {"Location": "https://elsewhere/v1"}), "URL has moved to https://elsewhere/v1 (307)"),
+        (Reply({}, seconds=1.0), "URL did not answer within 0.5 seconds; tried once."),
+        (
+            Reply({"error": {"message": "Daily limit."}}, 429, {"Retry-After": "3600"}),  # too long to wait for
+            "URL limits the rate of requests (429: Daily limit.); tried once. Lower `requests_at_once`",
+        ),
+        (
+            Reply(b"<html>Bad gateway</html>", 502, NOW),
+            "URL failed (502: <html>Bad gateway</html>); tried 2 times over 0 seconds. Answers so far",
+        ),
     ],
 )
 def test_what_a_server_may_say_instead(tmp_path: Path, reply: Reply, said: str) -> None:
-    assert refused(reply, tmp_path, retries=0).startswith(said)
-    with plain_server() as server, client_of(server, tmp_path) as client:
+    assert refused(reply, tmp_path, retries=1 if reply.status in (429, 502) else 0, timeout=0.5).startswith(said)
+    with HttpServer(echo) as server, client_of(server, tmp_path) as client:
         assert numbers(client.answers(asked(range(1)))) == [0], "no refusal is kept"
-
-
-def test_a_failing_server(tmp_path: Path) -> None:
-    said = refused(Reply(b"<html>Bad gateway</html>", 502, NOW), tmp_path, retries=3)
-    assert said.startswith("URL failed (502: <html>Bad gateway</html>); tried 4 times over 0 seconds. Answers so far")
 
 
 def test_without_a_key_none_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,9 +269,9 @@ def test_without_a_key_none_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(name, value)
 
     def reply(request: Request) -> Reply:
-        return echo(request) if request.number == 0 else Reply({"error": "Who are you?"}, 401)
+        return echo(request) if request.method == "POST" else Reply({"error": "Who are you?"}, 401)
 
-    with plain_server(reply) as server, Client(Endpoint(server.url, "m"), ApiOptions(answers=tmp_path / "a")) as client:
+    with HttpServer(reply) as server, Client(Endpoint(server.url, "m"), ApiOptions(answers=tmp_path / "a")) as client:
         list(client.answers(asked(range(1))))
         with pytest.raises(ServerError, match="needs a key .401: Who are you.*put it into .* RALM_API_KEY"):
             client.get("/models")
@@ -290,7 +286,7 @@ def test_the_key_is_sent_and_is_nowhere_else(tmp_path: Path, caplog: pytest.LogC
         return Reply({"error": {"message": f"No: {request.headers['authorization']}"}}, 403)
 
     caplog.set_level(logging.DEBUG)
-    with plain_server(reply) as server, client_of(server, tmp_path) as client:
+    with HttpServer(reply) as server, client_of(server, tmp_path) as client:
         with pytest.raises(ServerError) as error:
             list(client.answers(asked(range(5))))
         assert "No: Bearer [key]" in str(error.value)
@@ -310,9 +306,9 @@ def test_answers_under_way_when_another_fails_are_kept(tmp_path: Path) -> None:
         all_there.wait(10)
         if request.body["n"] == 1:
             return Reply({"error": "no"}, 400)
-        return Reply(echo(request).body, seconds=0.2 if request.body["n"] else 0.0)
+        return slowly(0.2 if request.body["n"] else 0.0)(request)
 
-    with plain_server(reply) as server, client_of(server, tmp_path, requests_at_once=4) as client:
+    with HttpServer(reply) as server, client_of(server, tmp_path, requests_at_once=4) as client:
         answers = client.answers(asked(range(1000)))
         assert next(answers)["said"] == {"n": 0}
         with pytest.raises(ServerError, match="no"):
@@ -326,8 +322,7 @@ def test_answers_under_way_when_another_fails_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_caller_that_stops_keeps_what_is_under_way(tmp_path: Path) -> None:
-    slowly = lambda request: Reply(echo(request).body, seconds=0.1)  # noqa: E731
-    with plain_server(slowly) as server, client_of(server, tmp_path, requests_at_once=3) as client:
+    with HttpServer(slowly(0.1)) as server, client_of(server, tmp_path, requests_at_once=3) as client:
         for _ in client.answers(asked(range(1000))):
             break
         sent = [request.body["n"] for request in server.requests]
@@ -341,7 +336,7 @@ def test_an_error_of_the_caller_passes_through(tmp_path: Path) -> None:
         yield 0
         raise ZeroDivisionError
 
-    with plain_server() as server, client_of(server, tmp_path) as client:
+    with HttpServer(echo) as server, client_of(server, tmp_path) as client:
         with pytest.raises(ZeroDivisionError):
             list(client.answers(asked(failing())))
         list(client.answers(asked(range(1))))
@@ -349,7 +344,7 @@ def test_an_error_of_the_caller_passes_through(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_cannot_be_kept_stops(tmp_path: Path) -> None:
-    with plain_server() as server, client_of(server, tmp_path) as client:
+    with HttpServer(echo) as server, client_of(server, tmp_path) as client:
         list(client.answers(asked(range(1))))
         with sqlite3.connect(tmp_path / "answers") as database:
             database.execute("DROP TABLE entries")
@@ -360,7 +355,7 @@ def test_an_answer_that_cannot_be_kept_stops(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 7])
 def test_a_budget_of_requests_is_exact_and_the_next_run_goes_on(tmp_path: Path, at_once: int) -> None:
-    with plain_server() as server:
+    with HttpServer(echo) as server:
         for run in range(1, 4):
             with client_of(server, tmp_path, max_requests=10, requests_at_once=at_once) as client:
                 with pytest.raises(BudgetError, match=f"10 requests sent and {10 * (run - 1)} reused, 30 tokens in"):
@@ -374,7 +369,7 @@ def test_a_budget_of_requests_is_exact_and_the_next_run_goes_on(tmp_path: Path, 
 def test_a_budget_of_money_is_used_up_and_never_exceeded(tmp_path: Path) -> None:
     (tmp_path / "prices").write_text("[m]\ninput = 100_000\noutput = 200_000\n")
     options: dict[str, Any] = {"prices": tmp_path / "prices", "requests_at_once": 4}
-    with plain_server() as server, client_of(server, tmp_path, max_cost=7.0, **options) as client:
+    with HttpServer(echo) as server, client_of(server, tmp_path, max_cost=7.0, **options) as client:
         # the worst is 0.3 + 0.4 and so is every answer
         answers: Any = client.answers(asked(range(100)))
         assert [next(answers)["said"]["n"] for _ in range(10)] == list(range(10))
@@ -382,8 +377,11 @@ def test_a_budget_of_money_is_used_up_and_never_exceeded(tmp_path: Path) -> None
             next(answers)
         assert client.usage.cost == 7.0
         assert len(server.requests) == 10
-    half = lambda request: Reply({**echo(request).body, "usage": {"prompt_tokens": 3, "completion_tokens": 0}})  # noqa: E731
-    with plain_server(half) as server, client_of(server, tmp_path, identity="b", max_cost=7.0, **options) as client:
+    half = Reply({"said": {}, "usage": {"prompt_tokens": 3, "completion_tokens": 0}})
+    with (
+        HttpServer(lambda _: half) as server,
+        client_of(server, tmp_path, identity="b", max_cost=7.0, **options) as client,
+    ):
         # each answer costs 0.3: as long as another 0.7 is left, one is sent
         with pytest.raises(BudgetError):
             list(client.answers(asked(range(100))))
@@ -396,16 +394,15 @@ def test_a_request_that_failed_is_not_under_way(tmp_path: Path) -> None:
         return Reply({"error": "no"}, 400) if request.number == 0 else echo(request)
 
     (tmp_path / "prices").write_text("[m]\ninput = 100_000\noutput = 200_000\n")
-    with plain_server(reply) as server, client_of(server, tmp_path, prices=tmp_path / "prices", max_cost=0.7) as client:
+    with HttpServer(reply) as server, client_of(server, tmp_path, prices=tmp_path / "prices", max_cost=0.7) as client:
         with pytest.raises(ServerError, match="no"):
             list(client.answers(asked(range(1))))
         assert numbers(client.answers(asked(range(1)))) == [0]
 
 
 def test_many_threads_share_one_client(tmp_path: Path) -> None:
-    slowly = lambda request: Reply(echo(request).body, seconds=0.002)  # noqa: E731
     found: dict[int, list[int]] = {}
-    with plain_server(slowly) as server, client_of(server, tmp_path, requests_at_once=3) as client:
+    with HttpServer(slowly(0.002)) as server, client_of(server, tmp_path, requests_at_once=3) as client:
 
         def work(first: int) -> None:
             found[first] = numbers(client.answers(asked(range(first, first + 20))))
@@ -424,14 +421,13 @@ def test_inside_a_running_event_loop(tmp_path: Path) -> None:
     async def work() -> list[int]:
         return numbers(client.answers(asked(range(5))))
 
-    with plain_server() as server, client_of(server, tmp_path) as client:
+    with HttpServer(echo) as server, client_of(server, tmp_path) as client:
         assert asyncio.run(work()) == list(range(5))
 
 
 def test_nothing_is_left_after_close(tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    slowly = lambda request: Reply(echo(request).body, seconds=0.05)  # noqa: E731
-    with plain_server(slowly) as server:
+    with HttpServer(slowly(0.05)) as server:
         during = set(threading.enumerate())
         client = client_of(server, tmp_path)
         answers = client.answers(asked(range(1000)))
@@ -455,17 +451,17 @@ def test_nothing_is_left_after_close(tmp_path: Path) -> None:
 
 def test_a_client_that_is_closed_never_ends_answers_early(tmp_path: Path) -> None:
     def reply(request: Request) -> Reply:
-        return Reply(echo(request).body, seconds=0.3 if request.body["n"] else 0.0)
+        return slowly(0.3 if request.body["n"] else 0.0)(request)
 
-    def slowly() -> Iterator[int]:
+    def one_by_one() -> Iterator[int]:
         yield from range(3)
         while len(server.requests) < 3 or server.at_once == 3:
             time.sleep(0.001)
         time.sleep(0.1)  # the first answer is on its way
         yield from range(3, 1000)
 
-    with plain_server(reply) as server, client_of(server, tmp_path, requests_at_once=4) as client:
-        answers = client.answers(asked(slowly()))
+    with HttpServer(reply) as server, client_of(server, tmp_path, requests_at_once=4) as client:
+        answers = client.answers(asked(one_by_one()))
         assert numbers(iter([next(answers)])) == [0]
         while len(server.requests) < 4:
             time.sleep(0.001)
@@ -477,7 +473,7 @@ def test_a_client_that_is_closed_never_ends_answers_early(tmp_path: Path) -> Non
 
 
 def test_a_client_that_is_forgotten_leaves_no_thread(tmp_path: Path) -> None:
-    with plain_server() as server:
+    with HttpServer(echo) as server:
         client = client_of(server, tmp_path)
         list(client.answers(asked(range(3))))
         (thread,) = (thread for thread in threading.enumerate() if thread.name == "ralm-api")
@@ -487,25 +483,24 @@ def test_a_client_that_is_forgotten_leaves_no_thread(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_given_stays_open(tmp_path: Path) -> None:
-    with plain_server() as server, AnswerStore(tmp_path / "a") as store:
-        with Client(Endpoint(server.url, "m"), store=store) as client:
-            client.identity = "x"
-            list(client.answers(asked(range(1))))
-        with Client(Endpoint(server.url, "m"), store=store) as client:
-            client.identity = "x"
-            list(client.answers(asked(range(1))))
+    with HttpServer(echo) as server, AnswerStore(tmp_path / "a") as store:
+        for _ in range(2):
+            with Client(Endpoint(server.url, "m"), store=store) as client:
+                client.identity = "x"
+                list(client.answers(asked(range(1))))
         assert len(server.requests) == 1
 
 
-PROGRAM = """
+IMPORTS = """
+import random
 import signal
 import sys
 from pathlib import Path
 from ralm.lm.api.client import Client
+from ralm.lm.api.endpoint import ApiOptions, Endpoint
 from ralm.lm.api.transport import ApiRequest
-from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.endpoint import ApiOptions
-
+"""
+PROGRAM = """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
 client = Client(Endpoint(sys.argv[1], "m"), ApiOptions(answers=Path(sys.argv[2]), requests_at_once=4))
 client.identity = "x"
@@ -514,14 +509,13 @@ for answer in client.answers(ApiRequest("/completions", {"n": number}, 3) for nu
 """
 
 
-def start(server: PlainServer, tmp_path: Path, count: int, last: str = "") -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", PROGRAM + last, server.url, str(tmp_path / "answers"), str(count)]
+def start(server: HttpServer, tmp_path: Path, count: int, last: str = "") -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", IMPORTS + PROGRAM + last, server.url, str(tmp_path / "answers"), str(count)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
 
 
 def test_a_killed_process_asked_nothing_in_vain(tmp_path: Path) -> None:
-    slowly = lambda request: Reply(echo(request).body, seconds=0.01)  # noqa: E731
-    with plain_server(slowly) as server:
+    with HttpServer(slowly(0.01)) as server:
         with start(server, tmp_path, 100) as killed:
             assert killed.stdout
             seen = [int(killed.stdout.readline()) for _ in range(20)]
@@ -542,14 +536,13 @@ def test_a_killed_process_asked_nothing_in_vain(tmp_path: Path) -> None:
     "last", ["", "answers = client.answers(ApiRequest('/completions', {'n': n}, 3) for n in range(9)); next(answers)"]
 )
 def test_a_program_that_never_closes_ends(tmp_path: Path, last: str) -> None:
-    with plain_server() as server, start(server, tmp_path, 3, last) as program:
+    with HttpServer(echo) as server, start(server, tmp_path, 3, last) as program:
         out, err = program.communicate(timeout=60)
         assert (out, err, program.returncode) == ("0\n1\n2\n", "", 0)
 
 
 def test_an_interrupt_stops_and_keeps_what_is_under_way(tmp_path: Path) -> None:
-    slowly = lambda request: Reply(echo(request).body, seconds=0.05)  # noqa: E731
-    with plain_server(slowly) as server, start(server, tmp_path, 10_000) as program:
+    with HttpServer(slowly(0.05)) as server, start(server, tmp_path, 10_000) as program:
         assert program.stdout
         program.stdout.readline()
         program.send_signal(signal.SIGINT)
@@ -566,15 +559,6 @@ def test_an_interrupt_stops_and_keeps_what_is_under_way(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import random
-import signal
-import sys
-from pathlib import Path
-from ralm.lm.api.client import Client
-from ralm.lm.api.transport import ApiRequest
-from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.endpoint import ApiOptions
-
 random.seed(int(sys.argv[3]))
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 
@@ -597,9 +581,8 @@ for identity in range(6):
 
 @pytest.mark.slow
 def test_interrupts_at_any_moment_leave_a_client_that_works(tmp_path: Path) -> None:
-    slowly = lambda request: Reply(echo(request).body, seconds=0.002)  # noqa: E731
-    with plain_server(slowly) as server:
-        command = [sys.executable, "-c", INTERRUPTED, server.url, str(tmp_path / "answers"), "0"]
+    with HttpServer(slowly(0.002)) as server:
+        command = [sys.executable, "-c", IMPORTS + INTERRUPTED, server.url, str(tmp_path / "answers"), "0"]
         subprocess.run(command, timeout=240, check=True)
 
 
@@ -611,6 +594,6 @@ def test_a_proxy_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_bodies_are_sent_as_they_are(tmp_path: Path) -> None:
     body: dict[str, Any] = {"n": 1, "prompt": [0, 50256], "text": "né\u2028\n", "none": None, "nested": {"x": [1.5]}}
-    with plain_server() as server, client_of(server, tmp_path) as client:
+    with HttpServer(echo) as server, client_of(server, tmp_path) as client:
         (answer,) = client.answers([ApiRequest("/completions", body, 2)])
         assert server.requests[0].body == answer["said"] == json.loads(json.dumps(body))

@@ -67,7 +67,7 @@ def test_a_killed_evaluation(
         job = Job(tmp_path, server)
         process = job.start(*kept)
         assert begun.wait(120), process.communicate()[1]
-        wait_until(lambda: server.under_way <= len(server.posts) - enough, "requests are not answered")
+        wait_until(lambda: server.at_once <= len(server.posts) - enough, "requests are not answered")
         time.sleep(1)  # until the answers have arrived
         process.kill()
         process.communicate()

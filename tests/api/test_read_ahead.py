@@ -16,19 +16,18 @@ from ralm import Ensemble, FromRetriever, GenerationOptions, InContext, generate
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.continuations import ApiContinuations
 from ralm.lm.api.model import ApiModel
-from ralm.lm.registry import load_local_model
 from ralm.protocols import WritingModel
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import mixture
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import DoubleArray, FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
-from tests.api.backings import OfModel, OfTable
+from tests.api.backings import OfTable
 from tests.api.dialects.base import Dialect
 from tests.api.dialects.llamacpp_python import LlamaCppPython
 from tests.api.dialects.openai import OpenAI
 from tests.api.dialects.vllm import VLLM
 from tests.api.scripted_server import ScriptedServer
-from tests.api.served import EXACT, VOCABULARY, ChatsOnly, TextsOnly, served, unprobed
+from tests.api.served import EXACT, VOCABULARY, ChatsOnly, TextsOnly, behind, served, tiny, unprobed
 from tests.fakes import SharedWordsRetriever, passages_of
 
 PASSAGES = passages_of(
@@ -84,7 +83,7 @@ def token_by_token() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def behind(request: pytest.FixtureRequest) -> Iterator[tuple[ScriptedServer, str]]:
+def asked_server(request: pytest.FixtureRequest) -> Iterator[tuple[ScriptedServer, str]]:
     """A server of each kind that tells log-probabilities of given texts, and how it is asked."""
     with ScriptedServer(OfTable(vocabulary=VOCABULARY), KINDS[request.param]) as server:
         yield server, request.param
@@ -116,7 +115,7 @@ PROMPTS = st.sampled_from(["The city", "A list of the river", "The sea is a rive
     apart=st.sampled_from([0, 0.3, 2]),
 )
 def test_reading_ahead_changes_no_token(
-    behind: tuple[ScriptedServer, str],
+    asked_server: tuple[ScriptedServer, str],
     seed: int,
     prompt: str,
     documents: int,
@@ -125,7 +124,7 @@ def test_reading_ahead_changes_no_token(
     ends: bool,
     apart: float,
 ) -> None:
-    server, kind = behind
+    server, kind = asked_server
     backing = OfBeginnings(seed, apart, ends=ends)
     expected = written(backing, prompt, documents, stride=stride, new_tokens=new_tokens)
     for mode in (nullcontext, token_by_token):
@@ -269,11 +268,10 @@ def test_where_tokens_can_be_asked_for_every_figure_is_exact(kind: str, likelies
 
 
 def test_a_draft_that_a_server_of_texts_would_split_in_another_way_is_cut() -> None:
-    local = load_local_model("ralm-tiny")
-    with served(OfModel(local), TextsOnly()) as (_, model):
+    with served(behind(), TextsOnly()) as (_, model):
         assert (model.backend.name, model.backend.config.as_ids) == ("echo", False)
         found = written(model, "def f(x):\n    return", 3, stride=16, new_tokens=24)
-    expected = written(local, "def f(x):\n    return", 3, stride=16, new_tokens=24)
+    expected = written(tiny(), "def f(x):\n    return", 3, stride=16, new_tokens=24)
     for one, other in zip(found, expected, strict=True):
         if not one.certified:
             break
@@ -312,9 +310,8 @@ def test_answers_to_messages_are_not_drawn_token_by_token(new_tokens: int) -> No
 
 
 def test_an_answer_with_a_token_without_a_name_is_told_as_such() -> None:
-    local = load_local_model("ralm-tiny")
     with (
-        served(OfModel(local), ChatsOnly()) as (_, model),
+        served(behind(), ChatsOnly()) as (_, model),
         pytest.raises(ServerError, match="such as a part of a character"),
     ):
         written(model, "\u4e2d\u6587 \u4e2d\u6587 \u4e2d\u6587", 1, stride=64, new_tokens=64)

@@ -15,12 +15,11 @@ from tests.api.backings import OfTable
 from tests.api.dialects.base import Call, Dialect, Handler
 from tests.api.dialects.llamacpp import LlamaCpp
 from tests.api.dialects.ollama import Ollama
-from tests.api.dialects.openai import OpenAI
 from tests.api.dialects.vllm import VLLM
 from tests.api.faults import Fault, Status, Swapped
-from tests.api.replies import Json
 from tests.api.scripted_server import Request, ScriptedServer
-from tests.api.served import VOCABULARY, opened, served
+from tests.api.served import VOCABULARY, ChatsOnly, opened, served
+from tests.api.writing import Json
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
 CHANGED = "changed its model during the job: it continues a known text with other"
@@ -167,7 +166,7 @@ def test_a_budget_that_is_used_up_does_not_stop_the_last_answers() -> None:
 
 def test_a_chat_is_another_one_if_it_has_another_name() -> None:
     """No text is known that it goes on with; another system alone is none of a chat's business."""
-    with ScriptedServer(TABLE, OnlyChat()) as server:
+    with ScriptedServer(TABLE, ChatsOnly()) as server:
         model = opened(server)
         assert model.backend.name == "chat"
         ask = [model.backend.generation_request(one.tokens_N, 3) for one in passes(30)]
@@ -185,7 +184,7 @@ def test_a_chat_is_another_one_if_it_has_another_name() -> None:
 def test_chats_of_one_name_on_two_servers_are_two_models() -> None:
     identities = []
     for seed in (2, 3):
-        with served(OfTable(seed=seed, vocabulary=VOCABULARY), OnlyChat()) as (_, model):
+        with served(OfTable(seed=seed, vocabulary=VOCABULARY), ChatsOnly()) as (_, model):
             assert model.backend.name == "chat"
             identities.append(model.capabilities.identity)
     assert identities[0] != identities[1]
@@ -242,17 +241,7 @@ class Named(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlyChat(OpenAI):
-    """OpenAI's chats, and no completions."""
-
-    def routes(self) -> Mapping[tuple[str, str], Handler]:
-        routes = dict(super().routes())
-        del routes[("POST", "/v1/completions")]
-        return routes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Renamed(OnlyChat):
+class Renamed(ChatsOnly):
     """The same with another model behind the name that is asked for."""
 
     def head(self, call: Call, short: str, kind: str) -> Json:

@@ -1,7 +1,6 @@
 """Servers whose own endpoints take text alone: Text Generation Inference, and Ollama."""
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,22 +11,21 @@ from ralm.errors import ModelError, ServerError
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.model import ApiModel
 from ralm.lm.api.probe import load_api_model
-from ralm.lm.registry import load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import UNLIMITED, LanguageModel, WritingModel
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Request, ScoringSequence
-from tests.api.backings import Backing, OfModel, OfTable
+from tests.api.backings import OfTable
 from tests.api.dialects.base import Call, Dialect
 from tests.api.dialects.llamacpp_python import LlamaCppPython
 from tests.api.dialects.ollama import Ollama
 from tests.api.dialects.openai import OpenAI
 from tests.api.dialects.tgi import TGI
 from tests.api.faults import BeginAdded, InTheMiddle, OneShort
-from tests.api.replies import Json
 from tests.api.scripted_server import ScriptedServer
-from tests.api.served import VOCABULARY, opened, served
+from tests.api.served import VOCABULARY, behind, opened, served, tiny
+from tests.api.writing import Json
 from tests.fakes import SharedWordsRetriever, passages_of
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
@@ -41,17 +39,8 @@ PASSAGES = passages_of(
     "A list type is a mutable sequence of the language",
     "The river floods the city in the spring",
 )
+
 SOURCE = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
-
-
-@cache
-def tiny() -> Any:
-    return load_local_model("ralm-tiny")
-
-
-@cache
-def behind() -> Backing:
-    return OfModel(tiny())
 
 
 def scored(model: LanguageModel, tokens: Any) -> FloatArray:

@@ -1,16 +1,52 @@
-"""How a scripted server reads and writes, before any dialect: rows of log-probabilities of a prompt and of new tokens.
+"""What a server reads and writes, before any dialect: rows of log-probabilities of a prompt and of new tokens, replies.
 
 V vocabulary.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from ralm.records import FloatArray
 from tests.api.backings import Backing
+
+Json: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A status, headers and a body: bytes or a text as they are, anything else as JSON.
+
+    It is sent after some seconds, and only `cut_after` bytes of its body; -1: not even the headers.
+    """
+
+    body: Any
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    cut_after: int | None = None
+
+    @property
+    def content(self) -> bytes:
+        """The bytes of the body."""
+        text = self.body if isinstance(self.body, str | bytes) else json.dumps(self.body)
+        return text.encode() if isinstance(text, str) else text
+
+    @property
+    def kind(self) -> str:
+        """The type of the body, if no header says another one."""
+        return "text/plain; charset=utf-8" if isinstance(self.body, str) else "application/json"
+
+
+class RefusedError(Exception):
+    """A request that a provider would refuse, with the body that it would send."""
+
+    def __init__(self, status: int, body: Any) -> None:
+        super().__init__(f"{status}: {body}")
+        self.reply = Reply(body, status)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

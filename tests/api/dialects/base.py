@@ -9,10 +9,9 @@ import numpy as np
 
 from tests.api.backings import Backing
 from tests.api.faults import Fault
-from tests.api.replies import Json, RefusedError, Reply
-from tests.api.writing import Task, Written, write
+from tests.api.writing import Json, RefusedError, Task, Written, write
 
-Handler: TypeAlias = Callable[["Call"], Json | list[Json] | Reply]
+Handler: TypeAlias = Callable[["Call"], Json | list[Json]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,10 +73,6 @@ class Dialect(ABC):
     @abstractmethod
     def wrong_key(self, key: str) -> RefusedError:
         """The refusal of a key; "" if none was sent."""
-
-    def needs_key(self, path: str) -> bool:
-        """Whether a path is protected by the key."""
-        return True
 
     def not_found(self, path: str) -> RefusedError:
         """The refusal of a path that the server does not have (FastAPI's)."""

@@ -4,25 +4,22 @@ Facts, seen of a server of autumn 2026 and read in tools/server (README.md, serv
 repository ggml-org/llama.cpp: the list `completion_probabilities` has an entry for each new token, with id, token,
 bytes, logprob and top_logprobs, before temperature and biases; with `post_sampling_probs` these are prob and top_probs
 after them; OpenAI's routes give the same entries in `logprobs.content`. Nothing tells of the tokens of the prompt; echo
-is ignored (versions of 2025 answer with an error 500). 0 new tokens write one. A prompt is a text, a list of ids, a
-list of both, or a list of such; the first text of a prompt gets the BOS of the model, ids do not; an empty text writes
-nothing. The model that a request names is not looked at. Too long a prompt is an error 400 of type
-`exceed_context_size_error`. A log-probability of minus infinity is the lowest float. What was cut off with a stop
-string has no entries; the end of the text has one with an empty token; a token after which a character is unfinished
-has none. /health needs no key.
+is ignored. 0 new tokens write one. A prompt is a text, a list of ids, or a list of such; a text gets the BOS of the
+model, ids do not; an empty text writes nothing. The model that a request names is not looked at. Too long a prompt is
+an error 400 of type `exceed_context_size_error`. A log-probability of minus infinity is the lowest float. What was cut
+off with a stop string has no entries; the end of the text has one with an empty token; a token after which a character
+is unfinished has none.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from tests.api.dialects.base import Call, Dialect, Handler, bias_of, chat_text
+from tests.api.dialects.base import Call, Dialect, Handler, bias_of
 from tests.api.dialects.openai import usage
-from tests.api.replies import Json, RefusedError
-from tests.api.writing import Row, Task, Written, unfinished
+from tests.api.writing import Json, RefusedError, Row, Task, Written, unfinished
 
 LEAST = float(np.finfo(np.float32).min)
 _ENDINGS = {"length": "limit", "end": "eos"}
@@ -32,18 +29,14 @@ _ENDINGS = {"length": "limit", "end": "eos"}
 class LlamaCpp(Dialect):
     """llama.cpp's server."""
 
-    echo: Literal["refused", "ignored"] = "ignored"
-
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         return {
-            ("GET", "/health"): lambda call: {"status": "ok"},
             ("GET", "/props"): self.props,
             ("GET", "/v1/models"): self.models,
             ("POST", "/tokenize"): self.tokenize,
             ("POST", "/detokenize"): lambda call: {"content": call.decode(call.body["tokens"])},
             ("POST", "/completion"): self.completion,
             ("POST", "/v1/completions"): self.completions,
-            ("POST", "/v1/chat/completions"): self.chat,
         }
 
     def props(self, call: Call) -> Json:
@@ -79,40 +72,35 @@ class LlamaCpp(Dialect):
         return answers[0] if len(answers) == 1 else [{**one, "index": i} for i, one in enumerate(answers)]
 
     def completions(self, call: Call) -> Json:
-        if call.body.get("echo") and self.echo == "refused":
-            raise _refused(500, "Only no echo is supported", "server_error")
-        prompts = self.prompts(call)
-        written = [self.written(call, prompt) for prompt in prompts]
-        choices = [
-            {**self.openai_choice(call, one), "text": one.text, "index": index} for index, one in enumerate(written)
-        ]
-        return self.openai_answer(call, "text_completion", prompts, written, choices)
-
-    def chat(self, call: Call) -> Json:
-        if call.body.get("top_logprobs") is not None and not call.body.get("logprobs"):
-            raise _refused(400, "top_logprobs requires logprobs to be set to true", "invalid_request_error")
-        prompt = call.begun(call.encode(chat_text(call.body["messages"]), special=True))
+        [prompt] = self.prompts(call)
         written = self.written(call, prompt)
-        message = {"role": "assistant", "content": written.text}
-        choice = {**self.openai_choice(call, written), "message": message, "index": 0}
-        return self.openai_answer(call, "chat.completion", [prompt], [written], [choice])
+        listed = self.probabilities(call, written)
+        choice = {
+            "text": written.text,
+            "index": 0,
+            "logprobs": {"content": listed} if listed else None,
+            "finish_reason": written.finish,
+        }
+        return {
+            "id": f"chatcmpl-{call.number}",
+            "object": "text_completion",
+            "created": 1700000000 + call.number,
+            "model": call.model,
+            "system_fingerprint": call.fingerprint,
+            "choices": [choice],
+            "usage": usage(len(prompt), len(written.new)),
+        }
 
     def prompts(self, call: Call) -> list[list[int]]:
         prompt = call.body["prompt"]
         if prompt == []:
             raise _refused(400, '"prompt" must not be empty', "invalid_request_error")
-        mixed = isinstance(prompt, list) and any(isinstance(part, int) for part in prompt)
-        every = [prompt] if mixed or isinstance(prompt, str) else prompt
+        every = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
         return [call.begun(self.encoded(call, one)) for one in every]
 
-    def encoded(self, call: Call, prompt: str | list[int | str]) -> list[int]:
-        """A text, ids, or a list of both; a text that stands first gets the special tokens."""
-        parts = [prompt] if isinstance(prompt, str) else prompt
-        encoded = (
-            call.encode(part, special=place == 0) if isinstance(part, str) else [part]
-            for place, part in enumerate(parts)
-        )
-        tokens = list(chain.from_iterable(encoded))
+    def encoded(self, call: Call, prompt: str | list[int]) -> list[int]:
+        """A text, which gets the special tokens, or ids."""
+        tokens = call.encode(prompt, special=True) if isinstance(prompt, str) else prompt
         if any(not 0 <= token < call.backing.vocabulary for token in tokens):
             raise _refused(400, "Prompt contains invalid tokens", "invalid_request_error")
         return tokens
@@ -137,10 +125,7 @@ class LlamaCpp(Dialect):
 
     def listed(self, call: Call) -> int:
         """How many likeliest tokens are asked for: `n_probs`, or as OpenAI's routes call it."""
-        logprobs = call.body.get("logprobs")
-        if logprobs is True:
-            logprobs = call.body.get("top_logprobs", 20)
-        return int(call.body.get("n_probs") or logprobs or 0)
+        return int(call.body.get("n_probs") or call.body.get("logprobs") or 0)
 
     def native(self, call: Call, prompt: list[int], written: Written) -> Json:
         answer = {
@@ -160,23 +145,6 @@ class LlamaCpp(Dialect):
         }
         listed = self.probabilities(call, written)
         return {**answer, "completion_probabilities": listed} if listed else answer
-
-    def openai_choice(self, call: Call, written: Written) -> Json:
-        listed = self.probabilities(call, written)
-        return {"logprobs": {"content": listed} if listed else None, "finish_reason": written.finish}
-
-    def openai_answer(
-        self, call: Call, kind: str, prompts: list[list[int]], written: list[Written], choices: list[Json]
-    ) -> Json:
-        return {
-            "id": f"chatcmpl-{call.number}",
-            "object": kind,
-            "created": 1700000000 + call.number,
-            "model": call.model,
-            "system_fingerprint": call.fingerprint,
-            "choices": choices,
-            "usage": usage(len(prompts[0]), len(written[0].new)),  # of the first alone
-        }
 
     def probabilities(self, call: Call, written: Written) -> list[Json]:
         """The entry of each new token; none if no likeliest tokens were asked for.
@@ -207,9 +175,6 @@ class LlamaCpp(Dialect):
 
     def wrong_key(self, key: str) -> RefusedError:
         return _refused(401, "Invalid API Key", "authentication_error")
-
-    def needs_key(self, path: str) -> bool:
-        return path != "/health"
 
     def not_found(self, path: str) -> RefusedError:
         return _refused(404, "File Not Found", "not_found_error")

@@ -14,8 +14,7 @@ from typing import Any
 
 from tests.api.dialects.base import Call
 from tests.api.dialects.openai import OpenAI, error
-from tests.api.replies import Json, RefusedError
-from tests.api.writing import Row, Task, Written
+from tests.api.writing import Json, RefusedError, Row, Task, Written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +33,8 @@ class LlamaCppPython(OpenAI):
 
     def prompts(self, call: Call) -> list[list[int]]:
         prompt = call.body["prompt"]
-        if isinstance(prompt, list) and all(isinstance(text, str) for text in prompt):
-            prompt = prompt[0] if len(prompt) == 1 else ""
         if not isinstance(prompt, str):
             raise _failed("validation errors: {'type': 'string_type', 'loc': ('body', 'prompt', 'str')}")
-        if not prompt:
-            raise _failed("")
         return [call.begun(self.encoded(call, prompt))]
 
     def encoded(self, call: Call, text: str) -> list[int]:
@@ -69,9 +64,6 @@ class LlamaCppPython(OpenAI):
     def name(self, call: Call, row: Row, token: int) -> str:
         return call.backing.piece(token).decode(errors="ignore")
 
-    def chat_name(self, call: Call, row: Row, token: int) -> Json:
-        return {"token": self.name(call, row, token), "bytes": None}
-
     def check_model(self, call: Call) -> None:
         """Any name will do."""
 
@@ -89,9 +81,6 @@ class LlamaCppPython(OpenAI):
 
     def failure(self, status: int) -> Any:
         return error("", "internal_server_error")
-
-    def wrong_key(self, key: str) -> RefusedError:
-        return RefusedError(401, {"detail": "Invalid API key"})
 
     def not_found(self, path: str) -> RefusedError:
         return RefusedError(404, {"detail": "Not Found"})

@@ -10,12 +10,10 @@ keys. Errors are {"error": text}.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tests.api.dialects.base import Call, Handler, chat_text
 from tests.api.dialects.openai import OpenAI
-from tests.api.replies import Json, RefusedError
-from tests.api.writing import Row, Task, Written
+from tests.api.writing import Json, RefusedError, Row, Task, Written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +78,6 @@ class Ollama(OpenAI):
             return {}
         return {"logprobs": [self.chat_token(call, row) for row in self.told(call, written)]}
 
-    def chat(self, call: Call) -> Json:
-        answer = super().chat(call)
-        if not self.knows_logprobs:
-            answer["choices"][0]["logprobs"] = None
-        return answer
-
     def name(self, call: Call, row: Row, token: int) -> str:
         return call.text(token)
 
@@ -102,12 +94,6 @@ class Ollama(OpenAI):
 
     def check_length(self, call: Call, prompt: int, new: int) -> None:
         """No chat is too long."""
-
-    def failure(self, status: int) -> Any:
-        return {"error": "server busy, please try again.  maximum pending requests exceeded"}
-
-    def needs_key(self, path: str) -> bool:
-        return False
 
     def not_found(self, path: str) -> RefusedError:
         return RefusedError(404, {"error": "404 page not found"})

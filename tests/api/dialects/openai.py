@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.api.dialects.base import Call, Dialect, Handler, bias_of, chat_text
-from tests.api.replies import Json, RefusedError
-from tests.api.writing import Row, Task, Written
+from tests.api.writing import Json, RefusedError, Row, Task, Written
 
 LEAST = -9999.0
 """What stands for the log-probability of a token that is all but impossible."""
@@ -96,14 +95,9 @@ class OpenAI(Dialect):
 
     def task(self, call: Call, prompt: list[int]) -> Task:
         body = call.body
-        most_new = body.get("max_completion_tokens", body.get("max_tokens"))
-        most_new = self.default_new(call, prompt) if most_new is None else most_new
+        most_new = body.get("max_completion_tokens", body.get("max_tokens", 16))
         self.check_length(call, len(prompt), most_new)
         return Task(prompt=prompt, most_new=most_new, bias=bias_of(body.get("logit_bias")))
-
-    def default_new(self, call: Call, prompt: list[int]) -> int:
-        """How many tokens are written if the request does not say."""
-        return call.backing.max_length - len(prompt) if "messages" in call.body else 16
 
     def choice(self, call: Call, index: int, prompt: list[int], written: Written) -> Json:
         echo = bool(call.body.get("echo")) and not call.fault.ignores_echo
@@ -180,9 +174,6 @@ class OpenAI(Dialect):
 
     def check_chat(self, call: Call) -> None:
         listed = call.body.get("top_logprobs")
-        if listed is not None and not call.body.get("logprobs"):
-            text = "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled."
-            raise RefusedError(400, error(text, "invalid_request_error", "top_logprobs"))
         if listed is not None and not 0 <= listed <= self.most_in_chat:
             text = f"Invalid value for 'top_logprobs': must be less than or equal to {self.most_in_chat}."
             raise RefusedError(400, error(text, "invalid_request_error", "top_logprobs"))
@@ -209,17 +200,6 @@ class OpenAI(Dialect):
 
     def not_found(self, path: str) -> RefusedError:
         return RefusedError(404, error(f"Invalid URL ({path})", "invalid_request_error"))
-
-
-QUOTA_USED_UP: Json = {
-    "error": {
-        "message": "You exceeded your current quota, please check your plan and billing details.",
-        "type": "insufficient_quota",
-        "param": None,
-        "code": "insufficient_quota",
-    }
-}
-"""The other body of a 429, for which no waiting helps."""
 
 
 def error(message: str, kind: str, param: str | None = None, code: str | int | None = None) -> Json:

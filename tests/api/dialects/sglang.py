@@ -2,21 +2,20 @@
 
 Facts, from docs/basic_usage/sampling_params.md, managers/io_struct.py, scheduler_components and entrypoints/openai
 (serving_completions.py, utils.py) of the repository sgl-project/sglang: log-probabilities are lists of [logprob, id,
-text or null], the text only with `return_text_in_logprobs`; those of the prompt begin at `logprob_start_len`, and the
-first of them is always null; without it (-1) nothing is told of the prompt. `token_ids_logprob` asks for chosen ids, in
-the order asked, also in the place of every token of the prompt. A prompt may be scored with 0 new tokens. In OpenAI's
-completions, echo tells nothing of the prompt at `logprobs` 0, every text offset is -1, and of two tokens with the same
-text the likelier stays. The model that a request names is not looked at.
+text or null]; those of the prompt begin at `logprob_start_len`, which is 0 or -1 (nothing is told of the prompt) here,
+and the first of them is always null. `token_ids_logprob` asks for chosen ids, in the order asked, also in the place of
+every token of the prompt. A prompt may be scored with 0 new tokens. In OpenAI's completions, echo tells nothing of the
+prompt at `logprobs` 0, every text offset is -1, and of two tokens with the same text the likelier stays. The model that
+a request names is not looked at.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tests.api.dialects.base import Call, Handler
 from tests.api.dialects.openai import OpenAI
-from tests.api.replies import Json, RefusedError
-from tests.api.writing import Row, Task, Written
+from tests.api.writing import Json, RefusedError, Row, Task, Written
 
 Told: TypeAlias = list[float | int | str | None]
 """A log-probability, an id and a text or null."""
@@ -45,27 +44,15 @@ class SGLang(OpenAI):
         card = {"owned_by": "sglang", "root": call.model, "parent": None, "max_model_len": call.backing.max_length}
         return {**super().model_card(call), **card}
 
-    def generate(self, call: Call) -> Json | list[Json]:
-        given = call.body["input_ids"] if "input_ids" in call.body else call.body["text"]
-        one = isinstance(given, str) or isinstance(given[0], int)
-        encoded = [
-            call.encode(text, special=True) if isinstance(text, str) else text for text in ([given] if one else given)
-        ]
-        answers = [self.native(call, call.begun(prompt)) for prompt in encoded]
-        return answers[0] if one else answers
-
-    def native(self, call: Call, prompt: list[int]) -> Json:
+    def generate(self, call: Call) -> Json:
+        prompt = call.begun(call.body["input_ids"])
         options = call.body.get("sampling_params") or {}
         most_new = options.get("max_new_tokens", 128)
         length = call.backing.max_length
         if len(prompt) + most_new > length:
-            raise RefusedError(400, {"error": {"message": _too_long(length, len(prompt), most_new)}})
-        written = call.write(
-            Task(
-                prompt=prompt,
-                most_new=most_new,
-            )
-        )
+            text = f"Requested token count exceeds the model's maximum context length of {length} tokens. You requested"
+            raise RefusedError(400, {"error": {"message": f"{text} a total of {len(prompt) + most_new} tokens."}})
+        written = call.write(Task(prompt=prompt, most_new=most_new))
         meta = {
             "id": f"request-{call.number}",
             "finish_reason": _finish(written),
@@ -79,8 +66,7 @@ class SGLang(OpenAI):
 
     def logprobs_of(self, call: Call, written: Written) -> Json:
         """The lists of log-probabilities: of each token, of the likeliest and of the chosen ids."""
-        start = call.body.get("logprob_start_len", -1)
-        prompt = _from(written.prompt, start) if start >= 0 else []
+        prompt = written.prompt if call.body.get("logprob_start_len", -1) == 0 else []
         top, chosen = call.body.get("top_logprobs_num", 0), call.body.get("token_ids_logprob")
         told = {
             "input_token_logprobs": [self.told_as(call, row.token, row.log_prob) for row in prompt],
@@ -136,42 +122,12 @@ class SGLang(OpenAI):
     def check_chat(self, call: Call) -> None:
         """Any number of likeliest tokens will do."""
 
-    def check_length(self, call: Call, prompt: int, new: int) -> None:
-        length = call.backing.max_length
-        if prompt + new > length:
-            raise RefusedError(400, _error(_too_long(length, prompt, new), "BadRequestError", 400))
-
     def failure(self, status: int) -> Any:
-        return _error("The server is overloaded or failed.", "InternalServerError", status)
-
-    def wrong_key(self, key: str) -> RefusedError:
-        return RefusedError(401, {"error": "Unauthorized"})
-
-    def needs_key(self, path: str) -> bool:
-        return path != "/health"
-
-    def not_found(self, path: str) -> RefusedError:
-        return RefusedError(404, {"detail": "Not Found"})
-
-
-def _from(prompt: list[Row], start: int) -> list[Row]:
-    """The tokens of a prompt from one on; nothing is told of that one."""
-    rows = prompt[start:]
-    return [replace(rows[0], log_prob=None, log_probs_V=None), *rows[1:]] if start and rows else rows
+        message = "The server is overloaded or failed."
+        return {"object": "error", "message": message, "type": "InternalServerError", "param": None, "code": status}
 
 
 def _finish(written: Written) -> Json:
     if written.ended_by == "length":
         return {"type": "length", "length": len(written.new)}
     return {"type": "stop", "matched": written.new[-1].token}
-
-
-def _too_long(length: int, prompt: int, new: int) -> str:
-    return (
-        f"Requested token count exceeds the model's maximum context length of {length} tokens. You requested a total "
-        f"of {prompt + new} tokens: {prompt} tokens from the input messages and {new} tokens for the completion."
-    )
-
-
-def _error(message: str, kind: str, code: int) -> Json:
-    return {"object": "error", "message": message, "type": kind, "param": None, "code": code}

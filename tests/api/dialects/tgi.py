@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.api.dialects.base import Call, Dialect, Handler
-from tests.api.replies import Json, RefusedError
-from tests.api.writing import Task, Written
+from tests.api.writing import Json, RefusedError, Task, Written
 
 _ENDINGS = {"length": "length", "end": "eos_token"}
 
@@ -64,8 +63,6 @@ class TGI(Dialect):
         return Task(prompt=prompt, most_new=new)
 
     def check(self, asked: Json) -> None:
-        if asked.get("max_new_tokens") == 0:
-            raise _invalid("`max_new_tokens` must be strictly positive")
         if asked.get("top_n_tokens", 0) > self.max_top_n_tokens:
             most = self.max_top_n_tokens
             raise _invalid(f"`top_n_tokens` must be >= 0 and <= {most}. Given: {asked['top_n_tokens']}")
@@ -86,16 +83,11 @@ class TGI(Dialect):
         special = token in call.backing.end_tokens
         return {"id": token, "text": call.text(token), "logprob": log_prob, "special": special}
 
-    def failure(self, status: int) -> Any:
-        if status == 429:
-            return {"error": "Model is overloaded", "error_type": "overloaded"}
-        return {"error": "Request failed during generation", "error_type": "generation"}
-
     def wrong_key(self, key: str) -> RefusedError:
         return RefusedError(401, {"error": "Unauthorized", "error_type": "unauthorized"})
 
-    def needs_key(self, path: str) -> bool:
-        return path != "/health"
+    def failure(self, status: int) -> Any:
+        return {"error": "Request failed during generation", "error_type": "generation"}
 
 
 def _detailed(asked: Json) -> bool:

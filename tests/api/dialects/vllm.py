@@ -3,53 +3,35 @@
 Facts, seen of version 0.32 and read in vllm/entrypoints/openai/completion (protocol.py, serving.py),
 serve/tokenize/protocol.py and sampling_params.py of the repository vllm-project/vllm and its pull request 43463:
 `prompt_logprobs` stands in each choice, a null and then a dictionary from ids (as text) to logprob, rank and
-decoded_token, the actual token first, then the likeliest; echo fills it too. Echo may write 0 tokens (one is written
-and counted, but not told), nothing else may. `logprob_token_ids` is a list of at most 128 ids in the body, needs
-`logprobs`, replaces the likeliest in the place of each *new* token, and is refused with an echo that writes nothing. A
-list of likeliest begins with the sampled token and has one more entry than asked for if that is not among them.
-`return_tokens_as_token_ids` names tokens `token_id:17`; text offsets then count those names. Texts are read with the
-special tokens of the tokenizer unless `add_special_tokens` is false. At most `max_logprobs` (20) can be asked for. A
-prompt needs room for one new token; more are cut without a word. The key protects /v1 alone.
+decoded_token, the actual token first, then the likeliest; echo fills it too. No request here may write 0 tokens.
+`logprob_token_ids` is a list of at most 128 ids in the body, needs `logprobs`, replaces the likeliest in the place of
+each *new* token, and is refused with an echo that writes nothing. A list of likeliest begins with the sampled token and
+has one more entry than asked for if that is not among them. `return_tokens_as_token_ids` names tokens `token_id:17`;
+text offsets then count those names. Texts are read with the special tokens of the tokenizer unless `add_special_tokens`
+is false. At most `max_logprobs` (20) can be asked for. A prompt needs room for one new token; more are cut without a
+word.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.api.dialects.base import Call, Handler
-from tests.api.dialects.openai import OpenAI, error, sent, usage
-from tests.api.replies import Json, RefusedError
-from tests.api.writing import Row, Task, Written
+from tests.api.dialects.base import Call
+from tests.api.dialects.openai import OpenAI, error, sent
+from tests.api.writing import Json, RefusedError, Row, Task, Written
 
 _MOST_CHOSEN = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class VLLM(OpenAI):
-    """vLLM's server.
-
-    Without `knows_token_ids` it is of before May 2026 and ignores `logprob_token_ids`; without `template` the model has
-    no chat template.
-    """
+    """vLLM's server; without `knows_token_ids` it is of before May 2026 and ignores `logprob_token_ids`."""
 
     max_logprobs: int = 20
     knows_token_ids: bool = True
-    template: bool = True
-
-    def routes(self) -> Mapping[tuple[str, str], Handler]:
-        return {
-            **super().routes(),
-        }
 
     def model_card(self, call: Call) -> Json:
         card = {"owned_by": "vllm", "root": call.model, "parent": None, "max_model_len": call.backing.max_length}
         return {**super().model_card(call), **card}
-
-    def completions(self, call: Call) -> Json:
-        answer = super().completions(call)
-        if call.body.get("max_tokens") == 0:
-            answer["usage"] = usage(answer["usage"]["prompt_tokens"], len(answer["choices"]))
-        return answer
 
     def prompts(self, call: Call) -> list[list[int]]:
         if call.body.get("prompt") in (None, "", []):
@@ -85,7 +67,7 @@ class VLLM(OpenAI):
             count = call.body.get("logprobs")
         if count is None:
             return None
-        return [self.place(call, row, self.expanded(call, count)) for row in written.prompt]
+        return [self.place(call, row, count) for row in written.prompt]
 
     def place(self, call: Call, row: Row, count: int) -> Json | None:
         """What was expected in the place of one token of the prompt."""
@@ -100,8 +82,7 @@ class VLLM(OpenAI):
     def logprobs(self, call: Call, rows: list[Row]) -> Json:
         """The lists; one token is listed even if 0 were asked for."""
         told = super().logprobs(call, rows)
-        count = self.expanded(call, call.body["logprobs"])
-        return {**told, "top_logprobs": [self.listed(call, row, count) for row in rows]}
+        return {**told, "top_logprobs": [self.listed(call, row, call.body["logprobs"]) for row in rows]}
 
     def listed(self, call: Call, row: Row, count: int) -> dict[str, float | None] | None:
         if row.log_probs_V is None:
@@ -114,28 +95,12 @@ class VLLM(OpenAI):
         others = row.of(chosen) if chosen else row.likeliest(count)
         return [(row.token, row.log_prob), *(other for other in others if other[0] != row.token)]
 
-    def chat_token(self, call: Call, row: Row) -> Json:
-        """As OpenAI's, but the list begins with the sampled token and is cut to what was asked for."""
-        count = self.expanded(call, call.body.get("top_logprobs") or 0)
-        kept = self.in_place(call, row, count)[:count]
-        return {
-            **self.chat_name(call, row, row.token),
-            "logprob": sent(row.log_prob),
-            "top_logprobs": [
-                {**self.chat_name(call, row, token), "logprob": sent(log_prob)} for token, log_prob in kept
-            ],
-        }
-
     def name(self, call: Call, row: Row, token: int) -> str:
         return f"token_id:{token}" if call.body.get("return_tokens_as_token_ids") else _text_in(call, row, token)
 
-    def expanded(self, call: Call, count: int) -> int:
-        """A number of tokens; -1 is all of them."""
-        return call.backing.vocabulary if count == -1 else count
-
     def task(self, call: Call, prompt: list[int]) -> Task:
         task = super().task(call, prompt)
-        if task.most_new < 1 and not call.body.get("echo"):
+        if task.most_new < 1:
             raise _bad(f"max_tokens must be at least 1, got {task.most_new}.", "max_tokens", task.most_new)
         return replace(task, most_new=min(task.most_new, call.backing.max_length - len(prompt)))
 
@@ -149,17 +114,10 @@ class VLLM(OpenAI):
         if self.knows_token_ids:
             self.check_chosen(call)
 
-    def check_chat(self, call: Call) -> None:
-        if not self.template:
-            raise _refused("As of transformers v4.44, default chat template is no longer allowed")
-        self.check_count(call, "top_logprobs", "sample")
-
     def check_count(self, call: Call, field: str, kind: str) -> None:
-        most = self.expanded(call, self.max_logprobs)
-        count = self.expanded(call, call.body.get(field) or 0)
+        count, most = call.body.get(field) or 0, self.max_logprobs
         if count > most:
-            name = "prompt_logprobs" if kind == "prompt" else "logprobs"
-            raise _bad(f"Requested {kind} logprobs of {count}, which is greater than max allowed: {most}", name, count)
+            raise _bad(f"Requested {kind} logprobs of {count}, which is greater than max allowed: {most}", field, count)
 
     def check_chosen(self, call: Call) -> None:
         chosen = call.body.get("logprob_token_ids")
@@ -167,23 +125,13 @@ class VLLM(OpenAI):
             return
         if call.body.get("logprobs") is None:
             raise _bad("when using `logprob_token_ids`, `logprobs` must be set.", "logprob_token_ids")
-        if call.body.get("echo") and call.body.get("max_tokens") == 0:
-            text = "`logprob_token_ids` is not supported when `echo=True` and `max_tokens=0`"
-            raise _bad(f"{text} because no output tokens are generated.", "logprob_token_ids")
         if len(chosen) > _MOST_CHOSEN:
             most = f"which is greater than max allowed: {_MOST_CHOSEN}"
             raise _bad(f"Requested logprob_token_ids of length {len(chosen)}, {most}", "logprob_token_ids", len(chosen))
-        unknown = [token for token in chosen if not 0 <= token < call.backing.vocabulary]
-        if unknown:
-            text = f"token_id(s) {unknown} in logprob_token_ids contain out-of-vocab token ids."
-            raise _bad(f"{text} Vocabulary size: {call.backing.vocabulary}", "logprob_token_ids", unknown)
 
     def check_length(self, call: Call, prompt: int, new: int) -> None:
         length = call.backing.max_length
-        if prompt > length:
-            text = f"This model's maximum context length is {length} tokens. However, your prompt contains {prompt}"
-            raise _bad(f"{text} input tokens. Please reduce the length of the input prompt.", "input_tokens", prompt)
-        if prompt == length:
+        if prompt >= length:
             text = f"The decoder prompt (length {prompt}) plus the number of requested output tokens (at least 1)"
             raise _refused(f"{text} is longer than the maximum model length of {length}.")
 
@@ -192,9 +140,6 @@ class VLLM(OpenAI):
 
     def wrong_key(self, key: str) -> RefusedError:
         return RefusedError(401, {"error": "Unauthorized"})
-
-    def needs_key(self, path: str) -> bool:
-        return path.startswith("/v1")
 
     def not_found(self, path: str) -> RefusedError:
         return RefusedError(404, {"detail": "Not Found"})
