@@ -25,7 +25,7 @@ from ralm.lm.registry import load_local_model
 from ralm.serving.options import ServeOptions
 from ralm.serving.service import Service
 from tests.api.backings import OfModel
-from tests.api.dialects.vllm import VLLM
+from tests.api.dialects import VLLM
 from tests.api.scripted_server import ScriptedServer
 from tests.chat_models import save_chat_model
 from tests.cli.program import ralm

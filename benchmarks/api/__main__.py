@@ -29,7 +29,7 @@ from benchmarks.api.reading_ahead import ahead_table
 from benchmarks.api.requests import requests_table
 from ralm.terminal import no_progress
 from tests.api.backings import OfModel
-from tests.api.dialects.vllm import VLLM
+from tests.api.dialects import VLLM
 from tests.api.scripted_server import ScriptedServer
 
 UNFINISHED_INDEX = ("requests", "certified", "scored", "ahead")

@@ -152,7 +152,7 @@ class OfTable:
         return self
 
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        log_probs_BV = np.stack([self._row(*text[-3:].tolist()) for text in texts])
+        log_probs_BV = np.stack([self.log_probs(text.tolist())[-1] for text in texts])
         if wanted is None:
             return NextTokens(log_probs_BV)
         return NextTokens(log_probs_BV[:, wanted], np.tile(wanted, (len(texts), 1)))

@@ -81,16 +81,6 @@ class HtmlPage(Fault):
         return Reply(page.encode(), self.status, {"Content-Type": "text/html"})
 
 
-@dataclass(frozen=True)
-class NotJson(Fault):
-    """Status 200, said to be JSON, and is not."""
-
-    text: str = '{"choices": [{"text": "half an ans'
-
-    def instead(self, failure: Callable[[int], Any]) -> Reply | None:
-        return Reply(self.text.encode(), 200, {"Content-Type": "application/json"})
-
-
 class EchoIgnored(Fault):
     """The prompt is left out of the answer without a word."""
 

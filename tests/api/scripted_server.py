@@ -17,7 +17,7 @@ from socket import SHUT_RDWR, socket
 from typing import Any, Self, TypeAlias
 
 from tests.api.backings import Backing
-from tests.api.dialects.base import Call, Dialect
+from tests.api.dialects import Call, Dialect
 from tests.api.faults import NO_FAULT, Fault
 from tests.api.writing import Json, RefusedError, Reply
 

@@ -1,13 +1,15 @@
 """Models behind a scripted server, opened as a user would: by the server's URL, with a probe."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
+from ralm import FromRetriever, GenerationOptions, Reader, generate
 from ralm.lm.api import tokenizers
 from ralm.lm.api.backends import Backend, BackendConfig
 from ralm.lm.api.client import Client
@@ -19,14 +21,13 @@ from ralm.lm.api.servers import BACKENDS, Capabilities
 from ralm.lm.api.tokenizers import ApiTokenizer
 from ralm.lm.registry import load_local_model
 from ralm.lm.tokenizer import full_tokenizer
+from ralm.protocols import WritingModel
+from ralm.reading.pieces import GeneratedToken
 from tests.api.backings import Backing, CharacterTokenizer, OfModel, OfTable
-from tests.api.dialects.base import Call, Dialect, Handler
-from tests.api.dialects.llamacpp import LlamaCpp
-from tests.api.dialects.openai import OpenAI, error
-from tests.api.dialects.sglang import SGLang
-from tests.api.dialects.vllm import VLLM
+from tests.api.dialects import VLLM, Call, Dialect, Handler, LlamaCpp, OpenAI, SGLang, error
 from tests.api.scripted_server import ScriptedServer
 from tests.api.writing import RefusedError
+from tests.fakes import SharedWordsRetriever, passages_of
 
 VOCABULARY = 192
 """Characters of a table that knows the probe's text."""
@@ -111,6 +112,34 @@ def served(
             yield scripted, model
         finally:
             model.client.close()
+
+
+PASSAGES = passages_of(
+    "The city was built on a river by the sea",
+    "A list type is a mutable sequence of the language",
+    "The river floods the city in the spring",
+    "Sequences such as a list or a tuple have a length",
+    "The sea is cold in the spring",
+)
+SOURCE = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
+
+
+def tokens_of(
+    model: WritingModel, prompt: str, reader: Reader, source: FromRetriever = SOURCE, **options: Any
+) -> list[GeneratedToken]:
+    """The tokens that a model generates, from passages of a source."""
+    chosen = GenerationOptions(**{"new_tokens": 12, "document_tokens": 16, **options})
+    return [token for piece in generate(prompt, model, chosen, source, reader=reader) for token in piece.tokens]
+
+
+def check_tokens(found: Sequence[GeneratedToken], expected: Sequence[GeneratedToken], atol: float = 1e-5) -> None:
+    """Tokens, figures and passages are equal, and exact."""
+    assert [one.token for one in found] == [one.token for one in expected]
+    np.testing.assert_allclose([one.log_prob for one in found], [one.log_prob for one in expected], atol=atol)
+    for one, other in zip(found, expected, strict=True):
+        assert abs(one.bound_width) < 1e-5
+        np.testing.assert_array_equal(one.passages_K, other.passages_K)
+        np.testing.assert_allclose(one.posteriors_K, other.posteriors_K, atol=atol)
 
 
 def check_sentence(error: Exception) -> None:

@@ -6,22 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.api.certified import Step, certified_table, greedy_steps, likeliest, places, scored_table
-from benchmarks.api.instant_server import InstantModel, instant_server, log_prob
+from benchmarks.api.certified import Step, certified_table, greedy_steps, scored_table
+from benchmarks.api.instant_server import instant_server, log_prob
 from benchmarks.api.material import Material, asked_model
 from benchmarks.api.reading_ahead import token_by_token, written
 from benchmarks.api.requests import planned, rate, spread
 from ralm.lm import TINY
 from ralm.lm.registry import load_local_model
-from ralm.lm.scoring import Scorer
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.records import Passage, PromptPrefix, Request
+from ralm.records import Passage, PromptPrefix
 from ralm.retrieval.build import build_index
 from tests.api.backings import OfModel
-from tests.api.dialects.vllm import VLLM
+from tests.api.dialects import VLLM
 from tests.api.scripted_server import ScriptedServer
 
 TEXTS = (
@@ -74,29 +73,10 @@ def test_a_token_is_certified_as_soon_as_the_lists_leave_no_doubt() -> None:
     assert hidden.drawn(3) == (True, True)
 
 
-def test_the_likeliest_tokens_are_listed_with_their_ids() -> None:
-    given = likeliest(np.log(np.array([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6]], dtype=np.float32)), 2)
-    assert given.tokens_BC is not None
-    assert given.tokens_BC.tolist() == [[1, 2], [2, 0]]
-    assert np.allclose(np.exp(given.log_probs_BC), [[0.6, 0.3], [0.6, 0.2]])
-
-
 def test_all_tokens_are_certified_if_all_are_listed(material: Material) -> None:
     for row in certified_table(material, 1, [2]):
         assert row[f"certified, k = {material.model.vocabulary}"] == "100.0%"
         assert row[f"others right, k = {material.model.vocabulary}"] == "0 of 0"
-
-
-def test_the_place_of_a_target_is_by_its_log_probability(material: Material) -> None:
-    model, [prompt] = material.model, material.prompts(1)
-    request = Request(document=prompt[:5], context=prompt[5:20], targets=prompt[20:24])
-    found_T = places(material, request)
-    [log_probs_T] = Scorer(model).log_probs([request])
-    for target in range(4):
-        given = model.continuations().next_tokens([prompt[: 20 + target]])
-        order = np.argsort(-given.log_probs_BC[0], kind="stable")
-        assert order[found_T[target]] == prompt[20 + target]
-        assert np.isclose(given.log_probs_BC[0, prompt[20 + target]], log_probs_T[target], atol=1e-4)
 
 
 def test_more_listed_tokens_and_fewer_documents_make_more_targets_exact(material: Material) -> None:
@@ -123,12 +103,6 @@ def test_the_instant_server_passes_the_probe_and_scores_as_it_says(material: Mat
         assert np.allclose(found, [[log_prob(3000), log_prob(7)]])
 
 
-def test_the_instant_servers_probabilities_are_no_more_than_1() -> None:
-    assert 0.9 < np.exp([log_prob(token) for token in range(100)]).sum() < 1
-    model = InstantModel(["a", "b"], 8)
-    assert model.completion({"prompt": [0], "max_tokens": 1, "logprobs": 21})[0] == 400
-
-
 @pytest.mark.parametrize("windows", ["sliding", "blocked"])
 def test_every_pass_is_one_request_and_every_pair_is_counted(material: Material, instant: str, windows: str) -> None:
     assert windows in ("sliding", "blocked")
@@ -141,14 +115,6 @@ def test_every_pass_is_one_request_and_every_pair_is_counted(material: Material,
         fast, used = rate(model, spread(passes, 10))
     assert fast > 0
     assert used > 0
-
-
-def test_a_spread_covers_all_passes(material: Material) -> None:
-    _, passes = planned(material, "sliding", 20, 2)
-    some = spread(passes, 5)
-    assert 5 <= len(some) <= 10
-    assert some[0] is passes[0]
-    assert len(spread(passes, 10_000)) == len(passes)
 
 
 def test_reading_ahead_changes_the_number_of_requests_alone(material: Material) -> None:

@@ -1,6 +1,6 @@
 """A model behind a server that tells log-probabilities gives the figures of the same model in this process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -10,8 +10,6 @@ from hypothesis import given, settings, strategies as st
 
 from ralm import (
     Ensemble,
-    FromRetriever,
-    GenerationOptions,
     InContext,
     Oracle,
     PlanOptions,
@@ -19,7 +17,6 @@ from ralm import (
     Reader,
     ZeroShot,
     evaluate_text,
-    generate,
 )
 from ralm.answering.answers import answer_and_score, room_for_prompts
 from ralm.answering.options import AnswerOptions
@@ -28,32 +25,32 @@ from ralm.answering.sources import PromptBuilder
 from ralm.errors import BudgetError, ServerError
 from ralm.lm.api.model import ApiModel
 from ralm.lm.scoring import Scorer
-from ralm.protocols import WritingModel
-from ralm.reading.pieces import GeneratedToken
 from ralm.records import Request
 from tests.api.backings import OfTable
-from tests.api.dialects.base import Dialect
-from tests.api.dialects.openai import OpenAI
+from tests.api.dialects import TGI, Dialect, OpenAI
 from tests.api.faults import Cut, Fault, HtmlPage, Slow, Status
 from tests.api.scripted_server import Request as Sent, ScriptedServer
-from tests.api.served import EXACT, VOCABULARY, behind, check_sentence, opened, served, tiny
+from tests.api.served import (
+    EXACT,
+    PASSAGES,
+    SOURCE,
+    VOCABULARY,
+    behind,
+    check_sentence,
+    check_tokens,
+    opened,
+    served,
+    tiny,
+    tokens_of,
+)
 from tests.campaign import campaign
-from tests.fakes import SharedWordsRetriever, passages_of
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
 EXACT_AND_BIAS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False)}
-PASSAGES = passages_of(
-    "The city was built on a river by the sea",
-    "A list type is a mutable sequence of the language",
-    "The river floods the city in the spring",
-    "Sequences such as a list or a tuple have a length",
-    "The sea is cold in the spring",
-)
 TEXT = (
     "The city by the river was built in the spring of a cold year . A list is a sequence and a tuple is a sequence "
     "of the language too , and the length of a list is not the length of the river . In the sea there is a city ."
 )
-SOURCE = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
 
 
 @pytest.fixture(scope="module", params=EXACT_AND_BIAS)
@@ -131,21 +128,6 @@ def test_evaluations(of_tiny: ApiModel, reader: Reader, reranker: Any) -> None:
         np.testing.assert_array_equal(found.scored.passages_T, expected.scored.passages_T)
 
 
-def tokens_of(model: WritingModel, prompt: str, reader: Reader, **options: Any) -> list[GeneratedToken]:
-    chosen = GenerationOptions(**{"new_tokens": 12, "document_tokens": 16, **options})
-    pieces = generate(prompt, model, chosen, SOURCE, reader=reader)
-    return [token for piece in pieces for token in piece.tokens]
-
-
-def check_tokens(found: Sequence[GeneratedToken], expected: Sequence[GeneratedToken]) -> None:
-    assert [one.token for one in found] == [one.token for one in expected]
-    np.testing.assert_allclose([one.log_prob for one in found], [one.log_prob for one in expected], atol=1e-4)
-    for one, other in zip(found, expected, strict=True):
-        assert one.bound_width == 0
-        np.testing.assert_array_equal(one.passages_K, other.passages_K)
-        np.testing.assert_allclose(one.posteriors_K, other.posteriors_K, atol=1e-4)
-
-
 @pytest.mark.parametrize("reader", [InContext(), Ensemble(documents=2), Ensemble(documents=3, weights="uniform")])
 @pytest.mark.parametrize("prompt", ["The list of the river", "In the city the \u2014\u2014"])
 def test_what_is_generated(of_tiny: ApiModel, reader: Reader, prompt: str) -> None:
@@ -153,7 +135,7 @@ def test_what_is_generated(of_tiny: ApiModel, reader: Reader, prompt: str) -> No
         with pytest.raises(ServerError, match="the text of several tokens or of none"):
             tokens_of(of_tiny, prompt, reader)
         return
-    check_tokens(tokens_of(of_tiny, prompt, reader), tokens_of(tiny(), prompt, reader))
+    check_tokens(tokens_of(of_tiny, prompt, reader), tokens_of(tiny(), prompt, reader), 1e-4)
 
 
 @pytest.mark.parametrize("documents", [None, 1, 3])
@@ -182,11 +164,11 @@ def test_answers(of_tiny: ApiModel, documents: int | None) -> None:
 # Lengths
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp"])
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp", "tgi"])
 @pytest.mark.parametrize("length", [200, 223])
 def test_the_length_is_the_most_that_works(kind: str, length: int) -> None:
     backing = OfTable(seed=4, vocabulary=VOCABULARY, max_length=length)
-    with served(backing, EXACT[kind]) as (_, model):
+    with served(backing, {**EXACT, "tgi": TGI()}[kind]) as (_, model):
         text = np.arange(length + 3) % 90 + 4
         longest = model.max_length
         assert length - 2 <= longest < length
@@ -208,7 +190,8 @@ def test_generation_up_to_the_length(kind: str, reader: Reader) -> None:
     with served(backing, EXACT[kind]) as (_, model):
         options = {"max_length": 238, "new_tokens": 40, "stride": 40, "document_tokens": 10}
         prompt = "The river " * 21
-        check_tokens(tokens_of(model, prompt, reader, **options), tokens_of(backing, prompt, reader, **options))
+        found, expected = (tokens_of(one, prompt, reader, **options) for one in (model, backing))
+        check_tokens(found, expected)
 
 
 def test_a_text_that_is_too_long_for_a_server_that_does_not_say_its_length() -> None:

@@ -26,14 +26,7 @@ from ralm.lm.api.predictions import (
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import ScoringSequence
 from tests.api.backings import OfTable
-from tests.api.dialects.base import Dialect
-from tests.api.dialects.llamacpp import LlamaCpp
-from tests.api.dialects.ollama import Ollama
-from tests.api.dialects.openai import OpenAI
-from tests.api.dialects.sglang import SGLang
-from tests.api.dialects.text_only import TextOnly
-from tests.api.dialects.tgi import TGI
-from tests.api.dialects.vllm import VLLM
+from tests.api.dialects import TGI, VLLM, Dialect, LlamaCpp, Ollama, OpenAI, SGLang, TextOnly
 from tests.api.scripted_server import ScriptedServer
 from tests.api.served import VOCABULARY, backend_named, served
 

@@ -165,18 +165,6 @@ def test_faults_are_retried_and_counted(tmp_path: Path, status: int) -> None:
         assert client.usage == ApiUsage(requests=4, retries=8, tokens_in=12, tokens_out=8)
 
 
-def test_the_server_says_how_long_to_wait(tmp_path: Path) -> None:
-    times: list[float] = []
-
-    def reply(request: Request) -> Reply:
-        times.append(time.monotonic())
-        return Reply({"error": "later"}, 429, {"Retry-After": "1.2"}) if len(times) == 1 else echo(request)
-
-    with HttpServer(reply) as server, client_of(server, tmp_path) as client:
-        list(client.answers(asked(range(1))))
-    assert times[1] - times[0] >= 1.2, "its own first wait is at most 0.5 seconds"
-
-
 def test_connections_that_break_off_are_retried(tmp_path: Path) -> None:
     def reply(request: Request) -> Reply:
         return replace(echo(request), cut_after=None if request.number % 2 else 20)
@@ -512,24 +500,6 @@ for answer in client.answers(ApiRequest("/completions", {"n": number}, 3) for nu
 def start(server: HttpServer, tmp_path: Path, count: int, last: str = "") -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", IMPORTS + PROGRAM + last, server.url, str(tmp_path / "answers"), str(count)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
-
-
-def test_a_killed_process_asked_nothing_in_vain(tmp_path: Path) -> None:
-    with HttpServer(slowly(0.01)) as server:
-        with start(server, tmp_path, 100) as killed:
-            assert killed.stdout
-            seen = [int(killed.stdout.readline()) for _ in range(20)]
-            killed.kill()
-            seen += [int(line) for line in killed.stdout]
-        asked_before = {request.body["n"] for request in server.requests}
-        with start(server, tmp_path, 100) as again:
-            out, err = again.communicate()
-        assert [int(line) for line in out.split()] == list(range(100)), err
-        twice = len(server.requests) - 100
-        assert twice <= 4, "only those under way"
-        assert set(seen) <= asked_before
-        again_asked = [request.body["n"] for request in server.requests]
-        assert all(again_asked.count(number) == 1 for number in seen)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,7 @@ from ralm.lm.api.endpoint import ApiOptions
 from ralm.protocols import UNLIMITED
 from ralm.reading.plan import PlanOptions
 from tests.api.backings import OfTable
-from tests.api.dialects.base import Dialect
-from tests.api.dialects.openai import OpenAI
-from tests.api.dialects.text_only import TransformersServe
-from tests.api.dialects.vllm import VLLM
+from tests.api.dialects import VLLM, Dialect, OpenAI, TransformersServe
 from tests.api.scripted_server import ScriptedServer
 from tests.api.served import VOCABULARY, opened, served
 from tests.cli.program import ralm

@@ -18,14 +18,18 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import UNLIMITED
 from ralm.records import Request
 from tests.api.backings import OfTable
-from tests.api.dialects.base import Call, Dialect
-from tests.api.dialects.llamacpp import LlamaCpp
-from tests.api.dialects.llamacpp_python import LlamaCppPython
-from tests.api.dialects.ollama import Ollama
-from tests.api.dialects.openai import OpenAI
-from tests.api.dialects.sglang import SGLang
-from tests.api.dialects.text_only import TextOnly, TransformersServe
-from tests.api.dialects.vllm import VLLM
+from tests.api.dialects import (
+    VLLM,
+    Call,
+    Dialect,
+    LlamaCpp,
+    LlamaCppPython,
+    Ollama,
+    OpenAI,
+    SGLang,
+    TextOnly,
+    TransformersServe,
+)
 from tests.api.faults import (
     BeginAdded,
     Cut,
@@ -34,7 +38,6 @@ from tests.api.faults import (
     HtmlPage,
     InTheMiddle,
     NoFirstNull,
-    NotJson,
     OneLong,
     OneShort,
     SameText,
@@ -51,6 +54,7 @@ from tests.api.served import (
     check_sentence,
     opened,
     served,
+    tiny,
 )
 from tests.api.writing import Json
 from tests.campaign import sampled
@@ -217,7 +221,7 @@ def test_a_bos_that_the_server_puts_before_texts_is_taken_into_account() -> None
         (HtmlPage(502), "failed (502: <html>"),
         (HtmlPage(200), "not with a JSON object; check that it is the URL of an API."),
         (HtmlPage(404), "has no model scripted, or no "),
-        (NotJson(), "not with a JSON object"),
+        (Status(200, body=b'{"choices": [{"text": "half an ans'), "not with a JSON object"),
         (Cut(), "cannot be reached or broke off"),
         (Status(200, body={"choices": []}), "the server's answer has no "),
     ],
@@ -232,14 +236,6 @@ def test_a_server_that_cannot_be_asked(kind: str, fault: Fault, said: str) -> No
             opened(server, retries=0)
         assert said in str(raised.value)
         check_sentence(raised.value)
-
-
-def test_a_server_that_is_away() -> None:
-    with ScriptedServer(TABLE, OpenAI()) as server:
-        url = server.url
-    with pytest.raises(ServerError, match="cannot be reached or broke off .Connection refused.; tried") as raised:
-        load_api_model(f"{url}#m")
-    check_sentence(raised.value)
 
 
 @pytest.mark.parametrize("kind", SERVERS)
@@ -307,6 +303,18 @@ def test_what_was_found_is_used_again(kind: str) -> None:
         assert asked_other >= asked
         assert other.capabilities.identity != first.capabilities.identity
         check_figures(other, server.backing)
+
+
+def test_the_tokenizer_of_a_llama_cpp_server() -> None:
+    with ScriptedServer(behind(), LlamaCpp()) as server:
+        model = load_api_model(f"{server.url}#{server.model}")
+        for text in ("The list type", " caf\u00e9 \u4e2d\n\n\U0001f600 x"):
+            (found, spans_N2), (expected, own_N2) = (one.tokenizer.encode_with_spans(text) for one in (model, tiny()))
+            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(spans_N2, own_N2)
+            assert model.tokenizer.decode(found) == text
+        assert model.tokenizer.end_token == tiny().tokenizer.end_token
+        model.client.close()
 
 
 def test_a_llama_cpp_that_tells_no_pieces_of_tokens() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ralm import Ensemble, FromRetriever, GenerationOptions, InContext, generate
+from ralm import Ensemble, FromRetriever, InContext
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.continuations import ApiContinuations
 from ralm.lm.api.model import ApiModel
@@ -20,14 +20,22 @@ from ralm.protocols import WritingModel
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import mixture
 from ralm.reading.pieces import GeneratedToken
-from ralm.records import DoubleArray, FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
+from ralm.records import DoubleArray, FloatArray, IntArray, ScoringSequence, TextsAhead
 from tests.api.backings import OfTable
-from tests.api.dialects.base import Dialect
-from tests.api.dialects.llamacpp_python import LlamaCppPython
-from tests.api.dialects.openai import OpenAI
-from tests.api.dialects.vllm import VLLM
+from tests.api.dialects import VLLM, Dialect, LlamaCppPython, OpenAI
 from tests.api.scripted_server import ScriptedServer
-from tests.api.served import EXACT, VOCABULARY, ChatsOnly, TextsOnly, behind, served, tiny, unprobed
+from tests.api.served import (
+    EXACT,
+    VOCABULARY,
+    ChatsOnly,
+    TextsOnly,
+    behind,
+    check_tokens,
+    served,
+    tiny,
+    tokens_of,
+    unprobed,
+)
 from tests.fakes import SharedWordsRetriever, passages_of
 
 PASSAGES = passages_of(
@@ -54,25 +62,10 @@ class OfBeginnings(OfTable):
             logits_NV[:, :2] -= 30
         return np.asarray(logits_NV - np.logaddexp.reduce(logits_NV, axis=1)[:, None], dtype=np.float32)
 
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        log_probs_BV = np.stack([self.log_probs(text.tolist())[-1] for text in texts])
-        if wanted is None:
-            return NextTokens(log_probs_BV)
-        return NextTokens(log_probs_BV[:, wanted], np.tile(wanted, (len(texts), 1)))
-
 
 def written(model: WritingModel, prompt: str, documents: int, **options: Any) -> list[GeneratedToken]:
-    chosen = GenerationOptions(document_tokens=24, **options)
     reader = Ensemble(documents=documents, temperature=2.0) if documents > 1 else InContext()
-    return [token for piece in generate(prompt, model, chosen, SOURCE, reader=reader) for token in piece.tokens]
-
-
-def check_equal(found: Sequence[GeneratedToken], expected: Sequence[GeneratedToken]) -> None:
-    assert [one.token for one in found] == [one.token for one in expected]
-    np.testing.assert_allclose([one.log_prob for one in found], [one.log_prob for one in expected], atol=1e-5)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one.passages_K, other.passages_K)
-        np.testing.assert_allclose(one.posteriors_K, other.posteriors_K, atol=1e-5)
+    return tokens_of(model, prompt, reader, SOURCE, document_tokens=24, **options)
 
 
 @contextmanager
@@ -131,7 +124,7 @@ def test_reading_ahead_changes_no_token(
         with mode(), asked_of(server, kind, backing) as model:
             found = written(model, prompt, documents, stride=stride, new_tokens=new_tokens)
         if all(one.certified for one in found):
-            check_equal(found, expected)
+            check_tokens(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["echo", "vllm", "sglang"])
@@ -144,7 +137,7 @@ def test_documents_that_agree_take_few_requests(kind: str, documents: int) -> No
             with mode(), asked_of(server, kind, backing) as model:
                 found = written(model, "The river is a list", documents, stride=64, new_tokens=32)
             asked.append(len(server.posts))
-            check_equal(found, written(backing, "The river is a list", documents, stride=64, new_tokens=32))
+            check_tokens(found, written(backing, "The river is a list", documents, stride=64, new_tokens=32))
     assert asked == [4 * documents, 32 * documents]
 
 
@@ -153,7 +146,7 @@ def test_one_document_takes_one_request_a_stride(kind: str) -> None:
     backing = OfTable(seed=1, vocabulary=VOCABULARY)
     with served(backing, KINDS[kind]) as (server, model):
         before = len(server.posts)
-        check_equal(
+        check_tokens(
             written(model, "The city", 1, stride=6, new_tokens=24),
             written(backing, "The city", 1, stride=6, new_tokens=24),
         )
@@ -247,7 +240,7 @@ def test_generation_from_lists_alone(likeliest: int) -> None:
         assert one.token == other.token
         assert one.log_prob <= other.log_prob + 1e-5 <= one.log_prob + one.bound_width + 2e-5
     if likeliest == VOCABULARY:
-        check_equal(found, expected)
+        check_tokens(found, expected)
         assert all(one.certified and abs(one.bound_width) < 1e-5 for one in found)
 
 
@@ -286,7 +279,7 @@ def test_an_end_that_a_server_of_texts_cannot_be_sent() -> None:
         assert (model.backend.name, model.backend.config.as_ids) == ("echo", False)
         found = written(model, "The city", 3, stride=16, new_tokens=40)
     assert len(expected) < 40
-    check_equal(found, expected)
+    check_tokens(found, expected)
 
 
 def test_an_end_that_a_bias_chooses_and_nothing_is_told_of() -> None:
@@ -300,26 +293,25 @@ def test_an_end_that_a_bias_chooses_and_nothing_is_told_of() -> None:
     assert found.token == expected.token or not found.certified
 
 
-@pytest.mark.parametrize("new_tokens", [1, 4])
-def test_answers_to_messages_are_not_drawn_token_by_token(new_tokens: int) -> None:
-    with (
-        served(OfTable(seed=6, vocabulary=VOCABULARY), ChatsOnly()) as (_, model),
-        pytest.raises(UsageError, match="set `temperature` to 0"),
-    ):
-        written(model, "The city", 1, new_tokens=new_tokens, temperature=1.0, top_k=3)
-
-
-def test_an_answer_with_a_token_without_a_name_is_told_as_such() -> None:
-    with (
-        served(behind(), ChatsOnly()) as (_, model),
-        pytest.raises(ServerError, match="such as a part of a character"),
-    ):
-        written(model, "\u4e2d\u6587 \u4e2d\u6587 \u4e2d\u6587", 1, stride=64, new_tokens=64)
-
-
-def test_answers_to_messages_are_no_texts_that_go_on() -> None:
-    with (
-        served(OfTable(seed=6, vocabulary=VOCABULARY), ChatsOnly()) as (_, model),
-        pytest.raises(UsageError, match="answers messages"),
-    ):
-        written(model, "The city", 3, stride=4, new_tokens=8)
+@pytest.mark.parametrize(
+    ("prompt", "documents", "options", "error", "said"),
+    [
+        ("The city", 1, {"new_tokens": 1, "temperature": 1.0, "top_k": 3}, UsageError, "set `temperature` to 0"),
+        ("The city", 1, {"new_tokens": 4, "temperature": 1.0, "top_k": 3}, UsageError, "set `temperature` to 0"),
+        ("The city", 3, {"stride": 4, "new_tokens": 8}, UsageError, "answers messages"),
+        (
+            "\u4e2d\u6587 \u4e2d\u6587 \u4e2d\u6587",
+            1,
+            {"stride": 64, "new_tokens": 64},
+            ServerError,
+            "as a part of a character",
+        ),
+    ],
+)
+def test_what_answers_to_messages_cannot_do(
+    prompt: str, documents: int, options: Any, error: type[Exception], said: str
+) -> None:
+    """Draw token by token, go on after retrieval, and go on after a token without a name."""
+    backing = behind() if error is ServerError else OfTable(seed=6, vocabulary=VOCABULARY)
+    with served(backing, ChatsOnly()) as (_, model), pytest.raises(error, match=said):
+        written(model, prompt, documents, **options)

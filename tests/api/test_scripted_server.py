@@ -12,15 +12,7 @@ import pytest
 from ralm.lm.registry import load_local_model
 from ralm.records import ScoringSequence
 from tests.api.backings import Backing, OfModel, OfTable
-from tests.api.dialects.base import Dialect, chat_text
-from tests.api.dialects.llamacpp import LlamaCpp
-from tests.api.dialects.llamacpp_python import LlamaCppPython
-from tests.api.dialects.ollama import Ollama
-from tests.api.dialects.openai import OpenAI
-from tests.api.dialects.sglang import SGLang
-from tests.api.dialects.text_only import TextOnly
-from tests.api.dialects.tgi import TGI
-from tests.api.dialects.vllm import VLLM
+from tests.api.dialects import TGI, VLLM, Dialect, LlamaCpp, LlamaCppPython, Ollama, OpenAI, SGLang, TextOnly, chat_text
 from tests.api.faults import Slow, Ties
 from tests.api.scripted_server import ScriptedServer
 

@@ -12,10 +12,7 @@ from ralm.errors import BudgetError, ServerError
 from ralm.lm.api.model import ApiModel
 from ralm.records import FloatArray, ScoringSequence
 from tests.api.backings import OfTable
-from tests.api.dialects.base import Call, Dialect, Handler
-from tests.api.dialects.llamacpp import LlamaCpp
-from tests.api.dialects.ollama import Ollama
-from tests.api.dialects.vllm import VLLM
+from tests.api.dialects import VLLM, Call, Dialect, Handler, LlamaCpp, Ollama
 from tests.api.faults import Fault, Status, Swapped
 from tests.api.scripted_server import Request, ScriptedServer
 from tests.api.served import VOCABULARY, ChatsOnly, opened, served
@@ -78,20 +75,6 @@ def test_another_model_is_noticed_by_its_name_and_nothing_of_it_is_kept(at_once:
         np.testing.assert_allclose(scored(again, passes(120)), scored(TABLE, passes(120)), atol=1e-5)
         assert len(server.posts) == begin + 70, "50 answers were kept"
         again.client.close()
-
-
-def test_the_new_model_is_another_one_in_the_store() -> None:
-    with served(TABLE, VLLM(), options={"requests_at_once": 1}) as (server, model):
-        scored(model, passes(10))
-        server.faults = from_request(0, Swapped())
-        with pytest.raises(ServerError, match=CHANGED):
-            scored(model, passes(20, 10))
-        other = opened(server)
-        swapped = Swapped().backing(TABLE)
-        expected = [swapped.log_probs(one.tokens_N.tolist())[1, 7] for one in passes(20)]
-        np.testing.assert_allclose(scored(other, passes(20)), expected, atol=1e-5)
-        assert other.capabilities.identity != model.capabilities.identity
-        other.client.close()
 
 
 def exact_or_upper(model: ApiModel, begin: int, end: int) -> FloatArray:

@@ -6,27 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm import Ensemble, GenerationOptions, InContext, Reader, generate
+from ralm import Ensemble, InContext, Reader
 from ralm.errors import ModelError, ServerError
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.model import ApiModel
 from ralm.lm.api.probe import load_api_model
-from ralm.lm.scoring import Scorer
 from ralm.protocols import UNLIMITED, LanguageModel, WritingModel
-from ralm.reading.pieces import GeneratedToken
-from ralm.reading.sources import FromRetriever
-from ralm.records import FloatArray, Request, ScoringSequence
+from ralm.records import FloatArray, ScoringSequence
 from tests.api.backings import OfTable
-from tests.api.dialects.base import Call, Dialect
-from tests.api.dialects.llamacpp_python import LlamaCppPython
-from tests.api.dialects.ollama import Ollama
-from tests.api.dialects.openai import OpenAI
-from tests.api.dialects.tgi import TGI
+from tests.api.dialects import TGI, Call, Dialect, LlamaCppPython, Ollama
 from tests.api.faults import BeginAdded, InTheMiddle, OneShort
 from tests.api.scripted_server import ScriptedServer
-from tests.api.served import VOCABULARY, behind, opened, served, tiny
+from tests.api.served import VOCABULARY, behind, opened, served, tiny, tokens_of
 from tests.api.writing import Json
-from tests.fakes import SharedWordsRetriever, passages_of
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
 BEGUN = OfTable(seed=2, vocabulary=VOCABULARY, begins=True)
@@ -34,13 +26,6 @@ TEXT = TABLE.tokenizer.encode("The list type has a method.")
 BOS = BEGUN.tokenizer.special_tokens.before
 OTHERS = np.array([1254, 3930])
 """Tokens of ralm-tiny, whose text (" multicular") its tokenizer splits into two others."""
-PASSAGES = passages_of(
-    "The city was built on a river by the sea",
-    "A list type is a mutable sequence of the language",
-    "The river floods the city in the spring",
-)
-
-SOURCE = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
 
 
 def scored(model: LanguageModel, tokens: Any) -> FloatArray:
@@ -55,13 +40,16 @@ def bounded(model: ApiModel, tokens: Any) -> tuple[FloatArray, FloatArray]:
     return lower, upper
 
 
-def tokens_of(model: WritingModel, prompt: str, reader: Reader, new_tokens: int = 10) -> list[GeneratedToken]:
-    options = GenerationOptions(new_tokens=new_tokens, document_tokens=16, max_length=200)
-    return [token for piece in generate(prompt, model, options, SOURCE, reader=reader) for token in piece.tokens]
+def check_bounds(lower: FloatArray, upper: FloatArray, model: LanguageModel, tokens: Any) -> FloatArray:
+    """The exact figures, which are within their bounds."""
+    exact = scored(model, tokens)
+    assert (lower <= exact + 1e-4).all()
+    assert (exact <= upper + 1e-4).all()
+    return exact
 
 
 def written(model: WritingModel, prompt: str, reader: Reader, new_tokens: int = 10) -> tuple[list[int], list[float]]:
-    tokens = tokens_of(model, prompt, reader, new_tokens)
+    tokens = tokens_of(model, prompt, reader, new_tokens=new_tokens, max_length=200)
     return [one.token for one in tokens], [one.log_prob for one in tokens]
 
 
@@ -95,7 +83,7 @@ def test_what_tgi_writes_from_several_documents_is_certified_where_it_is_surely_
     backing, local = (backing, backing) if isinstance(backing, OfTable) else (behind(), tiny())
     with served(backing, TGI()) as (server, model):
         sent = len(server.posts)
-        found, expected = (tokens_of(one, "The river ", reader) for one in (model, local))
+        found, expected = (tokens_of(one, "The river ", reader, new_tokens=10) for one in (model, local))
         assert not any(request.body["parameters"].get("decoder_input_details") for request in server.posts[sent:])
     same = [one.token == other.token for one, other in zip(found, expected, strict=True)]
     upto = same.index(False) if False in same else len(same)
@@ -121,20 +109,6 @@ def test_tokens_that_tgi_would_not_read_are_an_error() -> None:
     shorter = np.append(tiny().tokenizer.encode(" hist"), tiny().tokenizer.encode("ory"))
     with served(behind(), TGI()) as (_, model), pytest.raises(ServerError, match="log-probabilities for 2 tokens"):
         scored(model, shorter)
-
-
-def test_tgi_reads_as_long_a_text_as_it_says() -> None:
-    backing = OfTable(seed=4, vocabulary=VOCABULARY, max_length=223)
-    with served(backing, TGI()) as (_, model):
-        text = np.arange(230) % 90 + 4
-        assert model.max_length == 221
-        [found], [expected] = (
-            Scorer(one, progress=False).log_probs([Request(text[:1], text[1:221], text[221:222])])
-            for one in (model, backing)
-        )
-        np.testing.assert_allclose(found, expected, atol=1e-5)
-        with pytest.raises(ServerError, match="rejected a request"):
-            scored(model, text[:223])
 
 
 @pytest.mark.parametrize(
@@ -175,9 +149,7 @@ def test_bounds_hold_and_are_tight_where_a_token_is_listed(kind: str) -> None:
         assert (model.backend.name, model.tier, model.max_length) == (kind, "top_k", 1023)
         lower, upper = bounded(model, text)
         listed = model.backend.top_logprobs
-    exact = scored(tiny(), text)
-    assert (lower <= exact + 1e-4).all()
-    assert (exact <= upper + 1e-4).all()
+    exact = check_bounds(lower, upper, tiny(), text)
     ranks = [int((row > row[token]).sum()) for row, token in zip(behind().log_probs(text), text[1:], strict=False)]
     known = np.array(ranks) < listed
     assert known.any()
@@ -195,9 +167,7 @@ def test_bounds_where_the_server_writes_a_part_of_a_character(dialect: Dialect) 
         kept = [model.backend.keeps_tokens(text[:end]) for end in range(1, len(text))]
         assert any(part and one for part, one in zip(parts, kept, strict=False))
         lower, upper = bounded(model, text)
-    exact = scored(tiny(), text)
-    assert (lower <= exact + 1e-4).all()
-    assert (exact <= upper + 1e-4).all()
+    check_bounds(lower, upper, tiny(), text)
     assert (lower == upper).any()
     assert (upper[np.array(kept)] < 0).all()
 
@@ -225,9 +195,7 @@ def test_the_bos_before_a_text_whose_likeliest_tokens_are_listed(kind: str) -> N
     with served(BEGUN, LISTING[kind]) as (_, model):
         assert model.capabilities.config.begin == BOS[0]
         lower, upper = bounded(model, text)
-    exact = scored(BEGUN, text)
-    assert (lower <= exact + 1e-5).all()
-    assert (exact <= upper + 1e-5).all()
+    check_bounds(lower, upper, BEGUN, text)
     assert (lower == upper).any()
 
 
@@ -276,21 +244,17 @@ class OddLength(TGI):
 # Ollama
 
 
-def test_an_ollama_that_lists_nothing_gives_raw_text() -> None:
-    with served(TABLE, Ollama(knows_logprobs=False)) as (server, model):
+@pytest.mark.parametrize("backing", [TABLE, BEGUN])
+def test_an_ollama_that_lists_nothing_gives_raw_text(backing: OfTable) -> None:
+    """It puts the BOS before a text itself, if the model has one."""
+    with served(backing, Ollama(knows_logprobs=False)) as (server, model):
         assert (model.backend.name, model.tier) == ("ollama text", "text")
         assert model.backend.tier.startswith("3")
         found, _ = written(model, "The river ", InContext())
         assert {request.path for request in server.posts} == {"/api/generate"}
         assert all(request.body.get("raw") for request in server.posts if request.body.get("prompt"))
-    assert found == written(TABLE, "The river ", InContext())[0]
-
-
-def test_an_ollama_that_lists_nothing_puts_the_bos_before_a_text_itself() -> None:
-    with served(BEGUN, Ollama(knows_logprobs=False)) as (server, model):
-        found, _ = written(model, "The river ", InContext())
         assert server.posts[-1].body["prompt"].startswith("The ")
-    assert found == written(BEGUN, "The river ", InContext())[0]
+    assert found == written(backing, "The river ", InContext())[0]
 
 
 def test_ollama_refuses_what_is_too_long() -> None:
@@ -309,9 +273,3 @@ def test_a_bos_without_a_word_is_noticed() -> None:
     adding = ScriptedServer(TABLE, Ollama(), faults=lambda request: BeginAdded())
     with adding as server, pytest.raises(ModelError, match=said):
         opened(server)
-
-
-def test_a_server_of_another_kind_is_not_taken_for_one() -> None:
-    with served(TABLE, OpenAI()) as (_, model):
-        assert model.backend.name == "echo"
-        assert model.max_length == UNLIMITED

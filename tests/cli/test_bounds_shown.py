@@ -15,9 +15,7 @@ from ralm.lm.registry import load_local_model
 from ralm.reading.pieces import GeneratedText, GeneratedToken
 from ralm.retrieval.build import build_index
 from tests.api.backings import OfModel
-from tests.api.dialects.base import Dialect
-from tests.api.dialects.ollama import Ollama
-from tests.api.dialects.text_only import TextOnly
+from tests.api.dialects import Dialect, Ollama, TextOnly
 from tests.api.scripted_server import ScriptedServer
 from tests.cli.program import failed, ralm
 from tests.fakes import passages_of

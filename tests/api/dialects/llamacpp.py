@@ -40,7 +40,9 @@ class LlamaCpp(Dialect):
         }
 
     def props(self, call: Call) -> Json:
+        end = [call.text(token) for token in call.backing.end_tokens]
         return {
+            "eos_token": end[0] if end else "",
             "default_generation_settings": {"n_ctx": call.backing.max_length},
             "total_slots": 1,
             "model_alias": call.model,
@@ -55,7 +57,10 @@ class LlamaCpp(Dialect):
         return {"object": "list", "data": [card]}
 
     def tokenize(self, call: Call) -> Json:
-        tokens = call.encode(call.body["content"], special=call.body.get("add_special", False))
+        text, ends = call.body["content"], {call.text(token): [token] for token in call.backing.end_tokens}
+        if text in ends and call.body["parse_special"]:
+            return {"tokens": ends[text]}
+        tokens = call.encode(text, special=call.body["add_special"])
         if call.body.get("with_pieces"):
             return {"tokens": [{"id": token, "piece": self.piece(call, token)} for token in tokens]}
         return {"tokens": tokens}
@@ -175,9 +180,6 @@ class LlamaCpp(Dialect):
 
     def wrong_key(self, key: str) -> RefusedError:
         return _refused(401, "Invalid API Key", "authentication_error")
-
-    def not_found(self, path: str) -> RefusedError:
-        return _refused(404, "File Not Found", "not_found_error")
 
 
 def _spelled(text: bytes) -> Json:

@@ -82,9 +82,6 @@ class LlamaCppPython(OpenAI):
     def failure(self, status: int) -> Any:
         return error("", "internal_server_error")
 
-    def not_found(self, path: str) -> RefusedError:
-        return RefusedError(404, {"detail": "Not Found"})
-
 
 def _after_themselves(call: Call, rows: list[Row]) -> list[Row]:
     """The tokens but the BOS, the i-th with what is expected after i + 1 tokens: the next place, if there is no BOS."""

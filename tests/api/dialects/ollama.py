@@ -94,6 +94,3 @@ class Ollama(OpenAI):
 
     def check_length(self, call: Call, prompt: int, new: int) -> None:
         """No chat is too long."""
-
-    def not_found(self, path: str) -> RefusedError:
-        return RefusedError(404, {"error": "404 page not found"})

@@ -53,7 +53,8 @@ class TGI(Dialect):
         prompt = call.begun(call.encode(call.body["inputs"], special=call.body.get("add_special_tokens", True)))
         written = call.write(self.task(call, asked, prompt))
         answer = {"generated_text": written.text}
-        return {**answer, "details": self.details(call, asked, written)} if _detailed(asked) else answer
+        detailed = asked.get("details") or asked.get("decoder_input_details")
+        return {**answer, "details": self.details(call, asked, written)} if detailed else answer
 
     def task(self, call: Call, asked: Json, prompt: list[int]) -> Task:
         length, new = call.backing.max_length, asked.get("max_new_tokens", 100)
@@ -88,10 +89,6 @@ class TGI(Dialect):
 
     def failure(self, status: int) -> Any:
         return {"error": "Request failed during generation", "error_type": "generation"}
-
-
-def _detailed(asked: Json) -> bool:
-    return bool(asked.get("details") or asked.get("decoder_input_details"))
 
 
 def _invalid(text: str) -> RefusedError:

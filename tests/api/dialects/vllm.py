@@ -141,9 +141,6 @@ class VLLM(OpenAI):
     def wrong_key(self, key: str) -> RefusedError:
         return RefusedError(401, {"error": "Unauthorized"})
 
-    def not_found(self, path: str) -> RefusedError:
-        return RefusedError(404, {"detail": "Not Found"})
-
 
 def _text_in(call: Call, row: Row, token: int) -> str:
     """A token's text in the place of a row: the character that it ends, or "" if it is a part that ends none."""
