@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from benchmarks.api.certified import DOCUMENTS
 from benchmarks.api.material import Material, asked_model
-from ralm.lm.api.continuations import ApiContinuations
-from ralm.lm.api.model import ApiModel
+from ralm.lm.api.model import ApiContinuations, ApiModel
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter
 from ralm.reading.sampling import GenerationOptions

@@ -14,8 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from ralm import Ensemble, FromRetriever, InContext
 from ralm.errors import ServerError, UsageError
-from ralm.lm.api.continuations import ApiContinuations
-from ralm.lm.api.model import ApiModel
+from ralm.lm.api.model import ApiContinuations, ApiModel
 from ralm.protocols import WritingModel
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import mixture

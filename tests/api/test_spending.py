@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ralm.errors import InputError, UsageError
-from ralm.lm.api.budget import ApiUsage, Budget, PriceTable, Tokens, tokens_in_answer
+from ralm.lm.api.budget import ApiUsage, Budget, Tokens, price_of, read_prices, tokens_in_answer
 from ralm.lm.api.endpoint import ApiOptions
 
 
@@ -19,10 +19,10 @@ def table(tmp_path: Path, text: str) -> Path:
 def test_a_full_name_counts_before_wildcards_and_the_first_of_these_before_others(tmp_path: Path) -> None:
     names = {"gpt-4o-*": (1, 2), "gpt-*": (3, 4), "gpt-4o-mini": (0.1, 0)}
     tables = (f'["{name}"]\ninput = {price[0]}\noutput = {price[1]}\n' for name, price in names.items())
-    prices = PriceTable.read(table(tmp_path, "".join(tables)))
+    prices = read_prices(table(tmp_path, "".join(tables)))
     tokens = Tokens(1_000_000, 2_000_000)
     for model, cost in (("gpt-4o-mini", "0.1"), ("gpt-4o-x", "5"), ("gpt-5", "11"), ("llama", None), ("GPT-5", None)):
-        price = prices.of(model)
+        price = price_of(model, prices)
         assert (None if price is None else str(price.cost(tokens).normalize())) == cost
 
 
@@ -47,7 +47,7 @@ def test_tables_that_are_none(tmp_path: Path, text: str | None, said: str) -> No
     if text is not None:
         file.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(InputError, match=said):
-        PriceTable.read(file)
+        read_prices(file)
 
 
 def test_options_that_have_no_effect_are_refused(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@
     servers.py        the kinds of servers, and what one can do
     tokenizers.py     the tokenizer of a model
     probe.py          first contact: the best backend that works
-    model.py          the language model, and its dry run
-    continuations.py  continued texts; several tokens are read ahead
+    model.py          the language model, the texts that it continues, several tokens ahead, and its dry run
 
 Needs the extra `api`, except for `endpoint.py`. No other package imports `openai`.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from pydantic import JsonValue
 
@@ -80,36 +80,30 @@ class Price:
         return (self.into * tokens.into + self.out * tokens.out) / _MILLION
 
 
-class PriceTable:
-    """Prices by the names of models.
+def read_prices(file: Path) -> dict[str, Price]:
+    """The prices of models by their names, which may have wildcards.
 
-    The TOML file has a table for each model, whose name may have wildcards. A full name takes precedence, then the
-    first pattern that fits:
+    The TOML file has a table for each model:
 
         ["gpt-4o-mini*"]
         input = 0.15     # a million tokens in, in any currency
         output = 0.60
+
+    Raises InputError if the file is missing, no TOML, or has anything else than prices.
     """
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"), parse_float=Decimal)
+    except OSError as error:
+        raise InputError(f"the prices {file} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise InputError(f"the prices {file} are not a TOML file: {error}.") from error
+    return {name: _price(name, table, file) for name, table in tables.items()}
 
-    def __init__(self, prices: Mapping[str, Price]) -> None:
-        self._prices = dict(prices)
 
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        """The table of a file. Raises InputError if the file is missing, no TOML, or has anything else than prices."""
-        try:
-            tables = tomllib.loads(file.read_text(encoding="utf-8"), parse_float=Decimal)
-        except OSError as error:
-            raise InputError(f"the prices {file} cannot be read: {error.strerror}.") from error
-        except ValueError as error:
-            raise InputError(f"the prices {file} are not a TOML file: {error}.") from error
-        return cls({name: _price(name, table, file) for name, table in tables.items()})
-
-    def of(self, model: str) -> Price | None:
-        """The price of a model, or None if the table does not have it."""
-        if model in self._prices:
-            return self._prices[model]
-        return next((price for name, price in self._prices.items() if fnmatchcase(model, name)), None)
+def price_of(model: str, prices: Mapping[str, Price]) -> Price | None:
+    """The price of a model: by its full name, or by the first pattern that fits; None if there is none."""
+    fitting = (price for name, price in prices.items() if fnmatchcase(model, name))
+    return prices.get(model) or next(fitting, None)
 
 
 class Budget:
@@ -123,7 +117,11 @@ class Budget:
 
     def __init__(self, model: str, options: ApiOptions) -> None:
         self._options = options
-        self._price = None if options.prices is None else _price_of(model, options.prices)
+        self._price = None if options.prices is None else price_of(model, read_prices(options.prices))
+        if options.prices is not None and self._price is None:
+            raise UsageError(
+                f'{options.prices} has no price for {model}; add a table ["{model}"] with its input and output.'
+            )
         self._max_cost = None if options.max_cost is None else Decimal(str(options.max_cost))
         self._lock = threading.Lock()
         self._usage = ApiUsage(cost=None if self._price is None else 0.0)
@@ -210,13 +208,6 @@ def tokens_in_answer(answer: Mapping[str, JsonValue]) -> Tokens | None:
 
 def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _price_of(model: str, file: Path) -> Price:
-    price = PriceTable.read(file).of(model)
-    if price is None:
-        raise UsageError(f'{file} has no price for {model}; add a table ["{model}"] with its input and output.')
-    return price
 
 
 def _price(name: str, table: Any, file: Path) -> Price:

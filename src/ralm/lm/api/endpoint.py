@@ -143,7 +143,7 @@ class ApiOptions:
 
     `context_length` is for servers that do not report it, some of which truncate a longer text silently; it can only
     lower a reported length. `max_requests` does not count retries. `max_cost` is in the currency of `prices`, a TOML
-    file with the price of a million tokens in and out for each model (see `PriceTable`). A `dry_run` sends only the
+    file with the price of a million tokens in and out for each model (see `read_prices`). A `dry_run` sends only the
     requests of the first contact with a server.
 
     Raises UsageError if an option is out of bounds, or `max_cost` is given without `prices`.

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from ralm.errors import ServerError
 from ralm.lm.api.client import Client
-from ralm.lm.api.predictions import Prediction, ServerTokenNames
+from ralm.lm.api.predictions import Prediction, ServerTokenNames, parse_log_prob
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.protocols import Tokenizer
 from ralm.records import IntArray
@@ -242,6 +242,11 @@ def parsing(parse: Callable[_Given, _Parsed]) -> Callable[_Given, _Parsed]:
             raise unexpected(f"unexpected response format ({error}).") from error
 
     return parsed
+
+
+def token_and_log_prob(one: object, server: str) -> tuple[int, float]:
+    """The `id` and the `logprob` of an entry of a list of tokens."""
+    return int(answer_field(one, "id")), parse_log_prob(answer_field(one, "logprob"), server)
 
 
 def expect_length(values: Sequence[object], expected: int, what: str) -> None:

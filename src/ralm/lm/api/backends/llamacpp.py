@@ -18,11 +18,12 @@ from ralm.lm.api.backends import (
     answer_field,
     end_prediction,
     parsing,
+    token_and_log_prob,
     unexpected,
     wrong_model,
 )
 from ralm.lm.api.client import Client
-from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob
+from ralm.lm.api.predictions import Prediction, build_prediction
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
 
@@ -77,7 +78,7 @@ class _Completion(Backend):
         found = next((one for one in rows if answer_field(one, "id") == token), None)
         if found is None:
             raise unexpected(f"the server returns token {row['id']} where {token} was chosen: it ignores `logit_bias`")
-        return [_pair(found)[1]]
+        return [token_and_log_prob(found, _NAME)[1]]
 
     @property
     def _ordinary(self) -> int:
@@ -89,12 +90,8 @@ class _Completion(Backend):
         return "\N{REPLACEMENT CHARACTER}" in self.tokenizer.decode(np.array([token], dtype=np.int64))
 
     def _prediction(self, token: Mapping[str, Any], row: Mapping[str, Any]) -> Prediction:
-        return build_prediction(*_pair(token), [*map(_pair, answer_field(row, "top_logprobs"))], self.top_logprobs)
-
-
-def _pair(one: Mapping[str, Any]) -> tuple[int, float]:
-    """The id of a token and its log-probability."""
-    return int(answer_field(one, "id")), parse_log_prob(answer_field(one, "logprob"), _NAME)
+        listed = [token_and_log_prob(one, _NAME) for one in answer_field(row, "top_logprobs")]
+        return build_prediction(*token_and_log_prob(token, _NAME), listed, self.top_logprobs)
 
 
 def _request(text: IntArray, max_tokens: int, **more: JsonValue) -> ApiRequest:

@@ -16,11 +16,12 @@ from ralm.lm.api.backends import (
     expect_length,
     get_or_empty,
     parsing,
+    token_and_log_prob,
     unexpected,
     wrong_model,
 )
 from ralm.lm.api.client import Client
-from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob
+from ralm.lm.api.predictions import Prediction, build_prediction
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
 
@@ -85,12 +86,8 @@ class _Prompts(_TopTokens):
 
 
 def _prediction(one: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], requested: int) -> Prediction:
-    return build_prediction(*_pair(one), [*map(_pair, listed)], requested)
-
-
-def _pair(one: Mapping[str, Any]) -> tuple[int, float]:
-    """The id of a token and its log-probability."""
-    return int(answer_field(one, "id")), parse_log_prob(answer_field(one, "logprob"), "TGI")
+    tokens = [token_and_log_prob(other, "TGI") for other in listed]
+    return build_prediction(*token_and_log_prob(one, "TGI"), tokens, requested)
 
 
 def _find(client: Client, _: ModelList) -> JsonObject | None:
