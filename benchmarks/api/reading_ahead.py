@@ -16,7 +16,7 @@ class TokenByToken(ApiModel):
     """The same model, without reading ahead."""
 
     def continuations(self) -> ApiContinuations:
-        return _OneAhead(self.client, self.backend, self.name, self.max_length, self.tokenizer.end_token)
+        return _OneAhead(self)
 
 
 class _OneAhead(ApiContinuations):
