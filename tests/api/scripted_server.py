@@ -116,7 +116,7 @@ Script: TypeAlias = Sequence[Fault | None] | Callable[[Request], Fault | None]
 class ScriptedServer(HttpServer):
     """A server of a dialect in front of a model.
 
-    With a `key`, requests without it are refused. Every request takes `delay` seconds in addition.
+    With a `key`, requests without it are refused.
     """
 
     def __init__(
@@ -127,14 +127,12 @@ class ScriptedServer(HttpServer):
         model: str = "scripted",
         faults: Script = (),
         key: str | None = None,
-        delay: float = 0.0,
     ) -> None:
         self.backing = backing
         self.dialect = dialect
         self.model = model
         self.faults = faults
         self.key = key
-        self.delay = delay
         self.fingerprint = "fp_scripted"
         super().__init__(self._scripted)
 
@@ -143,7 +141,7 @@ class ScriptedServer(HttpServer):
         fault = self._fault(request) or NO_FAULT
         instead = fault.instead(self.dialect.failure)
         reply = fault.sent(self._answer(request, fault)) if instead is None else instead
-        return replace(reply, seconds=self.delay + fault.seconds)
+        return replace(reply, seconds=fault.seconds)
 
     def _fault(self, request: Request) -> Fault | None:
         if callable(self.faults):

@@ -17,8 +17,10 @@ from ralm.lm.api.probe import load_api_model, probe_server
 from ralm.lm.scoring import Scorer
 from ralm.protocols import UNLIMITED
 from ralm.records import Request
+from tests.api import faults
 from tests.api.backings import OfTable
 from tests.api.dialects import (
+    TGI,
     VLLM,
     Call,
     Dialect,
@@ -29,20 +31,6 @@ from tests.api.dialects import (
     SGLang,
     TextOnly,
     TransformersServe,
-)
-from tests.api.faults import (
-    BeginAdded,
-    Cut,
-    EchoIgnored,
-    Fault,
-    HtmlPage,
-    InTheMiddle,
-    NoFirstNull,
-    OneLong,
-    OneShort,
-    SameText,
-    Status,
-    Ties,
 )
 from tests.api.scripted_server import Request as Sent, ScriptedServer
 from tests.api.served import (
@@ -140,25 +128,25 @@ def check_figures(model: ApiModel, backing: OfTable) -> None:
             assert (one <= other + 1e-5 if bound.bound == "lower" else one >= other - 1e-5).all()  # type: ignore[attr-defined]
 
 
-FAULTS: Sequence[Fault] = [
-    EchoIgnored(),
-    BeginAdded(),
-    OneShort(),
-    OneLong(),
-    NoFirstNull(),
-    InTheMiddle(None),
-    InTheMiddle(math.nan),
-    InTheMiddle(0.5),
-    SameText(40, 41),
+FAULTS: Sequence[faults.Fault] = [
+    faults.EchoIgnored(),
+    faults.BeginAdded(),
+    faults.OneShort(),
+    faults.OneLong(),
+    faults.NoFirstNull(),
+    faults.InTheMiddle(None),
+    faults.InTheMiddle(math.nan),
+    faults.InTheMiddle(0.5),
+    faults.SameText(40, 41),
 ]
 
 
 @pytest.mark.parametrize("kind", sampled(SERVERS, "vllm", "llama.cpp"))
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
-def test_a_server_with_a_fault_gives_no_wrong_figure(kind: str, fault: Fault) -> None:
+def test_a_server_with_a_fault_gives_no_wrong_figure(kind: str, fault: faults.Fault) -> None:
     """The probe takes another way or refuses; what it then gives is right, or one sentence."""
 
-    def faulty(sent: Sent) -> Fault | None:
+    def faulty(sent: Sent) -> faults.Fault | None:
         return fault if sent.method == "POST" else None
 
     try:
@@ -170,7 +158,7 @@ def test_a_server_with_a_fault_gives_no_wrong_figure(kind: str, fault: Fault) ->
 
 @pytest.mark.parametrize("kind", ["echo", "vllm", "sglang"])
 @pytest.mark.parametrize("fault", FAULTS[1:7], ids=lambda fault: type(fault).__name__)
-def test_a_fault_in_the_middle_of_a_job_gives_no_wrong_figure(kind: str, fault: Fault) -> None:
+def test_a_fault_in_the_middle_of_a_job_gives_no_wrong_figure(kind: str, fault: faults.Fault) -> None:
     faulty = threading.Event()
     with served(TABLE, EXACT[kind], faults=lambda sent: fault if faulty.is_set() else None) as (_, model):
         faulty.set()
@@ -182,8 +170,8 @@ def test_a_fault_in_the_middle_of_a_job_gives_no_wrong_figure(kind: str, fault: 
 @pytest.mark.parametrize("kind", SERVERS)
 def test_equally_likely_tokens(kind: str) -> None:
     """Tokens that tie are listed in any order, and the figures of all are right."""
-    with served(TABLE, SERVERS[kind], faults=lambda sent: Ties(), options={"retries": 0}) as (_, model):
-        tied = Ties().backing(TABLE)
+    with served(TABLE, SERVERS[kind], faults=lambda sent: faults.Ties(), options={"retries": 0}) as (_, model):
+        tied = faults.Ties().backing(TABLE)
         for one in requests():
             tokens = np.concatenate([one.document, one.context])
             given = model.continuations().next_tokens([tokens])
@@ -214,21 +202,21 @@ def test_a_bos_that_the_server_puts_before_texts_is_taken_into_account() -> None
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (Status(500), "failed (500: "),
-        (Status(503), "failed (503: "),
-        (Status(401), "needs a key (401: "),
-        (Status(429, retry_after=0), "limits the rate of requests (429: "),
-        (HtmlPage(502), "failed (502: <html>"),
-        (HtmlPage(200), "not with a JSON object; check that it is the URL of an API."),
-        (HtmlPage(404), "has no model scripted, or no "),
-        (Status(200, body=b'{"choices": [{"text": "half an ans'), "not with a JSON object"),
-        (Cut(), "cannot be reached or broke off"),
-        (Status(200, body={"choices": []}), "the server's answer has no "),
+        (faults.Status(500), "failed (500: "),
+        (faults.Status(503), "failed (503: "),
+        (faults.Status(401), "needs a key (401: "),
+        (faults.Status(429, retry_after=0), "limits the rate of requests (429: "),
+        (faults.HtmlPage(502), "failed (502: <html>"),
+        (faults.HtmlPage(200), "not with a JSON object; check that it is the URL of an API."),
+        (faults.HtmlPage(404), "has no model scripted, or no "),
+        (faults.Status(200, body=b'{"choices": [{"text": "half an ans'), "not with a JSON object"),
+        (faults.Cut(), "cannot be reached or broke off"),
+        (faults.Status(200, body={"choices": []}), "the server's answer has no "),
     ],
     ids=str,
 )
-def test_a_server_that_cannot_be_asked(kind: str, fault: Fault, said: str) -> None:
-    def failing(sent: Sent) -> Fault | None:
+def test_a_server_that_cannot_be_asked(kind: str, fault: faults.Fault, said: str) -> None:
+    def failing(sent: Sent) -> faults.Fault | None:
         return fault if sent.method == "POST" else None
 
     with ScriptedServer(TABLE, SERVERS[kind], faults=failing) as server:
@@ -255,9 +243,9 @@ def test_a_wrong_key(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         model.client.close()
 
 
-@pytest.mark.parametrize("kind", ["echo", "vllm", "llama.cpp", "bias"])
-def test_an_unknown_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ScriptedServer(TABLE, SERVERS[kind]) as server:
+@pytest.mark.parametrize("dialect", [OpenAI(), VLLM(), LlamaCpp(), OpenAI(echoes=False), TGI(), Ollama()])
+def test_an_unknown_model(dialect: Dialect) -> None:
+    with ScriptedServer(TABLE, dialect) as server:
         with pytest.raises(ModelError, match="has no model another") as raised:
             opened(server, model="another")
         check_sentence(raised.value)
@@ -335,7 +323,7 @@ class WithoutPieces(LlamaCpp):
 
 def test_a_way_that_failed_is_tried_again_by_the_next_process() -> None:
     """A failure may be over by then; what was found without that way is not kept."""
-    with ScriptedServer(TABLE, OpenAI(), faults=[Status(500)] * 4) as server:
+    with ScriptedServer(TABLE, OpenAI(), faults=[faults.Status(500)] * 4) as server:
         models = [opened(server, retries=0) for _ in range(2)]
         assert [model.backend.name for model in models] == ["bias", "echo"]
         for model in models:

@@ -13,7 +13,7 @@ from ralm.lm.registry import load_local_model
 from ralm.records import ScoringSequence
 from tests.api.backings import Backing, OfModel, OfTable
 from tests.api.dialects import TGI, VLLM, Dialect, LlamaCpp, LlamaCppPython, Ollama, OpenAI, SGLang, TextOnly, chat_text
-from tests.api.faults import Slow, Ties
+from tests.api.faults import Slow
 from tests.api.scripted_server import ScriptedServer
 
 TABLE = OfTable(seed=3)
@@ -266,13 +266,6 @@ def test_ollama_tells_new_tokens_of_raw_texts() -> None:
     assert likeliest == top(TOKENS, 3)
     assert "logprobs" not in post(Ollama(knows_logprobs=False), "/api/generate", asked)
     assert post(Ollama(), "/api/generate", {**asked, "prompt": "a" * 300})["prompt_eval_count"] == 255
-
-
-def test_ties_are_ties() -> None:
-    rows_NV = Ties().backing(TABLE).log_probs(TOKENS)
-    ordered_NV = -np.sort(-rows_NV, axis=1)
-    np.testing.assert_array_equal(ordered_NV[:, ::2], ordered_NV[:, 1::2])
-    np.testing.assert_allclose(np.exp(rows_NV).sum(axis=1), 1, atol=1e-5)
 
 
 def test_a_slow_answer_does_not_outlive_its_server() -> None:

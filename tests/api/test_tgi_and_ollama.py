@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ralm import Ensemble, InContext, Reader
-from ralm.errors import ModelError, ServerError
+from ralm.errors import ServerError
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.model import ApiModel
 from ralm.lm.api.probe import load_api_model
@@ -15,9 +15,9 @@ from ralm.protocols import UNLIMITED, LanguageModel, WritingModel
 from ralm.records import FloatArray, ScoringSequence
 from tests.api.backings import OfTable
 from tests.api.dialects import TGI, Call, Dialect, LlamaCppPython, Ollama
-from tests.api.faults import BeginAdded, InTheMiddle, OneShort
+from tests.api.faults import InTheMiddle, OneShort
 from tests.api.scripted_server import ScriptedServer
-from tests.api.served import VOCABULARY, behind, opened, served, tiny, tokens_of
+from tests.api.served import VOCABULARY, behind, served, tiny, tokens_of
 from tests.api.writing import Json
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
@@ -120,15 +120,6 @@ def test_a_wrong_list_of_tgi_is_an_error(fault: Any, said: str) -> None:
         server.faults = lambda _: fault
         with pytest.raises(ServerError, match=said):
             scored(model, TEXT)
-
-
-@pytest.mark.parametrize(
-    ("dialect", "said"),
-    [(TGI(), r"has no model theirs; it has mine\."), (Ollama(), "has no model theirs, or no .*found")],
-)
-def test_a_model_that_is_not_there(dialect: Dialect, said: str) -> None:
-    with ScriptedServer(behind(), dialect, model="mine") as server, pytest.raises(ServerError, match=said):
-        load_api_model(f"{server.url}#theirs", ApiOptions(tokenizer="ralm-tiny"))
 
 
 def test_the_one_model_of_tgi_goes_by_a_name_for_any() -> None:
@@ -265,11 +256,3 @@ def test_ollama_refuses_what_is_too_long() -> None:
         assert list(model.client.answers([model.backend.generation_request(text[:219], 1)]))
         with pytest.raises(ServerError, match="exceeds the context length"):
             list(model.client.answers([model.backend.generation_request(text[:220], 1)]))
-
-
-def test_a_bos_without_a_word_is_noticed() -> None:
-    """The table has no BOS, and its server reads one more token than the text has."""
-    said = "it is that of another model; name another `tokenizer`"
-    adding = ScriptedServer(TABLE, Ollama(), faults=lambda request: BeginAdded())
-    with adding as server, pytest.raises(ModelError, match=said):
-        opened(server)
