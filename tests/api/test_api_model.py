@@ -188,7 +188,7 @@ def test_generation_up_to_the_length(kind: str, reader: Reader) -> None:
     """No request asks for more than fits, and the oldest tokens are dropped as a local model does."""
     backing = OfTable(seed=4, vocabulary=VOCABULARY, max_length=240)
     with served(backing, EXACT[kind]) as (_, model):
-        options = {"max_length": 238, "new_tokens": 40, "stride": 40, "document_tokens": 10}
+        options: dict[str, Any] = {"max_length": 238, "new_tokens": 40, "stride": 40, "document_tokens": 10}
         prompt = "The river " * 21
         found, expected = (tokens_of(one, prompt, reader, **options) for one in (model, backing))
         check_tokens(found, expected)

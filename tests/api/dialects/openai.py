@@ -95,7 +95,7 @@ class OpenAI(Dialect):
 
     def task(self, call: Call, prompt: list[int]) -> Task:
         body = call.body
-        most_new = body.get("max_completion_tokens", body.get("max_tokens", 16))
+        most_new = int(body.get("max_completion_tokens") or body.get("max_tokens", 16))
         self.check_length(call, len(prompt), most_new)
         return Task(prompt=prompt, most_new=most_new, bias=bias_of(body.get("logit_bias")))
 
