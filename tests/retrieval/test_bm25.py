@@ -16,11 +16,12 @@ from benchmarks.judged import cacm, mean_average_precision, mean_precision
 from ralm.errors import CorpusError, WorkerError
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.analysis import ENGLISH, Analyser, analysis_by_name
-from ralm.retrieval.bm25 import build, collection, search
-from ralm.retrieval.bm25.build import BM25Builder, TermIds
+from ralm.retrieval.bm25 import build, collection, search, term_ids
+from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions, length_bytes, stored_lengths
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
+from ralm.retrieval.bm25.term_ids import TermIds
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from tests.reference import bm25 as reference
@@ -161,7 +162,7 @@ def test_the_same_arrays_whoever_analyses(
 ) -> None:
     """Other processes number terms for themselves; here they are as if one had read all."""
     monkeypatch.setattr(build, "_PASSAGES_A_BATCH", 20)
-    monkeypatch.setattr(build, "_BATCHES_ALONE", 1)
+    monkeypatch.setattr(term_ids, "_BATCHES_ALONE", 1)
     for workers in (1, 2):
         arrays_of(tmp_path / str(workers), texts, BuildOptions(workers=workers), analysis_by_name(analyser))
     assert multiprocessing.active_children() == []
@@ -169,7 +170,7 @@ def test_the_same_arrays_whoever_analyses(
 
 
 def test_a_process_that_dies_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_BATCHES_ALONE", 0)
+    monkeypatch.setattr(term_ids, "_BATCHES_ALONE", 0)
     with BM25Builder(tmp_path, BuildOptions(workers=2)) as builder:
         for _ in range(3):
             builder.add("alpha")
@@ -184,15 +185,15 @@ def test_a_process_that_dies_is_said_so(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_numbering_that_grew_too_large_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process does, done here."""
-    monkeypatch.setattr(build, "_MAX_WORKER_TERMS", 30)
-    monkeypatch.setattr(build, "_worker_ids", build._WordIds({}, ENGLISH), raising=False)
+    monkeypatch.setattr(term_ids, "_MAX_WORKER_TERMS", 30)
+    monkeypatch.setattr(term_ids, "_worker_ids", term_ids._WordIds({}, ENGLISH), raising=False)
     words = np.random.default_rng(0).integers(0, 90, (40, 20))
     batches = [[" ".join(f"w{word}" for word in row.tolist()) for row in words[i : i + 2]] for i in range(0, 40, 2)]
     alone, shared = TermIds(), TermIds()
     for batch in batches:
         (expected,) = alone.submit(batch)
-        future: Future[build._WorkerResult] = Future()
-        future.set_result(build._analyse_batch(batch))
+        future: Future[term_ids._WorkerResult] = Future()
+        future.set_result(term_ids._analyse_batch(batch))
         shared._pending.append(future)
         (found,) = shared.drain()
         np.testing.assert_array_equal(found[0], expected[0])

@@ -9,16 +9,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from ralm.environment import installed_version
 from ralm.errors import MissingExtraError, ModelError, RalmError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _MAX_NAMED: Final = 3
 """The maximum number of weights that a message names."""
@@ -142,10 +143,13 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def load_checkpoint(name: str, **options: Any) -> PreTrainedModel:
+def load_checkpoint(name: str, **options: Any) -> "PreTrainedModel":
     """The causal language model in a folder or on the hub; a multimodal model is loaded whole. Raises ModelError if it
     is an encoder-decoder, or if weights are missing or have another shape, since transformers would fill them with
     random numbers."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
+
     loader: Any = AutoModelForCausalLM
     try:
         config = AutoConfig.from_pretrained(name)
@@ -182,7 +186,7 @@ _IRRELEVANT_SETTINGS: Final = {"architectures", "dtype", "id2label", "label2id",
 """Settings that do not affect figures: they say where a model comes from, or are recorded elsewhere."""
 
 
-def weights_fingerprint(model: PreTrainedModel) -> str:
+def weights_fingerprint(model: "PreTrainedModel") -> str:
     """A short hash of the names, shapes, number formats and values of all weights in memory.
 
     Of a tensor of more than 65,536 numbers it reads 64 blocks of 1,024, evenly spread from the first number to the
@@ -198,7 +202,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def settings_fingerprint(model: PreTrainedModel) -> str:
+def settings_fingerprint(model: "PreTrainedModel") -> str:
     """A short hash of the model's configuration, which holds what weights do not, such as how positions are counted."""
     settings = {
         name: value
