@@ -44,14 +44,6 @@ def assert_slices_in_order(pieces: list[str], text: str) -> None:
         position = text.index(piece, position) + len(piece)
 
 
-def test_by_words_worked_out_by_hand() -> None:
-    text = "  one two\n\nthree\tfour  five \n"
-    assert list(split_by_words(text, 2)) == ["one two", "three\tfour", "five"]
-    assert list(split_by_words(text, 3)) == ["one two\n\nthree", "four  five"]
-    assert list(split_by_words(text, 100)) == ["one two\n\nthree\tfour  five"]
-    assert list(split_by_words(" \n ", 100)) == []
-
-
 @given(TEXTS, st.integers(1, 7))
 def test_by_words_no_word_is_lost_and_none_is_twice(text: str, words: int) -> None:
     pieces = list(split_by_words(text, words))
