@@ -10,7 +10,6 @@ import pytest
 from ralm.errors import (
     CorpusError,
     DamagedFolderError,
-    FolderExistsError,
     NewerFormatError,
     NotAFolderOfThisKindError,
     StorageError,
@@ -146,27 +145,6 @@ def test_a_disk_that_fills_while_postings_are_merged(
         build_index(some_passages(), index, force=True)
     assert snapshot(index) == before
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
-
-
-def test_it_is_not_replaced_unasked(index: Path) -> None:
-    with pytest.raises(FolderExistsError, match="force=True"):
-        build_index(some_passages(), index)
-    build_index(some_passages(2), index, force=True)
-    assert len(open_index(index).passages) == 2
-
-
-@pytest.mark.parametrize("name", ["passages.arrow", "bm25/passages.npy", "bm25/vocabulary.npy"])
-def test_damage_is_told(index: Path, name: str) -> None:
-    content = (index / name).read_bytes()
-    (index / name).write_bytes(content[:-1])
-    with pytest.raises(DamagedFolderError, match=name):
-        open_index(index)
-    (index / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(DamagedFolderError, match=rf"{name} was altered"):
-        open_index(index)
-    (index / name).unlink()
-    with pytest.raises(DamagedFolderError, match=rf"{name} is missing"):
-        open_index(index)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,9 @@ def damage(folder: Path, what: str) -> None:
             data.write_text(data.read_text().upper())
         case "manifest":
             (folder / MANIFEST).write_text("{")
+        case "setting":
+            content = json.loads((folder / MANIFEST).read_text())
+            (folder / MANIFEST).write_text(json.dumps(content | {"counts": {"passages": 9}}))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,7 @@ def damage(folder: Path, what: str) -> None:
         ("truncated", "has 11 bytes where its manifest says 12"),
         ("altered", "was altered since it was written"),
         ("manifest", "is damaged or not a ralm manifest"),
+        ("setting", "manifest.json was altered since it was written"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, what: str, message: str) -> None:
