@@ -30,6 +30,18 @@ def repacked(file: bytes, changes: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
+def called_otherwise(file: bytes) -> bytes:
+    """The file with another name of its main part, which says nothing of XML."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(file)) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if len(content) < 1 << 16:
+                content = content.replace(b"word/document.xml", b"word/document.bin")
+            new.writestr(name.replace("document.xml", "document.bin"), content)
+    return out.getvalue()
+
+
 def with_body(body: str) -> bytes:
     """A file with this XML as its body."""
     names = (
@@ -85,7 +97,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         (b"\xd0\xcf\x11\xe0" + b"\0" * 600, "is not a DOCX file, or damaged or encrypted: it is no zip archive"),
         (whole[: len(whole) // 2], "is not a DOCX file, or damaged"),
         (repacked(whole, {"word/document.xml": b"<broken"}), "is not a DOCX file, or damaged: "),
-        (repacked(whole, {"[Content_Types].xml": b"<Types/>"}), "is not a DOCX file, or damaged: "),
+        (repacked(whole, {"_rels/.rels": b"<Relationships/>"}), "is not a DOCX file, or damaged: it lacks 'officeD"),
+        (repacked(whole, {"word/document.xml": b"<other/>"}), "is not a DOCX file, or damaged: it lacks 'w:body'"),
         (whole, "holds no document; skipped: documents without text: 1, such as x.docx"),
     ):
         path.write_bytes(content)
@@ -95,10 +108,24 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 def test_bombs(tmp_path: Path) -> None:
     path = tmp_path / "x.docx"
-    huge = b"<w:t>" + b" " * (130 << 20) + b"</w:t>"
-    path.write_bytes(repacked(saved(docx.Document()), {"word/document.xml": huge}))
+    whole = saved(docx.Document())
+    huge = b"<w:t>" + b" " * (65 << 20) + b"</w:t>"
+    path.write_bytes(repacked(whole, {"word/document.xml": huge}))
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(CorpusError, match=r"x.docx unpacks to 130 MiB of XML, and ralm reads 128 MiB at most\."):
+    for file in (path.read_bytes(), called_otherwise(path.read_bytes())):
+        path.write_bytes(file)
+        with pytest.raises(CorpusError, match=r"x.docx unpacks to more than 64 MiB of XML; split it\."):
+            read(path)
+    document = docx.Document()
+    document.add_paragraph("text")
+    path.write_bytes(called_otherwise(repacked(saved(document), {"word/media/picture.xml": huge})))
+    assert only(path).text == "text", "what is not read is not unpacked"
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(whole)) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_BZIP2) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    path.write_bytes(out.getvalue())
+    with pytest.raises(CorpusError, match="x.docx is packed in a way that DOCX files are not; save it again"):
         read(path)
     entities = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "boom"}">' for n in range(12))
     content = (

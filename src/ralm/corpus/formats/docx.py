@@ -1,34 +1,34 @@
 """Reads DOCX files: paragraphs and tables in the order of the document. Needs the extra `files`.
 
-Reads only the body: no headers, footers, notes, comments or tracked deletions.
+Reads only the body: no headers, footers, notes, comments or tracked deletions. Of the zip archive it unpacks only the
+parts that the text is made of, up to a limit: a small file may unpack to any size, whatever its parts are called.
 """
 
+import posixpath
 import zipfile
 from collections.abc import Iterator
 from typing import Any, Final
 
-import docx
-from docx.oxml.ns import qn
+from lxml import etree
 
 from ralm.corpus import documents, files
 from ralm.errors import CorpusError, short_message
 from ralm.records import Document
-from ralm.storage.remote import FilePath
 
-_MAX_XML: Final = 1 << 27
-_MAX_BYTES: Final = 1 << 30
-_XML: Final = (".xml", ".rels")
-_PARAGRAPH, _TABLE, _ROW, _CELL = (qn(f"w:{name}") for name in ("p", "tbl", "tr", "tc"))
-_TEXTS: Final = frozenset({qn("w:t"), "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"})
-_CHARACTERS: Final = {
-    qn("w:tab"): "\t",
-    qn("w:br"): "\n",
-    qn("w:cr"): "\n",
-    qn("w:noBreakHyphen"): "-",
-}
+_MAX_XML: Final = 1 << 26
+_PACKED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""The methods of packing that `zipfile` unpacks piece by piece."""
+_WORD: Final = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_PARAGRAPH, _TABLE, _ROW, _CELL, _NAME, _STYLE, _VALUE = (
+    _WORD + name for name in ("p", "tbl", "tr", "tc", "name", "pStyle", "val")
+)
+_RELATION: Final = "{http://schemas.openxmlformats.org/package/2006/relationships}Relationship"
+_TITLE: Final = "{http://purl.org/dc/elements/1.1/}title"
+_TEXTS: Final = frozenset({f"{_WORD}t", "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"})
+_CHARACTERS: Final = {f"{_WORD}tab": "\t", f"{_WORD}br": "\n", f"{_WORD}cr": "\n", f"{_WORD}noBreakHyphen": "-"}
 _NOT_SHOWN: Final = frozenset(
     # properties, moved or deleted text; `Fallback` repeats its neighbour for older programs
-    [qn(f"w:{name}") for name in ("pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr", "del", "moveFrom")]
+    [_WORD + name for name in ("pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr", "del", "moveFrom")]
     + ["{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"]
 )
 
@@ -39,38 +39,83 @@ def docx_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
     Raises CorpusError if the file is damaged, encrypted, or unpacks to more than a document should.
     """
     try:
-        _check_size(file.path)
-        with files.open_file(file.path) as stream:
-            document = docx.Document(stream)
-        title = document.core_properties.title.strip() or _heading(document) or file.title
-        text = "\n".join(_blocks(document.element.body))
+        with files.open_file(file.path) as stream, zipfile.ZipFile(stream) as archive:
+            parts = _Parts(archive, str(file.path))
+            package = parts.related("")
+            main = package["officeDocument"]
+            body = parts.read(main).find(f"{_WORD}body")
+            if body is None:
+                raise KeyError("w:body")
+            title = _title(parts, package) or _heading(body, _styles(parts, main)) or file.title
+            text = "\n".join(_blocks(body))
     except CorpusError:
         raise
     except zipfile.BadZipFile:
         raise CorpusError(f"{file.path} is not a DOCX file, or damaged or encrypted: it is no zip archive.") from None
+    except KeyError as error:
+        raise CorpusError(f"{file.path} is not a DOCX file, or damaged: it lacks {error}.") from None
     except Exception as error:
         raise CorpusError(f"{file.path} is not a DOCX file, or damaged: {short_message(error)}.") from error
     yield builder.whole(file.id, " ".join(title.split()), text)
 
 
-def _check_size(path: FilePath) -> None:
-    """Raise CorpusError if the file unpacks to too much: a small file may unpack to any size."""
-    with files.open_file(path) as stream, zipfile.ZipFile(stream) as archive:
-        sizes = [(part.filename.lower(), part.file_size) for part in archive.infolist()]
-    xml = sum(size for name, size in sizes if name.endswith(_XML))
-    for size, limit, what in ((xml, _MAX_XML, "XML"), (sum(size for _, size in sizes), _MAX_BYTES, "data")):
-        if size > limit:
-            raise CorpusError(
-                f"{path} unpacks to {size >> 20:,} MiB of {what}, and ralm reads {limit >> 20:,} MiB at most."
-            )
+class _Parts:
+    """The XML parts of an archive, read as far as the limit allows."""
+
+    def __init__(self, archive: zipfile.ZipFile, where: str) -> None:
+        self._archive = archive
+        self._where = where
+        self._left = _MAX_XML
+
+    def read(self, name: str) -> Any:
+        """The root of a part. Raises CorpusError beyond the limit, KeyError if there is no such part."""
+        if name not in self._archive.NameToInfo:
+            raise KeyError(name)
+        packed = self._archive.getinfo(name)
+        if packed.compress_type not in _PACKED:
+            raise CorpusError(f"{self._where} is packed in a way that DOCX files are not; save it again.")
+        with self._archive.open(packed) as part:
+            content = part.read(self._left + 1)
+        self._left -= len(content)
+        if self._left < 0:
+            raise CorpusError(f"{self._where} unpacks to more than {_MAX_XML >> 20:,} MiB of XML; split it.")
+        return etree.fromstring(content, etree.XMLParser(resolve_entities=False, no_network=True))
+
+    def related(self, name: str) -> dict[str, str]:
+        """The names of the parts that a part, or with an empty name the file, refers to, by the kind of reference."""
+        folder, file = posixpath.split(name)
+        found = self.read(posixpath.join(folder, "_rels", f"{file}.rels")).iter(_RELATION)
+        within = ((one.get("Type", ""), one.get("Target", "")) for one in found if one.get("TargetMode") != "External")
+        return {
+            kind.rpartition("/")[2]: posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
+            for kind, target in within
+        }
 
 
-def _heading(document: Any) -> str:
+def _title(parts: _Parts, package: dict[str, str]) -> str:
+    """The title in the properties of the file, if it has any."""
+    if "core-properties" not in package:
+        return ""
+    return (parts.read(package["core-properties"]).findtext(_TITLE) or "").strip()
+
+
+def _styles(parts: _Parts, main: str) -> dict[str, str]:
+    """The names of the styles of the main part, by their ids; English also for headings of localized programs."""
+    try:
+        styles = parts.read(parts.related(main)["styles"])
+    except KeyError:  # a file needs no styles
+        return {}
+    names = ((style, style.find(_NAME)) for style in styles.iterchildren(f"{_WORD}style"))
+    return {style.get(f"{_WORD}styleId"): name.get(_VALUE, "") for style, name in names if name is not None}
+
+
+def _heading(body: Any, styles: dict[str, str]) -> str:
     """The first paragraph in the style of a heading or title."""
-    for paragraph in document.paragraphs:
-        style = paragraph.style.name if paragraph.style is not None else None
-        if style and style.startswith(("Heading", "Title")) and paragraph.text.strip():
-            return str(paragraph.text)
+    for paragraph in body.iterchildren(_PARAGRAPH):
+        style = paragraph.find(f"{_WORD}pPr/{_STYLE}")
+        name = "" if style is None else styles.get(style.get(_VALUE), "")
+        if name.lower().startswith(("heading", "title")) and (text := "".join(_pieces(paragraph)).strip()):
+            return text
     return ""
 
 
