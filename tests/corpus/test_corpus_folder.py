@@ -207,7 +207,7 @@ def test_pipes_in_a_folder_are_named_and_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("suffix", "module", "package"),
-    [("html", "lxml", "lxml"), ("pdf", "pypdf", "pypdf"), ("docx", "docx", "python-docx")],
+    [("html", "lxml", "lxml"), ("pdf", "pypdf", "pypdf"), ("docx", "lxml", "lxml")],
 )
 def test_a_missing_package_is_said_before_anything_is_read(
     suffix: str, module: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -232,7 +232,8 @@ def test_a_saved_dataset_below_a_folder_needs_its_package(tmp_path: Path, monkey
 
 
 def test_packed_files_that_unpack_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ralm.corpus.files.MAX_UNPACKED", 1 << 20)
+    monkeypatch.setattr("ralm.corpus.files._MAX_UNPACKED", 1 << 20)
+    monkeypatch.setattr("ralm.corpus.files._MAX_LINE", 1 << 20)
     bomb = gzip.compress(b"x" * (2 << 20))
     (tmp_path / "a.txt").write_text("text")
     for name in ("x.txt.gz", "x.jsonl.gz", "x.csv.gz"):

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ import pytest
 from ralm.corpus.decontamination import read_titles
 from ralm.corpus.documents import BROKEN_FILES
 from ralm.corpus.files import read_text, read_text_in_chunks
-from ralm.corpus.sources import Skipped, read_documents
+from ralm.corpus.sources import Fields, Skipped, read_documents
 from ralm.corpus.store import PassageStore, write_passages
 from ralm.errors import CorpusError, InputError, RalmWarning, TextError
 from ralm.records import Document, Passage
@@ -158,14 +159,34 @@ NO_TEXT = [
     ({"text": ["one"], "title": pa.array([2**30], pa.date32())}, "holds a value that cannot be read"),
     ({"text": pa.array([], pa.string())}, "holds no document"),
     ({}, "has no field 'text'; its fields are none"),
+    (
+        {"text": ["one"], "at": pa.array([0], pa.timestamp("us", tz="Mars/Olympus"))},
+        "holds a value that cannot be read",
+    ),
+    ({f"c{n}": ["x"] for n in range(50)}, r"has no field 'text'; its fields are c0, .*, c39, \.\.\."),
+    ([("text", ["one"]), ("text", ["two"])], "x.parquet has two columns with the name 'text'"),
+    ([("text", ["one"]), ("url", ["a"]), ("url", ["b"])], "x.parquet has two columns with the name 'url'"),
 ]
 
 
 @pytest.mark.parametrize(("columns", "says"), NO_TEXT)
-def test_parquet_that_holds_no_text_is_refused(columns: dict[str, pa.Array], says: str, tmp_path: Path) -> None:
-    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+def test_parquet_that_holds_no_text_is_refused(columns: Any, says: str, tmp_path: Path) -> None:
+    named = columns.items() if isinstance(columns, dict) else columns
+    table = pa.Table.from_arrays([pa.array(values) for _, values in named], names=[name for name, _ in named])
+    pq.write_table(table, tmp_path / "x.parquet")
     with pytest.raises(CorpusError, match=says):
         read(tmp_path / "x.parquet")
+    (tmp_path / "a.txt").write_text("one")
+    assert [document.id for document in read(tmp_path)] == ["a.txt"], "one bad file does not end a folder"
+
+
+def test_a_table_of_many_columns_takes_linear_time(tmp_path: Path) -> None:
+    names = ["text", *(f"c{number}" for number in range(200_000))]
+    (tmp_path / "x.csv").write_text(",".join(names) + "\n" + ",".join(names) + "\n" + "x\n" * 1000)
+    skipped = Skipped()
+    [document] = read(tmp_path / "x.csv", Fields(metadata=()), skipped, skip_bad=True)  # minutes if it were quadratic
+    assert document.text == "text"
+    assert max(map(len, skipped.lines())) < 2000
 
 
 def test_json_objects_as_names_are_refused(tmp_path: Path) -> None:

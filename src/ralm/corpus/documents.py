@@ -6,7 +6,7 @@ import json
 import math
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated, Any, Final
@@ -38,6 +38,7 @@ SKIP_ADVICE: Final = " Fix it, or skip such lines with `skip_bad=True`."
 _NAME_ADVICE: Final = " Name the right one with `Fields.text`."
 _NOT_NAMES: Final = (bytes, list, dict, tuple, set)
 _FIELDS_COUNTED: Final = 1000
+_NAMES_SHOWN: Final = 40
 
 _MAX_DEPTH: Final = 100
 """How deeply lists and objects may be nested: recursive functions, here and in `json`, must reach the bottom."""
@@ -184,7 +185,7 @@ class DocumentBuilder:
     def no_text(self, where: str, names: Iterable[str]) -> CorpusError:
         """The error for a record, or a table with these columns, that has no text."""
         return CorpusError(
-            f"{where} has no field {self.fields.text!r}; its fields are {', '.join(names) or 'none'}.{_NAME_ADVICE}"
+            f"{where} has no field {self.fields.text!r}; its fields are {some_names([*names])}.{_NAME_ADVICE}"
         )
 
     def broken_line(self, error: CorpusError) -> None:
@@ -212,6 +213,18 @@ class DocumentBuilder:
                 metadata[name] = value
         self.never_seen.difference_update(record)
         return metadata
+
+
+def check_columns(names: Sequence[str], where: str) -> None:
+    """Raise CorpusError, naming `where`, if two columns of a table have one name."""
+    if len({*names}) < len(names):
+        twice = min(name for name, count in Counter(names).items() if count > 1)
+        raise CorpusError(f"{where} has two columns with the name {twice!r}.")
+
+
+def some_names(names: Sequence[str]) -> str:
+    """The names of fields for a message: the first of many, since a table may have thousands."""
+    return ", ".join([*names[:_NAMES_SHOWN], *(["..."] if len(names) > _NAMES_SHOWN else [])]) or "none"
 
 
 def check_metadata(never_seen: set[str]) -> None:

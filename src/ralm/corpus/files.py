@@ -38,8 +38,9 @@ _BYTES_EXAMINED: Final = 4096
 _PIECE: Final = 1 << 20
 
 GZIP: Final = ".gz"
-MAX_UNPACKED: Final = 1 << 30
-"""How many bytes of a packed file are held in memory at once: a small file may unpack to any size."""
+_MAX_UNPACKED: Final = 1 << 28
+"""How many bytes a packed file may have that is one document: a small file may unpack to any size."""
+_MAX_LINE: Final = 1 << 25
 _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 
 
@@ -205,9 +206,9 @@ def lines_of(path: FilePath, some: Lines | None = None) -> Iterator[tuple[int, i
     offset, first = (some.begin, some.first) if some else (0, 1)
     with unpacked(path) as stream:
         stream.seek(offset)
-        for number, line in enumerate(iter(partial(stream.readline, MAX_UNPACKED), b""), first):
-            if len(line) == MAX_UNPACKED:
-                raise CorpusError(f"{path}, line {number} is longer than {MAX_UNPACKED >> 20:,} MiB.")
+        for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE), b""), first):
+            if len(line) == _MAX_LINE:
+                raise CorpusError(f"{path}, line {number} is longer than {_MAX_LINE >> 20:,} MiB; split it.")
             yield number, offset, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             offset += len(line)
             if some and offset >= some.end:
@@ -222,9 +223,9 @@ def content_of(path: FilePath) -> bytes:
     with unpacked(path) as stream:
         if not isinstance(stream, gzip.GzipFile):
             return stream.read()
-        content = stream.read(MAX_UNPACKED + 1)
-        if len(content) > MAX_UNPACKED:
-            raise CorpusError(f"{path} unpacks to more than {MAX_UNPACKED >> 20:,} MiB; unpack it first.")
+        content = stream.read(_MAX_UNPACKED + 1)
+        if len(content) > _MAX_UNPACKED:
+            raise CorpusError(f"{path} unpacks to more than {_MAX_UNPACKED >> 20:,} MiB; unpack it first.")
         return content
 
 

@@ -79,8 +79,10 @@ def _needed_columns(schema: pa.Schema, builder: documents.DocumentBuilder, where
     """
     if builder.fields.text not in schema.names:
         raise builder.no_text(where, schema.names)
+    wanted = builder.fields.needed(schema.names)
+    documents.check_columns(wanted, where)
     needed = []
-    for name in builder.fields.needed(schema.names):
+    for name in wanted:
         if _has_bytes(schema.field(name).type) and name in builder.fields.metadata_of([name]):
             builder.no_json(name, "bytes")
         else:
@@ -107,7 +109,8 @@ def _parquet_records(path: FilePath, builder: documents.DocumentBuilder) -> Iter
                     yield from batch.to_pylist()
         except (pa.ArrowException, OSError) as error:
             raise CorpusError(f"{path} is not a Parquet file, or damaged: {short_message(error)}.") from None
-        except (ValueError, OverflowError) as error:  # text that is not UTF-8, or a date that Python cannot represent
+        except (ValueError, OverflowError, LookupError, RecursionError) as error:
+            # text that is not UTF-8, a date that Python cannot represent, an unknown time zone, or too many levels
             raise CorpusError(f"{path} holds a value that cannot be read: {error}.") from None
 
 

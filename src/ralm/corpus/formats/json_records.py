@@ -20,7 +20,7 @@ _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _DECODER: Final = json.JSONDecoder()
 _MAX_TOKEN: Final = 16
 """More characters than any name, sign or escape of JSON that the end of a piece may cut."""
-_MAX_VALUE: Final = 1 << 26
+_MAX_VALUE: Final = 1 << 25
 _CUT_STRING: Final = "Unterminated string"
 
 
@@ -142,7 +142,7 @@ class _JsonText:
             )
         read: list[str] = []
         size = 0
-        while size <= len(rest) and (piece := next(self._pieces, "")):
+        while size <= min(len(rest), _MAX_VALUE - len(rest)) and (piece := next(self._pieces, "")):
             read.append(piece)
             size += len(piece)
         if not read:

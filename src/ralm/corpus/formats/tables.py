@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-from ralm.corpus.documents import SKIP_ADVICE, DocumentBuilder
+from ralm.corpus.documents import SKIP_ADVICE, DocumentBuilder, check_columns, some_names
 from ralm.corpus.files import File, decode, lines_of
 from ralm.errors import CorpusError
 from ralm.records import Document
 from ralm.storage.remote import FilePath
 
 _DPR_COLUMNS: Final = ["id", "text", "title"]
-_MAX_FIELD: Final = 1 << 27
+_MAX_FIELD: Final = 1 << 25
 _SEPARATORS: Final = {"\t": "tab", ",": "comma"}
 
 
@@ -44,20 +44,20 @@ def csv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     _, columns = next(rows, (0, []))
     if builder.fields.text not in columns:
         raise builder.no_text(str(file.path), columns)
-    if twice := {name for name in columns if columns.count(name) > 1}:
-        raise CorpusError(f"{file.path} has two columns with the name {min(twice)!r}.")
+    check_columns(columns, str(file.path))
     yield from _documents(rows, columns, file, builder, ",")
 
 
 def _documents(
     rows: Iterator[tuple[int, list[str]]], columns: list[str], file: File, builder: DocumentBuilder, separator: str
 ) -> Iterator[Document]:
+    expected = some_names(columns)
     for line, row in rows:
         where = f"{file.path}, line {line}"
         try:
             if not min(2, len(columns)) <= len(row) <= len(columns):
                 raise CorpusError(
-                    f"{where} has {len(row)} {_SEPARATORS[separator]}-separated fields where {', '.join(columns)} are "
+                    f"{where} has {len(row)} {_SEPARATORS[separator]}-separated fields where {expected} are "
                     f"expected.{SKIP_ADVICE}"
                 )
             document = builder.document(dict(zip(columns, row, strict=False)), where, f"{file.prefix}{line}")
