@@ -4,7 +4,6 @@ import os
 import signal
 import sqlite3
 import threading
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import count
 from multiprocessing import get_context
@@ -55,29 +54,30 @@ def test_altered_values_are_missing_until_they_are_put_again(tmp_path: Path) -> 
         assert store.get([b"a"]) == {b"a": b"1"}
 
 
-def foreign(path: Path, _: bool) -> None:
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE entries (key, value)")
-    database.close()
-
-
-def newer(path: Path, shared: bool) -> None:
-    with Store(path, shared=shared) as store:
-        store.put([(b"a", b"1")])
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 2")
-    database.close()
-
-
-def text(path: Path, _: bool) -> None:
-    path.write_text("notes, and no database " * 50)
+OTHERS = {
+    "tables": ["CREATE TABLE entries (key, value)"],
+    "newer": ["PRAGMA application_id = 0x72616C6D", "PRAGMA user_version = 2", "CREATE TABLE entries (key, value)"],
+    "no tables yet": ["PRAGMA application_id = 252006673"],
+    "a version alone": ["PRAGMA user_version = 7"],
+    "tables, and no count of their changes": ["CREATE TABLE notes (a)", "PRAGMA schema_version = 0"],
+    "our marks": ["PRAGMA application_id = 0x72616C6D", "PRAGMA user_version = 1", "CREATE TABLE notes (a)"],
+    "emptied": ["CREATE TABLE notes (a)", "DROP TABLE notes"],
+    "a text": [],
+}
+"""What makes files of other programs."""
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("make", [foreign, newer, text])
-def test_another_kind_of_file_is_rejected(tmp_path: Path, make: Callable[[Path, bool], None], shared: bool) -> None:
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_kind_of_file_is_rejected(tmp_path: Path, other: str, shared: bool) -> None:
     file = tmp_path / "file"
-    make(file, shared)
+    if other == "a text":
+        file.write_text("notes, and no database " * 50)
+    database = sqlite3.connect(file)
+    for statement in OTHERS[other]:
+        database.execute(statement)
+    database.commit()
+    database.close()
     content = file.read_bytes()
     with pytest.raises(InputError, match="is not a retrieval cache.*; choose another file, or remove this one"):
         Store(file, "retrieval cache", shared=shared)

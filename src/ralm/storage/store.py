@@ -23,7 +23,8 @@ _VERSION: Final = 1
 _SECONDS_TO_WAIT: Final = 60.0
 _KEYS_A_QUERY: Final = 500
 _CHECKSUM_BYTES: Final = 16
-_TABLE: Final = "CREATE TABLE IF NOT EXISTS entries (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID"
+_TABLE: Final = "entries"
+_CREATE: Final = f"CREATE TABLE IF NOT EXISTS {_TABLE} (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID"
 _SHARED: Final = ("journal_mode = WAL", "synchronous = NORMAL")
 _ALONE: Final = ("locking_mode = EXCLUSIVE", "journal_mode = PERSIST", "synchronous = OFF")
 
@@ -124,19 +125,23 @@ class Store:
 
     def _prepare(self) -> None:
         """Check that the file is a store, or create one; nothing of another file is changed."""
-        tables: int = self._pragma("schema_version")
-        if tables and (self._pragma("application_id"), self._pragma("user_version")) != (_APPLICATION, _VERSION):
+        with self._database:  # one snapshot, since another process may be creating the file
+            self._database.execute("BEGIN")
+            marks = tuple(self._pragma(name) for name in ("application_id", "user_version"))
+            tables = [name for (name,) in self._database.execute("SELECT name FROM sqlite_master")]
+            is_new = not (any(marks) or tables or self._pragma("schema_version"))
+        if not is_new and (marks, tables) != ((_APPLICATION, _VERSION), [_TABLE]):
             raise InputError(f"{self.file} is not a {self._what}; choose another file, or remove this one.")
         # A commit is safe from a killed process without waiting for the disk. A file that is not shared may be lost
         # if the whole machine fails: what it holds is then computed again.
         for setting in _SHARED if self._shared else _ALONE:
             self._database.execute(f"PRAGMA {setting}")
-        if not tables:
+        if is_new:
             with self._database:
                 self._database.execute("BEGIN IMMEDIATE")
                 self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
                 self._database.execute(f"PRAGMA user_version = {_VERSION}")
-                self._database.execute(_TABLE)
+                self._database.execute(_CREATE)
 
     def _prepare_with_others(self) -> None:
         """Try again while another process creates the same file: SQLite does not wait for that by itself."""
