@@ -48,6 +48,8 @@ def test_tables_that_are_none(tmp_path: Path, text: str | None, said: str) -> No
         file.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(InputError, match=said):
         read_prices(file)
+    with pytest.raises(InputError, match="cannot be read: that is no file"):
+        read_prices(Path("/dev/zero"))
 
 
 def test_options_that_have_no_effect_are_refused(tmp_path: Path) -> None:

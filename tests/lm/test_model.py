@@ -88,7 +88,9 @@ def test_folders_that_hold_no_model(tmp_path: Path, tiny_folders: dict[str, Path
 
 def test_devices_that_are_not_there(tiny_folders: dict[str, Path]) -> None:
     missing = [] if torch.cuda.is_available() else [("cuda", "but none is available; use `device=.cpu.`")]
-    for device, message in [("abacus", "`device` must be auto, all, map, cpu"), *missing]:
+    unusable = [(device, f"the device '{device}' cannot be used") for device in ("meta", "mps", "xpu")]
+    unusable += [(f"cpu,{device}", message) for device, message in unusable]
+    for device, message in [("abacus", "`device` must be auto, all, map, cpu"), *missing, *unusable]:
         with pytest.raises(ModelError, match=message):
             load_transformers_model(str(tiny_folders["gpt2"]), ModelOptions(device=device))
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from ralm.cli import flags, models, options, process
-from ralm.errors import UsageError
+from ralm.corpus.files import read_utf8
+from ralm.errors import InputError, UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions
@@ -26,8 +27,8 @@ def _with_settings(context: typer.Context, file: Path | None) -> Path | None:
     if file is None:
         return None
     try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        given = tomllib.loads(read_utf8(file, InputError))
+    except ValueError as error:
         raise UsageError(f"{file} is not a file of settings: {error}.") from None
     command: Any = context.command
     known = {

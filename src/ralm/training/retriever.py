@@ -148,13 +148,14 @@ def train_retriever(
     if not len(training_E):
         raise UsageError("there are no examples to train on: give more text, or hold out less.")
     with training_extra():
-        from ralm.retrieval.dense.encoder import SentenceEncoder, check_encoder_device
+        from ralm.lm.local.loading import check_device
+        from ralm.retrieval.dense.encoder import SentenceEncoder
         from ralm.training.encoders import TrainableEncoders
         from ralm.training.loop import own_randomness, read_trained, train
     if force or not is_trained(Path(out)):
         check_output(Path(out), kind=ENCODER_KIND, force=force)
     if ahead is None and options.refresh_every is not None:
-        check_encoder_device(options.refresh_device)  # else it fails after thousands of steps
+        check_device(options.refresh_device)  # else it fails after thousands of steps
     named = index.encoder_options(options.vectors)
 
     def tuned() -> Encoder:

@@ -91,6 +91,8 @@ def read_prices(file: Path) -> dict[str, Price]:
 
     Raises InputError if the file is missing, no TOML, or has anything else than prices.
     """
+    if file.exists() and not file.is_file():
+        raise InputError(f"the prices {file} cannot be read: that is no file.")
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"), parse_float=Decimal)
     except OSError as error:

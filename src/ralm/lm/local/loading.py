@@ -56,6 +56,14 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
         raise ModelError(f"cannot load the {what} of {name}{where}: {reason}") from error
 
 
+def check_device(name: str) -> None:
+    """Raise ModelError if nothing can be computed on a device with this name, such as meta."""
+    try:
+        torch.zeros(1, device=None if name == "auto" else name).item()
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"the device {name!r} cannot be used: {first_line(error)}.") from error
+
+
 @contextmanager
 def no_bars() -> Iterator[None]:
     """Keep transformers and the hub from drawing progress bars; their settings are restored afterwards."""

@@ -137,4 +137,5 @@ def _device(name: str) -> torch.device:
         ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f'`device="{name}"` needs a CUDA device, but none is available; use `device="cpu"`.')
+    loading.check_device(name)
     return device

@@ -282,6 +282,7 @@ def load_model(name: str, options: EncoderOptions, device: str | None) -> Senten
 
     Raises ModelError if there is no such model, or it cannot be moved to the device.
     """
+    loading.check_device(device or "auto")
     folder = Path(name)
     if not (folder / "modules.json").is_file():
         loading.check_folder(name)
@@ -300,14 +301,6 @@ def load_model(name: str, options: EncoderOptions, device: str | None) -> Senten
 def _is_unused(weight: str) -> bool:
     """Whether a weight belongs to BERT's pooler, which no vector depends on and many folders lack."""
     return "pooler." in weight
-
-
-def check_encoder_device(name: str) -> None:
-    """Raise ModelError if encoders cannot be computed on a device with this name."""
-    try:
-        torch.zeros(1, device=None if name == "auto" else name)
-    except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"the device {name!r} cannot be used: {loading.first_line(error)}.") from error
 
 
 def save_model(model: SentenceTransformer, folder: Path, separator: str) -> None:
