@@ -125,7 +125,8 @@ def test_no_half_of_a_character_is_counted(kind: str, tmp_path: Path) -> None:
 def test_ids_that_only_the_model_has_are_nothing(kind: str, tmp_path: Path) -> None:
     tokenizer = ModelTokenizer(TOKENIZERS[kind](tmp_path))
     tokens = tokenizer.encode("the thing")
-    assert tokenizer.decode(np.append(tokens, 100_000)) == tokenizer.decode(tokens)
+    assert tokenizer.decode(np.append(tokens, [100_000, -1, 1 << 40])) == tokenizer.decode(tokens)
+    assert tokenizer.decode(tokens.tolist()) == tokenizer.decode(tokens)
     assert tokenizer.longest_token is None, "known of byte-level BPE alone"
 
 

@@ -104,7 +104,7 @@ class _TiktokenTokenizer:
 
     def decode(self, tokens: IntArray) -> str:
         """The text of token ids; unknown ones are skipped."""
-        known = [token for token in tokens.tolist() if 0 <= token < self._encoding.n_vocab]
+        known = [token for token in np.asarray(tokens).tolist() if 0 <= token < self._encoding.n_vocab]
         return b"".join(map(self._bytes, known)).decode(errors="replace")
 
     def _bytes(self, token: int) -> bytes:
@@ -149,7 +149,7 @@ class _LlamaCppTokenizer:
         return self.encode(text), _spans(text, [piece for _, piece in self._pieces(text)])
 
     def decode(self, tokens: IntArray) -> str:
-        return self._texts(tuple(tokens.tolist()))
+        return self._texts(tuple(np.asarray(tokens).tolist()))
 
     @parsing
     def _request_pieces(self, text: str, *, special: bool = False) -> tuple[tuple[int, bytes], ...]:

@@ -27,6 +27,7 @@ _CONTINUES: Final = "@@"
 """The mark with which some tokenizers end a piece of a word that continues."""
 _LONG: Final = 1 << 18
 """The number of characters from which a text is encoded in pieces."""
+_ABOVE_IDS: Final = 1 << 32
 _SAMPLE: Final = " Hello,  World!\n\tIt's 3.14 o'clock: \u00e9\u4e2d\U0001f600 </s> <|endoftext|> "
 
 
@@ -166,7 +167,9 @@ class ModelTokenizer:
         return str(self._tokenizer.decode(self._known(tokens), skip_special_tokens=True))
 
     def _known(self, tokens: IntArray) -> list[int]:
-        known: list[int] = (tokens if self._tokenizer.is_fast else tokens[tokens < self.vocabulary]).tolist()
+        tokens = np.asarray(tokens, dtype=np.int64)
+        above = _ABOVE_IDS if self._tokenizer.is_fast else self.vocabulary
+        known: list[int] = tokens[(tokens >= 0) & (tokens < above)].tolist()
         return known
 
     def chat(
