@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.corpus.sources import Skipped, read_documents
 from ralm.errors import DamagedFolderError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.reading.plan import PlanOptions
@@ -37,6 +38,7 @@ from ralm.runs.run import evaluation_config, open_run, write_run
 from ralm.terminal import Advance
 from ralm.training.signals import open_signals, signal_statistics
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.fuzz.formats import FILES
 from tests.training.made_signals import save_signals
 
 PASSAGES, PARTITION, K = 1200, 1024, 5
@@ -263,7 +265,19 @@ def ask_signals(folder: Path) -> Any:
     return [[array.tolist() for array in arrays], texts, [*signals.documents_E], asdict(signal_statistics(signals))]
 
 
+def make_corpus(name: str, folder: Path) -> None:
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / name).write_bytes(FILES[name])
+
+
+def ask_corpus(folder: Path) -> Any:
+    """The documents of a file in a folder."""
+    documents = read_documents(str(folder / "corpus"), skipped=Skipped())
+    return [[one.id, one.title, one.text, dict(one.metadata)] for one in documents]
+
+
 TARGETS = (
+    *(Target(f"corpus of {name}", partial(make_corpus, name), ask_corpus, open=True) for name in FILES),
     Target("index for BM25", make_index, ask_index, mends=True),
     Target("index for both", partial(make_index, faiss="Flat"), ask_index, mends=True),
     Target("index of vectors", partial(make_index, bm25=False, faiss="HNSW8"), ask_index),
