@@ -160,8 +160,8 @@ class Hits:
 class PromptPrefix:
     """The tokens before the context in one reading of a row: one passage, several joined, or none.
 
-    The model reads `tokens` (int64) first. `passages` are the numbers of the passages in them; the reading is credited
-    to the first one. `log_weight` is the natural logarithm of the reading's weight in the row's average.
+    The model reads `tokens` (int64) first. `passages` are the numbers of the passages in them, best first; the reading
+    is credited to the first one. `log_weight` is the natural logarithm of the reading's weight in the row's average.
     """
 
     tokens: IntArray

@@ -366,10 +366,11 @@ def test_an_ensemble_reads_the_passages_that_a_reranker_chose(evaluate: list[obj
 
 def test_concatenation(evaluate: list[object]) -> None:
     joined = [*evaluate, "--reader", "concatenation"]
-    expected = {"reader": "concatenation", "documents": 2, "cut_together": False}
+    expected = {"reader": "concatenation", "documents": 2, "cut_together": False, "order": "best-first"}
     assert printed(*joined)["config"]["reader"] == expected
     done(*joined, "--documents", 3, "--cut-together")  # together they are 24 tokens
     assert printed(*joined, "--documents", 1)["nll"] == printed(*evaluate)["nll"]
+    assert printed(*joined, "--order", "best-last")["nll"] != printed(*joined)["nll"]
     failed(ralm(*evaluate, "--cut-together"), 2, "--cut-together has no effect without --reader concatenation")
     failed(ralm(*joined, "--documents", 3), 2, "--documents 3 of --document-tokens 24 and --stride 4 do not fit")
 

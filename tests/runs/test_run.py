@@ -129,7 +129,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path, reader: Ensemble |
             },
             {
                 "reader": "2 passages in one context, chosen from 8 (zero-shot)",
-                "attribution": "all of a token's gain counts for the first passage of its context",
+                "attribution": "all of a token's gain counts for the best passage of its context",
             },
         ),
         ({"reader": {"reader": "mine"}}, {"reader": "mine"}),

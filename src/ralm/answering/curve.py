@@ -53,9 +53,9 @@ class AnswerCurve:
         return rows
 
 
-def several_in_context(number: int) -> Reader:
+def several_in_context(number: int, order: concatenation.PassageOrder = "best-first") -> Reader:
     """The reader of Figure 8: that many passages in one prompt."""
-    return in_context.InContext() if number == 1 else concatenation.Concatenation(documents=number)
+    return in_context.InContext() if number == 1 else concatenation.Concatenation(documents=number, order=order)
 
 
 def answer_curve(

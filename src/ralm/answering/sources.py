@@ -208,9 +208,10 @@ class PromptBuilder:
             conversation=conversation,
         )
         documents = _PromptDocuments(question, passages, self._prompt, encode)
-        if isinstance(self._reader.reader, concatenation.Concatenation) and hits:
+        reader = self._reader.reader
+        if isinstance(reader, concatenation.Concatenation) and hits:
             numbers = tuple(number for number, _ in hits)
-            tokens_N = documents.encoded(numbers, self._reader.hits > 1 if self._official else None)
+            tokens_N = documents.encoded(numbers, self._reader.hits > 1 if self._official else None, reader.in_order)
             prompts: Sequence[PromptPrefix] = [PromptPrefix(tokens_N, numbers)]
         else:
             prompts = self._reader.prompt_prefixes(hits, documents)
@@ -253,9 +254,14 @@ class _PromptDocuments:
 
     encode_next = encode
 
-    def encoded(self, numbers: tuple[int, ...], several: bool | None = None) -> IntArray:
-        """The prompt with these passages in it."""
-        passages = [self.passages[number] for number in numbers]
+    def encoded(
+        self,
+        numbers: tuple[int, ...],
+        several: bool | None = None,
+        in_order: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple,
+    ) -> IntArray:
+        """The prompt with these passages in it, in this order."""
+        passages = [self.passages[number] for number in in_order(numbers)]
         text = self.prompt.text(self.question.text, passages, self.question.choices, several=several)
         encoded = self.tokens_of(text)
         self.cuts[numbers] = encoded.cut

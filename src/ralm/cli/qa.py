@@ -189,7 +189,8 @@ def curve_command(
         return replace(job.reading.ensemble, documents=number)
 
     asked, parts = job.opened()
-    parts["reader_of"] = ensemble_of if job.reading.reader == "ensemble" else several_in_context
+    several_of = partial(several_in_context, order=job.reading.concatenation.order)
+    parts["reader_of"] = ensemble_of if job.reading.reader == "ensemble" else several_of
     run: Any = answer_curve if out is None else partial(run_curve, out, force=force)
     curve = run(several, *asked, **parts)
     return Output(

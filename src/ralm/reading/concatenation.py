@@ -2,39 +2,50 @@
 
 The paper does not say in what order they come or what separates them. Both published codes that read several documents
 at once (In-Context RALM's question answering, REPLUG without ensemble) put the best first, and REPLUG's joins them with
-a newline; so does this module. REPLUG's code cuts the joined text, so that the best document may leave no room for the
-others; here that is an option.
+a newline; so does this module by default. REPLUG's code cuts the joined text, so that the best document may leave no
+room for the others; here that is an option, as is the best document last, next to the text.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.errors import UsageError
 from ralm.options import Option, check_options
 from ralm.protocols import Documents
 from ralm.records import PromptPrefix
 
+PassageOrder = Literal["best-first", "best-last"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concatenation:
-    """Puts the first `documents` hits of a row before the context, best first; the papers' question answering reads 2.
+    """Puts the first `documents` hits of a row before the context; the papers' question answering reads 2.
 
-    Each is cut to the plan's `document_tokens`. With `cut_together` all of them are cut as one text, as in REPLUG's
-    code.
+    `order`: best-first as in the papers' codes, or best-last, with the best passage next to the text. Each passage is
+    cut to the plan's `document_tokens`. With `cut_together` all of them are cut as one text, as in REPLUG's code.
 
-    Raises UsageError if `documents` is below 1.
+    Raises UsageError if `documents` is below 1, or if `cut_together` would cut the best passage first.
     """
 
     documents: Annotated[int, Option("Passages that are read together.")] = 2
     cut_together: Annotated[
         bool, Option("Concatenation: cut all passages together to `document_tokens` (REPLUG's code).")
     ] = False
+    order: Annotated[PassageOrder, Option("Concatenation: the best passage first, or last, next to the text.")] = (
+        "best-first"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.cut_together and self.order == "best-last":
+            raise UsageError(
+                '`cut_together` cuts the end of the passages, where the best one is with `order="best-last"`: choose '
+                "one of them."
+            )
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -51,16 +62,22 @@ class Concatenation:
         """The number of passages of full length in one prompt prefix."""
         return 1 if self.cut_together else self.documents
 
-    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
-        """One prompt prefix of all passages.
+    def in_order(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """Passage numbers, given best first, in the order in which they are read."""
+        return numbers if self.order == "best-first" else numbers[::-1]
 
-        The first is encoded as if it were alone, with the special tokens before it. Each further one is encoded without
-        them and after a newline, which counts as part of it. With `cut_together` they are one text, joined by newlines.
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
+        """One prompt prefix of all passages, credited to the best of them.
+
+        The first in the text is encoded as if it were alone, with the special tokens before it. Each further one is
+        encoded without them and after a newline, which counts as part of it. With `cut_together` they are one text,
+        joined by newlines.
         """
         numbers = tuple(number for number, _ in hits[: self.documents])
-        contents = [documents.passage(number).contents for number in numbers[1:]]
+        first, *others = self.in_order(numbers)
+        contents = [documents.passage(number).contents for number in others]
         if self.cut_together and contents:
-            tokens = documents.encode("\n".join([documents.passage(numbers[0]).contents, *contents]))
+            tokens = documents.encode("\n".join([documents.passage(first).contents, *contents]))
         else:
-            tokens = np.concatenate([documents[numbers[0]], *(documents.encode_next(f"\n{text}") for text in contents)])
+            tokens = np.concatenate([documents[first], *(documents.encode_next(f"\n{text}") for text in contents)])
         return [PromptPrefix(tokens, numbers)]

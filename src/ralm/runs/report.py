@@ -119,7 +119,7 @@ def _perplexity(log_probs_T: FloatArray) -> float:
     return float(np.exp(-log_probs_T.mean(dtype=np.float64))) if len(log_probs_T) else float("nan")
 
 
-_JOINED: Final = "all of a token's gain counts for the first passage of its context"
+_JOINED: Final = "all of a token's gain counts for the best passage of its context"
 """The attribution if several passages were read in one context."""
 
 

@@ -20,6 +20,7 @@ CHOICES: Final = (
     "query",
     "reader",
     "documents",
+    "order",
     "weights",
     "rerank",
     "candidates",
