@@ -42,7 +42,7 @@ QUICK = "--steps 12 --batch 4 --evaluate-every 4 --checkpoint-every 2 --learning
 PAIRS = "--tokens 12 --max-length 32"
 
 COMMANDS = {
-    "index": ("index corpus.jsonl --workers 2 --memory 0.01", "--words 9", "--words 10"),
+    "index": ("index corpus.jsonl --workers 2", "--words 9", "--words 10"),
     "dense": ("index corpus.jsonl --retriever dense --encoder bert", "--words 9", "--words 10"),
     "run": (f"eval text.txt --lm lm --index index --baseline {LENGTHS}", "--stride 8", "--stride 4"),
     "signals": (f"signals corpus.jsonl --index index --lm lm --examples 30 {SHORT}", "--seed 1", "--seed 2"),

@@ -91,7 +91,7 @@ def test_extremes_of_arguments() -> None:
         (lambda: PlanOptions(stride=2**31), "`stride` must be at most 2,147,483,647, not 2147483648."),
         (lambda: Ensemble(documents=0), "`documents` must be at least 1, not 0."),
         (lambda: RerankOptions(seed=-1), "`seed` must be at least 0, not -1."),
-        (lambda: BuildOptions(megabytes=0), "`megabytes` must be above 0 and at most 1.04858e+06, not 0."),
+        (lambda: BuildOptions(megabytes=1e-300), "`megabytes` must be at least 1 and at most 1.04858e+06, not 1e-300."),
         (lambda: GenerationOptions(temperature=-1), "`temperature` must be at least 0 and at most 1e+06, not -1."),
     ],
 )

@@ -34,6 +34,8 @@ def test_a_folder_that_changes(corpus: Path, tmp_path: Path) -> None:
     done("index", corpus, "--out", index)
     (corpus / "new.txt").write_text("A dog barks in the market.")
     (corpus / "sea.txt").write_text("The sea is calm today.")
+    small = ralm("update", index, corpus, "--replace", "--memory", "1e-300")
+    assert (small.status, small.err) == (2, "ralm: --memory must be at least 1 and at most 1.04858e+06, not 1e-300.\n")
     refused = ralm("update", index, corpus)
     assert refused.status == 1
     assert "3 documents ('hill.md', 'sea.txt', 'town.html') are already in" in refused.err

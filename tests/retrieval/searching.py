@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ralm.records import Hits
 from ralm.retrieval.analysis import ENGLISH, Analysis
@@ -17,19 +18,25 @@ from ralm.retrieval.bm25.stream import Stream
 
 
 def arrays_of(
-    folder: Path, texts: Sequence[str], build: BuildOptions | None = None, analysis: Analysis = ENGLISH
+    folder: Path,
+    texts: Sequence[str],
+    build: BuildOptions | None = None,
+    analysis: Analysis = ENGLISH,
+    buffered: int = 1 << 20,
 ) -> Arrays:
-    """The arrays of texts, written into a folder."""
-    with BM25Builder(folder, build, analysis) as builder:
-        for text in texts:
-            builder.add(text)
-        builder.finish()
+    """The arrays of texts, written into a folder with a buffer of so many terms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BuildOptions, "buffered_terms", buffered)
+        with BM25Builder(folder, build, analysis) as builder:
+            for text in texts:
+                builder.add(text)
+            builder.finish()
     return open_arrays(folder)
 
 
-def indexed(folder: Path, texts: Sequence[str], options: BM25Options | None = None, megabytes: float = 256) -> BM25:
+def indexed(folder: Path, texts: Sequence[str], options: BM25Options | None = None, *, buffered: int = 1 << 20) -> BM25:
     """BM25 over texts."""
-    return BM25([Segment(arrays_of(folder, texts, BuildOptions(megabytes=megabytes)), len(texts))], options)
+    return BM25([Segment(arrays_of(folder, texts, buffered=buffered), len(texts))], options)
 
 
 def words(seed: int, count: int, vocabulary: int) -> list[str]:

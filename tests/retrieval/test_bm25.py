@@ -82,7 +82,7 @@ queries_of = st.lists(st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
     k=st.integers(1, 40),
     k1=st.sampled_from([0.0, 0.9, 2.0]),
     b=st.sampled_from([0.0, 0.4, 1.0]),
-    megabytes=st.sampled_from([1e-9, 1.2e-3, 256]),
+    buffered=st.sampled_from([1, 50, 1 << 20]),
     partition=st.sampled_from([1, 7, 1 << 17]),
 )
 def test_equals_scoring_every_passage(
@@ -92,11 +92,11 @@ def test_equals_scoring_every_passage(
     k: int,
     k1: float,
     b: float,
-    megabytes: float,
+    buffered: int,
     partition: int,
 ) -> None:
     options = BM25Options(k1=k1, b=b)
-    arrays = arrays_of(tmp_path_factory.mktemp("index"), texts, BuildOptions(megabytes=megabytes))
+    arrays = arrays_of(tmp_path_factory.mktemp("index"), texts, buffered=buffered)
     retriever = BM25([Segment(arrays, len(texts))], options, partition=partition)
     check(retriever, texts, queries, k, options)
 
@@ -111,7 +111,7 @@ def test_equals_scoring_every_passage(
 )
 def test_long_passages_and_frequent_terms(tmp_path: Path, texts: list[str], queries: list[str], k: int) -> None:
     """More pairs of frequency and length than a byte numbers; frequencies above 255."""
-    check(indexed(tmp_path, texts, megabytes=0.01), texts, queries, k, BM25Options())
+    check(indexed(tmp_path, texts, buffered=400), texts, queries, k, BM25Options())
     frequencies = {Counter(text.split())[word] for text in texts for word in ("alpha", "beta")} - {0}
     assert set(np.load(tmp_path / "code_table.npy")[:, 0].tolist()) - {0} == frequencies
     assert (len(np.load(tmp_path / "escaped.npy")) > 0) == (len(texts) > 400)
@@ -141,8 +141,8 @@ def test_a_term_of_every_passage_of_a_long_corpus_still_makes_hits(tmp_path: Pat
 def test_the_same_arrays_whatever_the_buffer(tmp_path: Path) -> None:
     """Spilling and merging change nothing, and leave nothing behind."""
     texts = [" ".join(f"w{(i * j) % 53}" for j in range(i % 17)) for i in range(300)]
-    for name, megabytes in (("whole", 256), ("spilled", 0.0015)):
-        indexed(tmp_path / name, texts, megabytes=megabytes)
+    for name, buffered in (("whole", 1 << 20), ("spilled", 60)):
+        indexed(tmp_path / name, texts, buffered=buffered)
     assert_same_files(tmp_path / "whole", tmp_path / "spilled")
 
 

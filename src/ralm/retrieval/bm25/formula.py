@@ -92,7 +92,8 @@ def cores() -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
     """`megabytes`: memory for terms before they are written to disk, and for merging; the vocabulary needs more on top.
-    `workers`: processes that analyse the passages; 1 is this process only.
+    Every full buffer becomes a file, so there is a minimum. `workers`: processes that analyse the passages; 1 is this
+    process only.
 
     A script that uses several workers must guard its code with `if __name__ == "__main__"`, as with any use of
     multiprocessing. Raises UsageError if a value is invalid.
@@ -102,8 +103,8 @@ class BuildOptions:
         float,
         Option(
             "BM25: megabytes for buffered postings; the vocabulary needs more on top.",
+            minimum=1,
             maximum=_MAX_MEGABYTES,
-            above=True,
             flag="memory",
         ),
     ] = 256
@@ -115,7 +116,7 @@ class BuildOptions:
     @property
     def buffered_terms(self) -> int:
         """Terms in the buffer, and postings merged at a time."""
-        return max(1, int(self.megabytes * 1e6 / _BYTES_A_TERM))
+        return int(self.megabytes * 1e6 / _BYTES_A_TERM)
 
 
 @dataclass(frozen=True, slots=True)
