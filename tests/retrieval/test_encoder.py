@@ -10,6 +10,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Router, Transformer
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertModel, DPRContextEncoder, DPRQuestionEncoder
 
 from ralm.errors import MissingExtraError, ModelError, OtherEncoderError, UsageError
@@ -246,6 +247,23 @@ def test_lengths_that_an_encoder_cannot_read(folders: Path, side: str) -> None:
             encode(length)
     with pytest.raises(ModelError, match=f"cannot read texts of up to {POSITIONS + 1} tokens"):
         encode(POSITIONS + 1)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_tokenizer_with_tokens_beyond_the_weights(tmp_path: Path, static: bool) -> None:
+    """Texts without such tokens are read."""
+    save_tiny_static(tmp_path) if static else save_tiny_bert(tmp_path)
+    file = next(tmp_path.rglob("tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save(str(file))
+    made = SentenceEncoder(EncoderOptions(encoder=str(tmp_path)))
+    assert made.encode_passages(passages_of(*TEXTS)).shape == (len(TEXTS), WIDTH)
+    for read in (made.encode_queries, made.query_tensor):
+        with pytest.raises(ModelError, match="has tokens up to number 87, but its weights are for 87 tokens"):
+            read(["a red zebra"])
+    with pytest.raises(ModelError, match="weights are for 87 tokens"):
+        build_index(passages_of("a zebra"), tmp_path / "index", bm25=False, encoder=made)
 
 
 def test_vectors_with_gradients_are_those_of_encoding(folders: Path, tmp_path: Path) -> None:

@@ -184,7 +184,8 @@ class SentenceEncoder:
         reading = {"task": task, **_limits(length)}
         prompt = None if prompt_name is None else model.prompts.get(prompt_name)
         features = model.preprocess(_encodable(texts), prompt=prompt, **reading)
-        vectors_TD = model(batch_to_device(features, model.device), **reading)["sentence_embedding"].float()
+        with _readable(model, length):
+            vectors_TD = model(batch_to_device(features, model.device), **reading)["sentence_embedding"].float()
         if model.truncate_dim is not None:
             vectors_TD = vectors_TD[..., : model.truncate_dim]
         return torch.nn.functional.normalize(vectors_TD, dim=1) if self._options.normalize else vectors_TD
@@ -202,7 +203,7 @@ class SentenceEncoder:
         vectors_TD = np.empty((len(texts), dimension_of(model)), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         for some in _slices(order, self._batch * _BATCHES_A_CALL):
-            with _readable(length):
+            with _readable(model, length):
                 vectors_TD[some] = encode(
                     [texts[i] for i in some],
                     batch_size=self._batch,
@@ -239,13 +240,22 @@ def _check_length(name: str, length: int | None, model: SentenceTransformer) -> 
 
 
 @contextmanager
-def _readable(length: int | None) -> Iterator[None]:
-    """Turn an encoder's failure on long texts into a ModelError; encoders do not report how many tokens they accept."""
+def _readable(model: SentenceTransformer, length: int | None) -> Iterator[None]:
+    """Turn an encoder's failure on long texts, or on tokens that it does not know, into a ModelError; encoders do not
+    report how many tokens they accept."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, IndexError) as error:
+        highest = max(model.tokenizer.get_vocab().values(), default=0)
+        embeddings = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
+        known = max((one.num_embeddings for one in embeddings), default=highest + 1)
+        if highest >= known:
+            raise ModelError(
+                f"the encoder cannot read a text ({loading.first_line(error)}): its tokenizer has tokens up to number "
+                f"{highest:,}, but its weights are for {known:,} tokens. Use the tokenizer that belongs to the weights."
+            ) from error
         if length is None:
             raise
         raise ModelError(
