@@ -4,6 +4,7 @@ Every mutation is drawn from a generator, so that a seed tells it.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -71,8 +72,14 @@ def swap(content: bytearray, random: Random) -> None:
     )
 
 
+def break_word(content: bytearray, random: Random) -> None:
+    """A word, such as the name of a column, is no UTF-8 any more."""
+    words = [*re.finditer(rb"[A-Za-z_]{4,}", content)]
+    content[random.choice(words).end() - 1 if words else random.randrange(len(content))] = 0xFF
+
+
 BYTES: tuple[Callable[[bytearray, Random], None], ...] = (
-    flip, overwrite, overwrite_head, zero, scramble, truncate, extend, delete, repeat, swap,
+    flip, overwrite, overwrite_head, zero, scramble, truncate, extend, delete, repeat, swap, break_word,
 )  # fmt: skip
 
 

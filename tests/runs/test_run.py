@@ -157,7 +157,7 @@ def test_numbers_that_json_has_no_word_for_become_null() -> None:
     assert json.loads(to_json({"a": [math.inf, 1.5], "b": {"c": math.nan}})) == {"a": [None, 1.5], "b": {"c": None}}
 
 
-@pytest.mark.parametrize("what", ["a column", "a passage", "weights", "nulls", "no table", "no summary"])
+@pytest.mark.parametrize("what", ["a column", "a passage", "a name", "weights", "nulls", "no table", "no summary"])
 def test_runs_whose_tables_do_not_fit_together(tmp_path: Path, what: str) -> None:
     run = tmp_path / "run"
     written(run)
@@ -177,6 +177,9 @@ def test_runs_whose_tables_do_not_fit_together(tmp_path: Path, what: str) -> Non
     pq.write_table(tokens, run / "tokens.parquet")
     if what == "no table":
         (run / "tokens.parquet").write_text("nothing of the kind")
+    if what == "a name":
+        content = (run / "tokens.parquet").read_bytes()
+        (run / "tokens.parquet").write_bytes(content.replace(b"posteriors", b"posterior\xff"))
     mend(run)
     with pytest.raises(DamagedFolderError, match="is damaged"):
         open_run(run)

@@ -178,7 +178,7 @@ def passage_columns(passages: Passages) -> dict[str, pa.Array]:
 
 def _check_exact(run: Path, tokens: pa.Table) -> None:
     """Raise UsageError if some log-probabilities of a run are known by bounds only."""
-    if f"log_prob{_UPPER}" in tokens.column_names or f"baseline_log_prob{_UPPER}" in tokens.column_names:
+    if any(tokens.schema.get_all_field_indices(f"{name}{_UPPER}") for name in ("log_prob", "baseline_log_prob")):
         raise UsageError(
             f"{run} holds bounds of log-probabilities, since its model only lists its most likely tokens: they cannot "
             "be compared or reported."
@@ -199,7 +199,7 @@ def select_columns(
     try:
         chosen = table.select(list(columns))
         chosen.validate(full=True)
-    except (KeyError, pa.ArrowException) as error:
+    except (KeyError, pa.ArrowException, UnicodeDecodeError) as error:  # names of columns are decoded on use
         raise _damaged(run, f"one of its tables cannot be read ({error})", remedy) from None
     for name, kind in columns.items():
         found = chosen[name].type
