@@ -94,6 +94,9 @@ def test_the_command_draws_a_curve(tmp_path: Path) -> None:
         assert row["gold_log_prob"] == pytest.approx(written["gold_log_prob"])
     joined: Any = json.loads(ralm(*command, "--json").out)["rows"]
     assert abs(joined[1]["gold_log_prob"] - rows_of[1]["gold_log_prob"]) > 1e-3  # one prompt, not two
+    last: Any = json.loads(ralm(*command, "--reader", "concatenation", "--order", "best-last", "--json").out)
+    assert last["config"]["reader"]["order"] == "best-last"
+    assert abs(last["rows"][1]["gold_log_prob"] - joined[1]["gold_log_prob"]) > 1e-3
     failed(ralm(*command, "--documents", 3), 2, "No such option: --documents")
     failed(ralm(*command[:4]), 2, "a curve reads passages: give --index or --retrieved")
     failed(ralm(*command[:-1], "1,two"), 2, "--numbers must be whole numbers")

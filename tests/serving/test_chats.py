@@ -55,6 +55,10 @@ READERS: list[tuple[dict[str, Any], Reader]] = [
     ({}, InContext()),
     ({"reader": "ensemble", "documents": 2, "weights": "uniform"}, Ensemble(documents=2, weights="uniform")),
     ({"reader": "concatenation", "documents": 2}, Concatenation(documents=2)),
+    (
+        {"reader": "concatenation", "documents": 2, "order": "best-last"},
+        Concatenation(documents=2, order="best-last"),
+    ),
 ]
 
 
