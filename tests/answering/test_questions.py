@@ -72,6 +72,25 @@ def test_trivia_qa_as_published(tmp_path: Path) -> None:
     assert read_questions(written(tmp_path, "t.jsonl", hub)) == [Question("1", "who?", ("A", "B"))]
 
 
+POPQA = 'id\tprop\tquestion\tpossible_answers\n42\toccupation\tWho is he?\t"[""pol"", ""\\u00e9lu""]"\n'
+POPQA_RECORD = {"id": 42, "question": "Who is he?", "possible_answers": '["pol", "élu"]'}
+
+
+@pytest.mark.parametrize(("name", "content"), [("popqa.tsv", POPQA), ("popqa.jsonl", POPQA_RECORD)])
+def test_popqa_as_published(tmp_path: Path, name: str, content: object) -> None:
+    path = written(tmp_path, name, content)
+    assert read_questions(path) == [Question("42", "Who is he?", ("pol", "élu"))]
+    named = QuestionFields(answers="possible_answers")
+    assert read_questions(path, named)[0].answers == ("pol", "élu")
+
+
+def test_a_text_in_brackets_is_an_answer(tmp_path: Path) -> None:
+    row = {"question": "who?", "answers": ["[Ni(CO)4]", "[sic"]}
+    assert read_questions(written(tmp_path, "a.jsonl", row))[0].answers == ("[Ni(CO)4]", "[sic")
+    listed = {"question": "who?", "answers": "['its', 'b']"}
+    assert read_questions(written(tmp_path, "b.jsonl", listed))[0].answers == ("its", "b")
+
+
 def test_squad(tmp_path: Path) -> None:
     answers = [{"text": "A", "answer_start": 0}, {"text": "A", "answer_start": 0}]
     paragraph = {"context": "A is here.", "qas": [{"id": "q1", "question": "who?", "answers": answers}]}
@@ -87,7 +106,11 @@ def test_squad(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"question": "x", "answer": "y"}\n{"query": 1}', "line 2 has no field 'question'; its fields"),
-        ("b.jsonl", '{"question": "x", "gold": "y"}', "line 1 has no field 'answers' or 'answer'"),
+        (
+            "b.jsonl",
+            '{"question": "x", "gold": "y"}',
+            "line 1 has no field 'answers' or 'answer' or 'possible_answers'",
+        ),
         ("c.jsonl", '{"question": " ", "answer": "y"}', "line 1: its question is ' ', not text"),
         ("d.jsonl", '{"question": "x", "answer": [1]}', "line 1: its answers are neither text nor a list of texts"),
         ("e.jsonl", '{"question": "x"\n', "line 1 is not JSON"),
@@ -104,6 +127,9 @@ def test_squad(tmp_path: Path) -> None:
         ("p.json", "", "is empty"),
         ("q.json", '[{"question": "x", "answers": ["y\\ud800"]}]', "q.json, question 1 holds a lone surrogate"),
         ("r.json", '[{"question": "x", "answers": [], "ctxs": [{"id": "\\udc00", "text": ""}]}]', "lone surrogate"),
+        ("t.jsonl", {"question": "x", "answers": "[1, 2]"}, "its answers are neither text nor a list of texts"),
+        ("u.jsonl", {"question": "x", "answers": ['["a", "b"]']}, "one of its answers is a list in a text"),
+        ("v.tsv", "question\tanswers\twhat\nx\ty\n", "line 2 has 2 tab-separated fields; its header has 3"),
         ("s.json", SQUAD.replace("T", "\\ud800"), "s.json, question 1 holds a lone surrogate"),
     ],
 )

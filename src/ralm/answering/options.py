@@ -47,12 +47,13 @@ class AnswerOptions(Sampling):
 class QuestionFields:
     """The names of the fields of a record that hold the question and its answers.
 
-    `answers` None is `answers`, or else `answer`.
+    `answers` None is the first of `answers`, `answer` and `possible_answers` that there is.
     """
 
     question: Annotated[str, Option("Field with the question.", flag="question-field")] = "question"
     answers: Annotated[
-        str | None, Option("Field with the answers.", flag="answers-field", default_text="answers, or answer")
+        str | None,
+        Option("Field with the answers.", flag="answers-field", default_text="answers, answer or possible_answers"),
     ] = None
 
 

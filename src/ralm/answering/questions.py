@@ -5,6 +5,7 @@ DPR's reader      a JSON array of `question`, `answers` and `ctxs`, the retrieve
 DPR's questions   TSV without a header: the question, and a list of answers in Python's notation (NQ, TriviaQA, ...)
 TriviaQA          a JSON object with `Data`; an answer has a value and aliases
 SQuAD, XQuAD      a JSON object with `data`; a question comes with its paragraph
+PopQA             TSV with a header: `question`, and `possible_answers`, a JSON list in a text
 MMLU              CSV without a header: the question, its choices, and the letter of the right one; the name of the file
                   is the subject, without _dev, _val or _test. A folder is all CSV files in it
 multiple choice   JSON Lines with `question`; `choices`, a list of texts; `answer`, the letter, the index from 0, or the
@@ -21,6 +22,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -37,7 +39,8 @@ from ralm.corpus.formats.json_records import check_surrogates, has_surrogates, r
 from ralm.errors import CorpusError, QuestionFileError, UsageError
 from ralm.retrieval.retrieval_file import RetrievedPassage
 
-_ANSWERS: Final = ("answers", "answer")
+_ANSWERS: Final = ("answers", "answer", "possible_answers")
+_QUESTION: Final = "question"
 _ALIASES: Final = ("aliases", "Aliases")
 _VALUES: Final = ("value", "Value")
 _SUFFIXES: Final = (".jsonl", ".json", ".tsv", ".csv")
@@ -176,17 +179,25 @@ def _squad(path: Path, articles: Sequence[Any]) -> Iterator[_Row]:
 
 
 def _table(path: Path) -> Iterator[_Row]:
-    """Rows of question and answers; the answers are a list in Python's notation."""
+    """Rows of question and answers, a list in Python's notation; or records, if the first row names `question`."""
+    header: list[str] | None = None
     for where, row in _table_rows(path, "\t"):
-        if len(row) != 2:
-            raise QuestionFileError(f"{where} has {len(row)} tab-separated fields; a question and its answers are 2.")
+        if header is None and _QUESTION in row:
+            header = row
+            continue
+        if len(row) != len(header or (1, 2)):
+            expected = f"its header has {len(header)}" if header else "a question and its answers are 2"
+            raise QuestionFileError(f"{where} has {len(row)} tab-separated fields; {expected}.")
+        if header:
+            yield where, dict(zip(header, row, strict=True))
+            continue
         try:
             answers = ast.literal_eval(row[1])
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             raise QuestionFileError(
                 f"{where}: its answers are not a list in Python's notation: {row[1][:60]!r}."
             ) from None
-        yield where, {"question": row[0], "answers": answers}
+        yield where, {_QUESTION: row[0], "answers": answers}
 
 
 def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
@@ -241,10 +252,24 @@ def _answers(row: Mapping[str, Any], where: str, fields: QuestionFields) -> tupl
     name = next((name for name in names if name in row), None)
     if name is None:
         raise _lacks(" or ".join(map(repr, names)), row, where)
-    answers = _listed(row[name])
+    value = row[name]
+    answers = _listed(value if (inner := _list_in_text(value)) is None else inner)
     if answers is None or not all(isinstance(answer, str) for answer in answers):
-        raise QuestionFileError(f"{where}: its answers are neither text nor a list of texts: {str(row[name])[:60]!r}.")
+        raise QuestionFileError(f"{where}: its answers are neither text nor a list of texts: {str(value)[:60]!r}.")
+    if inner is None and any(_list_in_text(answer) is not None for answer in answers):
+        raise QuestionFileError(f"{where}: one of its answers is a list in a text: {str(value)[:60]!r}; give the list.")
     return tuple(dict.fromkeys(answers))
+
+
+def _list_in_text(value: Any) -> list[Any] | None:
+    """The list that a text is, in JSON (PopQA) or in Python's notation; None for another text or value."""
+    if not (isinstance(value, str) and value.strip().startswith("[") and value.strip().endswith("]")):
+        return None
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            found = read(value.strip())
+            return found if isinstance(found, list) else None
+    return None
 
 
 def _listed(value: Any) -> list[Any] | None:
