@@ -13,6 +13,7 @@ from ralm.errors import DamagedFolderError, UsageError
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions
 from ralm.reading.plan import PlanOptions
+from ralm.recipes.catalogue import recipe_named
 from ralm.recipes.folder import MARK, CommandOptions, RecipeFolder
 from ralm.recipes.readings import trained_retriever
 from ralm.recipes.recipe import FULL_SCALE
@@ -170,6 +171,24 @@ def test_a_part_and_a_changed_run_say_so(tmp_path: Path) -> None:
         ("in-context-ralm/table-1", ["--use", "gpt-2=x"], 2, "no resource 'gpt-2' here; did you mean gpt2"),
         ("in-context-ralm/table-1", ["--use", "gpt2"], 2, "--use takes NAME=VALUE"),
         ("in-context-ralm/table-1", ["--only", "GPT-2 XXL"], 2, "that can be run; did you mean GPT-2 XL"),
+        (
+            "in-context-ralm/table-2",
+            ["--use", "wikitext-103-test=no.txt", "--dry-run"],
+            1,
+            "no.txt, given for wikitext-103-test, does not exist",
+        ),
+        (
+            "replug/table-3",
+            ["--use", "natural-questions=no.jsonl"],
+            1,
+            "no.jsonl, given for natural-questions, does not",
+        ),
+        (
+            "in-context-ralm/table-2",
+            ["--use", "llama-7b=./no", "--dry-run"],
+            1,
+            "./no, given for llama-7b, does not exist",
+        ),
         ("in-context-ralm/tabel-1", [], 2, "did you mean in-context-ralm/table-1"),
         (
             "in-context-ralm/figure-6",
@@ -194,6 +213,13 @@ def test_what_does_not_fit_is_refused_before_it_begins(tmp_path: Path, monkeypat
     monkeypatch.setattr("ralm.recipes.runner.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     failed(ralm(*run), 1, "of disk, and")
     assert not (tmp_path / "out" / "steps").exists()
+
+
+def test_models_are_named_as_used(tmp_path: Path) -> None:
+    recipe = recipe_named("in-context-ralm/table-2")
+    own = RecipeFolder(tmp_path / "out", {"llama-7b": "models/mine"}).as_run(recipe)
+    assert {cell.model for cell in own.cells} == {"mine for LLaMA-7B", "LLaMA-13B", "LLaMA-33B"}
+    assert len(own.cells) == len(recipe.cells)
 
 
 def test_a_dry_run_tells_steps_and_estimates_and_writes_nothing(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from ralm.recipes.measures import (
     gain_of_class,
     gold_log_probs_of,
     perplexity_of,
+    relative_gain,
     stretches,
     words_of_tokens,
 )
@@ -88,6 +89,14 @@ def test_perplexities_are_those_of_the_run(folders: dict[Step, Path], per: Any, 
     assert sample.value == pytest.approx(summary[name], rel=1e-5)
     low, high = sample.interval or (math.nan, math.nan)
     assert low < sample.value < high
+
+
+def test_a_relative_gain_is_that_of_the_bits(folders: dict[Step, Path]) -> None:
+    gain = relative_gain(perplexity_of(WITH, "byte"), perplexity_of(WITHOUT, "byte")).sample(folders)
+    bits = [perplexity_of(one, "byte").sample(folders).value for one in (WITH, WITHOUT)]
+    assert gain.value == pytest.approx(100 * (1 - bits[0] / bits[1]), rel=1e-6)
+    low, high = gain.interval or (math.nan, math.nan)
+    assert low < gain.value < high
 
 
 def test_short_texts_have_twenty_stretches_and_long_ones_of_512() -> None:

@@ -74,9 +74,10 @@ def check_result(name: str, folder: Path, out: Path, said: str) -> None:
     for row in rows:
         assert row["measure"] or row["why_not"], (name, row)
     published = {cell.published for cell in recipe.cells if cell.published is not None}
-    assert {row["published"] for row in rows if row["published"] is not None} <= published
+    assert {row["published"] for row in rows if row["published"] is not None} == published, "also of models beside"
+    assert all(row["model"].startswith("ralm-tiny for ") for row in measured)
     if recipe.orders:
-        assert "Orders that the paper reports" in text, name
+        assert ("Orders to expect" if recipe.is_analysis else "Orders that the paper reports") in text, name
 
 
 def test_readings_of_a_text_share_what_is_retrieved() -> None:

@@ -71,6 +71,16 @@ def test_steps_come_after_what_they_need() -> None:
     assert in_order([first, second]) == [own, found, first, second]
 
 
+def test_texts_name_what_is_run() -> None:
+    full, small = (recipes(scale)["replug/table-3"] for scale in (FULL_SCALE, STAND_IN_SCALE))
+    assert "with 16 demonstrations" in full.about
+    assert "each of 10 passages" in full.about
+    assert "with 2 demonstrations" in small.about
+    assert "each of 4 passages" in small.about
+    assert "the first 2 of the training sets" in small.differs[1]
+    assert not any("{" in text for one in recipes().values() for text in (one.about, *one.differs))
+
+
 def test_one_model_is_a_part_of_a_recipe() -> None:
     whole = recipe_named("in-context-ralm/table-1")
     part = recipe_named("in-context-ralm/table-1", only="GPT-2 M")

@@ -99,7 +99,7 @@ def run_command(
         Option(
             "Use only this many tokens from the beginning of a text.",
             minimum=2,
-            default_text="the whole text; 700 with --stand-in",
+            default_text="the whole text; 2,000 with --stand-in",
         ),
     ] = None,
     model: Annotated[ModelOptions, Flags(without=("dry_run",))],
@@ -130,7 +130,7 @@ def run_command(
     if limit_tokens is not None and not any(resource.kind == "text" for resource in resources.values()):
         raise UsageError(f"`limit_tokens` has no effect: {name} reads questions, not texts.")
     replaced = _replaced(given)
-    check_replacements(replaced, [*resources])
+    check_replacements(replaced, resources)
     changes = [f"{one} is {value}" for one, value in replaced.items()]
     changes += [] if limit_tokens is None else [f"texts have {limit_tokens:,} tokens"]
     out = out or (_STAND_IN_OUT if stand_in else _OUT)
@@ -148,7 +148,7 @@ def run_command(
 
     with sharing_models():
         run_steps(recipe.steps, folder, perform)
-    result = measure_recipe(folder.distinct(recipe), folder, changes, is_partial=limit_tokens is not None)
+    result = measure_recipe(folder.as_run(recipe), folder, changes, is_partial=limit_tokens is not None)
     written = write_result(result, only)
     table, _, _ = as_markdown(result).partition("\n## Where the figures come from")
     return Output(

@@ -11,10 +11,12 @@ LEVEL: Final = 0.95
 _AT_ONCE: Final = 1_000
 
 
-def bootstrap_means(sums_UR: DoubleArray, counts_U: IntArray, *, draws: int = DRAWS, seed: int = 0) -> DoubleArray:
+def bootstrap_means(
+    sums_UR: DoubleArray, counts_U: IntArray | DoubleArray, *, draws: int = DRAWS, seed: int = 0
+) -> DoubleArray:
     """Means (float64, draws x R) of R columns over units drawn with replacement, as many as there are. A unit, such as
-    a document, has the sum of its values in each column (U x R) and their count (U). All columns share the drawn units,
-    so that their differences are paired. Equal arguments give equal draws."""
+    a document, has the sum of its values in each column (U x R) and their count (U), or another sum for a ratio. All
+    columns share the drawn units, so that their differences are paired. Equal arguments give equal draws."""
     units = len(counts_U)
     random = np.random.default_rng(seed)
     sums_DR, counts_D, times_D = _distinct(sums_UR, counts_U)
@@ -26,10 +28,10 @@ def bootstrap_means(sums_UR: DoubleArray, counts_U: IntArray, *, draws: int = DR
     return means
 
 
-def _distinct(sums_UR: DoubleArray, counts_U: IntArray) -> tuple[DoubleArray, DoubleArray, IntArray]:
+def _distinct(sums_UR: DoubleArray, counts_U: IntArray | DoubleArray) -> tuple[DoubleArray, DoubleArray, IntArray]:
     """The D distinct units in the order of their first, and how many of each there are: how often one of them is drawn
     does not depend on which it is. Where values are right or wrong, D is 2."""
-    rows_UC = np.column_stack([sums_UR, counts_U])
+    rows_UC: DoubleArray = np.column_stack([sums_UR, counts_U]).astype(np.float64)
     _, firsts_D, times_D = np.unique(rows_UC, axis=0, return_index=True, return_counts=True)
     order_D = np.argsort(firsts_D)
     rows_DC = rows_UC[firsts_D[order_D]]

@@ -11,13 +11,12 @@ from ralm.reading.plan import PlanOptions
 from ralm.recipes import measures, replug_figures_4_5_6_7_8, resources, steps
 from ralm.recipes.readings import (
     DENSE_SEARCH,
-    REPLUG_DOCUMENTS,
     Readings,
     ensemble_of,
     on_wikitext_dev,
     wikipedia,
 )
-from ralm.recipes.recipe import Entries, Figure, Order, Scale, cells_of, line_of, recipe
+from ralm.recipes.recipe import REPLUG_DOCUMENTS, Entries, Figure, Order, Scale, cells_of, line_of, recipe
 from ralm.retrieval.dense.options import EncoderOptions
 
 _OVERLAPS: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -38,7 +37,7 @@ def gain_by_token(scale: Scale) -> Entries:
 @recipe(
     "analysis/contamination",
     "contamination curve",
-    figure=Figure("lines", over="greatest overlap of a passage, %"),
+    figure=Figure("lines", over="greatest overlap of a passage, %", logarithmic=True),
 )
 def contamination(scale: Scale) -> Entries:
     """How much of the gain from passages is near-duplicates of the evaluated text. Passages that overlap it more than a

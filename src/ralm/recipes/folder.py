@@ -13,6 +13,7 @@ of that step's own hash.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from difflib import get_close_matches
@@ -21,15 +22,16 @@ from pathlib import Path
 from typing import Final
 
 from ralm.corpus.files import read_text
+from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.sources import fingerprint_of
-from ralm.errors import DamagedFolderError, UsageError
+from ralm.errors import DamagedFolderError, InputError, UsageError
 from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.lm.registry import ModelOptions
 from ralm.options import flags_of
 from ralm.recipes import measures, resources
 from ralm.recipes.inputs import STAND_IN_MODEL, make_stand_ins, stand_in, write_resource, write_titles
 from ralm.recipes.recipe import Cell, Order, Recipe
-from ralm.recipes.steps import Argument, NameOf, Step
+from ralm.recipes.steps import Argument, NameOf, Step, in_order
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.storage import atomic, manifest, outputs, remote
 from ralm.version import __version__
@@ -40,6 +42,7 @@ _TAKES_MODEL_OPTIONS: Final = (*_READS_MODEL, "train retriever")
 _DECISIVE: Final = ("tokenizer", "top_logprobs", "context_length")
 """Options of models behind an API that may decide a result; the others are about requests and their cost."""
 _HASH: Final = 16
+_HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,23 +164,36 @@ class RecipeFolder:
             distinct.setdefault(self.path_of(step), step)
         return [*distinct.values()]
 
-    def distinct(self, recipe: Recipe) -> Recipe:
-        """A recipe without the cells and orders that repeat others: with one stand-in for all models, its figures are
-        those of every model. Such cells are named after the stand-in."""
-        if not self.stand_in:
-            return recipe
+    def as_run(self, recipe: Recipe) -> Recipe:
+        """A recipe whose models are named after those that took their place.
+
+        With stand-ins, cells and orders whose figures repeat others are not measured again: with one stand-in for all
+        models, its figures are those of every model. The cells keep the paper's figures.
+        """
+        names = {cell.model: self._name_of(cell.model, cell.measure) for cell in recipe.cells if cell.measure}
         cells: dict[object, Cell] = {}
         for cell in recipe.cells:
-            own = cell.model if cell.measure is None else self._identity_of_measure(cell.measure)
-            cells.setdefault((cell.how, cell.column, cell.at, own), cell)
+            own = cell if cell.measure is None else self._identity_of_measure(cell.measure)
+            key = (cell.how, cell.column, cell.at, own) if self.stand_in else cell
+            if key not in cells:
+                cells[key] = replace(cell, model=names[cell.model]) if cell.measure else cell
+            elif cell.published is not None:
+                cells[cell] = replace(cell, measure=None, why_not="same stand-in")
         orders: dict[object, Order] = {}
         for order in recipe.orders:
-            orders.setdefault((self._identity_of_measure(order.better), self._identity_of_measure(order.worse)), order)
-        named = [
-            replace(cell, model=f"{STAND_IN_MODEL} for {cell.model}") if cell.measure else cell
-            for cell in cells.values()
+            pair = (self._identity_of_measure(order.better), self._identity_of_measure(order.worse))
+            orders.setdefault(pair if self.stand_in else order, order)
+        return replace(recipe, cells=tuple(cells.values()), orders=tuple(orders.values()))
+
+    def _name_of(self, model: str, measure: measures.Measure) -> str:
+        """The name of a model in a table, after the one that is used for it."""
+        used = [
+            self.source_of(one)
+            for step in in_order(measure.steps)
+            for one in step.resources
+            if one.kind == "model" and model in (one.name, one.label) and not self.is_from_hub(one)
         ]
-        return replace(recipe, cells=tuple(named), orders=tuple(orders.values()))
+        return f"{Path(used[0]).name} for {model}" if used else model
 
     def _identity_of_measure(self, measure: measures.Measure) -> tuple[object, ...]:
         return measure.read, measure.options, *map(self.path_of, measure.steps)
@@ -270,11 +286,20 @@ class RecipeFolder:
         return " ".join([str(name), *(f"{one.name} {manifest.whole_checksum(one)}" for one in files)])
 
 
-def check_replacements(replacements: Mapping[str, str], known: list[str]) -> None:
-    """Raise UsageError if a name is that of no resource."""
-    for name in replacements:
+def check_replacements(replacements: Mapping[str, str], known: Mapping[str, resources.Resource]) -> None:
+    """Raise UsageError if a name is that of no resource, or InputError if a file or folder does not exist."""
+    for name, value in replacements.items():
         if name not in known:
-            raise UsageError(f"there is no resource {name!r} here; {nearest_names(name, known)}.")
+            raise UsageError(f"there is no resource {name!r} here; {nearest_names(name, [*known])}.")
+        match known[name].kind:
+            case "model" | "encoder":
+                may_be_elsewhere = _HUB_NAME.fullmatch(value) is not None or remote.is_url(value)
+            case "text" | "titles":
+                may_be_elsewhere = False
+            case _:
+                may_be_elsewhere = value.startswith(HUB_PREFIX) or remote.is_url(value)
+        if not (may_be_elsewhere or Path(value).exists()):
+            raise InputError(f"{value}, given for {name}, does not exist.")
 
 
 def nearest_names(name: str, known: list[str]) -> str:

@@ -77,8 +77,8 @@ ICR_CODE: Final = "Prompts are cut as in the published code (`--semantics offici
     ),
 )
 def icr_table_1(scale: Scale) -> Entries:
-    """Perplexity of GPT-2 on five corpora: without retrieval, with BM25's first passage, and with the best of 16 by
-    zero-shot and by predictive reranking."""
+    """Perplexity of GPT-2 on five corpora: without retrieval, with BM25's first passage, and with the best of
+    {candidates} by zero-shot and by predictive reranking."""
     texts = texts_of(scale, resources.GPT2[0])
     for column, text, corpus in zip(
         ("ArXiv", "Stack Exchange", "FreeLaw"), resources.PILE_TEST, resources.PILE_TRAIN, strict=True
@@ -119,7 +119,7 @@ def icr_table_4(scale: Scale) -> Entries:
     two = ReadingOptions(reader="concatenation", concatenation=concatenation.Concatenation(documents=2))
     for lm in resources.LLAMA:
         for (column, questions), published in zip(QUESTIONS.items(), _TABLE_4[lm.label], strict=True):
-            none = qa_step(questions, lm, semantics="official", limit=scale.limit)
+            none = qa_step(questions, lm, prompt="in-context-ralm", semantics="official", limit=scale.limit)
             steps = {"none": none, "DPR": answered_with_dpr(scale, questions, lm, two)}
             exact = {how: measures.exact_matches(step) for how, step in steps.items()}
             likely = {how: measures.gold_log_probs_of(step) for how, step in steps.items()}

@@ -17,7 +17,6 @@ from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training import options
 
 ICR_PLAN: Final = PlanOptions(semantics="official")
-ICR_CANDIDATES: Final = 16
 ICR_SEMANTICS: Final = (
     "Windows, documents and normalisation are those of the published code (`--semantics official`), which made the "
     "paper's figures."
@@ -25,7 +24,6 @@ ICR_SEMANTICS: Final = (
 REPLUG_PLAN: Final = PlanOptions(
     semantics="official", windows="rolling", stride=769, query_tokens=127, document_tokens=128, max_length=1024
 )
-REPLUG_DOCUMENTS: Final = 10
 REPLUG_WINDOWS: Final = (
     "Windows are those of the published code (`--windows rolling`); the paper does not describe them. Similarities are "
     "Contriever's inner products, as in the code."
@@ -88,11 +86,13 @@ class Readings:
         """With the first passage of a dense retriever."""
         return self._measure(lm, self._retrieved(index, 1, DENSE_SEARCH))
 
-    def zero_shot(self, lm: resources.Resource, rerank_lm: resources.Resource | None = None) -> measures.Measure:
-        """With the passage that a language model chooses by the last tokens of the prefix (section 6.1)."""
-        return self._chosen(lm, RerankOptions(method="zero-shot"), rerank_lm=rerank_lm)
+    def zero_shot(
+        self, lm: resources.Resource, rerank_lm: resources.Resource | None = None, *, tokens: int | None = None
+    ) -> measures.Measure:
+        """With the passage that a language model chooses by the last `tokens` of the prefix (section 6.1)."""
+        return self._chosen(lm, RerankOptions(method="zero-shot", tokens=tokens), rerank_lm=rerank_lm)
 
-    def oracle(self, lm: resources.Resource, candidates: int = ICR_CANDIDATES) -> measures.Measure:
+    def oracle(self, lm: resources.Resource, candidates: int = recipe.ICR_CANDIDATES) -> measures.Measure:
         """With the passage that makes the targets most likely."""
         return self._chosen(lm, RerankOptions(method="oracle", candidates=candidates))
 
@@ -106,8 +106,8 @@ class Readings:
         lm: resources.Resource,
         index: steps.Step,
         *,
-        documents: int = REPLUG_DOCUMENTS,
-        retrieved: int = REPLUG_DOCUMENTS,
+        documents: int = recipe.REPLUG_DOCUMENTS,
+        retrieved: int = recipe.REPLUG_DOCUMENTS,
         retrieval: RetrieverOptions = DENSE_SEARCH,
         vectors: steps.Step | None = None,
     ) -> measures.Measure:
@@ -125,7 +125,7 @@ class Readings:
         if reranking is not None:
             candidates = self.scale.candidates(reranking.candidates)
             reading = ReadingOptions(reranking=replace(reranking, candidates=candidates))
-        found = self._retrieved(self.index, self.scale.candidates(ICR_CANDIDATES), BM25_SEARCH)
+        found = self._retrieved(self.index, self.scale.candidates(recipe.ICR_CANDIDATES), BM25_SEARCH)
         return self._measure(lm, found, reading, **by)
 
     def _retrieved(
@@ -159,7 +159,7 @@ def predictive_reranker(scale: recipe.Scale) -> steps.Step:
     """The reranker of In-Context RALM, section 6.2: RoBERTa-base, trained on the scores of GPT-2 S in 300,000 examples
     of WikiText-103's training set."""
     examples = scale.examples(options.ExampleOptions(examples=300_000))
-    candidates = options.CandidateOptions(candidates=scale.candidates(ICR_CANDIDATES))
+    candidates = options.CandidateOptions(candidates=scale.candidates(recipe.ICR_CANDIDATES))
     signals = steps.signals_step(
         resources.WIKITEXT_TRAIN, resources.GPT2[0], wikipedia(), examples=examples, candidates=candidates
     )

@@ -7,13 +7,15 @@ its cells and orders. Both scales give the same graph of steps.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.measures import Measure
 from ralm.recipes.steps import Step, in_order
 from ralm.training.options import ExampleOptions, RerankerOptions, RetrieverTrainingOptions, TrainingOptions
 
+ICR_CANDIDATES: Final = 16
+REPLUG_DOCUMENTS: Final = 10
 _PAPERS = {"in-context-ralm": "In-Context RALM", "replug": "REPLUG", "analysis": "Analysis"}
 
 
@@ -25,6 +27,16 @@ class Scale:
     small: bool = False
     limit_tokens: int | None = None
     limit: int | None = None
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The numbers that the texts of recipes name."""
+        return {
+            "candidates": self.candidates(ICR_CANDIDATES),
+            "documents": self.documents(REPLUG_DOCUMENTS),
+            "few_shots": self.shots(5),
+            "shots": self.shots(16),
+        }
 
     def plan(self, plan: PlanOptions) -> PlanOptions:
         """What is read for a stride."""
@@ -74,7 +86,7 @@ class Scale:
 
 
 FULL_SCALE = Scale()
-STAND_IN_SCALE = Scale(small=True, limit_tokens=700, limit=16)
+STAND_IN_SCALE = Scale(small=True, limit_tokens=2_000, limit=16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +140,10 @@ def line_of(model: str, column: str, how: str, measured: Mapping[int, Measure]) 
     return [cell for at, measure in measured.items() for cell in cells_of(model, column, {how: measure}, at=at)]
 
 
-def discontinued(model: str, column: str, published: Mapping[str, float]) -> list[Cell]:
-    """The cells of a model that is no longer offered, by the name of the way of reading."""
+def published_only(model: str, column: str, published: Mapping[str, float], why_not: str) -> list[Cell]:
+    """The cells of a model that cannot be run, by the name of the way of reading."""
     return [
-        Cell(model=model, how=how, column=column, measure=None, published=value, why_not="no longer offered")
+        Cell(model=model, how=how, column=column, measure=None, published=value, why_not=why_not)
         for how, value in published.items()
     ]
 
@@ -189,6 +201,11 @@ class Recipe:
         """The steps that it runs, in order."""
         return in_order([step for measure in self.measures for step in measure.steps])
 
+    @property
+    def is_analysis(self) -> bool:
+        """Whether it is ours, and no table or figure of a paper."""
+        return self.name.startswith("analysis/")
+
     def only(self, model: str) -> "Recipe":
         """The part about one model."""
         cells = tuple(cell for cell in self.cells if cell.model == model)
@@ -199,7 +216,8 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A recipe as a function of the scale; its docstring says what the recipe is about."""
+    """A recipe as a function of the scale; its docstring says what the recipe is about, with the numbers of the scale
+    in braces, as in `differs`."""
 
     entries: Callable[[Scale], Entries]
     name: str
@@ -209,15 +227,15 @@ class Declaration:
 
     def at(self, scale: Scale) -> Recipe:
         """The recipe at a scale."""
-        entries = [*self.entries(scale)]
+        entries, numbers = [*self.entries(scale)], scale.numbers
         return Recipe(
             name=self.name,
             paper=self.paper,
-            about=" ".join((self.entries.__doc__ or "").split()),
+            about=" ".join((self.entries.__doc__ or "").split()).format_map(numbers),
             cells=tuple(one for one in entries if isinstance(one, Cell)),
             orders=tuple(one for one in entries if isinstance(one, Order)),
             figure=self.figure,
-            differs=self.differs,
+            differs=tuple(one.format_map(numbers) for one in self.differs),
         )
 
 

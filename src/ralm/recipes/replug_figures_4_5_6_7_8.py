@@ -68,8 +68,8 @@ def replug_figure_4(scale: Scale) -> Entries:
     differs=(REPLUG_WINDOWS, REPLUG_SUPERVISION),
 )
 def replug_figure_5(scale: Scale) -> Entries:
-    """GPT-2 L and XL on WikiText-103 with an ensemble over ten passages of five retrievers. The paper shows a plot
-    without figures."""
+    """GPT-2 L and XL on WikiText-103 with an ensemble over {documents} passages of five retrievers. The paper shows
+    a plot without figures."""
     return _retrievers(scale, resources.GPT2[2:], ("BERT", "DPR", "Contriever", "BM25", "Contriever LSR"))
 
 

@@ -36,10 +36,7 @@ _STAND_IN: Final = (
     "STAND-IN: small local data and models took the place of the paper's. These figures are not comparable with the "
     "paper's; they show that the recipe runs, and which of its orders hold here."
 )
-_NOTES: Final = (
-    "Ours with the 95% interval of a bootstrap over stretches of the text, or over questions; in brackets the "
-    "difference from the paper."
-)
+_INTERVALS: Final = "Ours with the 95% interval of a bootstrap over stretches of the text, or over questions"
 _NOTHING: Final = "-"
 _STYLE: Final = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem}"
@@ -319,15 +316,16 @@ def _number(value: float) -> str:
 def _blocks(result: Result) -> Iterator[tuple[str, Any]]:
     """The parts of the page, each with its kind."""
     recipe = result.recipe
-    yield "title", f"{recipe.paper}: {recipe.name}"
+    yield "title", f"{recipe.paper} ({recipe.name})"
     yield from (("warning", one) for one in result.warnings)
     yield "text", recipe.about
     yield "table", _paper_table(result)
-    yield "text", _NOTES
+    compared = result.is_comparable and any(one.difference is not None for one in result.cells)
+    yield "text", f"{_INTERVALS}{'; in brackets the difference from the paper' if compared else ''}."
     if recipe.figure is not None:
         yield "figure", recipe
     if result.orders:
-        yield "heading", "Orders that the paper reports"
+        yield "heading", "Orders to expect" if recipe.is_analysis else "Orders that the paper reports"
         yield "table", _order_table(result)
     if recipe.differs:
         yield "heading", "What differs from the paper"
@@ -359,7 +357,7 @@ def _markdown_table(table: _Table) -> str:
 
 
 def _as_html(result: Result) -> str:
-    title = html.escape(f"{result.recipe.paper}: {result.recipe.name}")
+    title = html.escape(f"{result.recipe.paper} ({result.recipe.name})")
     image = f'<p><img src="{FIGURE}" alt="{title}" style="max-width:100%"></p>'
     writers: dict[str, Callable[[Any], str]] = {
         "title": lambda text: f"<h1>{html.escape(text)}</h1>",
