@@ -13,6 +13,7 @@ from .answering.evaluation import (
     evaluate_choices as evaluate_choices,
     evaluate_questions as evaluate_questions,
 )
+from .answering.judge import Judge as Judge
 from .answering.options import (
     AnswerOptions as AnswerOptions,
     ChoiceFields as ChoiceFields,

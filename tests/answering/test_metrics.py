@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 
-from ralm.answering.metrics import dpr_tokens, exact_match, f1, has_answer, has_substring, normalised, token_match
+from ralm.answering.metrics import (
+    contains,
+    dpr_tokens,
+    exact_match,
+    f1,
+    has_answer,
+    has_substring,
+    normalised,
+    token_match,
+    token_recall,
+)
 from tests.shared_data import shared
 
 
@@ -60,23 +70,29 @@ def test_no_answers_match_nothing() -> None:
     assert not exact_match("", [])
     assert not token_match("", [])
     assert not has_answer("text", [])
-    assert f1("text", []) == 0
+    assert not contains("", [])
+    assert f1("text", []) == token_recall("text", []) == 0
 
 
 @pytest.mark.parametrize(
-    ("prediction", "answers", "expected"),
+    ("prediction", "answers", "of_f1", "recall", "held"),
     [
-        ("the red dog", ["a dog"], 2 / 3),  # 1 shared of 2 said and 1 in the answer
-        ("red dog", ["green cat", "dog red"], 1.0),
-        ("dog dog dog", ["dog"], 0.5),  # words are counted, not only listed
-        ("dog dog", ["dog dog cat"], 0.8),
-        ("", ["dog"], 0.0),
-        ("the", ["a"], 1.0),  # both are nothing
-        ("the", ["dog"], 0.0),
+        ("the red dog", ["a dog"], 2 / 3, 1, True),  # 1 shared of 2 said and 1 in the answer
+        ("red dog", ["green cat", "dog red"], 1, 1, False),
+        ("dog dog dog", ["dog"], 0.5, 1, True),  # words are counted, not only listed
+        ("dog dog", ["dog dog cat"], 0.8, 2 / 3, False),
+        ("", ["dog"], 0, 0, False),
+        ("the", ["a"], 1, 1, True),  # both are nothing
+        ("the", ["dog"], 0, 0, False),
+        ("It is Paris, the capital.", ["Paris"], 0.4, 1, True),
+        ("He was a police officer.", ["pol", "officers"], 0, 0, False),  # words, not letters
+        ("I do not know.", ["the"], 0, 0, False),  # nothing is not in everything
     ],
 )
-def test_f1_of_words(prediction: str, answers: list[str], expected: float) -> None:
-    assert f1(prediction, answers) == pytest.approx(expected)
+def test_shared_words(prediction: str, answers: list[str], of_f1: float, recall: float, held: bool) -> None:
+    assert f1(prediction, answers) == pytest.approx(of_f1)
+    assert token_recall(prediction, answers) == pytest.approx(recall)
+    assert contains(prediction, answers) is held
 
 
 def test_tokens_of_dpr() -> None:

@@ -24,7 +24,15 @@ from tests.fakes import passages_of
 def answered(*tokens: GeneratedToken) -> QuestionEvaluation:
     answer = Answer("it", [GeneratedText("it", 0, tokens)], {})
     judged = JudgedAnswer(
-        answer=answer, exact_match=True, token_match=True, f1=1.0, gold_log_prob=None, gold_tokens=None
+        answer=answer,
+        exact_match=True,
+        contains=True,
+        token_match=True,
+        f1=1.0,
+        token_recall=1.0,
+        agrees=None,
+        gold_log_prob=None,
+        gold_tokens=None,
     )
     question = Question("1", "what?", ("it",))
     row = AnsweredQuestion(question=question, passages=(), answer_at=None, cut=Cut(), judged=judged, closed=None)

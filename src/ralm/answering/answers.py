@@ -120,10 +120,11 @@ def likelihoods(texts: Sequence[tuple[_Prompts, IntArray]], scorer: Scorer) -> l
 
 @dataclass(frozen=True, slots=True)
 class AnswerStores:
-    """Where the scores of gold answers, and the answers themselves, are kept for a later process."""
+    """Where the scores of gold answers, the answers, and the replies of a judge are kept for a later process."""
 
     scores: Store | None = None
     answers: Store | None = None
+    replies: Store | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,13 @@ class AnswerCurve:
             summary: dict[str, Any] = evaluation.summary(scored_Q)
             row = {"documents": number, "questions": summary["questions"]}
             for metric in METRICS:
+                if metric == "agrees" and evaluation.judge is None:
+                    continue
                 low, high = summary.get(f"{metric}_interval", (None, None))
                 row |= {metric: summary.get(metric), f"{metric}_low": low, f"{metric}_high": high}
             row["has_answer"] = summary["has_answer"][str(number)] if number else None
-            rows.append(row | {name: summary[name] for name in ("without_answers", "gold_scored", "cut")})
+            counts = ("without_answers", "gold_scored", "cut", *(["judge_failures"] if evaluation.judge else []))
+            rows.append(row | {name: summary[name] for name in counts})
         return rows
 
 

@@ -1,7 +1,7 @@
 """Evaluates question answering and multiple choice, with passages and without."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from time import perf_counter
 from typing import Final, NamedTuple, TypedDict, TypeVar
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.answering import multiple_choice, prompts, sources
+from ralm.answering import metrics, multiple_choice, prompts, sources
 from ralm.answering.answers import Answer, AnswerStores, GoldScore, answer_and_score, room_for_prompts
-from ralm.answering.metrics import exact_match, f1, has_answer, token_match
+from ralm.answering.judge import Judge
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.errors import UsageError
@@ -24,18 +24,25 @@ from ralm.terminal import progress_bar
 _QUESTIONS_AT_ONCE: Final = 16
 """Questions of multiple choice whose prompts are in memory at a time."""
 _Result = TypeVar("_Result")
-METRICS: Final = ("exact_match", "token_match", "f1", "gold_log_prob")
+METRICS: Final = ("exact_match", "contains", "token_match", "f1", "token_recall", "agrees", "gold_log_prob")
+"""The measures of an answer, by their names in `JudgedAnswer`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JudgedAnswer:
-    """An answer with its measures: exact match, equal DPR tokens, F1, the natural log-probability of the first gold
-    answer and its number of tokens. All are None without gold answers, the last two also if it could not be scored."""
+    """An answer with its measures (`ralm.answering.metrics`), the verdict of a judge (`agrees`), the natural
+    log-probability of the first gold answer and its number of tokens.
+
+    All are None without gold answers, the last two also if it could not be scored, and `agrees` without a verdict.
+    """
 
     answer: Answer
     exact_match: bool | None
+    contains: bool | None
     token_match: bool | None
     f1: float | None
+    token_recall: float | None
+    agrees: bool | None
     gold_log_prob: float | None
     gold_tokens: int | None
 
@@ -58,11 +65,12 @@ class AnsweredQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QuestionEvaluation:
-    """Questions with their answers, with `documents` passages, after `seconds`."""
+    """Questions with their answers, with `documents` passages, after `seconds`; `judge` is the name of its model."""
 
     rows: Sequence[AnsweredQuestion]
     documents: int
     seconds: float
+    judge: str | None = None
 
     @property
     def scored_Q(self) -> NDArray[np.bool_]:
@@ -74,7 +82,8 @@ class QuestionEvaluation:
         """The measures with 95% intervals over questions, as fractions; log-probabilities in nats a token.
 
         Figures that stand side by side are of the same questions: the log-probability of gold answers is that of
-        `scored_Q` (None: all that could be scored, with a baseline in both ways). `gold_scored` counts them.
+        `scored_Q` (None: all that could be scored, with a baseline in both ways). `gold_scored` counts them, and
+        `judge_failures` the answers without a verdict.
         """
         scored_Q = self.scored_Q if scored_Q is None else scored_Q
         judged = [row.judged for row in self.rows]
@@ -102,6 +111,8 @@ class QuestionEvaluation:
         measures: dict[str, JsonValue] = {}
         for name, (sums_Q, counts_Q) in _columns(judged).items():
             measures |= multiple_choice.mean_of(name, sums_Q, counts_Q * (scored_Q | (name != "gold_log_prob")))
+        if self.judge is not None:
+            measures["judge_failures"] = sum(one.agrees is None and one.exact_match is not None for one in judged)
         return measures
 
     def _differences(self) -> dict[str, JsonValue]:
@@ -134,6 +145,7 @@ class AnswerParts(TypedDict, total=False):
     demonstrations: Sequence[Question]
     options: AnswerOptions | None
     semantics: AnswerSemantics
+    judge: Judge | None
 
 
 class QuestionParts(AnswerParts, total=False):
@@ -153,14 +165,16 @@ def evaluate_questions(
     demonstrations: Sequence[Question] = (),
     options: AnswerOptions | None = None,
     semantics: AnswerSemantics = "paper",
+    judge: Judge | None = None,
     baseline: bool = False,
     stores: AnswerStores | None = None,
 ) -> QuestionEvaluation:
     """Answer questions, with the passages of `source` in their prompts if it is given, and judge the answers.
 
     `reader` says how passages are read: one in context (the default), several as an ensemble or concatenated.
-    `demonstrations` are questions with answers that stand before every prompt, each with its own first passage. With
-    `baseline` every question is also answered without passages. `stores` keep scores and answers for a later process.
+    `demonstrations` are questions with answers that stand before every prompt, each with its own first passage. A
+    `judge` also decides whether answers agree with gold answers. With `baseline` every question is also answered
+    without passages. `stores` keep scores, answers and replies of the judge for a later process.
     Raises UsageError if lengths do not fit into the model.
     """
     begun = perf_counter()
@@ -174,14 +188,20 @@ def evaluate_questions(
         judged = []
         with progress_bar(f"Answering{book.name}", len(inputs)) as advance:
             for number, found, gold in answer_and_score(inputs, prompt, model, options, stores):
-                judged.append((inputs[number].largest_cut, _judge(inputs[number], found, gold)))
+                judged.append(_judge(inputs[number], found, gold))
                 advance()
-        return judged
+        if judge is not None:
+            asked = [place for place, one in enumerate(inputs) if one.question.answers]
+            pairs = [(inputs[place].question, judged[place].answer.text) for place in asked]
+            verdicts = judge.verdicts(pairs, None if stores is None else stores.replies)
+            for place, verdict in zip(asked, verdicts, strict=True):
+                judged[place] = replace(judged[place], agrees=verdict)
+        return [(one.largest_cut, answer) for one, answer in zip(inputs, judged, strict=True)]
 
     rows = []
     results = _in_books(answer, questions, demonstrations, source, reader, baseline=baseline)
     for one, ((cut, judged), closed, read) in zip(questions, results, strict=True):
-        ranks = (rank for rank, passage in enumerate(read, 1) if has_answer(passage.text, one.answers))
+        ranks = (rank for rank, passage in enumerate(read, 1) if metrics.has_answer(passage.text, one.answers))
         rows.append(
             AnsweredQuestion(
                 question=one,
@@ -192,7 +212,12 @@ def evaluate_questions(
                 closed=None if closed is None else closed[1],
             )
         )
-    return QuestionEvaluation(rows=rows, documents=0 if source is None else reader.hits, seconds=perf_counter() - begun)
+    return QuestionEvaluation(
+        rows=rows,
+        documents=0 if source is None else reader.hits,
+        seconds=perf_counter() - begun,
+        judge=None if judge is None else judge.name,
+    )
 
 
 class _Book(NamedTuple):
@@ -231,9 +256,12 @@ def _judge(one: sources.QuestionInput, answer: Answer, gold: GoldScore | None) -
     answers = one.question.answers if one.prompts else ()
     return JudgedAnswer(
         answer=answer,
-        exact_match=exact_match(answer.text, answers) if known else None,
-        token_match=token_match(answer.text, answers) if known else None,
-        f1=f1(answer.text, answers) if known else None,
+        exact_match=metrics.exact_match(answer.text, answers) if known else None,
+        contains=metrics.contains(answer.text, answers) if known else None,
+        token_match=metrics.token_match(answer.text, answers) if known else None,
+        f1=metrics.f1(answer.text, answers) if known else None,
+        token_recall=metrics.token_recall(answer.text, answers) if known else None,
+        agrees=None,
         gold_log_prob=None if gold is None else gold[0],
         gold_tokens=None if gold is None else gold[1],
     )

@@ -1,7 +1,9 @@
 """Metrics of answers: exact match and F1 as in SQuAD, the tokens of DPR, and whether a text holds an answer.
 
 exact_match   equal after SQuAD's normalisation: lower case, no ASCII punctuation, no English articles
+contains      the words of a gold answer stand in the answer one after the other, after the same normalisation
 f1            the words that an answer and the best gold answer share, after the same normalisation (SQuAD)
+token_recall  the share of the best gold answer's words that the answer has, after the same normalisation
 token_match   equal as DPR's tokens: canonically decomposed (NFD), lower case; punctuation and articles count
 has_answer    a text holds the tokens of an answer one after the other (DPR)
 has_substring a text holds an answer as a substring after SQuAD's normalisation (In-Context RALM's code)
@@ -52,20 +54,38 @@ def token_match(prediction: str, answers: Iterable[str]) -> bool:
     return any(predicted == dpr_tokens(answer) for answer in answers)
 
 
+def contains(prediction: str, answers: Iterable[str]) -> bool:
+    """Whether the words of one of the answers stand in a prediction one after the other, after SQuAD's normalisation.
+
+    An answer without words is only in a prediction without words.
+    """
+    held = f" {normalised(prediction)} "
+    return any(f" {normalised(answer)} " in held for answer in answers)
+
+
 def f1(prediction: str, answers: Iterable[str]) -> float:
     """The highest F1 of the words of a prediction and of an answer, after SQuAD's normalisation; 0 without answers.
 
     Without words, it is 1 if neither has any, else 0 (SQuAD 2.0).
     """
-    predicted = normalised(prediction).split()
-    return max((_f1(predicted, normalised(answer).split()) for answer in answers), default=0.0)
+    return max((2 * shared / (said + held) for shared, said, held in _shared_words(prediction, answers)), default=0.0)
 
 
-def _f1(predicted: list[str], gold: list[str]) -> float:
-    if not predicted or not gold:
-        return float(predicted == gold)
-    common = sum((Counter(predicted) & Counter(gold)).values())
-    return 2 * common / (len(predicted) + len(gold))
+def token_recall(prediction: str, answers: Iterable[str]) -> float:
+    """The largest share of an answer's words that a prediction has, after SQuAD's normalisation; 0 without answers.
+
+    Without words, it is what F1 is.
+    """
+    return max((shared / held for shared, _, held in _shared_words(prediction, answers)), default=0.0)
+
+
+def _shared_words(prediction: str, answers: Iterable[str]) -> Iterator[tuple[int, int, int]]:
+    """For each answer: how many words it shares with a prediction, and how many the prediction and the answer have. A
+    text without words equals only another such text, as if it were one word."""
+    predicted = normalised(prediction).split() or [""]
+    for answer in answers:
+        gold = normalised(answer).split() or [""]
+        yield sum((Counter(predicted) & Counter(gold)).values()), len(predicted), len(gold)
 
 
 def has_answer(text: str, answers: Iterable[str]) -> bool:

@@ -58,7 +58,7 @@ class QuestionPrompt:
     demonstrations and where a gold answer is scored. `after` ends a demonstration. In a prompt of multiple choice,
     `{choices}` are the choices, each with its letter in the form `choice`, joined by `between_choices`. With `chat`,
     all of it is one message of the user, and the model's chat template is written around it. A text may begin with a
-    line break after its quotes, which does not count (TOML).
+    line break after its quotes, which does not count (TOML). `name` is that of the prompt or of its file.
     """
 
     closed: str
@@ -72,6 +72,7 @@ class QuestionPrompt:
     choice: str = "{letter}. {choice}"
     between_choices: str = "\n"
     chat: bool = False
+    name: str = "own"
 
     @property
     def shows_choices(self) -> bool:
@@ -146,11 +147,11 @@ def open_prompt(name: Path | str) -> QuestionPrompt:
     """
     if str(name) in PROMPTS:
         file = files("ralm.answering").joinpath("prompt_files", f"{name}{_SUFFIX}")
-        return _parsed(file.read_text("utf-8"), str(name))
+        return replace(_parsed(file.read_text("utf-8"), str(name)), name=str(name))
     path = Path(name)
     if path.suffix != _SUFFIX:
         raise QuestionFileError(f"{name} is no prompt: give {', '.join(PROMPTS)} or a file that ends in {_SUFFIX}.")
-    return _parsed(read_utf8(path, QuestionFileError), str(path))
+    return replace(_parsed(read_utf8(path, QuestionFileError), str(path)), name=path.name)
 
 
 def _parsed(content: str, where: str) -> QuestionPrompt:
@@ -158,7 +159,7 @@ def _parsed(content: str, where: str) -> QuestionPrompt:
         table = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
         raise QuestionFileError(f"{where} is not TOML: {error}.") from None
-    known = [field.name for field in fields(QuestionPrompt)]
+    known = [field.name for field in fields(QuestionPrompt) if field.name != "name"]
     if unknown := sorted(set(table) - set(known)):
         raise QuestionFileError(f"{where} has {', '.join(unknown)}; a prompt has {', '.join(known)}.")
     required = {field.name for field in fields(QuestionPrompt) if field.default is MISSING}

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.answering import metrics, run
+from ralm.answering.evaluation import METRICS
 from ralm.errors import DamagedFolderError
 from ralm.runs import report, tables
 from ralm.runs.run import PASSAGES, SUMMARY, damage_errors
@@ -19,7 +20,7 @@ from ralm.storage.manifest import open_consistently, read_manifest
 _DECIMALS: Final = 4
 _REMEDY: Final = "answer the questions again"
 _NULLABLE: Final = (
-    *("exact_match", "token_match", "f1", "gold_log_prob", "gold_tokens", "answer_at"),
+    *(*METRICS, "gold_tokens", "answer_at"),
     *(name for name in run.ANSWERS_COLUMNS if name.startswith("closed_")),
 )
 

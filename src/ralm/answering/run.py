@@ -1,9 +1,9 @@
 """Writes the results of question answering and of multiple choice as folders.
 
-answers.parquet   question_id, question, answers, answer, exact_match, token_match, f1, log_prob, gold_log_prob,
-                  gold_tokens, passages (numbers, best first), shares (of the answer's probability, by passage),
-                  answer_at, cut_demonstrations, cut_documents; with a baseline, the same of the answer without passages
-                  in closed_answer, closed_exact_match, ...
+answers.parquet   question_id, question, answers, answer, exact_match, contains, token_match, f1, token_recall, agrees
+                  (the verdict of a judge), log_prob, gold_log_prob, gold_tokens, passages (numbers, best first), shares
+                  (of the answer's probability, by passage), answer_at, cut_demonstrations, cut_documents; with a
+                  baseline, the same of the answer without passages in closed_answer, closed_exact_match, ...
 choices.parquet   question_id, subject, category, question, choices, gold (its letter), chosen (a letter or null),
                   right, log_probs and probabilities (of each choice), answer (if it was generated),
                   cut_demonstrations, cut_documents, passages (numbers, best first), shares (of the probability of the
@@ -44,8 +44,11 @@ CHOICES_TABLE: Final = "choices.parquet"
 ANSWER_COLUMNS: Final = {
     "answer": pa.string(),
     "exact_match": pa.bool_(),
+    "contains": pa.bool_(),
     "token_match": pa.bool_(),
     "f1": pa.float64(),
+    "token_recall": pa.float64(),
+    "agrees": pa.bool_(),
     "log_prob": pa.float64(),
     "gold_log_prob": pa.float64(),
     "gold_tokens": pa.int64(),
@@ -147,8 +150,9 @@ def answer_stores(out: Path | str, config: _Config, *, force: bool) -> Iterator[
         resume.unfinished_run(Path(out), config, force=force) as folder,
         resume.unfinished_store(folder, "model-0") as scores,
         resume.unfinished_store(folder, "answers") as answers,
+        resume.unfinished_store(folder, "replies") as replies,
     ):
-        yield AnswerStores(scores, answers)
+        yield AnswerStores(scores, answers, replies)
 
 
 def questions_config(
@@ -161,7 +165,9 @@ def questions_config(
     options = asdict(parts.get("options") or AnswerOptions())
     del options["top_logprobs"]  # it changes no draw
     options |= {"stop": [*options["stop"]], "semantics": parts.get("semantics", "paper")}
-    return _config(questions, model, prompt, options, parts)
+    judge = parts.get("judge")
+    found = _config(questions, model, prompt, options, parts)
+    return {**found, "judge": None if judge is None else judge.config}
 
 
 def choices_config(
@@ -262,12 +268,9 @@ def _answer_row(row: evaluation.AnsweredQuestion) -> dict[str, Any]:
 def _answer_values(judged: evaluation.JudgedAnswer) -> dict[str, Any]:
     return {
         "answer": judged.answer.text,
-        "exact_match": judged.exact_match,
-        "token_match": judged.token_match,
-        "f1": judged.f1,
         "log_prob": judged.answer.log_prob,
-        "gold_log_prob": judged.gold_log_prob,
         "gold_tokens": judged.gold_tokens,
+        **{name: getattr(judged, name) for name in evaluation.METRICS},
     }
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ralm.answering import citations, multiple_choice
 from ralm.answering.curve import CURVE_PLOT, CURVE_TABLE, AnswerCurve
-from ralm.answering.evaluation import METRICS, ChoiceEvaluation, QuestionEvaluation
+from ralm.answering.evaluation import ChoiceEvaluation, QuestionEvaluation
 from ralm.answering.report import AnswersReport
 from ralm.cli.output import passage_name, print_beginning, print_line, print_table
 from ralm.cli.process import print_note
@@ -26,7 +26,10 @@ _BEFORE: Final = 60
 """Number of these characters before the first answer."""
 _ANSWER_METRICS = {
     "exact_match": ("exact match", 100, ".1f"),
+    "contains": ("contains", 100, ".1f"),
     "f1": ("F1", 100, ".1f"),
+    "token_recall": ("token recall", 100, ".1f"),
+    "agrees": ("judge agrees", 100, ".1f"),
     "gold_log_prob": ("gold answer", 1, ".2f"),
 }
 """The metrics of answers that are printed, each with its label, factor and format."""
@@ -42,8 +45,8 @@ _CHOICE_METRICS = {
 """The same for multiple choice."""
 
 
-def print_answers(evaluation: QuestionEvaluation, out: Path | None) -> None:
-    """Print the measures of answers, with passages and without."""
+def print_answers(evaluation: QuestionEvaluation, out: Path | None, how: str) -> None:
+    """Print the measures of answers, with passages and without, and `how` the questions were asked."""
     summary: dict[str, Any] = evaluation.summary()
     _print_books(summary, evaluation.documents, _ANSWER_METRICS)
     print_line("  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token")
@@ -52,11 +55,14 @@ def print_answers(evaluation: QuestionEvaluation, out: Path | None) -> None:
     if summary["without_answers"]:
         notes.append(f"{summary['without_answers']:,} without gold answers, not judged")
     notes += _unscored(summary)
+    if failures := sum(part.get("judge_failures", 0) for part in (summary, summary.get("closed_book", {}))):
+        notes.append(f"{failures:,} answers without a verdict: {evaluation.judge} did not reply yes or no")
     if held:
         notes.append("an answer is in the first " + ", ".join(f"{k}: {share:.1%}" for k, share in held.items()))
     if "certified" in summary:
         notes.append(f"{summary['certified']:.1%} of the tokens of answers are certified")
     _print_notes(notes, summary)
+    print_line(f"  {how}")
     if out is not None:
         print_line(f"Every question with its answer and passages: {out}/answers.parquet")
 
@@ -91,20 +97,22 @@ def _print_notes(notes: Sequence[str], summary: Mapping[str, Any]) -> None:
     print_line("  " + "; ".join([*notes, *cuts]))
 
 
-def print_curve(curve: AnswerCurve, out: Path | None) -> None:
-    """Print a table with one row per number of passages."""
+def print_curve(curve: AnswerCurve, out: Path | None, how: str) -> None:
+    """Print a table with one row per number of passages, and `how` the questions were asked."""
     rows: list[dict[str, Any]] = curve.rows()
+    shown = {name: metric for name, metric in _ANSWER_METRICS.items() if name in rows[0]}
     cells = []
     for row in rows:
-        ends = {f"{name}_interval": [row[f"{name}_low"], row[f"{name}_high"]] for name in METRICS}
+        ends = {f"{name}_interval": [row[f"{name}_low"], row[f"{name}_high"]] for name in shown}
         known = {name: value for name, value in row.items() if value is not None} | ends
-        figures = [_with_interval(known, name, factor, form) for name, (_, factor, form) in _ANSWER_METRICS.items()]
+        figures = [_with_interval(known, name, factor, form) for name, (_, factor, form) in shown.items()]
         held = f"{row['has_answer']:.1%}" if "has_answer" in known else ""
         cells.append([f"{row['documents']:>8}", *figures, held])
-    labels = [label for label, _, _ in _ANSWER_METRICS.values()]
+    labels = [label for label, _, _ in shown.values()]
     print_table(["passages", *labels, "has answer"], cells, pad_edge=False)
     explained = "  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token"
     print_line("; ".join([explained, *_unscored(rows[0])]))
+    print_line(f"  {how}")
     if out is not None:
         print_line(f"The table: {out / CURVE_TABLE}, {out / CURVE_PLOT}")
 
@@ -206,6 +214,10 @@ def _verdict(judged: Mapping[str, Any]) -> str:
     gold, tokens = judged["gold_log_prob"], judged["gold_tokens"]
     likely = f"; gold answer {gold / tokens:.2f} nats a token" if gold is not None and tokens else ""
     verdict = {None: "no gold answer", True: "right", False: "wrong"}[judged["exact_match"]]
+    if verdict == "wrong" and judged["contains"]:
+        verdict = "not exact, but contains a gold answer"
+    if judged["agrees"] is not None:
+        verdict += f"; the judge says {'yes' if judged['agrees'] else 'no'}"
     return f"{answer} ({verdict}{likely})"
 
 

@@ -1,17 +1,12 @@
 """`ralm ask`: answers questions with a frozen language model, each with its sources."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import ralm
 from ralm.answering.options import AnswerOptions
 from ralm.cli import flags, models, options
 from ralm.options import Option
-
-_DRAWN: Final = AnswerOptions()
-_CHAT: Final = AnswerOptions(new_tokens=256, stop=())
-"""How an answer is drawn behind a chat template, which models end by themselves."""
 
 
 def ask_command(
@@ -32,18 +27,12 @@ def ask_command(
         str | None,
         Option(
             "Prompt by name (in-context-ralm, replug, chat), or a TOML file.",
-            default_text="model with a chat template: chat; else ensemble: replug; else in-context-ralm",
+            default_text=options.PROMPT_TEXT,
         ),
     ] = None,
     answering: Annotated[
         AnswerOptions,
-        flags.Flags(
-            without=("join",),
-            default_text={
-                "new_tokens": f"{_DRAWN.new_tokens}; chat: {_CHAT.new_tokens}",
-                "stop": "the end of the line; chat: none",
-            },
-        ),
+        flags.Flags(without=("join",), default_text=options.ANSWER_TEXTS),
     ],
     model_options: options.GeneratingModel,
     json: Annotated[bool, Option("Print only one JSON object per question, with every token.")] = False,
@@ -57,16 +46,11 @@ def ask_command(
     texts = options.read_input(question, questions, "question")
 
     from ralm.cli import answers, output
-    from ralm.lm.tokenizer import has_chat_template
 
+    named = None if prompt is None else ralm.open_prompt(prompt)
     source = None if index is None else ralm.QuestionRetriever(models.open_retrieval(index, retrieval))
     model = models.open_model(lm, model_options)
-    chosen = ralm.open_prompt(
-        prompt or ("chat" if has_chat_template(model.tokenizer) else options.paper_prompt(reading))
-    )
-    if chosen.chat:
-        usual = {name: getattr(_CHAT, name) for name in ("new_tokens", "stop") if name not in given}
-        answering = replace(answering, **usual)
+    chosen, answering = options.choose_prompt(named, model.tokenizer, reading, answering, given)
     answerer = ralm.Answerer(model, chosen, source, reader=reading.chosen_reader, options=answering)
     if json:
         for answer in answerer.answers(texts):

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from ralm.answering.options import AnswerOptions
 from ralm.cli.flags import Flags, Given
 from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text, read_text_in_chunks
 from ralm.errors import InputError, UsageError
@@ -23,6 +24,10 @@ from ralm.reading import ReadingOptions, plan, sampling
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import ExampleOptions
+
+if TYPE_CHECKING:
+    from ralm.answering.prompts import QuestionPrompt
+    from ralm.protocols import Tokenizer
 
 
 def argument(text: str, metavar: str | None = None) -> Any:
@@ -37,11 +42,18 @@ def force_option(output: str | None) -> Option:
 
 
 def _model_names(command: Any) -> list[str]:
-    """The language models of a command: the one that reads, and the one that reranks if it has options of reading."""
+    """The language models of a command: the one that reads, one that reranks, and one that judges answers."""
     reading: ReadingOptions | None = getattr(command, "reading", None)
-    return [name for name in (command.lm, reading and reading.rerank_lm) if name]
+    return [name for name in (command.lm, reading and reading.rerank_lm, getattr(command, "judge", None)) if name]
 
 
+CHAT_ANSWER: Final = AnswerOptions(new_tokens=256, stop=())
+"""How an answer is drawn after a chat prompt: models end it by themselves."""
+ANSWER_TEXTS: Final = {
+    "new_tokens": f"{AnswerOptions().new_tokens}; chat: {CHAT_ANSWER.new_tokens}",
+    "stop": "the end of the line; chat: none",
+}
+PROMPT_TEXT: Final = "model with a chat template: chat; else ensemble: replug; else in-context-ralm"
 NEEDS_LOCAL: Final = Needs("a model that runs here", lambda own: not all(map(is_api, _model_names(own) or ["local"])))
 NEEDS_API: Final = Needs("a model behind an API", lambda own: any(map(is_api, _model_names(own))))
 NEEDS_INDEX: Final = Needs("`index`", lambda own: own.index is not None)
@@ -84,9 +96,25 @@ def check_passage_sources(index: Path | None, retrieved: Path | None, reading: R
         raise UsageError(f'`reader="{reading.reader}"` reads passages: give `index` or `retrieved` too.')
 
 
-def paper_prompt(reading: ReadingOptions) -> str:
-    """The prompt of the paper that has this reader."""
-    return "replug" if reading.reader == "ensemble" else "in-context-ralm"
+def choose_prompt(
+    prompt: "QuestionPrompt | None",
+    tokenizer: "Tokenizer",
+    reading: ReadingOptions,
+    answering: AnswerOptions,
+    given: Given,
+) -> "tuple[QuestionPrompt, AnswerOptions]":
+    """The prompt, by default `chat` for a model with a chat template, else that of the paper that has this reader; and
+    how an answer after it is drawn, by default `CHAT_ANSWER` after a chat prompt."""
+    from ralm.answering.prompts import open_prompt
+    from ralm.lm.tokenizer import has_chat_template
+
+    if prompt is None:
+        paper = "replug" if reading.reader == "ensemble" else "in-context-ralm"
+        prompt = open_prompt("chat" if has_chat_template(tokenizer) else paper)
+    if not prompt.chat:
+        return prompt, answering
+    usual = {option: getattr(CHAT_ANSWER, option) for option in ("new_tokens", "stop") if option not in given}
+    return prompt, replace(answering, **usual)
 
 
 def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, given: Given) -> _HasQueryTokens:

@@ -11,12 +11,13 @@ from pydantic import JsonValue
 import ralm
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceFields, ChoiceOptions, QuestionFields
 from ralm.cli import options
-from ralm.cli.flags import Flags, Output
+from ralm.cli.flags import Flags, Given, Output
 from ralm.cli.models import open_model, open_retrieval
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
 
 if TYPE_CHECKING:
+    from ralm.answering.prompts import QuestionPrompt
     from ralm.protocols import Reader
 
 _DEMONSTRATIONS: Final = Needs("`demonstrations`", lambda job: job.demonstrations is not None)
@@ -71,7 +72,7 @@ class QuestionJob(_PassagesJob):
         str | None,
         Option(
             "Prompt by name (in-context-ralm, replug, chat), or a TOML file.",
-            default_text="ensemble: replug, else in-context-ralm",
+            default_text=options.PROMPT_TEXT,
         ),
     ] = None
     demonstrations: Annotated[
@@ -80,7 +81,11 @@ class QuestionJob(_PassagesJob):
     shots: Annotated[
         int, Option("How many demonstrations are shown, from the beginning of the file.", needs=_DEMONSTRATIONS)
     ] = 16
-    answering: Annotated[AnswerOptions, Option("How an answer is drawn."), Flags(needs={"join": _ENSEMBLE})]
+    answering: Annotated[
+        AnswerOptions,
+        Option("How an answer is drawn."),
+        Flags(needs={"join": _ENSEMBLE}, default_text=options.ANSWER_TEXTS),
+    ]
     semantics: Annotated[
         AnswerSemantics,
         Option("paper or official: follow the paper's text, or its published code, where they differ."),
@@ -88,15 +93,28 @@ class QuestionJob(_PassagesJob):
     fields: Annotated[QuestionFields, Option("Where a record has the question.")]
     limit: Annotated[int | None, Option("Use only this many questions.", default_text="all")] = None
 
-    def opened(self) -> _Arguments:
+    judge: Annotated[
+        str | None, Option("Also ask this language model whether each answer agrees with a gold answer.")
+    ] = None
+
+    def opened(self, given: Given) -> _Arguments:
         """The arguments of the evaluation, but for the reader."""
-        prompt = self.prompt or options.paper_prompt(self.reading)
-        return _open(self, ralm.read_questions, prompt, options=self.answering, semantics=self.semantics)
+        named = None if self.prompt is None else ralm.open_prompt(self.prompt)
+        [questions, model], parts = _open(self, ralm.read_questions)
+        prompt, answering = options.choose_prompt(named, model.tokenizer, self.reading, self.answering, given)
+        if self.judge is not None:
+            judging = model if self.judge == self.lm else open_model(self.judge, self.model, self.ray)
+            parts["judge"] = ralm.Judge(judging)
+        return [questions, model, prompt], {**parts, "options": answering, "semantics": self.semantics}
+
+    def description(self, prompt: "QuestionPrompt", answering: AnswerOptions) -> str:
+        """How the questions were asked, in a sentence."""
+        why = ", as the model has a chat template" if prompt.chat and self.prompt is None else ""
+        return f"asked with the prompt {prompt.name}{why}; answers have at most {answering.new_tokens} tokens"
 
 
-def _open(job: "QuestionJob | ChoiceJob", read: Callable[..., Sequence[Any]], prompt: str, **parts: Any) -> _Arguments:
-    """The arguments for a job with these parts, whose questions `read` reads."""
-    opened = ralm.open_prompt(prompt)
+def _open(job: "QuestionJob | ChoiceJob", read: Callable[..., Sequence[Any]]) -> _Arguments:
+    """The questions and the model of a job, and the source of passages and the demonstrations."""
     questions = read(job.questions, job.fields, limit=job.limit)
     shown = [] if job.demonstrations is None else read(job.demonstrations, job.fields, limit=job.shots)
     source: Any = None
@@ -104,27 +122,27 @@ def _open(job: "QuestionJob | ChoiceJob", read: Callable[..., Sequence[Any]], pr
         source = ralm.GivenPassages.read(job.retrieved, job.fields)
     elif job.index is not None:
         source = ralm.QuestionRetriever(open_retrieval(job.index, job.retrieval))
-    model = open_model(job.lm, job.model, job.ray)
-    return [questions, model, opened], {"source": source, "demonstrations": shown, **parts}
+    return [questions, open_model(job.lm, job.model, job.ray)], {"source": source, "demonstrations": shown}
 
 
 def _evaluate(
-    job: "QuestionJob | ChoiceJob",
+    asked: _Arguments,
+    reader: "Reader",
     evaluate: Callable[..., Any],
     describe: Callable[..., JsonValue],
-    show: Callable[[Any, Path | None], None],
-    out: Path | None,
+    show: Callable[[Any], None],
     *,
     baseline: bool,
 ) -> Output:
     """The outcome of a job: `evaluate` judges the answers, `describe` returns their config, `show` prints them."""
-    asked, parts = job.opened()
-    parts["reader"] = job.reading.chosen_reader
-    evaluation = evaluate(*asked, baseline=baseline, **parts)
-    return Output(lambda: {**evaluation.summary(), "config": describe(*asked, **parts)}, partial(show, evaluation, out))
+    arguments, parts = asked
+    parts["reader"] = reader
+    evaluation = evaluate(*arguments, baseline=baseline, **parts)
+    return Output(lambda: {**evaluation.summary(), "config": describe(*arguments, **parts)}, partial(show, evaluation))
 
 
 def qa_command(
+    given: Given,
     job: QuestionJob,
     baseline: Annotated[
         bool, Option("Also answer every question without passages (closed book).", needs=options.NEEDS_PASSAGES)
@@ -134,9 +152,9 @@ def qa_command(
 ) -> Output:
     """Answer questions with a frozen language model, and judge the answers.
 
-    Without --index and --retrieved, the model answers without passages (closed book). Reports exact match, F1, whether
-    the passages hold an answer, and the log-probability of the first gold answer. With --out, rerun the command to
-    resume a killed run.
+    Without --index and --retrieved, the model answers without passages (closed book). Reports exact match, whether the
+    answer contains a gold answer, F1, token recall, whether the passages hold an answer, and the log-probability of the
+    first gold answer. With --out, rerun the command to resume a killed run.
     """
     from ralm.answering.run import ANSWERS_KIND, questions_config
     from ralm.cli.answers import print_answers
@@ -145,10 +163,13 @@ def qa_command(
     if out is not None:
         check_output(out, kind=ANSWERS_KIND, force=force)
     run = ralm.evaluate_questions if out is None else partial(ralm.run_questions, out, force=force)
-    return _evaluate(job, run, questions_config, print_answers, out, baseline=baseline)
+    asked = job.opened(given)
+    show = partial(print_answers, out=out, how=job.description(asked[0][2], asked[1]["options"]))
+    return _evaluate(asked, job.reading.chosen_reader, run, questions_config, show, baseline=baseline)
 
 
 def curve_command(
+    given: Given,
     job: Annotated[QuestionJob, Flags(without=("documents",))],
     numbers: Annotated[
         str, Option("Numbers of passages in the prompt, separated by commas; 0 is the closed book.")
@@ -188,14 +209,14 @@ def curve_command(
     def ensemble_of(number: int) -> "Reader":
         return replace(job.reading.ensemble, documents=number)
 
-    asked, parts = job.opened()
+    asked, parts = job.opened(given)
     several_of = partial(several_in_context, order=job.reading.concatenation.order)
     parts["reader_of"] = ensemble_of if job.reading.reader == "ensemble" else several_of
     run: Any = answer_curve if out is None else partial(run_curve, out, force=force)
     curve = run(several, *asked, **parts)
     return Output(
         lambda: {"rows": [*curve.rows()], "config": curve_config(several, *asked, **parts)},
-        partial(print_curve, curve, out),
+        partial(print_curve, curve, out, job.description(asked[2], parts["options"])),
     )
 
 
@@ -243,8 +264,9 @@ class ChoiceJob(_PassagesJob):
 
     def opened(self) -> _Arguments:
         """The arguments of the evaluation, but for the reader. Texts are judged as answers to the bare question."""
-        prompt = self.prompt or ("replug" if self.choosing.score == "text" else "replug-choice")
-        return _open(self, ralm.read_choice_questions, prompt, options=self.choosing)
+        prompt = ralm.open_prompt(self.prompt or ("replug" if self.choosing.score == "text" else "replug-choice"))
+        asked, parts = _open(self, ralm.read_choice_questions)
+        return [*asked, prompt], {**parts, "options": self.choosing}
 
 
 def choice_command(
@@ -268,4 +290,5 @@ def choice_command(
     if out is not None:
         check_output(out, kind=CHOICES_KIND, force=force)
     run = ralm.evaluate_choices if out is None else partial(ralm.run_choices, out, force=force)
-    return _evaluate(job, run, choices_config, print_choices, out, baseline=baseline)
+    show = partial(print_choices, out=out)
+    return _evaluate(job.opened(), job.reading.chosen_reader, run, choices_config, show, baseline=baseline)
