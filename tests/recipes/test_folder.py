@@ -220,6 +220,8 @@ def test_models_are_named_as_used(tmp_path: Path) -> None:
     own = RecipeFolder(tmp_path / "out", {"llama-7b": "models/mine"}).as_run(recipe)
     assert {cell.model for cell in own.cells} == {"mine for LLaMA-7B", "LLaMA-13B", "LLaMA-33B"}
     assert len(own.cells) == len(recipe.cells)
+    orders = ("mine for LLaMA-7B", "LLaMA-13B", "LLaMA-33B")
+    assert [order.text for order in own.orders] == [f"WikiText-103, {model}: BM25 < none" for model in orders]
 
 
 def test_a_dry_run_tells_steps_and_estimates_and_writes_nothing(tmp_path: Path) -> None:

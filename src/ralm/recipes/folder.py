@@ -182,7 +182,8 @@ class RecipeFolder:
         orders: dict[object, Order] = {}
         for order in recipe.orders:
             pair = (self._identity_of_measure(order.better), self._identity_of_measure(order.worse))
-            orders.setdefault(pair if self.stand_in else order, order)
+            text = re.sub(r"[^:, ][^:,]*", lambda part: names.get(part[0], part[0]), order.text)
+            orders.setdefault(pair if self.stand_in else order, replace(order, text=text))
         return replace(recipe, cells=tuple(cells.values()), orders=tuple(orders.values()))
 
     def _name_of(self, model: str, measure: measures.Measure) -> str:

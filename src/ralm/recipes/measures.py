@@ -222,7 +222,8 @@ def _gains(run: Path, without: Path) -> DoubleArray:
 
 def _mean_of_some(values_T: DoubleArray, chosen_T: NDArray[np.bool_]) -> Sample:
     """The mean of some targets, over stretches of the text."""
-    whole, counted = (stretches(one_T, lambda mean: mean) for one_T in (values_T * chosen_T, 1.0 * chosen_T))
+    whole = stretches(values_T * chosen_T, lambda mean: mean)
+    counted = stretches(chosen_T.astype(np.float64), lambda mean: mean)
     there_U = counted.sums_U > 0
     return Sample(whole.sums_U[there_U], counted.sums_U[there_U].astype(np.int64), lambda mean: mean)
 
