@@ -1,6 +1,7 @@
 """The cluster that all tests on one share: it takes ten seconds to begin."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,6 +20,14 @@ def nodes() -> Iterator[Any]:
     with cluster() as nodes:
         yield nodes
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine belongs to no cluster."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda *_: None)
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", cache(lambda: set()))
 
 
 @pytest.fixture

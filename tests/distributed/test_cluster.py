@@ -3,8 +3,8 @@
 import socket
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,10 +38,8 @@ def test_no_cluster_at_an_address(corpus: Path) -> None:
     assert [path.name for path in corpus.parent.iterdir()] == ["corpus.jsonl"]
 
 
-def test_no_cluster_on_this_machine(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda *_: None)
-    monkeypatch.setattr("ray._private.services.find_gcs_addresses", cache(lambda: set()))
+@pytest.mark.usefixtures("no_cluster")
+def test_no_cluster_on_this_machine(corpus: Path) -> None:
     answer = ralm("index", corpus, "--out", corpus.with_name("index"), "--ray", "auto")
     assert answer.status == 1
     assert answer.err.startswith("ralm: there is no Ray cluster on this machine. Start one with `ray start --head`")
@@ -56,36 +54,22 @@ def test_what_is_no_address(address: str) -> None:
         pass
 
 
-def test_a_machine_that_has_all(tmp_path: Path) -> None:
+def test_machines_that_have_all_and_that_lack_something(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
     with Requirements.writing(tmp_path, [tmp_path]) as here:
         here.check()
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_other_versions(tmp_path: Path) -> None:
-    with Requirements.writing(tmp_path, []) as here:
-        for name, _ in here.versions:
-            other = replace(here, versions=((name, "0.0.1"),))
-            with pytest.raises(
-                ClusterError, match=rf"of the cluster has {name} \S+ where this one has 0\.0\.1: install"
-            ):
-                other.check()
-
-
-def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    with Requirements.writing(tmp_path, []) as here:
-        elsewhere = replace(here, shared=tmp_path / "other")
-        with pytest.raises(ClusterError, match=r"does not see .*other as this one does: use a folder on a disk"):
-            elsewhere.check()
-
-
-def test_a_source_that_cannot_be_read(tmp_path: Path) -> None:
-    with (
-        Requirements.writing(tmp_path, [tmp_path / "corpus"]) as here,
-        pytest.raises(ClusterError, match=r"cannot read .*corpus: put it on a disk that all share"),
-    ):
-        here.check()
+        changes: list[tuple[dict[str, Any], str]] = [
+            ({"versions": ((name, "0.0.1"),)}, rf"of the cluster has {name} \S+ where this one has 0\.0\.1: install")
+            for name, _ in here.versions
+        ]
+        changes += [
+            ({"shared": tmp_path / "other"}, r"does not see .*other as this one does: use a folder on a disk"),
+            ({"read": (tmp_path / "corpus",)}, r"cannot read .*corpus: put it on a disk that all share"),
+        ]
+        for changed, message in changes:
+            with pytest.raises(ClusterError, match=message):
+                replace(here, **changed).check()
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
 def test_what_decides_the_parts_of_an_index_is_in_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import shlex
 import socket
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +46,6 @@ def is_understood_by_ralm(words: list[str], folder: Path) -> bool:
         (folder / name / "sea.txt").write_text("whales sing")
     answer = ralm(*(word.replace("/shared", str(folder)) for word in words))
     return answer.err.startswith("ralm: there is no Ray cluster")
-
-
-@pytest.fixture
-def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda *_: None)
-    monkeypatch.setattr("ray._private.services.find_gcs_addresses", cache(lambda: set()))
 
 
 def run_on_slurm(folder: Path, port: int, *command: str, **environment: str) -> tuple[int, list[list[str]]]:

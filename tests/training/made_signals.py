@@ -1,5 +1,6 @@
 """Folders of signals that tests make, of a real index."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,15 @@ from ralm.training.signals import (
     Signals,
     open_signals,
 )
+
+
+def save_zipf_corpus(file: Path) -> None:
+    """40 documents of random words, some of them frequent."""
+    draws = np.random.default_rng(0)
+    with file.open("w") as stream:
+        for number in range(40):
+            text = " ".join(f"word{word}" for word in draws.zipf(1.5, 40) % 50)
+            stream.write(json.dumps({"id": f"d{number}", "title": f"t{number}", "text": text}) + "\n")
 
 
 def save_signals(

@@ -23,7 +23,7 @@ from ralm.training.reranker import train_reranker
 from ralm.training.signals import Signals
 from tests.fakes import passages_of
 from tests.reference import learning
-from tests.reranking.test_predictive import PASSAGES, Counting, Rows
+from tests.reranking.test_predictive import Rows
 from tests.tiny_encoders import save_tiny_bert
 from tests.tiny_models import save_tiny_model
 from tests.training.made_signals import save_signals
@@ -111,16 +111,6 @@ def test_training_begins_from_the_retrievers_order(tmp_path: Path, index: Index)
     scores = loaded.scores([("text", index.passages[number].contents) for number in (5, 2, 7)])
     expected = dict(zip((5, 2, 7), scores + rank_prior(weight, 3), strict=True))
     assert dict(best.of(0)) == pytest.approx(expected)
-
-
-def test_it_can_change_what_is_chosen() -> None:
-    hits = Hits.from_pairs([[(1, 3), (0, 2), (2, 1)]])
-    model = Counting()
-    without = Predictive(cross_encoder=model).choose(Rows("a b c"), hits, PASSAGES, 1)
-    model.rank_weight = 100.0  # type: ignore[attr-defined]
-    with_prior = Predictive(cross_encoder=model).choose(Rows("a b c"), hits, PASSAGES, 1)
-    assert [number for number, _ in without.of(0)] == [0]
-    assert [number for number, _ in with_prior.of(0)] == [1]
 
 
 @pytest.mark.parametrize("weight", ["much", -1, float("inf"), None])

@@ -12,7 +12,6 @@ from pydantic import JsonValue
 from sentence_transformers import SentenceTransformer
 
 from ralm.errors import DamagedFolderError, OtherEncoderError, RalmWarning, UsageError
-from ralm.records import Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions, VectorOptions
@@ -26,13 +25,9 @@ from ralm.training.signals import Signals
 from tests.reference import learning
 from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
 from tests.training.made_signals import save_signals
+from tests.training.taught import WORDS, passages
 
-WORDS = "fox sea hill sheep barn radium stone bread moon river salt crow".split()
 QUICK = TrainingOptions(steps=30, batch=8, learning_rate=2e-3, evaluate_every=10, checkpoint_every=10, held_out=0.2)
-
-
-def passages() -> list[Passage]:
-    return [Passage(n, f"d{n}", f"about {word}", f"the {word} and the {word} again") for n, word in enumerate(WORDS)]
 
 
 def preferring(folder: Path, index: Index, wanted: int, count: int = 40) -> Signals:
@@ -168,17 +163,14 @@ def test_a_question_encoder_of_a_pair_is_trained(root: Path, tmp_path: Path) -> 
     assert first_places(tmp_path / "index", tmp_path / "out", 2, ["sea fox", "moon"]) < 1
 
 
-@pytest.mark.parametrize("candidates", [[[3], [4], [5]], [[3, 4], [], [5]]])
-def test_examples_without_a_choice_teach_nothing(root: Path, tmp_path: Path, candidates: list[list[int]]) -> None:
-    index = open_index(root / "index")
-    means = [[-1.0] * len(row) for row in candidates]
-    save_signals(tmp_path / "signals", index.fingerprint, ["sea", "fox", "moon"], candidates, means)
-    none_held_out = replace(QUICK, steps=2, held_out=0)
-    if max(map(len, candidates)) > 1:
-        train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=none_held_out)
-        return
+def test_examples_without_a_choice_teach_nothing(root: Path, tmp_path: Path) -> None:
+    index, none_held_out = open_index(root / "index"), replace(QUICK, steps=2, held_out=0)
+    for name, candidates in (("none", [[3], [4], [5]]), ("one", [[3, 4], [], [5]])):
+        means = [[-1.0] * len(row) for row in candidates]
+        save_signals(tmp_path / name, index.fingerprint, ["sea", "fox", "moon"], candidates, means)
+    train_query_encoder(tmp_path / "one", tmp_path / "out", index=index, training=none_held_out)
     with pytest.raises(UsageError, match="only 0 have two candidates or more"):
-        train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=none_held_out)
+        train_query_encoder(tmp_path / "none", tmp_path / "other", index=index, training=none_held_out)
 
 
 def test_what_does_not_belong_together(root: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Training the predictive reranker: it learns, from the right examples, and what is refused."""
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from ralm.reranking.cross_encoder import load_pair_model
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.manifest import read_manifest
-from ralm.training.cross_encoder import TrainableCrossEncoder, _drawn
+from ralm.training.cross_encoder import TrainableCrossEncoder
 from ralm.training.options import RerankerOptions, TrainingOptions
 from ralm.training.reranker import RERANKER_KIND, TrainedReranker, train_reranker
 from ralm.training.signals import Signals
@@ -37,15 +36,6 @@ OPTIONS = TrainingOptions(
     held_out=0.2,
     dropout=False,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Models this small only wait when several threads share them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -150,14 +140,6 @@ def test_candidates_are_drawn_for_a_step_and_not_for_an_evaluation(signals: Sign
     first, again, other = (made.losses(examples, np.random.default_rng(seed)) for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-def test_draws_are_of_candidates_that_are_there() -> None:
-    there = np.array([[True, True, True, True], [True, False, True, False], [False, True, False, False]])
-    drawn = np.stack([there & _drawn(there, 2, np.random.default_rng(seed)) for seed in range(200)])
-    assert (drawn.sum(axis=2) == [2, 2, 1]).all()
-    assert (drawn[:, 0].mean(axis=0) > 0.35).all()
-    assert (drawn[:, 0].mean(axis=0) < 0.65).all()
 
 
 def test_a_cross_encoder_can_be_trained_further(signals: Signals, index: Index, tmp_path: Path) -> None:

@@ -122,49 +122,42 @@ def test_retrieved_passages_are_written_in_its_order(folder: Path) -> None:
     assert "--rerank oracle ranks with the language model, which is not loaded here" in model.err
 
 
+EVAL = ["eval", "text.txt", *READ[:4], *SHORT]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("command", "arguments", "message"),
     [
-        (["--rerank", "predictive"], "--rerank predictive needs a --reranker: a folder that `ralm train reranker`"),
-        (["--reranker", "reranker"], "--reranker has no effect without --rerank predictive"),
-        (["--rerank", "predictive", "--reranker", "bert"], "bert is an encoder without a head that scores pairs"),
-        (["--rerank", "predictive", "--reranker", "./gone"], "there is no folder ./gone"),
         (
+            EVAL,
+            ["--rerank", "predictive"],
+            "--rerank predictive needs a --reranker: a folder that `ralm train reranker`",
+        ),
+        (EVAL, ["--reranker", "reranker"], "--reranker has no effect without --rerank predictive"),
+        (EVAL, ["--rerank", "predictive", "--reranker", "bert"], "bert is an encoder without a head that scores pairs"),
+        (EVAL, ["--rerank", "predictive", "--reranker", "./gone"], "there is no folder ./gone"),
+        (
+            EVAL,
             [*RERANKED, "--rerank-tokens", "40"],
             "40 tokens of the prefix leave too little room for a passage: rerank",
         ),
-    ],
-)
-def test_what_is_refused(arguments: list[str], message: str) -> None:
-    answer = ralm("eval", "text.txt", *READ[:4], *SHORT, *arguments)
-    assert answer.status > 0
-    assert message in answer.err
-    assert answer.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         (
+            TRAIN,
             ["--out", "reranker"],
-            "reranker already exists and is kept; choose another output, or replace it with --force",
+            "reranker already exists and is kept; choose another output, or replace it with",
         ),
-        (
-            ["--out", "new", "--tokens", "33"],
-            "33 tokens of the prefix leave too little room for a passage: bert",
-        ),
-        (["--out", "new", "--candidates", "1"], "--candidates must be at least 2, not 1"),
-        (["--out", "new", "--held-out", "0.95"], "--held-out must be at least 0 and at most 0.9, not 0.95"),
-        (
-            ["--out", "new", "--held-out", "0", "--patience", "3"],
-            "--patience has no effect without a --held-out",
-        ),
-        (["--out", "new", "--init", "./gone"], "there is no folder ./gone"),
-        (["--out", "new", "--index", "signals"], "signals is a ralm signals, not a ralm index"),
+        (TRAIN, ["--tokens", "33"], "33 tokens of the prefix leave too little room for a passage: bert"),
+        (TRAIN, ["--candidates", "1"], "--candidates must be at least 2, not 1"),
+        (TRAIN, ["--held-out", "0.95"], "--held-out must be at least 0 and at most 0.9, not 0.95"),
+        (TRAIN, ["--held-out", "0", "--patience", "3"], "--patience has no effect without a --held-out"),
+        (TRAIN, ["--init", "./gone"], "there is no folder ./gone"),
+        (TRAIN, ["--index", "signals"], "signals is a ralm signals, not a ralm index"),
     ],
 )
-def test_what_training_refuses(arguments: list[str], message: str, folder: Path) -> None:
-    answer = ralm(*TRAIN, *SETTINGS, *arguments)
+def test_what_is_refused(command: list[str], arguments: list[str], message: str, folder: Path) -> None:
+    more = SETTINGS if command is TRAIN else []
+    new = ["--out", "new"] if "--out" not in arguments else []
+    answer = ralm(*command, *more, *new, *arguments)
     assert answer.status > 0
     assert message in answer.err
     assert answer.err.count("\n") == 1

@@ -22,7 +22,7 @@ from ralm.training.signals import CANDIDATES, Signals, open_signals, signal_stat
 from tests.cli.program import Answer, ralm
 from tests.cli.test_signals import wait_until
 from tests.forked import Program, killing, started
-from tests.training.made_signals import save_signals
+from tests.training.made_signals import save_signals, save_zipf_corpus
 
 SMALL = ["--prefix-tokens", 12, "--sequence-tokens", 32, "--query-tokens", 12, "--document-tokens", 30]
 SMALL += ["--candidates", 3, "--per-sequence", 2]
@@ -32,11 +32,7 @@ SMALL += ["--candidates", 3, "--per-sequence", 2]
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus, and an index of it."""
     folder = tmp_path_factory.mktemp("signals")
-    random = np.random.default_rng(0)
-    with (folder / "corpus.jsonl").open("w") as stream:
-        for number in range(40):
-            text = " ".join(f"word{word}" for word in random.zipf(1.5, 40) % 50)
-            stream.write(json.dumps({"id": f"d{number}", "title": f"t{number}", "text": text}) + "\n")
+    save_zipf_corpus(folder / "corpus.jsonl")
     answer = ralm("index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 12)
     assert answer.status == 0, answer.err
     return folder
@@ -119,26 +115,32 @@ def failing_at(name: str, *command: object) -> None:
         assert ralm(*command).status != 0
 
 
+@pytest.mark.parametrize("replaced", [[], ["--force"]])
 def test_what_is_done_is_not_measured_again(
-    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch, replaced: list[object]
 ) -> None:
+    """With --force, over signals of the same settings."""
     succeeded(ralm(*asked, "--out", tmp_path / "whole"))
+    if replaced:
+        shutil.copytree(tmp_path / "whole", tmp_path / "out")
     measured = measuring_that_fails_at_the_third(monkeypatch)
-    answer = ralm(*asked, "--out", tmp_path / "out")
+    answer = ralm(*asked, "--out", tmp_path / "out", *replaced)
     assert answer.status != 0
     assert "no space left" in answer.err
     assert measured == [0, 8]
-
-    other = ralm(*asked, "--out", tmp_path / "out", "--seed", 1)
-    assert other.status != 0
-    assert "begun with other settings (examples.seed 0 there, 1 here)" in other.err
+    if replaced:
+        same(open_signals(tmp_path / "whole"), open_signals(tmp_path / "out"))
+    else:
+        other = ralm(*asked, "--out", tmp_path / "out", "--seed", 1)
+        assert other.status != 0
+        assert "begun with other settings (examples.seed 0 there, 1 here)" in other.err
     damaged = tmp_path / "out.unfinished" / "parts" / "00001.parquet"
     damaged.write_bytes(damaged.read_bytes()[:-50])
-    again = ralm(*asked, "--out", tmp_path / "out")
-    succeeded(again)
+    again = succeeded(ralm(*asked, "--out", tmp_path / "out", *replaced))
     assert f"{damaged} is damaged" in again.err
     assert sorted(measured) == [0, 8, 8, 16, 24]
     same(open_signals(tmp_path / "whole"), open_signals(tmp_path / "out"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
 
 
 def test_other_texts_and_fields_are_other_settings(work: Path, tmp_path: Path, asked: list[object]) -> None:
@@ -227,8 +229,7 @@ def test_another_process_finishes_while_this_one_waits(
     tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This process waits for a part that another one measures, and finds everything done and cleared away."""
-    out = tmp_path / "out"
-    measure = signal_writer._measure_if_free
+    out, measure = tmp_path / "out", signal_writer._measure_if_free
     waited: list[float] = []
 
     def leave_the_last(job: Any, part: int, sampled: pq.ParquetFile) -> None:
@@ -265,20 +266,6 @@ def test_another_process_ends_all_before_this_one_begins(
     monkeypatch.setattr(signal_writer, "file_lock", others_finish)
     succeeded(ralm(*asked, "--out", tmp_path / "out"))
     assert len(waited) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_measuring_again_goes_on_after_an_interruption(
-    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With --force, over signals of the same settings."""
-    succeeded(ralm(*asked, "--out", tmp_path / "out"))
-    measured = measuring_that_fails_at_the_third(monkeypatch)
-    assert ralm(*asked, "--out", tmp_path / "out", "--force").status != 0
-    assert measured == [0, 8]
-    assert len(open_signals(tmp_path / "out")) == 30, "as before"
-    succeeded(ralm(*asked, "--out", tmp_path / "out", "--force"))
-    assert measured == [0, 8, 16, 24]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

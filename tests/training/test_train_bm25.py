@@ -24,7 +24,7 @@ from ralm.training.options import WeightingOptions
 from ralm.training.signals import Signals, open_signals
 from tests.cli.program import ralm
 from tests.fakes import WordTokenizer
-from tests.training.made_signals import save_signals
+from tests.training.made_signals import save_signals, save_zipf_corpus
 
 COUNT = 200
 CANDIDATES = 16
@@ -237,11 +237,7 @@ def test_signals_that_cannot_be_used(tmp_path: Path, index: Index) -> None:
 @pytest.mark.slow
 def test_end_to_end(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
     """`ralm signals`, `ralm train bm25`, and its folder given to `ralm search` and `ralm check`."""
-    draws = np.random.default_rng(0)
-    with (tmp_path / "corpus.jsonl").open("w") as stream:
-        for number in range(40):
-            text = " ".join(f"word{word}" for word in draws.zipf(1.5, 40) % 50)
-            stream.write(json.dumps({"id": f"d{number}", "title": f"t{number}", "text": text}) + "\n")
+    save_zipf_corpus(tmp_path / "corpus.jsonl")
     lm = tiny_folders["gpt2"]
     index, signals, out = tmp_path / "index", tmp_path / "signals", tmp_path / "out"
     sizes = ["--prefix-tokens", 12, "--sequence-tokens", 32, "--query-tokens", 12, "--document-tokens", 30]
