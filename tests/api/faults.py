@@ -1,6 +1,6 @@
 """What can go wrong with one request to a scripted server, each a fault that a test puts in its script."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -68,6 +68,16 @@ class Cut(Fault):
 
     def sent(self, reply: Reply) -> Reply:
         return replace(reply, cut_after=-1 if self.after is None else self.after)
+
+
+@dataclass(frozen=True)
+class Raw(Fault):
+    """What is sent is made from the body of the answer: bytes, and seconds to wait."""
+
+    play: Callable[[bytes], Iterator[bytes | float]]
+
+    def sent(self, reply: Reply) -> Reply:
+        return replace(reply, raw=self.play)
 
 
 @dataclass(frozen=True)

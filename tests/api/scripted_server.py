@@ -93,6 +93,10 @@ class HttpServer:
         if self._http.errors and kind is None:
             raise self._http.errors[0]
 
+    def wait(self, seconds: float) -> None:
+        """Wait, unless the server ends."""
+        self._ended.wait(seconds)
+
     def answer(self, method: str, path: str, body: Json, headers: Mapping[str, str]) -> Reply:
         """Record a request; its answer, after the seconds that it takes."""
         with self._lock:
@@ -103,7 +107,7 @@ class HttpServer:
             self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             reply = self._reply(request)
-            self._ended.wait(reply.seconds)
+            self.wait(reply.seconds)
             return reply
         finally:
             with self._lock:
@@ -233,6 +237,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, reply: Reply) -> None:
         content, cut = reply.content, reply.cut_after
+        if reply.raw is not None:
+            self.close_connection = True
+            for part in reply.raw(content):
+                self.server.owner.wait(part) if isinstance(part, float) else self.wfile.write(part)
+            return
         if cut is None or cut >= 0:
             self.send_response(reply.status)
             for name, value in {"Content-Type": reply.kind, **reply.headers, "Content-Length": len(content)}.items():

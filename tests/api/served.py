@@ -142,7 +142,7 @@ def check_tokens(found: Sequence[GeneratedToken], expected: Sequence[GeneratedTo
         np.testing.assert_allclose(one.posteriors_K, other.posteriors_K, atol=atol)
 
 
-def check_sentence(error: Exception) -> None:
+def check_sentence(error: Exception, longest: int = 700) -> None:
     """One or two sentences without a traceback, which tell the user what was wrong."""
     said = str(error)
     assert said.endswith("."), said
@@ -150,7 +150,7 @@ def check_sentence(error: Exception) -> None:
     assert "\n" not in said
     assert ". ." not in said
     assert ".." not in said.replace("...", ""), said
-    assert len(said) < 700, said
+    assert len(said) < longest, said
 
 
 def backend_named(name: str, backing: OfTable, likeliest: int, *, as_ids: bool = True) -> Backend:

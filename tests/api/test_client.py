@@ -556,12 +556,6 @@ def test_interrupts_at_any_moment_leave_a_client_that_works(tmp_path: Path) -> N
         subprocess.run(command, timeout=240, check=True)
 
 
-def test_a_proxy_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALL_PROXY", "socks9://host:1")
-    with pytest.raises(UsageError, match="the proxy or the certificates that the environment names cannot be used"):
-        Client(Endpoint("http://host/v1", "m"), ApiOptions(answers=tmp_path / "answers"))
-
-
 def test_bodies_are_sent_as_they_are(tmp_path: Path) -> None:
     body: dict[str, Any] = {"n": 1, "prompt": [0, 50256], "text": "né\u2028\n", "none": None, "nested": {"x": [1.5]}}
     with HttpServer(echo) as server, client_of(server, tmp_path) as client:

@@ -224,6 +224,7 @@ def test_a_server_that_cannot_be_asked(kind: str, fault: faults.Fault, said: str
             opened(server, retries=0)
         assert said in str(raised.value)
         check_sentence(raised.value)
+        assert "ralm-api" not in {thread.name for thread in threading.enumerate()}, "the client is closed"
 
 
 @pytest.mark.parametrize("kind", SERVERS)

@@ -4,7 +4,7 @@ V vocabulary.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -20,7 +20,8 @@ Json: TypeAlias = dict[str, Any]
 class Reply:
     """A status, headers and a body: bytes or a text as they are, anything else as JSON.
 
-    It is sent after some seconds, and only `cut_after` bytes of its body; -1: not even the headers.
+    It is sent after some seconds, and only `cut_after` bytes of its body; -1: not even the headers. `raw` makes what is
+    sent instead of it from its body: bytes, and seconds to wait.
     """
 
     body: Any
@@ -28,6 +29,7 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     cut_after: int | None = None
+    raw: Callable[[bytes], Iterator[bytes | float]] | None = None
 
     @property
     def content(self) -> bytes:

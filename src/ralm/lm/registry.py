@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
-_API_PACKAGES: Final = ("openai", "tiktoken", "transformers", "huggingface_hub")
+_API_PACKAGES: Final = ("httpx2", "openai", "tiktoken", "transformers", "huggingface_hub")
 _LM_PACKAGES: Final = ("torch", "transformers", "tokenizers", "huggingface_hub")
 
 

@@ -15,6 +15,7 @@ from ralm.errors import BudgetError, InputError, UsageError
 from ralm.lm.api.endpoint import ApiOptions
 
 _MILLION: Final = 1_000_000
+_LARGEST_COUNT: Final = 1 << 53
 
 
 class Tokens(NamedTuple):
@@ -209,7 +210,7 @@ def tokens_in_answer(answer: Mapping[str, JsonValue]) -> Tokens | None:
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_COUNT
 
 
 def _price(name: str, table: Any, file: Path) -> Price:

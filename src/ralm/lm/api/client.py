@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeAlias, TypeVar, cast
 
 from pydantic import JsonValue
 
-from ralm.errors import UsageError
+from ralm.errors import ServerError, UsageError
 from ralm.lm.api.budget import ApiUsage, Budget, Tokens
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
 from ralm.lm.api.store import AnswerStore, ModelChangeDetector, answer_key, default_answers
@@ -119,7 +119,7 @@ class Client:
         key = answer_key(self.identity, request.path, request.body)
         if key in call.requested:
             self._budget.reused()
-        elif self.identity and (stored := self.store.get(key)) is not None:
+        elif self.identity and (stored := self._stored(key, request)) is not None:
             self._budget.reused()
             call.outcomes[key] = stored
         else:
@@ -134,7 +134,7 @@ class Client:
             with call.task() as sent:
                 answer = await self._send_in_turn(request, sent)
                 if keep:
-                    await self._keep(key, answer)
+                    await self._keep(key, request, answer)
             outcome = answer
         except Exception as error:  # noqa: BLE001  (raised in the caller's thread)
             call.stop()
@@ -151,9 +151,23 @@ class Client:
         return answer
 
     async def _send(self, request: ApiRequest) -> JsonObject:
-        return await self._transport.post(request.path, request.body, request.retries)
+        return await self._transport.send(request)
 
-    async def _keep(self, key: bytes, answer: JsonObject) -> None:
+    def _stored(self, key: bytes, request: ApiRequest) -> JsonObject | None:
+        """The stored answer to a request; None if it is not known or cannot be used."""
+        stored = self.store.get(key)
+        with suppress(ServerError):
+            if stored is not None:
+                request.check(stored)
+                return stored
+        return None
+
+    async def _keep(self, key: bytes, request: ApiRequest, answer: JsonObject) -> None:
+        """Store an answer. Raises ServerError if it cannot be used, and then stores nothing."""
+        try:
+            await asyncio.to_thread(request.check, answer)  # which may ask the server for its tokenizer
+        except ServerError as error:
+            raise ServerError(f"{error} The answer was not stored in {self.store.file}; run this again.", 200) from None
         if self.detector is None:
             self.store.put(key, answer)
         else:

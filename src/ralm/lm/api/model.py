@@ -5,7 +5,7 @@ What the server returns decides what the model can do; see `ralm.lm.api.backends
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, Literal, cast
 
 import numpy as np
@@ -111,24 +111,27 @@ class ApiModel:
         return ApiContinuations(self)
 
     def _score_prompts(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        answers = self.client.answers(self.backend.scoring_request(one.tokens_N) for one in passes)
+        answers = self.client.answers(self.backend.checked_scoring(one.tokens_N) for one in passes)
         for one, answer in zip(passes, answers, strict=True):
             yield np.array(self.backend.scored_log_probs(answer, one.tokens_N, one.targets_P), dtype=np.float32)
 
     def _score_chosen(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        backend = self.backend
         targets = ((one.tokens_N, position) for one in passes for position in one.targets_P)
         answers = self.client.answers(
-            backend.choice_request(tokens[:position], [int(tokens[position])]) for tokens, position in targets
+            self.backend.choice_request(tokens[:position], [int(tokens[position])]).checked(
+                partial(self._chosen_log_prob, token=int(tokens[position]))
+            )
+            for tokens, position in targets
         )
         for one in passes:
             tokens = one.tokens_N[one.targets_P].tolist()
-            found_P = np.array(
-                [backend.chosen_log_probs(next(answers), [token])[0] for token in tokens], dtype=np.float32
-            )
-            if np.isnan(found_P).any():
-                raise unexpected(f"{self.name} returns no log-probability for the end of a text, which it has to score")
-            yield found_P
+            yield np.array([self._chosen_log_prob(next(answers), token) for token in tokens], dtype=np.float32)
+
+    def _chosen_log_prob(self, answer: transport.JsonObject, token: int) -> float:
+        [found] = self.backend.chosen_log_probs(answer, [token])
+        if np.isnan(found):
+            raise unexpected(f"{self.name} returns no log-probability for the end of a text, which it has to score")
+        return found
 
 
 class _Bound:
@@ -150,7 +153,7 @@ class _Bound:
         texts = [one.tokens_N[:position] for one in passes for position in one.targets_P]
         kept = [backend.keeps_tokens(text) for text in texts]
         answers = self._model.client.answers(
-            backend.generation_request(text, 1) for text, keeps in zip(texts, kept, strict=True) if keeps
+            backend.checked_generation(text, 1) for text, keeps in zip(texts, kept, strict=True) if keeps
         )
         predictions = (
             self._prediction(next(answers), len(text)) if keeps else end_prediction()
@@ -231,7 +234,7 @@ class ApiContinuations:
         """Let the server generate tokens after each text without a known prediction."""
         texts = [(text, count) for text, count in texts if not self._knows(text)]
         backend = self._backend
-        answers = self._client.answers(backend.generation_request(text, count) for text, count in texts)
+        answers = self._client.answers(backend.checked_generation(text, count) for text, count in texts)
         for (text, count), answer in zip(texts, answers, strict=True):
             same = backend.keeps_tokens(text) and backend.prompt_token_count(answer) in (None, len(text))
             found = backend.generated(answer, count)
@@ -249,7 +252,7 @@ class ApiContinuations:
         drafted = [(text, self._unchanged(text, draft)) for text, draft in drafted if not self._knows(text)]
         drafted = [(text, draft) for text, draft in drafted if len(draft)]
         prompts = [np.concatenate([text, draft]) for text, draft in drafted]
-        answers = self._client.answers(map(self._backend.prompt_request, prompts))
+        answers = self._client.answers(map(self._backend.checked_prompt, prompts))
         for (text, _), prompt, answer in zip(drafted, prompts, answers, strict=True):
             self._keep(text, self._backend.prompt_predictions(answer, prompt, len(text)))
 
@@ -307,12 +310,12 @@ class ApiContinuations:
         """The log-probabilities of tokens after each text, one request each."""
         backend = self._backend
         if backend.max_chosen:
-            answers = self._client.answers(backend.choice_request(text, tokens) for text, tokens in parts)
+            answers = self._client.answers(backend.checked_choice(text, tokens) for text, tokens in parts)
             for (_, tokens), answer in zip(parts, answers, strict=True):
                 yield backend.chosen_log_probs(answer, tokens)
         elif backend.scores_prompts:
             prompts = [np.append(text, tokens) for text, tokens in parts]
-            answers = self._client.answers(map(backend.scoring_request, prompts))
+            answers = self._client.answers(map(backend.checked_scoring, prompts))
             for prompt, answer in zip(prompts, answers, strict=True):
                 yield backend.scored_log_probs(answer, prompt, np.array([len(prompt) - 1]))
         else:
@@ -342,7 +345,7 @@ class _DryRunClient(Client):
     async def _send(self, request: transport.ApiRequest) -> transport.JsonObject:  # noqa: ARG002
         return _PLACEHOLDER
 
-    async def _keep(self, key: bytes, answer: transport.JsonObject) -> None:
+    async def _keep(self, key: bytes, request: transport.ApiRequest, answer: transport.JsonObject) -> None:
         """Placeholders are not stored."""
 
 

@@ -48,14 +48,23 @@ def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
     if the name or the options are wrong, ServerError if the server does not answer, and ModelError if no backend works
     or the tokenizer is that of another model.
     """
-    probe = _Probe(name, Client(endpoint_of(name), options))
-    model = probe.stored() or probe.run()
+    model = _probed(name, options, anew=False)
     return as_dry_run(model) if options is not None and options.dry_run else model
 
 
 def probe_server(name: str, options: ApiOptions | None = None) -> ApiModel:
     """The model behind an API with this name, after a new probe."""
-    return _Probe(name, Client(endpoint_of(name), options)).run()
+    return _probed(name, options, anew=True)
+
+
+def _probed(name: str, options: ApiOptions | None, *, anew: bool) -> ApiModel:
+    client = Client(endpoint_of(name), options)
+    try:
+        probe = _Probe(name, client)
+        return (None if anew else probe.stored()) or probe.run()
+    except BaseException:
+        client.close()
+        raise
 
 
 class _Probe:

@@ -89,15 +89,16 @@ Send: TypeAlias = Callable[[ApiRequest], Awaitable[JsonObject]]
 
 
 class Origin(NamedTuple):
-    """The system (`system_fingerprint`) and the model that an answer names."""
+    """The system (`system_fingerprint`) and the model that an answer names, if any."""
 
-    system: JsonValue
-    model: JsonValue
+    system: str | None
+    model: str | None
 
 
 def origin_of(answer: JsonObject) -> Origin:
     """The origin that an answer names."""
-    return Origin(answer.get("system_fingerprint"), answer.get("model"))
+    system, model = (answer.get(name) for name in ("system_fingerprint", "model"))
+    return Origin(system if isinstance(system, str) else None, model if isinstance(model, str) else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,13 +4,17 @@ The package `openai` sends and retries. It reads OPENAI_* variables, but none of
 anyone's. No message contains the key, even if the server repeats it.
 """
 
+import asyncio
 import json
 import os
+import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, cast
 
+import httpx2
 from openai import (
     APIError,
     APIStatusError,
@@ -18,6 +22,7 @@ from openai import (
     AsyncOpenAI,
     DefaultAsyncHttpxClient,
     Omit,
+    OpenAIError,
     Timeout,
     omit,
 )
@@ -38,6 +43,18 @@ _MESSAGES: Final = ("message", "error", "detail", "msg")
 """Fields of an error's body that may hold its message."""
 _TRIES: Final = "x-stainless-retry-count"
 """The header in which `openai` counts earlier attempts of a request."""
+_BYTES: Final = 1 << 20
+_BYTES_A_LISTED_TOKEN: Final = 256
+"""The longest answer: so many bytes, and so many for each token that may be listed at each position."""
+_LISTED: Final = 20
+"""Tokens listed at each position if the request names no larger number."""
+_LISTING: Final = ("logprobs", "prompt_logprobs", "top_logprobs", "n_probs", "top_logprobs_num", "top_n_tokens")
+"""Fields in which requests name it."""
+_BYTES_TO_GET: Final = 16 << 20
+"""The longest answer to a request that is not for tokens, such as the list of a provider's models."""
+_max_bytes: ContextVar[int] = ContextVar("max_bytes", default=_BYTES_TO_GET)
+_OF_THE_BODY: Final = ("content-type", "content-encoding", "content-length", "transfer-encoding")
+"""Headers that say how a body was sent; a charset that Python has may decode no text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +62,7 @@ class ApiRequest:
     """A request: `body` goes to `path`, which is below the base URL, or from the server's root if it begins with `//`.
 
     `tokens` is the number of tokens in its prompt, `max_new_tokens` the maximum number to generate. The budget counts
-    these until the server reports its own numbers.
+    these until the server reports its own numbers. `check` raises ServerError if an answer cannot be used.
     """
 
     path: str
@@ -53,11 +70,24 @@ class ApiRequest:
     tokens: int
     max_new_tokens: int = 0
     retries: int | None = None
+    check: Callable[[JsonObject], object] = lambda _: None
+
+    def checked(self, check: Callable[[JsonObject], object]) -> "ApiRequest":
+        """The request with another `check`."""
+        return replace(self, check=check)
 
     @property
     def worst(self) -> Tokens:
         """The maximum number of tokens that it can cost."""
         return Tokens(self.tokens, self.max_new_tokens)
+
+    @property
+    def max_bytes(self) -> int:
+        """The length of the longest answer that is read."""
+        inner = self.body.get("parameters")
+        named = {**self.body, **(inner if isinstance(inner, Mapping) else {})}
+        listed = max([_LISTED, *(value for name in _LISTING if isinstance(value := named.get(name), int))])
+        return _BYTES + _BYTES_A_LISTED_TOKEN * listed * (self.tokens + self.max_new_tokens + 1)
 
 
 class Transport:
@@ -73,10 +103,11 @@ class Transport:
                 retried()
 
         try:
-            http = DefaultAsyncHttpxClient(event_hooks={"request": [count]})
-        except (ImportError, OSError, ValueError) as error:
+            http = _BoundedHttp(options.timeout, event_hooks={"request": [count]})
+        except (httpx2.InvalidURL, ImportError, OSError, ValueError) as error:
+            reason = str(error).removesuffix(".")
             raise UsageError(
-                f"the proxy or the certificates that the environment names cannot be used: {error}"
+                f"the proxy or the certificates that the environment names cannot be used: {reason}."
             ) from None
         self._endpoint = endpoint
         self._timeout = options.timeout
@@ -90,12 +121,14 @@ class Transport:
             http_client=http,
         )
 
-    async def post(self, path: str, body: Mapping[str, JsonValue], retries: int | None = None) -> JsonObject:
-        """The answer to a request, with at most `retries` retries (None: those of the options).
+    async def send(self, request: ApiRequest) -> JsonObject:
+        """The answer to a request. Raises ServerError if there is none."""
+        _max_bytes.set(request.max_bytes)
+        return await self._answer(request.path, self._client.post, request.retries, body=dict(request.body))
 
-        Raises ServerError if there is none.
-        """
-        return await self._answer(path, self._client.post, retries, body=dict(body))
+    async def post(self, path: str, body: Mapping[str, JsonValue]) -> JsonObject:
+        """The answer to a request that is not for tokens. Raises ServerError if there is none."""
+        return await self._answer(path, self._client.post, None, body=dict(body))
 
     async def get(self, path: str) -> JsonObject:
         """The answer at a path. Raises ServerError if there is none."""
@@ -114,6 +147,8 @@ class Transport:
             text = await ask(self._endpoint.address(path), cast_to=str, options=options, **arguments)
         except APIError as error:
             problem = self._problem(error, path, time.monotonic() - begun)
+        except _TooLongError as error:
+            problem = ServerError(f"{self._endpoint.address(path)} cannot be used: {error}.", 200)
         else:
             answer = _object(text)
             rejection = None if answer is None else _rejection(answer)
@@ -176,6 +211,46 @@ class Transport:
         return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
+class _BoundedHttp(DefaultAsyncHttpxClient):
+    """Sends a request once, and reads its whole answer in bounded time and memory.
+
+    The timeouts of httpx2 are for single reads, which a server may serve a byte at a time.
+    """
+
+    def __init__(self, seconds: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._seconds = seconds
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """The answer, which is read and without the headers of its body."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                response = await super().send(request, **{**options, "stream": True})
+                try:
+                    content = await _content(response, _max_bytes.get())
+                finally:
+                    await response.aclose()
+        except TimeoutError:
+            raise httpx2.ReadTimeout("the whole answer took too long", request=request) from None
+        headers = [(name, value) for name, value in response.headers.multi_items() if name not in _OF_THE_BODY]
+        return httpx2.Response(response.status_code, headers=headers, content=content, request=request)
+
+
+async def _content(response: httpx2.Response, limit: int) -> bytes:
+    """The decompressed body. Raises _TooLongError if it has more bytes than `limit`."""
+    parts, size = [], 0
+    async for part in response.aiter_bytes():
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            raise _TooLongError(f"its answer has more than {limit:,} bytes, so that it cannot be one to the request")
+    return b"".join(parts)
+
+
+class _TooLongError(OpenAIError):
+    """A body is too long; `openai` lets its own errors through without a retry."""
+
+
 class _OurHeaders(AsyncOpenAI):
     """The client without its headers from environment variables and about the machine."""
 
@@ -193,6 +268,10 @@ def _cause(error: BaseException) -> str:
     reason, inner = "no reason given", error.__cause__ or error.__context__
     while inner is not None:
         number = getattr(inner, "errno", None) or 0
+        if isinstance(inner, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted: {inner.verify_message}"
+        if isinstance(inner, ssl.SSLError):
+            return f"no encrypted connection: {inner.reason or inner}"
         reason = os.strerror(number) if number > 0 else str(inner) or reason
         inner = inner.__cause__ or inner.__context__
     return reason

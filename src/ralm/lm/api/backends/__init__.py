@@ -7,7 +7,7 @@ list it in `ralm.lm.api.servers`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ClassVar, Final, ParamSpec, TypeVar
 
 import numpy as np
@@ -181,6 +181,25 @@ class Backend(ABC):
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
         """The log-probabilities of the chosen tokens; NaN if the server returns none."""
         raise NotImplementedError(self.name)
+
+    def checked_generation(self, text: IntArray, max_tokens: int) -> ApiRequest:
+        """As `generation_request`; an answer that cannot be parsed is not stored, here and below."""
+        first = max_tokens == 1 and not self.text_only
+        parse = self.first_generated if first else partial(self.generated, max_tokens=max_tokens)
+        return self.generation_request(text, max_tokens).checked(parse)
+
+    def checked_prompt(self, tokens: IntArray) -> ApiRequest:
+        """As `prompt_request`."""
+        return self.prompt_request(tokens).checked(partial(self.prompt_predictions, tokens=tokens))
+
+    def checked_scoring(self, tokens: IntArray) -> ApiRequest:
+        """As `scoring_request`."""
+        every = np.arange(1, len(tokens))
+        return self.scoring_request(tokens).checked(partial(self.scored_log_probs, tokens=tokens, positions=every))
+
+    def checked_choice(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
+        """As `choice_request`."""
+        return self.choice_request(text, tokens).checked(partial(self.chosen_log_probs, tokens=tokens))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,375 @@
+"""Servers that are broken or mean harm: an answer is right or a clean error, in bounded time and memory, and none is
+stored that cannot be used. `RALM_FUZZ` is how many mutated answers each kind of server gives."""
+
+import gzip
+import json
+import math
+import os
+import resource
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from ralm.errors import RalmError, ServerError, UsageError
+from ralm.lm.api.client import Client
+from ralm.lm.api.endpoint import ApiOptions, Endpoint
+from ralm.lm.api.probe import load_api_model
+from ralm.lm.api.store import answer_key
+from ralm.lm.api.transport import JsonObject
+from ralm.records import FloatArray, ScoringSequence
+from tests.api.backings import OfTable
+from tests.api.dialects import TGI, Dialect, OpenAI
+from tests.api.faults import Fault, InTheMiddle, Raw, Status
+from tests.api.scripted_server import Request, ScriptedServer
+from tests.api.served import EXACT, VOCABULARY, ChatsOnly, behind, check_sentence, opened, served
+from tests.api.test_backends import places_of
+
+COUNT = int(os.environ.get("RALM_FUZZ", "5"))
+TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
+KINDS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False), "tgi": TGI()}
+PASSES = [ScoringSequence(TABLE.tokenizer.encode(text), np.array([1, 3])) for text in ("The list", "A river", "A sea")]
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+Play: TypeAlias = Callable[[bytes], Iterator[bytes | float]]
+
+
+def scored(model: Any) -> FloatArray:
+    return np.concatenate([*model.score(PASSES)])
+
+
+# What takes no end, or is no answer
+
+
+def whole(body: bytes, *headers: bytes) -> Iterator[bytes | float]:
+    yield b"\r\n".join([HEAD.strip(), *headers, b"Content-Length: %d" % len(body), b"", body])
+
+
+def endless(part: bytes, begin: bytes = HEAD, seconds: float = 0.0) -> Play:
+    """The same bytes for ever."""
+
+    def play(_: bytes) -> Iterator[bytes | float]:
+        yield begin
+        while True:
+            yield part
+            if seconds:
+                yield seconds
+
+    return play
+
+
+def bomb(*encodings: bytes) -> Play:
+    """64 MiB of zeros, compressed once or twice."""
+
+    def play(_: bytes) -> Iterator[bytes | float]:
+        body = bytes(1 << 26)
+        for _ in encodings:
+            body = gzip.compress(body)
+        yield from whole(body, b"Content-Encoding: " + b", ".join(encodings))
+
+    return play
+
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+SLOW, LONG = "did not answer within 0.5 seconds; tried once", "its answer has more than 1,"
+HARM: dict[str, tuple[Play, str]] = {
+    "dripped body": (endless(b" ", HEAD + b"Content-Length: 100000\r\n\r\n", 0.05), SLOW),
+    "dripped headers": (endless(b"a", HEAD + b"X-Long: ", 0.05), SLOW),
+    "dripped status": (endless(b"1", b"HTTP/1.1 2", 0.05), SLOW),
+    "slow early hints": (endless(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n", b"", 0.01), SLOW),
+    "early hints": (endless(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n", b""), SLOW),
+    "slow chunks": (endless(b"1\r\n \r\n", CHUNKED, 0.05), SLOW),
+    "endless chunks": (endless(b"10000\r\n" + bytes(65536) + b"\r\n", CHUNKED), LONG),
+    "endless body": (endless(bytes(65536), HEAD + b"Connection: close\r\n\r\n"), LONG),
+    "gzip": (bomb(b"gzip"), LONG),
+    "gzip twice": (bomb(b"gzip", b"gzip"), LONG),
+    "deflate": (endless(bytes(65536), HEAD + b"Content-Encoding: deflate\r\n\r\n"), "cannot be reached or broke off"),
+    "endless headers": (endless(b"X-A: " + b"a" * 1000 + b"\r\n"), "cannot be reached or broke off"),
+}
+
+
+@pytest.mark.parametrize("name", HARM)
+def test_what_takes_no_end_ends_in_bounded_time_and_memory(name: str) -> None:
+    play, said = HARM[name]
+    with served(TABLE, OpenAI(), options={"timeout": 0.5 if said == SLOW else 60.0, "retries": 0}) as (server, model):
+        server.faults = lambda _: Raw(play)
+        begun, memory = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(ServerError) as raised:
+            scored(model)
+        assert time.monotonic() - begun < 60, "it hangs"
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 300_000, "kilobytes"
+    assert said in str(raised.value)
+    check_sentence(raised.value)
+
+
+@pytest.mark.parametrize("charset", ["idna", "punycode", "rot13", "base64", "utf-16", "\\x00"])
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_charset_does_not_matter(charset: str, status: int) -> None:
+    def play(body: bytes) -> Iterator[bytes | float]:
+        answer = body if status == 200 else b'{"error": "no"}'
+        [first] = whole(answer, f"Content-Type: application/json; charset={charset}".encode())
+        assert isinstance(first, bytes)
+        yield first.replace(b"Content-Type: application/json\r\n", b"", 1).replace(b"200", str(status).encode(), 1)
+
+    with served(TABLE, OpenAI(), options={"retries": 0}) as (server, model):
+        server.faults = lambda _: Raw(play)
+        if status == 200:
+            np.testing.assert_allclose(scored(model), scored(TABLE), atol=1e-5)
+        else:
+            with pytest.raises(ServerError, match=r"rejected a request \(400: no\)"):
+                scored(model)
+
+
+def test_a_long_answer_with_all_that_was_asked_for_is_read() -> None:
+    backing = OfTable(seed=2, vocabulary=30_000)
+    with served(backing, EXACT["llama.cpp"], options={"top_logprobs": 30_000}) as (_, model):
+        given = model.continuations().next_tokens([PASSES[0].tokens_N])
+    assert given.log_probs_BC.shape == (1, 30_000)
+
+
+@contextmanager
+def encrypted(folder: Path) -> Iterator[str]:
+    """The URL of a server with a certificate that it signed itself."""
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=host -addext subjectAltName=IP:127.0.0.1"
+    files = ["-keyout", str(folder / "key"), "-out", str(folder / "certificate")]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "certificate", folder / "key")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    try:
+                        with context.wrap_socket(connection, server_side=True) as inner:
+                            inner.recv(1 << 16)
+                            inner.sendall(b"".join(part for part in whole(b'{"data": []}') if isinstance(part, bytes)))
+                    except OSError:
+                        continue
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"https://127.0.0.1:{listener.getsockname()[1]}/v1"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_certificate_that_is_not_trusted_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ApiOptions(answers=tmp_path / "answers", retries=0)
+    with encrypted(tmp_path) as url:
+        with Client(Endpoint(url, "m"), options) as client, pytest.raises(ServerError) as raised:
+            client.get("/models")
+        assert "its certificate is not trusted: self-signed certificate" in str(raised.value)
+        check_sentence(raised.value)
+        with served(TABLE, OpenAI()) as (server, _):
+            plain = server.url.replace("http:", "https:")
+            with Client(Endpoint(plain, "m"), options) as client, pytest.raises(ServerError, match="no encrypted conn"):
+                client.get("/models")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "certificate"))
+        with Client(Endpoint(url, "m"), options) as client:
+            assert client.get("/models") == {"data": []}
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"])
+@pytest.mark.parametrize(
+    "value", ["http://a\nb:1", "http://a\x01b", "http://[::1", "http://host:port", "socks9://host:1"]
+)
+def test_proxies_that_cannot_be_used(
+    variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    try:
+        Client(Endpoint("http://host/v1", "m"), ApiOptions(answers=tmp_path / "answers")).close()
+    except UsageError as error:
+        assert "the proxy or the certificates that the environment names cannot be used" in str(error)  # noqa: PT017
+        check_sentence(error)
+    else:
+        assert variable == "NO_PROXY"
+
+
+# What is stored
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        *((kind, InTheMiddle(math.nan)) for kind in ("echo", "vllm", "sglang", "tgi")),
+        *((kind, Status(200, body={"choices": []})) for kind in KINDS),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_not_stored(kind: str, fault: Fault) -> None:
+    with served(TABLE, KINDS[kind]) as (server, model):
+        server.faults = lambda _: fault
+        with pytest.raises(ServerError, match=r"not stored in .*answers\.sqlite; run this again\.") as raised:
+            scored(model)
+        check_sentence(raised.value)
+        server.faults = ()
+        np.testing.assert_allclose(scored(model), scored(TABLE), atol=1e-5)
+
+
+def test_a_stored_answer_that_cannot_be_used_is_asked_for_again() -> None:
+    with served(TABLE, EXACT["vllm"]) as (server, model):
+        for one in PASSES:
+            request = model.backend.scoring_request(one.tokens_N)
+            model.client.store.put(answer_key(model.client.identity, request.path, request.body), {"choices": [None]})
+        np.testing.assert_allclose(scored(model), scored(TABLE), atol=1e-5)
+        asked = len(server.posts)
+        np.testing.assert_allclose(scored(model), scored(TABLE), atol=1e-5)
+        assert len(server.posts) == asked
+
+
+def test_a_check_may_ask_the_server() -> None:
+    """As the tokenizer of llama.cpp does, which is the server's own."""
+    with served(TABLE, EXACT["llama.cpp"]) as (_, model):
+        request = model.backend.generation_request(PASSES[0].tokens_N, 2)
+        tokenize: JsonObject = {"content": "a", "add_special": False, "parse_special": False}
+        list(model.client.answers([request.checked(lambda _: model.client.post("//tokenize", tokenize))]))
+
+
+# The campaign
+
+ODD: Sequence[Any] = (..., None, "x", "", [], {}, 0.5, math.nan, math.inf, True, [None], {"a": None}, 10**400, "\ud800")
+
+
+def with_odd_value(body: bytes, random: Random) -> bytes:
+    """An answer with something else in one place, or without it."""
+    answer = json.loads(body)
+    places = [*places_of(answer)]
+    if not places:
+        return b"[]"
+    path = random.choice(places)
+    part = answer
+    for step in path[:-1]:
+        part = part[step]
+    new = random.choice(ODD)
+    if new is ...:
+        del part[path[-1]]
+    else:
+        part[path[-1]] = new
+    return json.dumps(answer).encode()
+
+
+def with_junk(body: bytes, random: Random) -> bytes:
+    """An answer that is cut, or has other bytes than digits in between."""
+    at = random.randrange(len(body) + 1)
+    junk = (b"\0", b"\xff\xfe", b"[" * 50_000, b'{"a":', b"NaN", b"\xed\xa0\x80", b'"', b"}", b",", b"\\")
+    return body[:at] + (b"" if random.random() < 0.3 else random.choice(junk) + body[at:])
+
+
+def with_long_numbers(body: bytes, random: Random) -> bytes:
+    """Counts of tokens that no machine has."""
+    long = b"9" * random.choice([30, 400, 5000])
+    for name in (b'"prompt_tokens": ', b'"completion_tokens": ', b'"tokens_evaluated": ', b'"created": '):
+        body = body.replace(name, name + long)
+    return body
+
+
+def mutated(random: Random) -> Play:
+    """One way to answer wrongly, or with the right answer in an odd way."""
+
+    def play(body: bytes) -> Iterator[bytes | float]:
+        match random.randrange(12):
+            case 0 | 1 | 2 | 3 | 4:
+                yield from whole(with_odd_value(body, random))
+            case 5 | 6:
+                yield from whole(with_junk(body, random))
+            case 7:
+                yield from whole(with_long_numbers(body, random))
+            case 8:
+                yield from whole(gzip.compress(body), b"Content-Encoding: gzip")
+            case 9:
+                yield from whole(body, b"Content-Encoding: " + random.choice([b"gzip", b"br", b"zstd", b"none"]))
+            case 10:
+                [head] = whole(body)
+                assert isinstance(head, bytes)
+                at = random.randrange(len(head))
+                yield head[:at]
+                yield 0.1
+                yield head[at:] if random.random() < 0.7 else b""
+            case _:
+                harm, _ = HARM[random.choice([*HARM])]
+                yield from harm(body)
+
+    return play
+
+
+def now_and_then(number: int, share: float = 0.2) -> Callable[[Request], Fault | None]:
+    """A share of all answers is mutated."""
+    random = Random(number)
+    return lambda _: Raw(mutated(random)) if random.random() < share else None
+
+
+def outcome(compute: Callable[[], FloatArray]) -> str:
+    """Right figures or a clean error in time; else what went wrong."""
+    begun = time.monotonic()
+    try:
+        np.testing.assert_allclose(compute(), scored(TABLE), atol=1e-5)
+        kind = "right"
+    except RalmError as error:
+        check_sentence(error, 3000)  # a probe that fails quotes an answer to each of its backends
+        kind = "error"
+    assert time.monotonic() - begun < 30, "it hangs"
+    return kind
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_mutated_answers_are_right_or_clean_errors_and_leave_the_store_good(kind: str, tmp_path: Path) -> None:
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seen = []
+    with ScriptedServer(TABLE, KINDS[kind]) as server:
+        for number in range(COUNT):
+            options: dict[str, Any] = {"timeout": 0.5, "retries": 0, "answers": tmp_path / f"{number}.sqlite"}
+            model = opened(server, **options)
+            server.faults = now_and_then(number, 1.0)
+            seen.append(outcome(partial(scored, model)))
+            model.client.close()
+            server.faults = ()
+            again = opened(server, **options)
+            np.testing.assert_allclose(scored(again), scored(TABLE), atol=1e-5, err_msg=f"{kind} {number}")
+            again.client.close()
+    assert "error" in seen
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 600_000, "kilobytes"
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", [*KINDS, "chat"])
+def test_mutated_answers_at_first_contact(kind: str, tmp_path: Path) -> None:
+    """Any of the requests of a probe, and of what is scored then, is answered wrongly now and then."""
+    dialect = ChatsOnly() if kind == "chat" else KINDS[kind]
+    for number in range(COUNT):
+        with ScriptedServer(TABLE, dialect, faults=now_and_then(number)) as server:
+            outcome(partial(scored_by, server, tmp_path / f"{number}.sqlite"))
+
+
+def scored_by(server: ScriptedServer, answers: Path) -> FloatArray:
+    model = opened(server, timeout=0.5, retries=0, answers=answers)
+    with model.client:
+        return scored(model)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+def test_mutated_answers_of_a_servers_own_tokenizer(tmp_path: Path) -> None:
+    for number in range(COUNT):
+        with ScriptedServer(behind(), EXACT["llama.cpp"], faults=now_and_then(number)) as server:
+            options = ApiOptions(timeout=0.5, retries=0, answers=tmp_path / f"{number}.sqlite")
+            with suppress(RalmError):
+                model = load_api_model(f"{server.url}#{server.model}", options)
+                with model.client:
+                    model.tokenizer.encode_with_spans("The caf\u00e9 \u4e2d")
