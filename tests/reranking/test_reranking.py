@@ -10,15 +10,20 @@ from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reranker
 from ralm.reading.in_context import rows_with_targets
+from ralm.reading.generate import TokenWriter
 from ralm.reading.plan import PlanOptions
+from ralm.reading.rows import StrideRows
+from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import score_text
+from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, prepare_text
 from ralm.records import Hits
 from ralm.reranking import Method, RerankOptions
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
+from ralm.retrieval.random import RandomRetriever
 from tests.fakes import CountingModel, WordTokenizer, chosen_hits, passages_of
-from tests.reading.loops import PASSAGES, TEXT, some_hits
+from tests.reading.loops import PASSAGES, TEXT, some_hits, written
 from tests.reference import official, reranking
 
 WINDOW = 48
@@ -106,6 +111,41 @@ def test_a_ranker_of_other_tokens_sees_whole_words_of_the_prefix_alone(tiny_fold
     for position, word in last_whole_word.items():
         expected = 0 if position == 4 else {"aa": 0, "bb": 1, "cc": 2, "dd": 3}[word]
         assert chosen_T[position - 1] == expected, position
+
+
+PLANS = {
+    "sliding": options(),
+    "blocked": options(windows="blocked", block=12),
+    "official": options(semantics="official"),
+    "rolling": options(semantics="official", windows="rolling", stride=9, query_tokens=8),
+}
+
+
+@pytest.mark.parametrize("windows", PLANS)
+def test_a_second_copy_of_the_reading_model_ranks_as_it_does(tiny_folders: dict[str, Path], windows: str) -> None:
+    """Also within a character of several tokens, and where a limit cuts the text."""
+    model, copy = (load_transformers_model(str(tiny_folders["llama"])) for _ in range(2))
+    text = f"{TEXT[:40]} \N{GREEK SMALL LETTER ALPHA}\N{ROCKET} b\N{EURO SIGN} {TEXT}"
+    prepared = prepare_text(text, model.tokenizer, PLANS[windows], limit_tokens=94)
+    hits = some_hits(prepared, 3)
+    rows = StrideRows(prepared, model.tokenizer, hits, PASSAGES, Scorer(model))
+    candidates = [(row, number) for row in range(len(rows)) for number, _ in hits.of(row)]
+    by_itself, by_copy = (rows.prefix_log_probs(candidates, 6, ranker) for ranker in (None, copy))
+    for one, other in zip(by_itself, by_copy, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_second_copy_of_the_writing_model_ranks_as_it_does(tiny_folders: dict[str, Path]) -> None:
+    """The text ends within a character, and begins with a BOS of its own."""
+    model, copy = (load_transformers_model(str(tiny_folders["llama"])) for _ in range(2))
+    source = FromRetriever(RandomRetriever(len(PASSAGES), seed=1), PASSAGES, {})
+    how = GenerationOptions(new_tokens=12, stride=1, query_tokens=8, document_tokens=10)
+    texts = []
+    for ranker in (None, copy):
+        writer = TokenWriter(model, how, source, reranker=ZeroShot(candidates=3, tokens=6, model=ranker))
+        prompt = model.tokenizer.encode("What is \N{ROCKET}")[:-2]
+        texts.append([(one.token, one.passage) for one in written(writer, prompt)[0]])
+    assert texts[0] == texts[1]
 
 
 def test_random_is_any_of_the_candidates_and_seeded() -> None:

@@ -58,9 +58,12 @@ class StrideRows:
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
     ) -> list[FloatArray]:
         """The log-probabilities of the end of each prefix after a passage; the reading model scores the targets in the
-        same sequence, so reading them later costs nothing."""
+        same sequence, so reading them later costs nothing.
+
+        Another model reads the same sequences if it has the same tokenizer and can read as many tokens.
+        """
         scorer, plan = self._scorer(), self._prepared.plan
-        if model is not None:
+        if model is not None and (not _share_tokens(scorer, model) or plan.options.max_length > model.max_length):
             return self._by_another(candidates, tokens, model)
         if plan.options.windows != "rolling":
             _check_rank_tokens(plan.options, tokens, plan.options.advance, plan.options.max_length)
@@ -70,7 +73,10 @@ class StrideRows:
                 "rolling windows have before their targets: lower it."
             )
         targets_R = plan.end_R - plan.target_begin_R
-        scored = self._log_probs(scorer, candidates, tokens)
+        if model is None:
+            scored = self._log_probs(scorer, candidates, tokens)
+        else:
+            scored = Scorer.of(model).log_probs(self._requests(candidates, tokens))
         return [one[: len(one) - int(targets_R[row])] for (row, _), one in zip(candidates, scored, strict=True)]
 
     def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:
@@ -95,23 +101,24 @@ class StrideRows:
                 f"{scorer.name} gives bounds of log-probabilities, which do not rank passages: leave out `rerank`, "
                 "rank by another `rerank_lm`, or use a server that returns log-probabilities of given texts."
             )
-        tokens, plan = self._prepared.tokens, self._prepared.plan
+        plan = self._prepared.plan
         contested = {row for row, _ in candidates}
         rest = [row for row in in_context.rows_with_targets(plan) if row not in contested]
         others = [(row, number) for row in rest for number, _ in self._hits.of(row)[:1] or [(NO_PASSAGE, 0.0)]]
         pairs = sorted([*candidates, *others], key=lambda pair: pair[0])  # neighbours share sequences
-        requests = [
-            in_context.stride_request(tokens, plan, row, self.documents[number], before) for row, number in pairs
-        ]
-        scored = dict(zip(pairs, scorer.log_probs(requests), strict=True))
+        scored = dict(zip(pairs, scorer.log_probs(self._requests(pairs, before)), strict=True))
         for (row, number), log_probs in scored.items():
             targets = int(plan.end_R[row] - plan.target_begin_R[row])
             self._targets[row, number] = log_probs[len(log_probs) - targets :]
         return [scored[pair] for pair in candidates]
 
+    def _requests(self, pairs: Sequence[tuple[int, int]], before: int) -> list[Request]:
+        tokens, plan = self._prepared.tokens, self._prepared.plan
+        return [in_context.stride_request(tokens, plan, row, self.documents[number], before) for row, number in pairs]
+
     def _by_another(self, candidates: Sequence[tuple[int, int]], count: int, model: LanguageModel) -> list[FloatArray]:
-        """By another model with its own tokenizer (In-Context RALM, Table 3). The whole text is tokenised once, so that
-        neighbouring rows share sequences; the prefix of a row is all tokens that lie within its characters."""
+        """By another model in its own tokens and windows (In-Context RALM, Table 3). The whole text is tokenised once,
+        so that neighbouring rows share sequences; the prefix of a row is all tokens within its characters."""
         options = self._prepared.plan.options
         max_length = min(options.max_length, model.max_length)
         _check_rank_tokens(options, count, options.advance, max_length)
@@ -168,7 +175,7 @@ class PromptRows:
         max_length = min(options.max_length or ranking.max_length, ranking.max_length)
         _check_rank_tokens(options, tokens, 0, max_length)
         documents, rows = self.documents, {row for row, _ in candidates}
-        if model is None:
+        if model is None or _share_tokens(self.model, model):
             texts = {row: self.prompts[row].text for row in rows}
         else:
             documents = PassageDocuments(self.passages, model.tokenizer, options.document_tokens, options.bos)
@@ -180,6 +187,13 @@ class PromptRows:
         raise UsageError(
             "this reranker looks at the text to be predicted, which generation does not have: choose another one."
         )
+
+
+def _share_tokens(one: LanguageModel, other: LanguageModel) -> bool:
+    """Whether two models have the same tokenizer: one object, or equal fingerprints in their `config`."""
+    fingerprint = one.config.get("tokenizer")
+    same = fingerprint is not None and fingerprint == other.config.get("tokenizer")
+    return same or one.tokenizer is other.tokenizer
 
 
 def _end_log_probs(
