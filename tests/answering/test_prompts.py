@@ -165,16 +165,17 @@ PARTS = PromptText(documents="DOCUMENTS", question="question")
         (18, True, "^DOCUMENTSquestion", Cut(demonstrations=4)),
         (15, True, "^UMENTSquestion", Cut(demonstrations=4, documents=3)),
         (9, True, "^question", Cut(demonstrations=4, documents=9)),
-        (21, False, "demoDOCUMENTSquestion", Cut()),
-        (20, False, "emoDOCUMENTSquestion", Cut(demonstrations=1)),
-        (8, False, "question", Cut(demonstrations=4, documents=9)),
+        (22, False, "^demoDOCUMENTSquestion", Cut()),
+        (21, False, "demoDOCUMENTSquestion", Cut(special=1)),
+        (20, False, "emoDOCUMENTSquestion", Cut(demonstrations=1, special=1)),
+        (8, False, "question", Cut(demonstrations=4, documents=9, special=1)),
     ],
 )
 def test_the_beginning_is_cut(room: int, keep_first: bool, expected: str, cut: Cut) -> None:
     encoded = PromptEncoder(Letters(), room, keep_first=keep_first).encode(PARTS, "demo")
     assert text_of(encoded.tokens) == expected
     assert encoded.cut == cut
-    assert bool(encoded.cut) == (expected.removeprefix("^") != "demoDOCUMENTSquestion")
+    assert bool(encoded.cut) == (expected != "^demoDOCUMENTSquestion"), "a cut BOS counts, as in the official code"
 
 
 @pytest.mark.parametrize(("room", "keep_first"), [(8, True), (7, False), (1, True), (0, True)])

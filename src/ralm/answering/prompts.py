@@ -259,13 +259,15 @@ _CONTEXT_TOKENS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How many tokens of a prompt's parts were cut because it did not fit; the question itself is never cut."""
+    """How many tokens of a prompt's parts were cut because it did not fit; the question itself is never cut. `special`
+    are those of the special tokens that it begins with, which only official semantics cut."""
 
     demonstrations: int = 0
     documents: int = 0
+    special: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.demonstrations or self.documents)
+        return bool(self.demonstrations or self.documents or self.special)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -320,9 +322,9 @@ class PromptEncoder:
                 f"{name} has {len(tokens) - first - in_documents} tokens with its instructions, and only "
                 f"{max(0, self._room - kept)} fit into the model beside the answer: shorten it."
             )
-        cut = Cut(min(dropped, in_demonstrations), max(0, dropped - in_demonstrations))
-        left = tokens[:first] if self._keep_first else tokens[min(excess, first) : first]
-        return Encoded(np.concatenate([left, tokens[first + dropped :]]), cut)
+        special = 0 if self._keep_first else min(excess, first)
+        cut = Cut(min(dropped, in_demonstrations), max(0, dropped - in_demonstrations), special)
+        return Encoded(np.concatenate([tokens[special:first], tokens[first + dropped :]]), cut)
 
     def _encoded(self, text: str, conversation: Conversation | None) -> tuple[IntArray, IntArray]:
         """The tokens of a prompt and their spans; those that it begins with have empty spans at 0."""

@@ -107,7 +107,7 @@ def _question(row: Mapping[str, Any], passages: Mapping[int, Mapping[str, Any]])
             for number, share in zip(row["passages"], row["shares"], strict=True)
         ],
         "answer_at": row["answer_at"],
-        "cut": {"demonstrations": row["cut_demonstrations"], "documents": row["cut_documents"]},
+        "cut": {name: row[f"cut_{name}"] for name in ("demonstrations", "documents", "special")},
     }
 
 

@@ -1,13 +1,15 @@
 """Writes the results of question answering and of multiple choice as folders.
 
 answers.parquet   question_id, question, answers, answer, exact_match, contains, token_match, f1, token_recall, agrees
-                  (the verdict of a judge), log_prob, gold_log_prob, gold_tokens, passages (numbers, best first), shares
-                  (of the answer's probability, by passage), answer_at, cut_demonstrations, cut_documents; with a
-                  baseline, the same of the answer without passages in closed_answer, closed_exact_match, ...
+                  (the verdict of a judge), log_prob, gold_log_prob, gold_tokens, passages (numbers, best first),
+                  shares (of the answer's probability, by passage), answer_at, cut_demonstrations, cut_documents,
+                  cut_special; with a baseline, the same of the answer without passages in closed_answer,
+                  closed_exact_match, ...
 choices.parquet   question_id, subject, category, question, choices, gold (its letter), chosen (a letter or null),
                   right, log_probs and probabilities (of each choice), answer (if it was generated),
-                  cut_demonstrations, cut_documents, passages (numbers, best first), shares (of the probability of the
-                  chosen one, by passage); with a baseline, the choice without passages in closed_chosen, ...
+                  cut_demonstrations, cut_documents, cut_special, passages (numbers, best first), shares (of the
+                  probability of the chosen one, by passage); with a baseline, the choice without passages in
+                  closed_chosen, ...
 passages.parquet  passage, document_id, title, text, metadata (as JSON) of every passage that was read
 summary.json      the measures with their intervals, and the configuration
 manifest.json     the configuration again, the environment, and a checksum of each file
@@ -54,7 +56,7 @@ ANSWER_COLUMNS: Final = {
     "gold_tokens": pa.int64(),
 }
 """The columns of an answer, with and without passages."""
-_CUT: Final = {"cut_demonstrations": pa.int64(), "cut_documents": pa.int64()}
+_CUT: Final = {name: pa.int64() for name in ("cut_demonstrations", "cut_documents", "cut_special")}
 _CHOICE_COLUMNS: Final = {
     "chosen": pa.string(),
     "right": pa.bool_(),

@@ -153,10 +153,11 @@ class QuestionInput:
 
     @property
     def largest_cut(self) -> Cut:
-        """The most tokens that were cut of a prompt's demonstrations, and of its documents."""
+        """The most tokens that were cut of each part of a prompt."""
         return Cut(
             max((cut.demonstrations for cut in self.cuts), default=0),
             max((cut.documents for cut in self.cuts), default=0),
+            max((cut.special for cut in self.cuts), default=0),
         )
 
 
