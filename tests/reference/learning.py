@@ -29,6 +29,17 @@ def marginal_gradient(scores: Sequence[float], log_probs: Sequence[float]) -> li
     return [p - share / sum(shares) for p, share in zip(chosen, shares, strict=True)]
 
 
+def lm_score(log_probs: Sequence[float], semantics: str) -> float:
+    """What Q is the softmax of, from the log-probabilities of a continuation's tokens: as REPLUG writes, their product
+    p(y | d, x); or their mean logarithm."""
+    if semantics == "mean":
+        return sum(log_probs) / len(log_probs)
+    product = 1.0
+    for log_prob in log_probs:
+        product *= math.exp(log_prob)
+    return product
+
+
 def divergence_loss(scores: Sequence[float], lm_scores: Sequence[float], gamma: float, beta: float) -> float:
     """KL(Q || P): how far the retriever's choice is from that of the language model."""
     p = softmax([score / gamma for score in scores])

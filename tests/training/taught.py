@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passage
 from ralm.training.candidates import OnlineExamples
-from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
+from ralm.training.options import LSROptions, RetrieverTrainingOptions, TrainingOptions
 from ralm.training.retriever import train_retriever
 
 WORDS = "fox sea hill sheep barn radium stone bread moon river salt crow".split()
@@ -50,7 +50,7 @@ class Taught(OnlineExamples):
         self.asked.append(examples_B.tolist())
         return retriever.retrieve(self.queries(examples_B), k)
 
-    def score(self, examples_B: IntArray, hits: Hits) -> NDArray[np.float64]:
+    def score(self, _: IntArray, hits: Hits, loss: LSROptions) -> NDArray[np.float64]:
         return np.where(hits.numbers_QK == NO_PASSAGE, -np.inf, hits.numbers_QK / 3.0 - 9)
 
 

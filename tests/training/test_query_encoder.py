@@ -19,9 +19,9 @@ from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.update import add_vectors
 from ralm.storage.manifest import read_manifest
 from ralm.training.encoders import TrainableQueryEncoder, inner_products, losses_of
-from ralm.training.options import LSROptions, QueryEncoderOptions, TrainingOptions
+from ralm.training.options import LikelihoodSemantics, LSROptions, QueryEncoderOptions, TrainingOptions
 from ralm.training.retriever import train_query_encoder
-from ralm.training.signals import Signals
+from ralm.training.signals import Signals, open_signals, signal_statistics
 from tests.reference import learning
 from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
 from tests.training.made_signals import save_signals
@@ -92,28 +92,44 @@ def test_what_helped_moves_to_the_front(root: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(vectors, encoder(root / "bert", tmp_path / "out").encode_queries(["moon"]), atol=1e-6)
 
 
-def test_losses_and_their_gradients_are_those_of_a_plain_loop(root: Path) -> None:
+@pytest.mark.parametrize("semantics", ["mean", "paper"])
+def test_losses_and_their_gradients_are_those_of_a_plain_loop(
+    root: Path, tmp_path: Path, semantics: LikelihoodSemantics
+) -> None:
     """With a candidate too few, one of no probability, and passages that recur."""
     index, own = open_index(root / "index"), encoder(root / "bert")
     queries, candidates = ["the sea", "crow and moon"], [[3, 5, 0], [5, 11]]
     means = [[-1.0, float("-inf"), -1.2], [-0.5, -0.4]]
-    signals = save_signals(root / "two", index.fingerprint, queries, candidates, means)
-    options = QueryEncoderOptions(loss=LSROptions(gamma=0.3, beta=0.2))
+    signals = save_signals(tmp_path / "two", index.fingerprint, queries, candidates, means)
+    options = QueryEncoderOptions(loss=LSROptions(gamma=0.3, beta=0.2, semantics=semantics))
     student = TrainableQueryEncoder(own, signals, index.passage_vectors(), options)
     student.module.eval()
     losses = student.losses(np.array([0, 1]), None)
     queries_BD, passages_PD = own.encode_queries(queries), own.encode_passages(list(index.passages))
     scores = [(passages_PD[row] @ query).tolist() for row, query in zip(candidates, queries_BD, strict=True)]
-    expected = [learning.divergence_loss(*both, 0.3, 0.2) for both in zip(scores, means, strict=True)]
+    likelihoods = [[learning.lm_score([mean] * 4, semantics) for mean in row] for row in means]
+    expected = [learning.divergence_loss(*both, 0.3, 0.2) for both in zip(scores, likelihoods, strict=True)]
     np.testing.assert_allclose(losses.detach(), expected, rtol=1e-4)
     by_query = torch.from_numpy(queries_BD).requires_grad_()
     vectors_BKD = torch.from_numpy(index.passage_vectors().of(signals.passages_EK))
-    lm_scores_BK = signals.mean_log_probs_EK.astype(np.float32)
+    lm_scores_BK = options.loss.lm_scores(signals.log_probs_EK, signals.tokens_E[:, None]).astype(np.float32)
     scores_BK = inner_products(by_query, vectors_BKD)
     losses_of(scores_BK, lm_scores_BK, signals.passages_EK, options.loss).sum().backward()  # type: ignore[no-untyped-call]
     for row, gradient in enumerate(by_query.grad.numpy()):  # type: ignore[union-attr]
-        by_score = learning.divergence_gradient(scores[row], means[row], 0.3, 0.2)
+        by_score = learning.divergence_gradient(scores[row], likelihoods[row], 0.3, 0.2)
         np.testing.assert_allclose(gradient, by_score @ passages_PD[candidates[row]], rtol=1e-3, atol=1e-5)
+
+
+def test_the_papers_likelihood_is_nearly_uniform_and_warned_of(root: Path, tmp_path: Path) -> None:
+    """It is another training: it does not resume one with the other likelihood."""
+    quick, paper = replace(QUICK, steps=2), QueryEncoderOptions(loss=LSROptions(semantics="paper"))
+    with pytest.warns(RalmWarning, match="the likelihood Q is nearly uniform"):
+        train_query_encoder(root / "signals", tmp_path / "out", paper, quick, index=root / "index")
+    config: Any = read_manifest(tmp_path / "out", kind=ENCODER_KIND).settings["config"]
+    assert config["options"]["loss"]["semantics"] == "paper"
+    statistics = signal_statistics(open_signals(root / "signals"))
+    assert statistics.entropies["0.1"] < 0.01
+    assert 0.99 * statistics.uniform < statistics.paper_entropies["0.1"] <= statistics.uniform
 
 
 def test_the_encoder_belongs_to_the_vectors_it_was_trained_for(root: Path, tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_losses_are_those_of_fixed_passages(root: Path, index: Path, tmp_path: P
     losses = student.losses(np.array([0, 1, 2]), None)
     hits = first.retrieve(examples.queries(np.array([0, 2])), 5)
     vectors = encoder.encode_passages(list(opened.passages))[hits.numbers_QK]
-    scores = examples.score(np.array([0, 2]), hits).astype(np.float32)
+    scores = examples.score(np.array([0, 2]), hits, OPTIONS.loss).astype(np.float32)
     queries = encoder.query_tensor(examples.queries(np.array([0, 2])))
     products = inner_products(queries, queries.new_tensor(vectors))
     from_vectors = losses_of(products, scores, hits.numbers_QK, OPTIONS.loss)

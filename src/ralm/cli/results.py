@@ -116,9 +116,10 @@ def print_worth(folder: Path, statistics: signals.SignalStatistics) -> None:
     for name, gain in (("first", statistics.first), ("random", statistics.random), ("best", statistics.best)):
         print_line(f"  {name:<8}{gain:+.4f}")
     print_line(f"examples without preference (less than 0.01 nats per token): {statistics.no_preference:,}")
-    print_line("entropy of Q, the softmax of the mean log-probability over beta, in nats:")
+    print_line("entropy of Q, the softmax of the mean log-probability over beta (of the probability, as in the paper):")
     for beta, entropy in statistics.entropies.items():
-        print_line(f"  beta {beta:<5}{entropy:.3f} of {statistics.uniform:.3f}")
+        paper = statistics.paper_entropies[beta]
+        print_line(f"  beta {beta:<5}{entropy:.3f} of {statistics.uniform:.3f} nats ({paper:.3f})")
 
 
 def print_reranker(trained: reranker.TrainedReranker) -> None:

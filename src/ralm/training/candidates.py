@@ -25,7 +25,7 @@ from ralm.records import DoubleArray, FloatArray, Hits, IntArray, Passages, Requ
 from ralm.retrieval.index import Index, open_index
 from ralm.terminal import track
 from ralm.training.examples import Example, begins_with_source, queries_of, sample_examples, text_config
-from ralm.training.options import CandidateOptions, ExampleOptions
+from ralm.training.options import CandidateOptions, ExampleOptions, LSROptions
 from ralm.validation import config_of, retrieve_checked
 
 _MORE: Final = 8
@@ -151,18 +151,18 @@ class OnlineExamples:
         some, exclude = self._chosen(examples_B), self.reading.exclude
         return find_candidates(some, self.queries(examples_B), retriever, self._passages, k, exclude=exclude)
 
-    def score(self, examples_B: IntArray, hits: Hits) -> DoubleArray:
-        """The mean log-probability of a token of each continuation after each hit (float64, B x K), padded with
-        -inf."""
+    def score(self, examples_B: IntArray, hits: Hits, loss: LSROptions) -> DoubleArray:
+        """What Q is the softmax of, from each continuation after each hit (float64, B x K), padded with -inf."""
         numbers_of = [[number for number, _ in hits.of(row)] for row in range(len(hits))]
         documents = PassageDocuments(
             self._passages, self._model.tokenizer, self.reading.document_tokens, self.reading.bos
         )
         scorer = Scorer(Scorer.of(self._model).model, progress=False)
-        means_BK = np.full(hits.numbers_QK.shape, -np.inf)
+        scores_BK = np.full(hits.numbers_QK.shape, -np.inf)
         for row, after in enumerate(score_candidates(self._chosen(examples_B), numbers_of, documents, scorer)):
-            means_BK[row, : len(after)] = [one.mean(dtype=np.float64) for one in after]
-        return means_BK
+            totals_K = np.array([one.sum(dtype=np.float64) for one in after])
+            scores_BK[row, : len(after)] = loss.lm_scores(totals_K, self.options.continuation_tokens)
+        return scores_BK
 
     def _chosen(self, examples_B: IntArray) -> list[Example]:
         return [self._examples[number] for number in examples_B.tolist()]

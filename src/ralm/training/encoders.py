@@ -49,7 +49,7 @@ class TrainableQueryEncoder(TrainableModel):
         self._vectors = vectors
         self._loss = options.loss
         self._texts = signals.texts(options.reads)
-        self._lm_scores_EK = signals.mean_log_probs_EK.astype(np.float32)
+        self._lm_scores_EK = self._loss.lm_scores(signals.log_probs_EK, signals.tokens_E[:, None]).astype(np.float32)
 
     def losses(self, examples_B: IntArray, _draws: np.random.Generator | None) -> torch.Tensor:
         """KL(Q to P) of each example."""
@@ -95,7 +95,7 @@ def inner_products(queries_BD: torch.Tensor, vectors_BKD: torch.Tensor) -> torch
 def losses_of(
     scores_BK: torch.Tensor, lm_scores_BK: FloatArray, passages_BK: IntArray, options: LSROptions
 ) -> torch.Tensor:
-    """The loss (float32, B) of candidates with these scores, mean log-probabilities and numbers."""
+    """The loss (float32, B) of candidates with these scores, scores of the language model and numbers."""
     lm_scores = torch.from_numpy(lm_scores_BK).to(scores_BK.device)
     there_BK = torch.from_numpy(passages_BK != NO_PASSAGE).to(scores_BK.device)
     return divergence_loss(scores_BK, lm_scores, there_BK, gamma=options.gamma, beta=options.beta)
@@ -110,8 +110,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Scored(NamedTuple):
-    """The candidates of examples (int64, padded with `NO_PASSAGE`), and how likely a token of the continuation is
-    after each (float32, padded with -inf)."""
+    """The candidates of examples (int64, padded with `NO_PASSAGE`), and what Q is the softmax of (float32)."""
 
     examples_B: IntArray
     passages_BK: IntArray
@@ -211,7 +210,8 @@ class TrainableEncoders(TrainableModel):
     def _score(self, examples_B: IntArray) -> _Scored:
         """Retrieve candidates of examples, and score them."""
         hits = self._examples.candidates(examples_B, self._retriever, self._options.candidates)
-        return _Scored(examples_B, hits.numbers_QK, self._examples.score(examples_B, hits).astype(np.float32))
+        scores_BK = self._examples.score(examples_B, hits, self._options.loss)
+        return _Scored(examples_B, hits.numbers_QK, scores_BK.astype(np.float32))
 
     def _load_or_score(self, file: Path, examples_B: IntArray) -> _Scored:
         """The scores that an earlier call wrote to a file, or else new ones, written there."""

@@ -6,13 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
+import numpy as np
+
 from ralm.errors import UsageError, extra
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.reading.plan import BosOption
+from ralm.records import DoubleArray, IntArray
 from ralm.validation import MAX_SEED
 
 Precision = Literal["float32", "bfloat16"]
 EncoderInput = Literal["query", "prefix"]
+LikelihoodSemantics = Literal["paper", "mean"]
 
 _PACKAGES: Final = ("torch", "transformers", "sentence_transformers", "safetensors", "faiss", "matplotlib")
 
@@ -92,18 +96,30 @@ REPLUG: Final = TrainingOptions(steps=25_000, batch=64, learning_rate=2e-5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LSROptions:
-    """The temperatures of the loss of LSR (REPLUG, section 4), see `ralm.training.losses.divergence_loss`.
+    """The loss of LSR (REPLUG, section 4), see `ralm.training.losses.divergence_loss`.
 
-    Raises UsageError if a temperature is not above 0.
+    `semantics` says what the language model's likelihood Q is the softmax of, over `beta`. `paper` follows the paper's
+    equation: the probability of the whole continuation. It is near 0 after every candidate, so Q is nearly uniform.
+    `mean` takes the mean log-probability of a token. Raises UsageError if a temperature is not above 0.
     """
 
+    semantics: Annotated[
+        LikelihoodSemantics,
+        Option(
+            "What Q prefers by: the probability of the whole continuation, as the paper writes, which makes Q nearly "
+            "uniform (paper), or the mean log-probability of a token (mean)."
+        ),
+    ] = "mean"
     gamma: Annotated[float, Option("Temperature of the retriever's scores.", above=True)] = 0.1
-    beta: Annotated[
-        float, Option("Temperature of the language model's mean log-probability of a token.", above=True)
-    ] = 0.1
+    beta: Annotated[float, Option("Temperature of the language model's preference, see `semantics`.", above=True)] = 0.1
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    def lm_scores(self, log_probs: DoubleArray, tokens: IntArray | int) -> DoubleArray:
+        """What Q is the softmax of, over beta (REPLUG, section 4.2), from the log-probabilities of continuations of so
+        many tokens. Of one that is impossible it is 0 by the paper, else -inf."""
+        return np.exp(log_probs) if self.semantics == "paper" else log_probs / tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +145,7 @@ class RetrieverTrainingOptions:
     save_as: Annotated[
         str | None, Option("Name of the new vectors in the index.", default_text="the name of the output folder")
     ] = None
-    loss: Annotated[LSROptions, Option("The two temperatures.")] = field(default_factory=LSROptions)
+    loss: Annotated[LSROptions, Option("The loss.")] = field(default_factory=LSROptions)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -152,7 +168,7 @@ class QueryEncoderOptions:
     reads: Annotated[EncoderInput, Option("What the encoder reads of an example: its query, or the whole prefix.")] = (
         "query"
     )
-    loss: Annotated[LSROptions, Option("The two temperatures.")] = field(default_factory=LSROptions)
+    loss: Annotated[LSROptions, Option("The loss.")] = field(default_factory=LSROptions)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -22,6 +22,7 @@ from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import check_output, recover
 from ralm.training.options import (
     REPLUG,
+    LSROptions,
     QueryEncoderOptions,
     RetrieverTrainingOptions,
     Trained,
@@ -67,13 +68,14 @@ def train_query_encoder(
     called again with the same arguments.
 
     Warns if the candidates of the signals are those of another retriever, such as BM25: then nothing teaches the
-    encoder what it should not find.
+    encoder what it should not find. Warns that Q is nearly uniform with the `semantics` of the paper.
 
     Raises MissingExtraError if the extra `train` is not installed; UsageError if the index is another one, has no
     vectors or only approximations of them, or too few examples have two candidates; OtherEncoderError if `init` does
     not belong to the vectors; and what `train_retriever` raises of folders, losses and disks.
     """
     options = options or QueryEncoderOptions()
+    _warn_of_uniform(options.loss)
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
     _warn_of_other_candidates(signals)
@@ -101,6 +103,16 @@ def train_query_encoder(
             trainable, out, ENCODER_KIND, config, training_E, held_out_E, training, results=results, force=force
         )
     return TrainedRetriever(**asdict(trained))
+
+
+def _warn_of_uniform(loss: LSROptions) -> None:
+    if loss.semantics == "paper":
+        warnings.warn(
+            'with `semantics="paper"` the likelihood Q is nearly uniform, since a whole continuation has a probability '
+            "near 0 after every passage: it teaches the retriever hardly anything; leave it out to train.",
+            RalmWarning,
+            stacklevel=3,
+        )
 
 
 def _warn_of_other_candidates(signals: Signals) -> None:
@@ -140,6 +152,7 @@ def train_retriever(
     WorkerError if the process that encodes passages dies again and again.
     """
     options = options or RetrieverTrainingOptions()
+    _warn_of_uniform(options.loss)
     index = index if isinstance(index, Index) else open_index(index)
     chosen = index.vector_sets.get(options.vectors, index.path)
     name = options.save_as or Path(out).resolve().name

@@ -356,8 +356,8 @@ class SignalStatistics:
     `examples` counts those with two candidates or more, of which the others are means; `single` counts those with
     fewer, `impossible` those in which the language model gives a token no probability. `no_preference` counts examples
     whose candidates differ by less than 0.01 nats per token. `entropies`: for each beta, the mean entropy in nats of
-    Q, the softmax of the mean token log-probability over beta (REPLUG, section 4.2); `uniform` is the entropy if Q were
-    uniform.
+    Q, the softmax of the mean token log-probability over beta; `paper_entropies`: the same of the paper's Q, the
+    softmax of the probability over beta (REPLUG, section 4.2); `uniform` is the entropy if Q were uniform.
     """
 
     examples: int
@@ -368,6 +368,7 @@ class SignalStatistics:
     best: float
     no_preference: int
     entropies: dict[str, float]
+    paper_entropies: dict[str, float]
     uniform: float
 
 
@@ -392,6 +393,7 @@ def signal_statistics(signals: Signals) -> SignalStatistics:
         best=float(gain_EK.max(axis=1, initial=-np.inf).sum() / tokens) if used_E.any() else 0.0,
         no_preference=int((mean_EK.max(axis=1, initial=-np.inf) - lowest_E < _NO_PREFERENCE).sum()),
         entropies={str(beta): _entropy(mean_EK / beta) for beta in BETAS},
+        paper_entropies={str(beta): _entropy(np.where(there_EK, np.exp(total_EK), -np.inf) / beta) for beta in BETAS},
         uniform=float(np.log(np.maximum(counts_E, 1)).mean()) if used_E.any() else 0.0,
     )
 
