@@ -9,8 +9,8 @@ from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reranker
-from ralm.reading.in_context import rows_with_targets
 from ralm.reading.generate import TokenWriter
+from ralm.reading.in_context import rows_with_targets
 from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import StrideRows
 from ralm.reading.sampling import GenerationOptions

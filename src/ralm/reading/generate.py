@@ -221,6 +221,8 @@ class Decoder:
             token = self._draw(state, texts[number], given.of(own))
             state.text = np.append(state.text, token.token)
             state.written += 1
+            if token.robust is not None:
+                state.robust.append(token.robust)
             if token.token not in self._model.end_tokens:
                 written.append((number, token))
             if token.token in self._model.end_tokens or state.written == self._options.new_tokens:

@@ -1,7 +1,7 @@
 """What a reranker sees (`ralm.protocols.Rows`): the strides of a text, or unfinished prompts, and log-probabilities."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -134,7 +134,8 @@ class StrideRows:
 @dataclass(slots=True, eq=False)
 class PromptState:
     """A growing text, the query that replaces it for the retriever (or None), its prompt prefixes until `prefixes_end`
-    tokens are written, and the generator of its random draws."""
+    tokens are written, and the generator of its random draws. `robust` is that of each token so far, also of one that
+    ended the text, if it was asked (`Sampling.robust`)."""
 
     text: IntArray
     query: str | None
@@ -142,6 +143,7 @@ class PromptState:
     generator: np.random.Generator | None = None
     prefixes_end: int = MAX_COUNT
     written: int = 0
+    robust: list[bool] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
