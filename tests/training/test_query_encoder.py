@@ -122,7 +122,7 @@ def test_losses_and_their_gradients_are_those_of_a_plain_loop(
 
 def test_the_papers_likelihood_is_nearly_uniform_and_warned_of(root: Path, tmp_path: Path) -> None:
     """It is another training: it does not resume one with the other likelihood."""
-    quick, paper = replace(QUICK, steps=2), QueryEncoderOptions(loss=LSROptions(semantics="paper"))
+    quick, paper = replace(QUICK, steps=2, held_out=0), QueryEncoderOptions(loss=LSROptions(semantics="paper"))
     with pytest.warns(RalmWarning, match="the likelihood Q is nearly uniform"):
         train_query_encoder(root / "signals", tmp_path / "out", paper, quick, index=root / "index")
     config: Any = read_manifest(tmp_path / "out", kind=ENCODER_KIND).settings["config"]

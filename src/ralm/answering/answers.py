@@ -33,6 +33,8 @@ from ralm.validation import check_length, scores_given_texts
 _PROMPTS_AT_ONCE: Final = 32
 """Prompts that are continued together."""
 _KEY_BYTES: Final = 16
+_END: Final = -1
+"""Stands for the token that ended an answer, of which only `robust` is stored."""
 _NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 GoldScore: TypeAlias = tuple[float, int]
@@ -47,17 +49,18 @@ _TokenTable: TypeAlias = NDArray[np.void]
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     """An answer: its text, the pieces that it was drawn in, and the share of each passage in their probability, largest
-    first."""
+    first. `robust_steps` are the `robust` of all tokens that were drawn, with those that end the answer, if asked."""
 
     text: str
     pieces: Sequence[GeneratedText]
     shares: dict[int, float]
+    robust_steps: Sequence[bool] = ()
 
     @classmethod
-    def of(cls, pieces: Sequence[GeneratedText]) -> "Answer":
+    def of(cls, pieces: Sequence[GeneratedText], robust_steps: Sequence[bool] = ()) -> "Answer":
         """The answer that consists of these pieces."""
         tokens = [token for piece in pieces for token in piece.tokens]
-        return cls("".join(piece.text for piece in pieces), pieces, passage_shares(tokens))
+        return cls("".join(piece.text for piece in pieces), pieces, passage_shares(tokens), robust_steps)
 
     @property
     def tokens(self) -> Sequence[GeneratedToken]:
@@ -73,6 +76,12 @@ class Answer:
     def certified(self) -> float:
         """The share of its tokens that are certainly the most likely ones, see `GeneratedToken`; 1 without tokens."""
         return float(np.mean([token.certified for token in self.tokens])) if self.tokens else 1.0
+
+    @property
+    def robust(self) -> float | None:
+        """The share of its steps that replaced passages cannot change, see `Sampling.robust`; None if that was not
+        asked. If it is 1, they cannot change the answer."""
+        return float(np.mean(self.robust_steps)) if self.robust_steps else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,9 +258,11 @@ class DrawnAnswers:
     ) -> None:
         self._new_tokens = options.new_tokens
         decoder = _decoder(model, options)
+        self._states = []
         for seed in seeds:
             key = _key(question.prompts, replace(options, seed=seed))
-            decoder.add(PromptState(_NO_TOKENS, None, question.prompts, _generator(key)))
+            self._states.append(PromptState(_NO_TOKENS, None, question.prompts, _generator(key)))
+            decoder.add(self._states[-1])
         self._texts = [StoppedText(question.prompts[0].tokens, model.tokenizer, options.stop) for _ in seeds]
         self._written: list[list[GeneratedText]] = [[] for _ in seeds]
         self._pieces = pieces_of(decoder, self._texts)
@@ -264,7 +275,7 @@ class DrawnAnswers:
     def answer(self, number: int) -> Answer:
         """An answer, once all are drawn; pieces that were not read are drawn first."""
         deque(self, maxlen=0)
-        return Answer.of(self._written[number])
+        return Answer.of(self._written[number], self._states[number].robust)
 
     def is_complete(self, number: int) -> bool:
         """Whether an answer ended at a stop string or the model's end of text, and not after `new_tokens` tokens."""
@@ -316,24 +327,25 @@ class _AnswerWriter:
 
     def _store_key(self, key: bytes) -> bytes:
         """The key of an answer in the store, which depends on where the answer ends, too."""
-        ends = repr((self._options.new_tokens, self._options.stop))
+        ends = repr((self._options.new_tokens, self._options.stop, self._options.robust))
         return blake2b(key + ends.encode(), digest_size=_KEY_BYTES).digest()
 
     def _drawn(self, texts: Mapping[bytes, _Prompts]) -> list[_TokenTable]:
         """The tokens after each group of prompts, as rows of `_token_type`. The key of a group seeds its draws."""
-        numbers = [
-            self._decoder.add(PromptState(_NO_TOKENS, None, prompts, _generator(key))) for key, prompts in texts.items()
-        ]
+        states = [PromptState(_NO_TOKENS, None, prompts, _generator(key)) for key, prompts in texts.items()]
+        numbers = [self._decoder.add(state) for state in states]
         written = dict(zip(numbers, map(self._text_after, texts.values()), strict=True))
         drawn: dict[int, list[tuple[Any, ...]]] = {number: [] for number in numbers}
         while self._decoder.unfinished:
             for number, token in self._decoder.step():
-                drawn[number].append(
-                    (token.token, token.log_prob, token.bound_width, token.certified, token.posteriors_K)
-                )
+                values = (token.token, token.log_prob, token.bound_width, token.certified, bool(token.robust))
+                drawn[number].append((*values, token.posteriors_K))
                 written[number].add(token)
                 if written[number].found:
                     self._decoder.end(number)
+        for state, rows in zip(states, drawn.values(), strict=True):
+            if len(state.robust) > len(rows):  # the model ended the answer
+                rows.append((_END, 0.0, 0.0, True, state.robust[-1], 0.0))
         types = (_token_type(len(prompts)) for prompts in texts.values())
         return [np.array(rows, dtype=kind) for rows, kind in zip(drawn.values(), types, strict=True)]
 
@@ -342,10 +354,13 @@ class _AnswerWriter:
         passages_K = np.array([prompt.passage for prompt in prompts], dtype=np.int64)
         text = self._text_after(prompts)
         found: list[GeneratedText] = []
+        asked = self._options.robust > 0
         for row in drawn:
-            token, log_prob, bound_width, certified, shares_K = row.item()
-            found += text.add(GeneratedToken(token, log_prob, passages_K, shares_K, bound_width, certified))
-        return Answer.of([*found, *text.rest()])
+            token, log_prob, bound_width, certified, robust, shares_K = row.item()
+            if token != _END:
+                read = GeneratedToken(token, log_prob, passages_K, shares_K, bound_width, certified)
+                found += text.add(replace(read, robust=robust if asked else None))
+        return Answer.of([*found, *text.rest()], drawn["robust"].tolist() if asked else ())
 
     def _text_after(self, prompts: _Prompts) -> StoppedText:
         return StoppedText(prompts[0].tokens, self._model.tokenizer, self._options.stop)
@@ -353,7 +368,7 @@ class _AnswerWriter:
 
 def _token_type(prompts: int) -> np.dtype[np.void]:
     """The stored values of a token of an answer: the numbers of a `GeneratedToken`, and the share of each prompt."""
-    numbers = [("token", "<i8"), ("log_prob", "<f4"), ("bound_width", "<f4"), ("certified", "?")]
+    numbers = [("token", "<i8"), ("log_prob", "<f4"), ("bound_width", "<f4"), ("certified", "?"), ("robust", "?")]
     return np.dtype([*numbers, ("shares_K", "<f4", (prompts,))])
 
 

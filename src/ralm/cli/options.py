@@ -57,6 +57,10 @@ PROMPT_TEXT: Final = "model with a chat template: chat; else ensemble: replug; e
 NEEDS_LOCAL: Final = Needs("a model that runs here", lambda own: not all(map(is_api, _model_names(own) or ["local"])))
 NEEDS_API: Final = Needs("a model behind an API", lambda own: any(map(is_api, _model_names(own))))
 NEEDS_INDEX: Final = Needs("`index`", lambda own: own.index is not None)
+NEEDS_UNIFORM: Final = Needs(
+    '`reader="ensemble"` with `weights="uniform"`',
+    lambda own: own.reading.reader == "ensemble" and own.reading.ensemble.weights == "uniform",
+)
 NEEDS_PASSAGES: Final = Needs("`index` or `retrieved`", lambda own: own.job.has_passages)
 MODEL_NEEDS: Final = {"dtype": NEEDS_LOCAL, "device": NEEDS_LOCAL, "compile": NEEDS_LOCAL, "api": NEEDS_API}
 """Conditions for `ModelOptions` of a command with a parameter or field `lm`."""
