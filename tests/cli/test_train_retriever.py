@@ -12,7 +12,7 @@ from ralm.retrieval.index import open_index
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import FolderKind
 from ralm.training.candidates import OnlineExamples
-from ralm.training.options import CandidateOptions, ExampleOptions
+from ralm.training.options import CandidateOptions, ExampleOptions, LSROptions
 from tests.cli.program import MODEL_LENGTH, STORIES, TEXT, Answer, done, failed, printed, ralm
 from tests.test_kills import save_taught_index
 from tests.tiny_encoders import save_tiny_bert
@@ -143,12 +143,17 @@ def test_scores_are_means_of_tokens(on_text: Path, tiny_folders: dict[str, Path]
     )
     some_B = np.array([4, 1])
     hits = examples.candidates(some_B, index.dense(), 3)
-    means_BK = examples.score(some_B, hits)
+    loss = LSROptions()
+    means_BK = examples.score(some_B, hits, loss)
     assert means_BK.shape == hits.numbers_QK.shape == (2, 3)
     for row, number in enumerate(some_B.tolist()):
         assert examples.documents_E[number] not in {index.passages[n].document_id for n, _ in hits.of(row)}
-        alone = [examples.score(some_B[row : row + 1], type(hits).from_pairs([[hit]]))[0, 0] for hit in hits.of(row)]
+        alone = [
+            examples.score(some_B[row : row + 1], type(hits).from_pairs([[hit]]), loss)[0, 0] for hit in hits.of(row)
+        ]
         np.testing.assert_allclose(means_BK[row], alone, rtol=1e-5)
+    likelihoods_BK = examples.score(some_B, hits, LSROptions(semantics="paper"))
+    np.testing.assert_allclose(likelihoods_BK, np.exp(8 * means_BK), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

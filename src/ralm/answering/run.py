@@ -1,10 +1,10 @@
 """Writes the results of question answering and of multiple choice as folders.
 
 answers.parquet   question_id, question, answers, answer, exact_match, contains, token_match, f1, token_recall, agrees
-                  (the verdict of a judge), log_prob, robust, gold_log_prob, gold_tokens, passages (numbers, best first),
-                  shares (of the answer's probability, by passage), answer_at, cut_demonstrations, cut_documents,
-                  cut_special; with a baseline, the same of the answer without passages in closed_answer,
-                  closed_exact_match, ...
+                  (the verdict of a judge), log_prob, robust, gold_log_prob, gold_tokens, passages (numbers, best
+                  first), shares (of the answer's probability, by passage), answer_at, cut_demonstrations,
+                  cut_documents, cut_special; with a baseline, the same of the answer without passages in
+                  closed_answer, closed_exact_match, ...
 choices.parquet   question_id, subject, category, question, choices, gold (its letter), chosen (a letter or null),
                   right, log_probs and probabilities (of each choice), answer (if it was generated),
                   cut_demonstrations, cut_documents, cut_special, passages (numbers, best first), shares (of the

@@ -32,9 +32,7 @@ def ask_command(
     ] = None,
     answering: Annotated[
         AnswerOptions,
-        flags.Flags(
-            without=("join",), default_text=options.ANSWER_TEXTS, needs={"robust": options.NEEDS_UNIFORM}
-        ),
+        flags.Flags(without=("join",), default_text=options.ANSWER_TEXTS, needs={"robust": options.NEEDS_UNIFORM}),
     ],
     model_options: options.GeneratingModel,
     json: Annotated[bool, Option("Print only one JSON object per question, with every token.")] = False,
