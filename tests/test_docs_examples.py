@@ -3,10 +3,10 @@
 All examples of a page run in one folder, from top to bottom, and its Python blocks share their variables. The folder
 holds what examples read: documents (`my-documents`, `new-documents`), ids of documents (`gone.txt`), a text
 (`my-text.txt`), prompts (`prompts.txt`), questions (`my-questions.jsonl`), questions with choices
-(`my-choices.jsonl`), forbidden titles (`titles.txt`), and an index of both kinds (`my-index`). Tiny models stand there
-under the names that the pages use (`gpt2`, `facebook/contriever`, `my-tuned-contriever`); they are loaded from the
-folder as any local model is. A comment in front of a block, `<!-- not run: REASON -->`, excludes it; the commands and
-options of such a block must still exist.
+(`my-choices.jsonl`), topics with judgements (`my-topics.tsv`, `my-qrels.txt`), forbidden titles (`titles.txt`), and an
+index of both kinds (`my-index`). Tiny models stand there under the names that the pages use (`gpt2`,
+`facebook/contriever`, `my-tuned-contriever`); they are loaded from the folder as any local model is. A comment in front
+of a block, `<!-- not run: REASON -->`, excludes it; the commands and options of such a block must still exist.
 """
 
 import re
@@ -103,6 +103,8 @@ def what_examples_read(tmp_path_factory: pytest.TempPathFactory) -> Path:
         '{"question": "who sleeps", "answer": ["the shepherd"]}',
     ]
     (folder / "my-questions.jsonl").write_text("\n".join(questions) + "\n")
+    (folder / "my-topics.tsv").write_text("1\twho discovered radium\n2\twhales in the sea\n")
+    (folder / "my-qrels.txt").write_text("1 0 curie.txt 1\n2 0 sea.txt 1\n")
     choices = [
         '{"question": "Who discovered radium?", "choices": ["Marie Curie", "Ada Lovelace"], "answer": "A"}',
         '{"question": "Who sleeps?", "choices": ["the dog", "the shepherd", "the sheep"], "answer": 1}',

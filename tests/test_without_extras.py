@@ -19,8 +19,8 @@ from tests.training.made_signals import save_signals
 
 ROOT = Path(__file__).parents[1]
 OF_EXTRAS = frozenset(
-    "accelerate datasets faiss fastapi httpx2 huggingface_hub lm_eval matplotlib openai prometheus_client ray "
-    "safetensors sentence_transformers starlette tiktoken tokenizers torch transformers uvicorn".split()
+    "accelerate datasets faiss fastapi httpx2 huggingface_hub ir_measures lm_eval matplotlib openai prometheus_client "
+    "ray safetensors sentence_transformers starlette tiktoken tokenizers torch transformers uvicorn".split()
 )
 LIBRARY = ["the library"]
 """Stands for `use_the_library` among the commands."""
@@ -46,6 +46,7 @@ MISSING = {
         ["index", "corpus.jsonl", "--out", "other", "--retriever", "dense", "--encoder", "bert"],
         ["encode", "index", "--encoder", "bert"],
     ],
+    "judge": [["judge", "index", "--topics", "topics.tsv", "--qrels", "qrels.txt"]],
     "serve": [["serve", *LM], ["serve", "--demo"]],
     "datasets": [["index", "hf:some/corpus", "--out", "other"]],
     "ray": [["index", "corpus.jsonl", "--out", "other", "--ray", "auto"]],

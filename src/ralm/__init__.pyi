@@ -10,6 +10,7 @@ from .answering.citations import (
 from .answering.evaluation import (
     ChoiceEvaluation as ChoiceEvaluation,
     QuestionEvaluation as QuestionEvaluation,
+    answer_qrels as answer_qrels,
     evaluate_choices as evaluate_choices,
     evaluate_questions as evaluate_questions,
 )
@@ -43,6 +44,15 @@ from .corpus.sources import Fields as Fields, read_documents as read_documents
 from .corpus.splitting import Splitting as Splitting, make_passages as make_passages
 from .errors import RalmError as RalmError, RalmWarning as RalmWarning
 from .evaluation.perplexity import Evaluation as Evaluation, Measures as Measures, evaluate_text as evaluate_text
+from .evaluation.retrieval import (
+    JudgedRun as JudgedRun,
+    judge_run as judge_run,
+    read_qrels as read_qrels,
+    read_run_file as read_run_file,
+    read_topics as read_topics,
+    retrieve_run as retrieve_run,
+    write_run_file as write_run_file,
+)
 from .evaluation.sweep import SweepPoint as SweepPoint, sweep as sweep
 from .lm.api.endpoint import ApiOptions as ApiOptions
 from .lm.registry import ModelOptions as ModelOptions, load_language_model as load_language_model

@@ -16,6 +16,7 @@ from ralm.answering.judge import Judge
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.errors import UsageError
+from ralm.evaluation.retrieval import RetrievalRun
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
 from ralm.records import Hits, IntArray, Passage, Passages
@@ -223,6 +224,22 @@ def evaluate_questions(
         seconds=perf_counter() - begun,
         judge=None if judge is None else judge.name,
     )
+
+
+def answer_qrels(questions: Sequence[Question], passages: Passages, *runs: RetrievalRun) -> dict[str, dict[str, int]]:
+    """Judgements of the passages that runs found for questions: 1 if the text holds an answer (DPR's tokens), else 0.
+
+    The runs have numbers of passages as ids (`retrieve_run` with `by_passage`). So `Success@k` is DPR's top-k accuracy;
+    recall knows of no other passages. Raises UsageError if a run has another id.
+    """
+    answers = {question.id: question.answers for question in questions}
+    qrels: dict[str, dict[str, int]] = {question.id: {} for question in questions}
+    for topic, number in ((topic, number) for run in runs for topic, found in run.items() for number in found):
+        if not number.isdecimal() or int(number) >= len(passages):
+            raise UsageError(f"a run names passage {number!r}; with answers, a run has the numbers of passages.")
+        if topic in answers and number not in qrels[topic]:
+            qrels[topic][number] = int(metrics.has_answer(passages[int(number)].text, answers[topic]))
+    return qrels
 
 
 class _Book(NamedTuple):

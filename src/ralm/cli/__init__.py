@@ -19,6 +19,7 @@ from ralm.cli.eval import eval_command
 from ralm.cli.flags import Output, command
 from ralm.cli.generate import generate_command
 from ralm.cli.index import encode_command, index_command, merge_command, update_command
+from ralm.cli.judge import judge_command
 from ralm.cli.models import end_command
 from ralm.cli.process import (
     escape_unprintable,
@@ -83,8 +84,9 @@ def _add(group: typer.Typer, *functions: Callable[..., Output | None]) -> None:
 
 _train = _group(help="Train small models on what a language model makes of passages (`ralm signals`).")
 _recipe = _group(help="Run the tables and figures of both papers, with the paper's figures beside ours.")
-_add(app, index_command, update_command, merge_command, encode_command, search_command, eval_command, sweep_command)
-_add(app, ask_command, qa_command, curve_command, choice_command, report_command, compare_command, retrieve_command)
+_add(app, index_command, update_command, merge_command, encode_command, search_command, judge_command)
+_add(app, eval_command, sweep_command, report_command, compare_command, retrieve_command)
+_add(app, ask_command, qa_command, curve_command, choice_command)
 _add(app, generate_command, serve_command, signals_command, probe_command, check_command, demo_command)
 _add(_train, reranker_command, retriever_command, bm25_command)
 _add(_recipe, list_command, show_command, run_command)

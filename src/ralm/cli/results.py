@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 from rich.console import Console
@@ -100,6 +100,23 @@ def print_comparison(compared: Comparison) -> None:
         rows.append(row)
     print_table(["", "token perplexity", "against the first"], rows, pad_edge=False)
     print_line(f"  {compared.targets:,} tokens; 95% intervals by bootstrap over {compared.documents:,} documents")
+
+
+def print_judged(summary: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Print a table with one row per measure of retrieval: the mean with its interval, or both means and the paired
+    difference if two runs, of these names, were judged."""
+    rows = []
+    for measure, one in summary["measures"].items():
+        row = [measure, f"{one['mean']:.4f}"]
+        if "difference" in summary:
+            row.append(f"{summary['against'][measure]['mean']:.4f}")
+            one = summary["difference"][measure]
+            row.append(f"{one['mean']:+.4f}")
+        row.append("({:.4f}, {:.4f})".format(*one["interval"]))
+        rows.append(row)
+    headings = ["", *(one_line(Path(name).name) for name in names), *["difference"][: len(names) - 1], "95% interval"]
+    print_table(headings, rows, pad_edge=False)
+    print_line(f"  {summary['topics']:,} topics; intervals by bootstrap over topics")
 
 
 def print_worth(folder: Path, statistics: signals.SignalStatistics) -> None:

@@ -1,0 +1,284 @@
+"""Evaluates retrieval against relevance judgements, in the file formats of TREC and of BEIR.
+
+topics      TREC (<top> with <num> and <title>; <DOC> with <DOCNO>), TSV of id and text, JSON Lines of `_id` and `text`
+qrels       judgements: TREC (topic, iteration, document, grade), or topic, document and grade, as BEIR's
+runs        TREC (topic, Q0, document, rank, score, tag)
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.corpus import files
+from ralm.corpus.formats.json_records import record_of_line
+from ralm.errors import InputError, UsageError, extra
+from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
+from ralm.protocols import Retriever
+from ralm.records import DoubleArray, Passages
+from ralm.storage.outputs import replaced_file
+from ralm.validation import retrieve_checked
+
+Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
+"""The grades of the judged documents of each topic; 0 and less are not relevant."""
+RetrievalRun: TypeAlias = Mapping[str, Mapping[str, float]]
+"""The scores of the documents that were found for each topic; their order is that of the scores."""
+RETRIEVAL_MEASURES: Final = "nDCG@10, AP, R@10, R@100, RR"
+"""The measures without others asked for: nDCG, mean average precision, recall and mean reciprocal rank."""
+RUN_LENGTH: Final = 1000
+"""The usual number of documents of a topic in a run."""
+BEIR_TOPICS: Final = "queries.jsonl"
+BEIR_QRELS: Final = "qrels/test.tsv"
+_HEADER: Final = ["query-id", "corpus-id", "score"]
+_IDS: Final = ("_id", "id")
+_TEXTS: Final = ("text", "query")
+_TOPIC: Final = re.compile(
+    r"<top>(?:(?!<top>).)*?<num>\s*(?:Number:)?\s*([^\s<]+)(?:(?!<top>).)*?<title>\s*(?:Topic:)?([^<]*)",
+    re.DOTALL | re.I,
+)
+_DOCUMENT_TOPIC: Final = re.compile(r"<DOC>\s*<DOCNO>\s*(\S+)\s*</DOCNO>(.*?)</DOC>", re.DOTALL | re.I)
+
+
+def read_topics(path: Path | str) -> dict[str, str]:
+    """The text of each topic, by id, of a file or of a folder in BEIR's format. Of TREC's topics, it is the title.
+
+    Raises InputError, naming the line, if the source is missing, empty or malformed.
+    """
+    path = _in_folder(path, BEIR_TOPICS)
+    if files.suffix_of(path.name) == ".jsonl":
+        return _collected(path, _json_topics(path))
+    text = files.decode(files.content_of(path), str(path), InputError).removeprefix(files.BYTE_ORDER_MARK)
+    tagged = _TOPIC.findall(text) or _DOCUMENT_TOPIC.findall(text)
+    return _collected(path, ((str(path), *found) for found in tagged) if tagged else _table_topics(path))
+
+
+def _in_folder(path: Path | str, name: str) -> Path:
+    """A file of a folder in BEIR's format, or any other path itself."""
+    return Path(path, name) if Path(path).is_dir() else Path(path)
+
+
+def _json_topics(path: Path) -> Iterator[tuple[str, str, str]]:
+    for number, offset, line in files.lines_of(path):
+        if line.strip():
+            where = f"{path}, line {number}"
+            record = record_of_line(line, where, offset)
+            found = [next((record[name] for name in names if name in record), None) for names in (_IDS, _TEXTS)]
+            if not all(isinstance(value, str | int) for value in found):
+                raise InputError(f"{where} has no `_id` or no `text`; its fields are {', '.join(record)}.")
+            yield where, str(found[0]), str(found[1])
+
+
+def _table_topics(path: Path) -> Iterator[tuple[str, str, str]]:
+    for where, line in _lines(path):
+        name, tab, text = line.partition("\t")
+        if not tab:
+            raise InputError(f"{where} is no topic: it has no <top> or <DOC>, and no tab after an id.")
+        yield where, name, text
+
+
+def _collected(path: Path, rows: Iterator[tuple[str, str, str]]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for where, name, text in rows:
+        if name.strip() in texts:
+            raise InputError(f"{where}: there are two topics {name.strip()!r}.")
+        texts[name.strip()] = " ".join(text.split())
+    if not texts:
+        raise InputError(f"{path} has no topics.")
+    return texts
+
+
+def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
+    """The judgements of a file, or of the test split of a folder in BEIR's format: the grade of each document by topic.
+
+    Raises InputError, naming the line, if the source is missing, empty or malformed, or grades one twice.
+    """
+    path = _in_folder(path, BEIR_QRELS)
+    grades: dict[str, dict[str, int]] = {}
+    for place, (where, line) in enumerate(_lines(path)):
+        fields = line.split("\t") if "\t" in line.strip() else line.split()
+        if place == 0 and fields == _HEADER:
+            continue
+        if len(fields) not in (3, 4):
+            raise InputError(f"{where} has {len(fields)} fields, not topic, iteration, document and grade.")
+        topic, document, grade = (field.strip() for field in (fields[0], *fields[-2:]))
+        if not re.fullmatch(r"[+-]?\d+", grade):
+            raise InputError(f"{where}: the grade {grade[:60]!r} is not a whole number.")
+        if grades.setdefault(topic, {}).setdefault(document, int(grade)) != int(grade):
+            raise InputError(f"{where}: document {document!r} of topic {topic!r} has two grades.")
+    if not grades:
+        raise InputError(f"{path} has no judgements.")
+    return grades
+
+
+def read_run_file(path: Path | str) -> dict[str, dict[str, float]]:
+    """The run in a file of TREC's format.
+
+    Raises InputError, naming the line, if the file is missing, empty or malformed, or has a document twice.
+    """
+    path = Path(path)
+    run: dict[str, dict[str, float]] = {}
+    for where, line in _lines(path):
+        fields = line.split()
+        if len(fields) != 6:
+            raise InputError(f"{where} has {len(fields)} fields, not topic, Q0, document, rank, score and tag.")
+        try:
+            score = float(fields[4])
+        except ValueError:
+            score = math.nan
+        if not math.isfinite(score):
+            raise InputError(f"{where}: the score {fields[4][:60]!r} is not a number.")
+        if fields[2] in run.setdefault(fields[0], {}):
+            raise InputError(f"{where}: document {fields[2]!r} stands twice in topic {fields[0]!r}.")
+        run[fields[0]][fields[2]] = score
+    if not run:
+        raise InputError(f"{path} is empty.")
+    return run
+
+
+def write_run_file(path: Path | str, run: RetrievalRun, tag: str = "ralm") -> None:
+    """Write a run in TREC's format, atomically, with all digits of the scores.
+
+    Raises UsageError if an id is empty or has white space, which the format cannot hold.
+    """
+    for name in (tag, *run, *(document for found in run.values() for document in found)):
+        if len(name.split()) != 1 or name.strip() != name:
+            raise UsageError(f"a run file has fields separated by spaces and cannot hold the name {name!r}.")
+    with replaced_file(Path(path)) as stream:
+        for topic, found in run.items():
+            ranked = sorted(found.items(), key=lambda pair: -pair[1])
+            for rank, (document, score) in enumerate(ranked, 1):
+                stream.write(f"{topic} Q0 {document} {rank} {score!r} {tag}\n")
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a file that are not blank, each with a name for its place."""
+    for number, _, line in files.lines_of(path):
+        where = f"{path}, line {number}"
+        text = files.decode(line, where, InputError).rstrip("\r\n")
+        if text.strip():
+            yield where, text
+
+
+def retrieve_run(
+    retriever: Retriever,
+    passages: Passages,
+    topics: Mapping[str, str],
+    k: int = RUN_LENGTH,
+    *,
+    by_passage: bool = False,
+    without_own: bool = False,
+) -> dict[str, dict[str, float]]:
+    """The run of a retriever: the documents of the k best passages for each topic.
+
+    A document counts once, at its best passage. With `by_passage` every passage counts, and its number is its id.
+    `without_own` leaves out the document with the id of the topic, as BEIR does. Scores are float32; where they do not
+    fall, the later one is the next smaller number, so that all programs rank alike. Raises RetrieverError if the hits
+    are invalid.
+    """
+    hits = retrieve_checked(retriever, list(topics.values()), k, len(passages))
+    names: dict[int, str] = {}
+    run: dict[str, dict[str, float]] = {}
+    for row, topic in enumerate(topics):
+        found: dict[str, float] = {}
+        last = np.float32(np.inf)
+        for number, score in hits.of(row):
+            if number not in names:
+                names[number] = str(number) if by_passage else passages[number].document_id
+            name = names[number]
+            if name not in found and not (without_own and name == topic):
+                last = min(np.float32(score), np.nextafter(last, np.float32(-np.inf)))
+                found[name] = float(last)
+        run[topic] = found
+    return run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JudgedRun:
+    """The measures of a run, and of the run `against` which it is compared.
+
+    `topics` are the judged topics, `values` the value of each measure for each topic (float64), by the measure's name.
+    """
+
+    topics: Sequence[str]
+    values: Mapping[str, DoubleArray]
+    against: Mapping[str, DoubleArray] | None = None
+
+    def summary(self, *, draws: int = DRAWS, seed: int = 0) -> dict[str, JsonValue]:
+        """The means of the measures over topics, each with the ends of its 95% interval: a bootstrap over topics,
+        paired for the `difference` to the other run."""
+        columns = {"measures": self.values}
+        if self.against is not None:
+            difference = {name: values_U - self.against[name] for name, values_U in self.values.items()}
+            columns |= {"against": self.against, "difference": difference}
+        values_UR = np.stack([values_U for column in columns.values() for values_U in column.values()], axis=1)
+        drawn_DR = bootstrap_means(values_UR, np.ones(len(self.topics), dtype=np.int64), draws=draws, seed=seed)
+        figures: Iterator[JsonValue] = (
+            {"mean": float(values_UR[:, place].mean()), "interval": [*interval(drawn_DR[:, place])]}
+            for place in range(values_UR.shape[1])
+        )
+        found = {name: {measure: next(figures) for measure in column} for name, column in columns.items()}
+        return {"topics": len(self.topics), **found}
+
+    def by_topic(self) -> dict[str, JsonValue]:
+        """The measures of each topic, by its id."""
+        return {
+            topic: {name: float(values_U[place]) for name, values_U in self.values.items()}
+            for place, topic in enumerate(self.topics)
+        }
+
+
+def parse_measures(measures: str, k: int | None = None) -> list[Any]:
+    """The measures of ir_measures with these names, separated by commas.
+
+    Raises UsageError if there is none of a name, or if one needs more than the `k` documents of a topic in the run;
+    MissingExtraError without the extra `judge`.
+    """
+    with extra("judge", "measures of retrieval need", ("ir_measures",)):
+        import ir_measures
+    parsed: list[Any] = []
+    for name in filter(None, map(str.strip, measures.split(","))):
+        try:
+            measure = ir_measures.parse_measure(name)
+        except (NameError, ValueError, TypeError):
+            raise UsageError(f"`measures` has {name!r}; ir_measures has such as {RETRIEVAL_MEASURES}, P@5.") from None
+        cutoff = measure.params.get("cutoff")
+        if cutoff is not None and k is not None and cutoff > k:
+            raise UsageError(f"{measure} needs {cutoff:,} documents of a topic: raise `k`, which is {k:,}.")
+        parsed.append(measure)
+    if not parsed:
+        raise UsageError("`measures` names none.")
+    return parsed
+
+
+def judge_run(
+    run: RetrievalRun, qrels: Qrels, measures: str = RETRIEVAL_MEASURES, *, against: RetrievalRun | None = None
+) -> JudgedRun:
+    """Judge a run, and another one `against` which it is compared, with measures of the library ir_measures.
+
+    Means are over all topics of `qrels`; one that a run lacks counts 0, as in trec_eval with -c. Raises UsageError if
+    there is no such measure, MissingExtraError without the extra `judge`.
+    """
+    if not qrels:
+        raise UsageError("no topic is judged.")
+    parsed = parse_measures(measures)
+    values, other = (None if one is None else _values(one, qrels, parsed) for one in (run, against))
+    assert values is not None
+    return JudgedRun(topics=list(qrels), values=values, against=other)
+
+
+def _values(run: RetrievalRun, qrels: Qrels, measures: Sequence[Any]) -> dict[str, DoubleArray]:
+    import ir_measures
+
+    place = {topic: place for place, topic in enumerate(qrels)}
+    values = {str(measure): np.zeros(len(qrels)) for measure in measures}
+    try:
+        for found in ir_measures.iter_calc([*measures], {**qrels}, {**run}):
+            values[str(found.measure)][place[found.query_id]] = found.value
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"ir_measures cannot compute `measures` {', '.join(values)}: {error}") from None
+    return values

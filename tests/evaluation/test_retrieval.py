@@ -1,0 +1,261 @@
+"""`ralm judge`: against Anserini's figures, in BEIR's format, by answers, and with run files."""
+
+import json
+from collections.abc import Sequence
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ralm as library
+from benchmarks.judged import cacm
+from ralm.errors import InputError, UsageError
+from ralm.evaluation import retrieval
+from ralm.records import Hits, Passage
+from tests.cli.program import done, failed, printed, ralm
+from tests.shared_data import shared
+from tests.tiny_encoders import save_tiny_bert
+
+CORPUS = {
+    "whales": ("Whales", "The whales sing in the deep blue sea by night. Whales swim."),
+    "ships": ("", "Ships cross the sea. The crew sings of whales."),
+    "hill": ("The hill", "Sheep graze on the green hill."),
+    "sheep": ("Sheep", "Sheep graze, and a dog keeps the sheep together."),
+}
+QUERIES = {"q1": "whales sing", "sheep": "sheep dog", "unjudged": "sea"}
+GRADES = {"q1": {"whales": 1, "ships": 2, "hill": 0}, "sheep": {"hill": 1}}
+
+
+@pytest.fixture
+def beir(tmp_path: Path) -> Path:
+    """A set in BEIR's format; one topic has the id of a document."""
+    folder = tmp_path / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    rows = [{"_id": name, "title": title, "text": text, "metadata": {}} for name, (title, text) in CORPUS.items()]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = [{"_id": name, "text": text, "metadata": {}} for name, text in QUERIES.items()]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    judged = [f"{topic}\t{name}\t{grade}\n" for topic, grades in GRADES.items() for name, grade in grades.items()]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
+    return folder
+
+
+class Found:
+    """A retriever that always finds these."""
+
+    def __init__(self, hits: Hits) -> None:
+        self.hits = hits
+        self.config: dict[str, object] = {}
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        return self.hits.first(k)
+
+
+def means(answer: dict[str, dict[str, dict[str, float]]], of: str = "measures") -> dict[str, float]:
+    return {name: figure["mean"] for name, figure in answer[of].items()}
+
+
+def test_cacm_has_the_figures_of_anserini(tmp_path: Path) -> None:
+    data = shared("data", "cacm")
+    corpus = [{"id": one.document_id, "text": one.text} for one in cacm(data).passages]
+    (tmp_path / "cacm.jsonl").write_text("".join(json.dumps(row) + "\n" for row in corpus))
+    done("index", tmp_path / "cacm.jsonl", "--words", 100_000, "--out", tmp_path / "index", "--workers", 1)
+    judged = printed(
+        *("judge", tmp_path / "index", "--topics", data / "topics.txt", "--qrels", data / "qrels.txt"),
+        *("--measures", "AP, P@30, nDCG@10", "--out", tmp_path / "run.trec"),
+    )
+    assert judged["topics"] == 52
+    assert {name: round(mean, 4) for name, mean in means(judged).items()} == {
+        "AP": 0.3123,  # published for Anserini, as is P@30
+        "P@30": 0.1942,
+        "nDCG@10": 0.4543,
+    }
+    compared = printed(
+        *("judge", tmp_path / "run.trec", "--qrels", data / "qrels.txt", "--measures", "AP@30,P@30,nDCG@10,RR"),
+        *("--against", data / "lucene_bm25_run.txt"),
+    )
+    assert means(compared) == pytest.approx(means(compared, "against"), abs=5e-5)
+    assert all(max(map(abs, one["interval"])) < 1e-3 for one in compared["difference"].values())
+
+
+def test_a_set_in_the_format_of_beir_makes_a_round_trip(beir: Path, tmp_path: Path) -> None:
+    encoder = save_tiny_bert(tmp_path / "bert")
+    done(
+        *("index", beir / "corpus.jsonl", "--id-field", "_id", "--out", tmp_path / "index", "--words", 4),
+        *("--retriever", "both", "--encoder", encoder, "--workers", 1),
+    )
+    judged = ["judge", tmp_path / "index", "--topics", beir, "--measures", "nDCG@10,AP,R@2,RR@10"]
+    answer = printed(*judged, "--out", tmp_path / "bm25.trec")
+    gain = (1 / 1 + 2 / log2(3)) / (2 / 1 + 1 / log2(3))
+    assert answer["by_topic"] == {
+        "q1": pytest.approx({"nDCG@10": gain, "AP": 1, "R@2": 1, "RR@10": 1}),
+        "sheep": pytest.approx({"nDCG@10": 1, "AP": 1, "R@2": 1, "RR@10": 1}),
+    }, "the document sheep, which is the topic, is left out"
+    assert [line.split()[:4] for line in (tmp_path / "bm25.trec").read_text().splitlines()] == [
+        ["q1", "Q0", "whales", "1"],
+        ["q1", "Q0", "ships", "2"],
+        ["sheep", "Q0", "hill", "1"],
+    ]
+    again = printed("judge", tmp_path / "bm25.trec", "--topics", beir, "--measures", "nDCG@10,AP,R@2,RR@10")
+    assert {name: again[name] for name in ("topics", "measures", "by_topic")} == {
+        name: answer[name] for name in ("topics", "measures", "by_topic")
+    }
+    for retriever in ("dense", "hybrid"):
+        both = printed(*judged, "--retriever", retriever, "--against", "bm25")
+        assert both["against"] == answer["measures"]
+        for name, figure in both["difference"].items():
+            assert figure["mean"] == pytest.approx(means(both)[name] - means(answer)[name])
+        assert [run["retriever"] for run in both["config"]["runs"]] == [retriever, "bm25"]
+    shown = done(*judged, "--retriever", "random", "--against", tmp_path / "bm25.trec").out
+    assert all(word in shown for word in ("random", "bm25.trec", "difference", "RR@10", "2 topics")), shown
+
+
+def test_passages_that_hold_an_answer_are_relevant(beir: Path, tmp_path: Path) -> None:
+    done("index", beir / "corpus.jsonl", "--id-field", "_id", "--out", tmp_path / "index", "--words", 4)
+    (tmp_path / "dpr.tsv").write_text("who sings in the sea\t['the Crew', 'Deep blue']\nsheep\t['wolf']\n")
+    asked = ["judge", tmp_path / "index", "--topics", tmp_path / "dpr.tsv", "--out", tmp_path / "run.trec"]
+    answer = printed(*asked, "-k", 5, "--measures", "Success@1,Success@5,RR", "--against", "random")
+    index = library.open_index(tmp_path / "index")
+    ranked = [number for number, _ in index.bm25.retrieve(["who sings in the sea"], 5).of(0)]
+    holds = [
+        "deep blue" in index.passages[number].text or "The crew" in index.passages[number].text for number in ranked
+    ]
+    assert True in holds
+    first = holds.index(True) + 1
+    assert answer["by_topic"] == {
+        "1": {"Success@1": float(first == 1), "Success@5": 1.0, "RR": pytest.approx(1 / first)},
+        "2": {"Success@1": 0.0, "Success@5": 0.0, "RR": 0.0},
+    }
+    assert answer["topics"] == 2
+    again = printed(*asked, "--force", "-k", 5, "--measures", "RR", "--against", tmp_path / "run.trec")
+    assert means(again, "difference") == {"RR": 0.0}
+
+
+def test_a_document_counts_once_and_scores_fall(tmp_path: Path) -> None:
+    passages = [Passage(number, f"d{number // 2}", "", "text") for number in range(6)]
+    hits = Hits.from_pairs([[(4, 2.0), (0, 1.0), (5, 1.0), (1, 1.0), (2, 1.0)], []])
+    run = library.retrieve_run(Found(hits), passages, {"a": "x", "b": "y"}, 5)
+    assert list(run["a"]) == ["d2", "d0", "d1"]
+    assert run["a"]["d0"] == 1.0 > run["a"]["d1"] == float(np.nextafter(np.float32(1), np.float32(0)))
+    assert run["b"] == {}
+    library.write_run_file(tmp_path / "run", run)
+    assert library.read_run_file(tmp_path / "run") == {"a": run["a"]}
+    numbers = library.retrieve_run(Found(hits), passages, {"a": "x", "b": "y"}, 5, by_passage=True)
+    assert list(numbers["a"]) == ["4", "0", "5", "1", "2"]
+    judged = library.judge_run(run, {"a": {"d1": 1}, "b": {"d1": 1}}, "RR, P@1")
+    assert {name: values.tolist() for name, values in judged.values.items()} == {
+        "RR": [pytest.approx(1 / 3), 0],
+        "P@1": [0, 0],
+    }
+
+
+def test_the_interval_of_a_difference_is_paired() -> None:
+    qrels = {str(topic): {"right": 1} for topic in range(40)}
+    good = {str(topic): {"right": 2.0 if topic % 2 else 0.5, "wrong": 1.0} for topic in range(40)}
+    worse = {topic: {**found, "worst": 3.0} for topic, found in good.items()}
+    summary: Any = library.judge_run(good, qrels, "RR", against=worse).summary()
+    drop = {0: 1 / 2 - 1 / 3, 1: 1 - 1 / 2}
+    difference = summary["difference"]["RR"]
+    assert difference["mean"] == pytest.approx((drop[0] + drop[1]) / 2)
+    low, high = difference["interval"]
+    assert drop[0] < low < difference["mean"] < high < drop[1]
+    assert high - low < np.subtract(*summary["measures"]["RR"]["interval"][::-1])
+
+
+TOPICS = {
+    "trec.txt": "<top>\n<num> Number: 301\n<title> Organized\n crime\n<desc> Description:\nmore\n</top>\n"
+    "<top>\n<num>302</num><title>Polio</title>\n</top>",
+    "cacm.txt": "<DOC>\n<DOCNO> 301 </DOCNO>\nOrganized crime\n</DOC><DOC><DOCNO>302</DOCNO>Polio</DOC>",
+    "topics.tsv": "301\tOrganized crime\n302\tPolio\n",
+    "topics.jsonl": '{"_id": "301", "text": "Organized crime"}\n\n{"id": 302, "query": "Polio"}\n',
+}
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_topics_of_every_format(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(TOPICS[name])
+    assert library.read_topics(tmp_path / name) == {"301": "Organized crime", "302": "Polio"}
+
+
+def test_judgements_of_every_format(tmp_path: Path) -> None:
+    for number, line in enumerate(("1 0 d 2\n", "1\tQ0\td\t2", "1 d 2 \n", "query-id\tcorpus-id\tscore\n1\td\t2\n")):
+        (tmp_path / str(number)).write_text(line)
+        assert library.read_qrels(tmp_path / str(number)) == {"1": {"d": 2}}
+    (tmp_path / "spaces").write_text("1\tmy file.txt\t-1\n")
+    assert library.read_qrels(tmp_path / "spaces") == {"1": {"my file.txt": -1}}
+
+
+BROKEN = {
+    ("read_topics", "<top> no title </top>"): "line 1 is no topic: it has no <top> or <DOC>",
+    ("read_topics", "1\ta\n1\tb\n"): "there are two topics '1'",
+    ("read_topics", "\n\n"): "has no topics",
+    ("read_qrels", "1 d\n"): "line 1 has 2 fields",
+    ("read_qrels", "1 0 d 1\n1 0 d much\n"): "line 2: the grade 'much' is not a whole number",
+    ("read_qrels", "1 0 d 1\n1 0 d 2\n"): "line 2: document 'd' of topic '1' has two grades",
+    ("read_run_file", "1 Q0 d 1 2.5\n"): "line 1 has 5 fields",
+    ("read_run_file", "1 Q0 d 1 nan tag\n"): "line 1: the score 'nan' is not a number",
+    ("read_run_file", "1 Q0 d 1 2 t\n1 Q0 d 2 1 t\n"): "line 2: document 'd' stands twice in topic '1'",
+}
+
+
+@pytest.mark.parametrize(("read", "content"), BROKEN)
+def test_broken_files_are_named(read: str, content: str, tmp_path: Path) -> None:
+    file = tmp_path / "file.txt"
+    file.write_text(content)
+    with pytest.raises(InputError, match=BROKEN[read, content].replace("(", r"\(")) as error:
+        getattr(library, read)(file)
+    assert str(file) in str(error.value)
+    with pytest.raises(InputError, match="does not exist"):
+        getattr(library, read)(tmp_path / "none")
+
+
+def test_what_a_run_file_cannot_hold(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot hold the name 'my file.txt'"):
+        library.write_run_file(tmp_path / "run", {"1": {"my file.txt": 1.0}})
+    assert not (tmp_path / "run").exists()
+
+
+def test_measures_are_those_of_ir_measures() -> None:
+    assert [str(one) for one in retrieval.parse_measures("MAP, MRR@10,nDCG(dcg='exp-log2')@5")] == [
+        "AP",
+        "RR@10",
+        "nDCG(dcg='exp-log2')@5",
+    ]
+    for wrong in ("gain@10", "nDCG@x", "AP P@5"):
+        with pytest.raises(UsageError, match="`measures` has"):
+            retrieval.parse_measures(wrong)
+    with pytest.raises(UsageError, match="R@100 needs 100 documents of a topic: raise `k`, which is 10"):
+        retrieval.parse_measures("AP, R@100", 10)
+
+
+def test_what_judges_must_be_given(beir: Path, tmp_path: Path) -> None:
+    done("index", beir / "corpus.jsonl", "--id-field", "_id", "--out", tmp_path / "index")
+    run, index, qrels = tmp_path / "run", tmp_path / "index", beir / "qrels" / "test.tsv"
+    run.write_text("q1 Q0 whales 1 2.5 tag\n")
+    (tmp_path / "other.tsv").write_text("7\tseven\n")
+    failed(ralm("judge", index), 2, "nothing judges the passages: give --qrels, or --topics")
+    failed(ralm("judge", index, "--qrels", qrels), 2, "an index is searched for topics: give --topics")
+    failed(
+        ralm("judge", run, "--topics", beir / "queries.jsonl"), 2, "answers are looked for in the passages of an index"
+    )
+    failed(ralm("judge", run, "--qrels", qrels, "--against", "bm25"), 2, "--against bm25 searches an index")
+    failed(ralm("judge", run, "--qrels", qrels, "-k", 5), 2, "-k has no effect without an index")
+    failed(
+        ralm("judge", run, "--qrels", qrels, "--retriever", "dense"), 2, "--retriever has no effect without an index"
+    )
+    failed(ralm("judge", tmp_path / "none", "--qrels", qrels), 2, "does not exist")
+    failed(ralm("judge", index, "--topics", tmp_path / "other.tsv", "--qrels", qrels), 2, "no topic of")
+    failed(
+        ralm("judge", index, "--topics", beir, "--measures", "R@2000"),
+        2,
+        "R@2000 needs 2,000 documents of a topic: raise -k",
+    )
+    part = ralm("judge", index, "--topics", tmp_path / "part.tsv", "--qrels", qrels)
+    failed(part, 1, "does not exist")
+    (tmp_path / "part.tsv").write_text("q1\twhales\n")
+    part = ralm("judge", index, "--topics", tmp_path / "part.tsv", "--qrels", qrels, "--json")
+    assert part.status == 0
+    assert "1 judged topics are not in" in part.err
+    assert json.loads(part.out)["topics"] == 1
