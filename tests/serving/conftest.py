@@ -6,8 +6,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ralm import EncoderOptions, build_index, load_encoder
+from ralm.corpus.splitting import make_passages
 from ralm.serving.service import Service
-from tests.serving.served import save_index, serving, tiny
+from tests.serving.served import DOCUMENTS, save_index, serving, tiny
+from tests.tiny_encoders import save_tiny_bert
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +44,13 @@ def client(url: str) -> Iterator[httpx.Client]:
     """A client of the server with an index."""
     with httpx.Client(base_url=url, timeout=60) as http:
         yield http
+
+
+@pytest.fixture(scope="session")
+def dense_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with an index that has vectors too."""
+    folder = tmp_path_factory.mktemp("dense")
+    encoder = load_encoder(EncoderOptions(encoder=str(save_tiny_bert(folder / "bert"))))
+    build_index(make_passages(DOCUMENTS), folder / "index", encoder=encoder)
+    with serving(Service(tiny(), folders={"both": folder / "index"})) as url:
+        yield url

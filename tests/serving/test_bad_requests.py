@@ -107,6 +107,7 @@ def test_an_unknown_model(client: httpx.Client, model: str) -> None:
         b"[]",
         b'"text"',
         b"\xff\xfe",
+        *(json.dumps(ASK).encode(encoding) for encoding in ("utf-16", "utf-16-le", "utf-32-be")),
         b"[" * 100_000,
         b'{"a":' * 50_000,
         *(
@@ -145,6 +146,10 @@ def test_a_body_of_another_kind(client: httpx.Client) -> None:
         ("GET", "/v1/models/none", None, 404),
         ("POST", "/../etc", None, 404),
         ("GET", "/v1/completions", None, 405),
+        ("GET", "/?/metrics", None, 400),
+        ("GET", "/health?a=b", None, 400),
+        ("GET", "/search?q=sea&other=1", None, 400),
+        ("POST", "/tokenize?a", {"prompt": "a"}, 400),
         ("POST", "/tokenize", {}, 400),
         ("POST", "/tokenize", {"prompt": 1}, 400),
         ("POST", "/tokenize", {"prompt": "a", "other": 1}, 400),
@@ -159,6 +164,7 @@ def test_a_body_of_another_kind(client: httpx.Client) -> None:
 def test_other_routes(client: httpx.Client, method: str, path: str, body: Any, status: int) -> None:
     error = refused(client.request(method, path, json=body), status)
     assert status != 405 or "does not accept GET requests" in error["message"]
+    assert "?" not in path or f"is not a parameter of {path.partition('?')[0]}." in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -382,6 +382,8 @@ def test_a_conversation_that_does_not_fit(url: str, client: openai.OpenAI, model
         assert told in error["message"]
     long_ago = [*said(10**6), {"role": "assistant", "content": "a"}, *said(1)]
     assert AT_LEAST in refused(url, long_ago)["message"]
+    told = refused(url, [{"role": "system", "content": "s" * 300_000}, *said(1)])["message"]
+    assert told == "`messages` has 300,001 bytes, and the limit is 262,144: send less at once."
     plain: dict[str, Any] = {"extra_body": {"ralm": {"index": None}}}
     fits = client.chat.completions.create(model="tiny-chat", messages=said(most - 9), temperature=0, **plain)
     assert fits.usage is not None

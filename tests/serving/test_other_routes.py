@@ -1,7 +1,6 @@
 """The tokenizer, searching, and the vectors of texts."""
 
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -9,14 +8,12 @@ import numpy as np
 import openai
 import pytest
 
-from ralm import EncoderOptions, PlanOptions, build_index, load_encoder, open_index
-from ralm.corpus.splitting import make_passages
+from ralm import PlanOptions, open_index
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
 from ralm.serving.options import Settings
 from ralm.serving.service import Service
-from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, serving, tiny
-from tests.tiny_encoders import save_tiny_bert
+from tests.serving.served import MODEL, PROMPTS, serving, tiny
 from tests.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -99,15 +96,6 @@ def test_a_search_is_that_of_ralm_search(client: httpx.Client, index: Path) -> N
 
 def test_without_an_index_there_is_nothing_to_search(plain_url: str) -> None:
     assert httpx.get(f"{plain_url}/search?q=a").status_code == 404
-
-
-@pytest.fixture(scope="module")
-def dense_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("dense")
-    encoder = load_encoder(EncoderOptions(encoder=str(save_tiny_bert(folder / "bert"))))
-    build_index(make_passages(DOCUMENTS), folder / "index", encoder=encoder)
-    with serving(Service(tiny(), folders={"both": folder / "index"})) as url:
-        yield url
 
 
 def test_vectors_are_those_of_queries(dense_url: str) -> None:

@@ -7,5 +7,6 @@ Each request is one thread that runs the library's own code; the asyncio side ch
     model, batcher                      one model for many threads, which reads together what they ask
     prompts, completion, chat           what one request computes, as a generator of events, and its response
     requests, answers, errors           OpenAI's JSON
-    jobs, routes, middleware, server    HTTP: threads and responses, routes, keys and metrics, the process
+    jobs, routes, middleware            HTTP: threads and responses, routes, keys and metrics
+    connections, server                 connections and their limits, the process
 """

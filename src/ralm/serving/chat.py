@@ -16,7 +16,16 @@ from ralm.records import Passage
 from ralm.serving import answers, errors, indexes
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits, continuation_options
-from ralm.serving.prompts import TOO_LONG, TokenLabels, check_scores, check_size
+from ralm.serving.prompts import (
+    LONG_TEXT,
+    TOO_LONG,
+    TokenLabels,
+    check_bytes,
+    check_scores,
+    check_size,
+    encode_within,
+    most_bytes,
+)
 from ralm.validation import MAX_SEED
 
 _SHARE: Final = 4
@@ -53,8 +62,13 @@ def answer_chat(
     """
     _check(chat, model, prompt)
     length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
-    questions = [one.content.strip() for one in chat.conversation.messages if one.role == "user"]
-    check_size(questions, model, length, "messages")  # every template keeps the messages of the user
+    messages = chat.conversation.messages
+    # every template keeps the messages of the user
+    check_size([one.content.strip() for one in messages if one.role == "user"], model, length, "messages")
+    check_bytes([one.content for one in messages], max(limits.text_bytes, most_bytes(length, model)), "messages")
+    for one in messages:
+        if len(one.content) > LONG_TEXT:
+            encode_within(one.content, model, length, "messages")
     try:
         encoded = full_tokenizer(model.tokenizer).encode_chat(chat.conversation.messages) if prompt.chat else None
         own = len(model.tokenizer.encode(chat.conversation.question) if encoded is None else encoded[0])

@@ -39,6 +39,8 @@ class StoppedError(RequestError):
         super().__init__("the server is being stopped.", code="stopping", status=503)
 
 
+GONE: Final = 499
+"""The status in logs of a request whose client went away."""
 BODY: Final = "unusable_body"
 """The kind of pydantic's errors about a whole body; their message goes on from "the body"."""
 FIELD: Final = "unusable_field"

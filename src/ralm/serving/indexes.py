@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from time import perf_counter
 from typing import Any, Final
 
@@ -38,7 +38,8 @@ class Indexes:
         self._lock = RLock()
         self._open = {name: open_index(folder) for name, folder in self._folders.items()}
         self._sources: dict[tuple[str, RetrieverOptions], sources.FromRetriever] = {}
-        self._encoders: dict[str, Any] = {}
+        self._encoding = Lock()
+        self._encoders: dict[str, tuple[Index, Any]] = {}
         self._metrics = metrics
 
     @property
@@ -70,10 +71,11 @@ class Indexes:
         """The vectors (float32, Q x D) of texts as queries of an index that has vectors."""
         from ralm.retrieval.dense.options import load_encoder
 
-        with self._lock:
-            if name not in self._encoders:
-                self._encoders[name] = load_encoder(self._open[name].encoder_options())
-            found: FloatArray = self._encoders[name].encode_queries(texts)
+        with self._encoding:  # the other lock stays free: the indexes can be used meanwhile
+            index = self.index(name)
+            if self._encoders.get(name, (None, None))[0] is not index:
+                self._encoders[name] = index, load_encoder(index.encoder_options())
+            found: FloatArray = self._encoders[name][1].encode_queries(texts)
             return found
 
     def reload(self) -> dict[str, str]:
@@ -90,7 +92,6 @@ class Indexes:
                 outcome[name] = "unchanged" if same else "changed"
             self._open |= opened
             self._sources.clear()
-            self._encoders.clear()
         return outcome
 
 

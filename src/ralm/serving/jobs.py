@@ -22,16 +22,16 @@ from ralm.serving import answers, errors, model, requests
 from ralm.serving.service import Service
 
 _LOG: Final = logging.getLogger("ralm.serving")
-_GONE: Final = 499
-"""The status in logs of a request whose client went away."""
 _NOT_BUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _END: Final = object()
+_OVERTIME: Final = 1.0
+"""Seconds that a thread has after its deadline to end by itself."""
 _DONE: Final = b"data: [DONE]\n\n"
 Job: TypeAlias = Callable[[], Iterator[bytes]]
 
 
 class Workers:
-    """Runs at most `at_once` jobs, each for at most `seconds`; at most `most_waiting` more wait in a queue.
+    """Runs at most `at_once` jobs; at most `most_waiting` more wait in a queue. A job ends `seconds` after it came.
 
     Belongs to one event loop. `running` are the jobs that run, `waiting` is the length of the queue.
     """
@@ -44,15 +44,19 @@ class Workers:
         self.waiting = 0
 
     async def start(self, job: Job) -> "RunningJob":
-        """Begin a job once there is a place for it; RequestError if the queue is full."""
+        """Begin a job once there is a place for it; RequestError if the queue is full, or no place is free in time."""
         if self._free.locked() and self.waiting >= self._most_waiting:
             raise errors.RequestError("the queue is full: try again later.", code="busy", status=429)
+        scope = model.RequestScope(Event(), time.monotonic() + self._seconds)
         self.waiting += 1
         try:
-            await self._free.acquire()
+            async with asyncio.timeout(self._seconds):
+                await self._free.acquire()
+        except TimeoutError:
+            raise model.timed_out("waited in the queue too long: try again later") from None
         finally:
             self.waiting -= 1
-        running = RunningJob(job, model.RequestScope(Event(), time.monotonic() + self._seconds), self._ended)
+        running = RunningJob(job, scope, self._ended)
         self.running.add(running)
         running.thread.start()
         return running
@@ -85,7 +89,15 @@ class RunningJob:
     async def events(self) -> AsyncGenerator[bytes]:
         """The events of the job; raises its error, and stops it if the caller does not read to the end."""
         try:
-            while (event := await self._events.get()) is not _END:
+            while True:
+                left = self._scope.deadline - time.monotonic()
+                try:
+                    async with asyncio.timeout(max(0.0, left) + _OVERTIME):
+                        event = await self._events.get()
+                except TimeoutError:  # the thread is in a call that cannot be ended
+                    raise model.timed_out("timed out: ask for fewer tokens") from None
+                if event is _END:
+                    return
                 if isinstance(event, BaseException):
                     raise event
                 yield event
@@ -205,7 +217,7 @@ async def _unless_gone(request: Request, work: Callable[[], Awaitable[Response]]
     working, gone = asyncio.ensure_future(work()), asyncio.ensure_future(client_gone())
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else Response(status_code=_GONE)
+        return working.result() if working.done() else Response(status_code=errors.GONE)
     except Exception as error:  # noqa: BLE001  # every error is a response
         return errors.error_response(error)
     finally:

@@ -6,6 +6,7 @@ must name one of them as their host, so that a page in a browser cannot reach th
 
 import hmac
 import ipaddress
+import json
 import logging
 import os
 import re
@@ -15,11 +16,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ralm.errors import UsageError
-from ralm.serving.errors import RequestError, error_response
+from ralm.serving.errors import GONE, RequestError, error_response
 
 KEY: Final = "RALM_SERVE_KEY"
 """The environment variable with the key that clients must send."""
@@ -70,22 +70,32 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        read = 0
-
-        async def counting() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > self._body_bytes:
-                raise HTTPException(413, self._too_large)
-            return message
-
         try:
             self._check(scope["path"], Headers(scope=scope))
+            body = await self._body(receive)
         except RequestError as error:
             await error_response(error)(scope, receive, send)
-        else:
-            await self._app(scope, counting, send)
+            return
+        if body is not None:
+            await self._app(scope, _after(body, receive), send)
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """The body of a request; None if its client went away before the end.
+
+        Raises RequestError if it is too large, or not UTF-8.
+        """
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None  # as no error: its traceback would hold the body for long
+            body += message.get("body", b"")
+            if len(body) > self._body_bytes:
+                raise RequestError(self._too_large, code="request_too_large", status=413)
+            if not message.get("more_body", False):
+                if not json.detect_encoding(body).startswith("utf-8"):
+                    raise RequestError("the body must be encoded in UTF-8.")
+                return bytes(body)
 
     @property
     def _too_large(self) -> str:
@@ -109,6 +119,16 @@ class Guard:
         is_json = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
         if (length != "0" or "transfer-encoding" in headers) and not is_json:
             raise RequestError("the body must be JSON: send it with the header Content-Type: application/json.")
+
+
+def _after(body: bytes, receive: Receive) -> Receive:
+    """What an application receives: a body, then all else."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return next_message
 
 
 _SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -166,7 +186,7 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begin, status = time.monotonic(), 499
+        begin, status = time.monotonic(), GONE
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -181,4 +201,6 @@ class AccessLog:
             path = getattr(scope.get("route"), "path", _NO_ROUTE)  # a client may send any number of other paths
             self._metrics.requests.labels(path, str(status)).inc()
             self._metrics.seconds.labels(path).observe(seconds)
-            _LOG.info("%s %s %d in %.3f s", scope["method"], path, status, seconds)
+            is_half = status == GONE and path == _NO_ROUTE  # a fault, of which one line a minute is enough
+            level = logging.WARNING if is_half else logging.INFO
+            _LOG.log(level, "%s %s %d in %.3f s", scope["method"], path, status, seconds)

@@ -18,13 +18,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel
-from ralm.records import (
-    FloatArray,
-    IntArray,
-    NextTokens,
-    ScoringSequence,
-    TextsAhead,
-)
+from ralm.records import EncodedPiece, FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
 from ralm.serving.batcher import Batcher
 from ralm.serving.errors import RequestError, StoppedError
 from ralm.serving.options import BatchOptions
@@ -47,7 +41,12 @@ class RequestScope:
         if self.gone.is_set():
             raise StoppedError
         if time.monotonic() > self.deadline:
-            raise RequestError("the request timed out: ask for fewer tokens.", code="time_up", status=503)
+            raise timed_out("timed out: ask for fewer tokens")
+
+
+def timed_out(what: str) -> RequestError:
+    """The error of a request that took too long."""
+    return RequestError(f"the request {what}.", code="time_up", status=503)
 
 
 _scope: ContextVar[RequestScope] = ContextVar("scope", default=RequestScope())  # noqa: B039  # nobody ends this one
@@ -188,9 +187,20 @@ class _LockedTokenizer:
         self.encode = self._locked(full.encode)
         self.decode = self._locked(full.decode)
         self.encode_with_spans = self._locked(full.encode_with_spans)
-        self.encode_pieces = self._locked(lambda chunks: iter([*full.encode_pieces(chunks)]))  # all inside the lock
+        self._pieces = full.encode_pieces
         self.encode_document = self._locked(full.encode_document)
         self.encode_chat = self._locked(full.encode_chat)
+
+    def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
+        """As `FullTokenizer.encode_pieces`; between pieces, others use the tokenizer and the request may end."""
+        pieces = self._pieces(chunks)
+        while True:
+            _scope.get().check()
+            with self._lock:
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
 
     def __getattr__(self, name: str) -> Any:  # members that only some tokenizers have
         if name.startswith("_"):

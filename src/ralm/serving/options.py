@@ -36,12 +36,19 @@ _INDEX: Final = Needs("`index`", lambda settings: settings.index is not None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a request, and of the number of requests.
+    """Limits of a request, and of all requests together.
 
-    `prompt_tokens` and `new_tokens` None: together as many as the model reads at once.
+    `prompt_tokens` and `new_tokens` None: together as many as the model reads at once. Raises UsageError if one body
+    may be larger than all together.
     """
 
     body_bytes: Annotated[int, Option("Maximum size of a request in bytes.")] = 4 << 20
+    all_bodies_bytes: Annotated[
+        int, Option("Maximum size of all requests together that the server holds, in bytes.")
+    ] = 64 << 20
+    text_bytes: Annotated[int, Option("Maximum size of texts to tokenise or to embed, and of queries, in bytes.")] = (
+        256 << 10
+    )
     prompt_tokens: Annotated[
         int | None,
         Option(
@@ -64,9 +71,16 @@ class Limits:
         int, Option("Requests in the queue; more are rejected (429).", minimum=0, flag="max-queue")
     ] = 64
     seconds: Annotated[float, Option("Seconds until a request times out.", above=True, flag="request-seconds")] = 600.0
+    body_seconds: Annotated[float, Option("Seconds in which the body of a request must arrive.", above=True)] = 60.0
+    connections: Annotated[int, Option("Maximum number of open connections.", flag="max-connections")] = 512
+    shutdown_seconds: Annotated[
+        float, Option("Seconds that running requests have to end after SIGTERM.", minimum=0)
+    ] = 60.0
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.all_bodies_bytes < self.body_bytes:
+            raise UsageError(f"`all_bodies_bytes` must be at least `body_bytes`, {self.body_bytes:,}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

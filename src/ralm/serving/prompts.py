@@ -16,6 +16,7 @@ import numpy as np
 
 from ralm.errors import ModelError
 from ralm.evaluation.perplexity import check_plan
+from ralm.lm.long_texts import text_chunks
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
@@ -31,6 +32,10 @@ from ralm.validation import scores_given_texts
 
 TOO_LONG: Final = "context_length_exceeded"
 """The code of errors about prompts that are too long."""
+LONG_TEXT: Final = 1 << 18
+"""Number of characters from which a text is tokenised in pieces, up to its limit."""
+_LONGEST_TOKEN: Final = 64
+"""Bytes that a token can have if the tokenizer does not know: more than any token of a real text."""
 _MOST_IDS: Final = 2**31 - 1
 _LONG: Final = 10**18
 _BEFORE: Final = "a"
@@ -78,24 +83,59 @@ class ServedPrompt:
         return int(len(self.tokens) > 1 and int(self.tokens[0]) in (full.special_tokens.begin, full.end_token))
 
 
-def check_size(texts: Iterable[str], model: SharedModel, most: int, param: str) -> None:
-    """Raise RequestError if texts have more bytes than `most` tokens can stand for, so that they need not be tokenised.
-
-    Accepts everything if the tokenizer does not know the length of its longest token.
-    """
-    if model.longest_token is None:
-        return
-    least = -(-sum(len(text.encode()) for text in texts) // model.longest_token)
-    if least > most:
+def check_bytes(given: Sequence[str | Sequence[int]], most: int, param: str) -> None:
+    """Raise RequestError if texts have more than `most` bytes together; a token id counts as a byte."""
+    size = sum(len(one.encode()) if isinstance(one, str) else len(one) for one in given)
+    if size > most:
         raise errors.RequestError(
-            f"the text of `{param}` has at least {least:,} tokens, and the limit is {most:,}: send less.",
+            f"`{param}` has {size:,} bytes, and the limit is {most:,}: send less at once.",
             param=param,
             code=TOO_LONG,
         )
 
 
+def most_bytes(tokens: int, model: SharedModel) -> int:
+    """The maximum number of bytes of a text of so many tokens."""
+    return tokens * (model.longest_token or _LONGEST_TOKEN)
+
+
+def check_size(texts: Iterable[str], model: SharedModel, most: int, param: str) -> None:
+    """Raise RequestError if texts have more bytes than `most` tokens can stand for, so that they need not be tokenised.
+
+    Without knowledge of its longest token, a tokenizer is taken for one with tokens of at most 64 bytes.
+    """
+    size = sum(len(text.encode()) for text in texts)
+    if size > most_bytes(most, model):
+        raise _too_long(-(-size // (model.longest_token or _LONGEST_TOKEN)), most, param)
+
+
+def _too_long(least: int, most: int, param: str) -> errors.RequestError:
+    return errors.RequestError(
+        f"the text of `{param}` has at least {least:,} tokens, and the limit is {most:,}: send less.",
+        param=param,
+        code=TOO_LONG,
+    )
+
+
+def encode_within(text: str, model: SharedModel, most: int, param: str) -> IntArray:
+    """The tokens (int64) of a text.
+
+    Raises RequestError if it has more than `most` for sure, before all of a long text is tokenised.
+    """
+    check_size([text], model, most, param)
+    if len(text) <= LONG_TEXT:
+        return model.tokenizer.encode(text)
+    tokens, count = list[IntArray](), 0
+    for piece in full_tokenizer(model.tokenizer).encode_pieces(text_chunks(text)):
+        tokens.append(piece.tokens)
+        count += len(piece.tokens)
+        if count > most:
+            raise _too_long(count, most, param)
+    return np.concatenate(tokens)
+
+
 def read_prompt(
-    given: str | Sequence[int], model: SharedModel, param: str = "prompt", most: int | None = None
+    given: str | Sequence[int], model: SharedModel, param: str = "prompt", most: int = _MOST_IDS
 ) -> ServedPrompt:
     """The prompt that a request gives.
 
@@ -103,9 +143,7 @@ def read_prompt(
     tokens for sure.
     """
     if isinstance(given, str):
-        if most is not None:
-            check_size([given], model, most, param)
-        tokens = model.tokenizer.encode(given)
+        tokens = encode_within(given, model, most, param)
     else:
         vocabulary = model.vocabulary or _MOST_IDS
         for token in given:

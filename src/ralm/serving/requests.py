@@ -19,6 +19,7 @@ from ralm.serving.chat import ChatCompletion
 from ralm.serving.completion import Completion
 from ralm.serving.errors import BODY, FIELD, RequestError
 from ralm.serving.options import Limits, choices
+from ralm.serving.prompts import check_bytes
 from ralm.validation import MAX_SEED
 
 _NEW_TOKENS: Final = 16
@@ -204,6 +205,7 @@ def completion_of(body: CompletionRequest, limits: Limits) -> Completion:
         )
     most = _MAX_COUNT if limits.new_tokens is None else limits.new_tokens
     choice = body.chosen
+    check_bytes([choice.get("query") or ""], limits.text_bytes, "ralm.query")
     _count("logprobs", body.logprobs, 0, limits.top_logprobs, default=0)
     return Completion(
         prompts=body.prompt,
@@ -323,6 +325,7 @@ def chat_of(body: ChatRequest, limits: Limits) -> ChatCompletion:
     for name in _UNUSED_IN_CHATS:
         if name in choice:
             raise RequestError(f"`{name}` has no effect in a chat: leave it out.", param=f"ralm.{name}")
+    check_bytes([choice.get("query") or ""], limits.text_bytes, "ralm.query")
     return ChatCompletion(
         conversation=_conversation([one.message for one in body.messages], choice.get("query")),
         new_tokens=_new_tokens(body, limits),

@@ -15,7 +15,7 @@ from ralm.records import Passage
 from ralm.serving import answers, errors, jobs, requests
 from ralm.serving.chat import ChatAnswer, answer_chat
 from ralm.serving.completion import CompletionAnswer, complete
-from ralm.serving.prompts import read_prompt
+from ralm.serving.prompts import check_bytes, read_prompt
 from ralm.serving.service import Service
 from ralm.validation import retrieve_checked
 
@@ -143,6 +143,7 @@ async def embed(request: Request, body: EmbeddingRequest, service: jobs.Served) 
             raise errors.RequestError("`dimensions` is not supported: leave it out.", param="dimensions")
         if len(body.input) > most:
             raise errors.RequestError(f"`input` has more than {most} texts.", param="input")
+        check_bytes(body.input, service.options.limits.text_bytes, "input")
         prompts = [read_prompt(one, service.model, "input") for one in body.input]
         data: list[JsonValue] = []
         for number, vector_D in enumerate(service.indexes.encoded(body.model, [prompt.text for prompt in prompts])):
@@ -172,6 +173,7 @@ async def tokenize(request: Request, body: TokenizeRequest, service: jobs.Served
 
     def tokenized() -> JsonValue:
         service.check_model(body.model)
+        check_bytes([body.prompt], service.options.limits.text_bytes, "prompt")
         tokenizer = full_tokenizer(service.model.tokenizer)
         tokens = tokenizer.encode(body.prompt)
         if body.add_special_tokens is not False:
@@ -197,6 +199,7 @@ async def detokenize(request: Request, body: DetokenizeRequest, service: jobs.Se
 
     def detokenized() -> JsonValue:
         service.check_model(body.model)
+        check_bytes([body.tokens], service.options.limits.text_bytes, "tokens")
         return {"prompt": read_prompt(body.tokens, service.model, "tokens").text if body.tokens else ""}
 
     return await jobs.respond_with(request, detokenized)

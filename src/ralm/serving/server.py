@@ -3,12 +3,14 @@
 SIGTERM or SIGINT ends the server after the running requests, a second one at once; SIGHUP reloads the indexes.
 """
 
+import asyncio
 import hashlib
 import logging
 import os
 import re
 import signal
 import socket
+import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -18,7 +20,7 @@ from types import FrameType
 from typing import Any, Final, Literal, get_args, get_origin
 
 import uvicorn
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import JsonValue
 from starlette.concurrency import run_in_threadpool
@@ -28,7 +30,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from ralm.errors import UsageError
 from ralm.options import without_none
 from ralm.runs.report import render_page
-from ralm.serving import errors, jobs, middleware, options, requests, routes
+from ralm.serving import connections, errors, jobs, middleware, options, requests, routes
 from ralm.serving.service import Service
 from ralm.terminal import no_progress
 from ralm.version import __version__
@@ -40,6 +42,10 @@ _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
 }
 """The fields of requests, and of their parts, for messages that suggest the nearest one."""
 _PACKAGE: Final = "ralm.serving"
+_BACKLOG: Final = 512
+"""Connections that the system holds until they are accepted."""
+_LOGGERS: Final = ("ralm.serving", "uvicorn.error", "asyncio")
+"""Loggers of faults that clients can cause."""
 _END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _ROUTER: Final = APIRouter()
 
@@ -156,11 +162,19 @@ def _values(name: str, service: Service) -> JsonValue:
     return {"least": 1 if declared.option.minimum is None else int(declared.option.minimum), "most": int(most)}
 
 
+async def _check_query(request: Request) -> None:
+    """Raise RequestError for unknown parameters in the query."""
+    known = {one.alias for one in request.scope["route"].dependant.query_params}
+    for name in request.query_params:
+        if name not in known:
+            raise errors.RequestError(f"`{name}` is not a parameter of {request.scope['route'].path}.", param=name)
+
+
 def bound_socket(host: str, port: int) -> socket.socket:
     """A listening socket; UsageError if the port is in use, or the address belongs to another computer."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host.strip("[]"), port), family=family, backlog=512)
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=_BACKLOG)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise UsageError(
@@ -170,6 +184,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 def run_server(service: Service, listening: socket.socket, ready: Callable[[str], None]) -> None:
     """Answer requests until a signal ends the server; `ready` is called with its address once it listens."""
+    connections.reserve_files(service.options.limits.connections)
     with no_progress():
         service.warm_up()
         RalmServer(service, ready).run([listening])
@@ -190,8 +205,8 @@ def make_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="ralm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    app.include_router(routes.router)
-    app.include_router(_ROUTER)
+    for router in (routes.router, _ROUTER):
+        app.include_router(router, dependencies=[Depends(_check_query)])
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(errors.RequestError, _on_error)
@@ -202,21 +217,59 @@ def make_app(service: Service) -> FastAPI:
 
 
 class RalmServer(uvicorn.Server):
-    """A server that calls `ready` with its address once it listens, and handles signals."""
+    """A server that calls `ready` with its address once it listens, ends slow connections, and handles signals."""
 
     def __init__(self, service: Service, ready: Callable[[str], None]) -> None:
-        config = uvicorn.Config(
-            make_app(service), access_log=False, log_config=None, log_level="warning", lifespan="on", ws="none"
-        )
-        super().__init__(config)
+        super().__init__(connections.ServerConfig(make_app(service), service.options.limits))
         self._service = service
         self._ready = ready
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer requests until the server is told to end."""
+        once, loggers = connections.OnceAMinute(), [logging.getLogger(name) for name in _LOGGERS]
+        for logger in loggers:
+            logger.addFilter(once)
+        try:
+            await super().serve(sockets)
+        finally:
+            for logger in loggers:
+                logger.removeFilter(once)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, and call `ready`."""
         await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_BACKLOG)  # uvicorn has just lowered it to the number of connections accepted at once
+        self._checking = asyncio.create_task(self._check_connections())
         if not self.should_exit and sockets:
             self._ready(address_of(sockets[0]))
+
+    async def _check_connections(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            now = time.monotonic()
+            for connection in self._connections:
+                connection.check(now)
+
+    @property
+    def _connections(self) -> list[connections.Connection]:
+        return [one for one in self.server_state.connections if isinstance(one, connections.Connection)]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End connections without a whole request, and the others after their responses, as long as there is time."""
+        seconds = self._service.options.limits.shutdown_seconds
+
+        def end() -> None:
+            _LOG.warning("requests that did not end in %g seconds were stopped", seconds)
+            for connection in self._connections:
+                connection.transport.abort()
+
+        timer = asyncio.get_running_loop().call_later(seconds, end)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+            self._checking.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
