@@ -4,6 +4,16 @@
 the modules. Everything else is imported from its module and may move.
 """
 
+import sys
+
+if (sys.argv[0] == "-m" and "ralm" in sys.orig_argv) or sys.argv[0].endswith("/ralm"):
+    # This process is the program: an interrupt while it loads ends it without a traceback, even here. The module
+    # `signal` takes as long to load as the rest of this file.
+    import _signal
+
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,10 +1,11 @@
-"""Starts other processes of this program, so that they ignore interrupts and end with it."""
+"""Holds signals back where an exception would do harm, and starts other processes, which ignore interrupts and end with
+this one."""
 
 import gc
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import parent_process
 from threading import Thread, current_thread, main_thread
 from types import FrameType
@@ -22,6 +23,46 @@ def collect_rarely() -> None:
     gc.set_threshold(10_000)
 
 
+class HeldSignals:
+    """In this block, and in the main thread, handlers of signals that end the program are called late: when the block
+    ends, or as soon as `release` is called.
+
+    What is made and removed in such a block is never left half done by an exception of a handler. Blocking signals in
+    this thread is not enough: another thread may receive them, and Python still calls the handler in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+        self._received: list[int] = []
+
+    def __enter__(self) -> "HeldSignals":
+        self.hold()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def hold(self) -> None:
+        """Hold signals back (again)."""
+        if current_thread() is main_thread():
+            for number in _ENDING:
+                handler = signal.getsignal(number)
+                if callable(handler) and handler != self._note:
+                    self._handlers[number] = handler
+                    signal.signal(number, self._note)
+
+    def release(self) -> None:
+        """Call the handlers of signals that have arrived, and of those to come."""
+        for number in [*self._handlers]:
+            signal.signal(number, self._handlers[number])
+            del self._handlers[number]
+        while self._received:
+            signal.raise_signal(self._received.pop())
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._received.append(number)
+
+
 @contextmanager
 def starting_processes() -> Iterator[None]:
     """Start processes in this block. They ignore an interrupt and the end of the terminal; this process handles those.
@@ -30,36 +71,12 @@ def starting_processes() -> Iterator[None]:
     first message. So this process handles signals after the block, and a new process handles SIGTERM only after it
     called `end_with_parent`.
     """
-    with ExitStack() as stack:
-        if current_thread() is main_thread():
-            stack.enter_context(_handled_later())
+    with HeldSignals():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
-        yield
-
-
-@contextmanager
-def _handled_later() -> Iterator[None]:
-    """Call the handlers of signals that arrive in this block after it.
-
-    Blocking signals in this thread is not enough: another thread may receive them, and Python still calls the handler
-    in the main thread.
-    """
-    received: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-
-    handlers = {number: handler for number in _ENDING if callable(handler := signal.getsignal(number))}
-    for number in handlers:
-        signal.signal(number, note)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        if received:
-            signal.raise_signal(received[0])
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_with_parent() -> None:

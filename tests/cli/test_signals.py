@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from ralm.cli.process import signals_unwind
 from ralm.errors import WorkerError
 from ralm.processes import starting_processes
 from tests.campaign import campaign
+from tests.forked import started
 
 pytestmark = pytest.mark.slow
 
@@ -113,6 +115,70 @@ def test_an_interrupt_while_the_program_is_imported(tmp_path: Path, module: str,
     process = begun("index", tmp_path / "text.txt", "--out", tmp_path / "index", code=code)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (status, "")
+
+
+AT_IMPORT = """
+import os, sys
+def send(event, arguments):
+    if event == "import" and "ralm" in sys.modules:
+        send.left -= 1
+        if send.left == 0:
+            os.kill(os.getpid(), {number})
+send.left = {count}
+sys.addaudithook(send)
+"""
+"""Code that sends a signal at an import of the program, counted from 1."""
+
+
+@pytest.mark.parametrize(
+    ("number", "moments"), [(signal.SIGINT, 1), campaign(signal.SIGINT, 20), campaign(signal.SIGTERM, 20)]
+)
+def test_a_signal_at_any_import_ends_the_program_without_a_traceback(
+    tmp_path: Path, number: signal.Signals, moments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first on, by which `python -m ralm` loads the package."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    for count in [1, *random.Random(number).sample(range(2, 500), moments - 1)]:
+        (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.format(number=int(number), count=count))
+        process = begun("recipe", "list")
+        _, err = process.communicate(timeout=60)
+        assert process.returncode in (-number, 128 + number), (count, err)
+        assert err == "", count
+
+
+AT_LINE = """
+import signal, sys
+def trace(frame, event, _):
+    global left
+    files = [one and one.f_code.co_filename for one in (frame, frame.f_back)]
+    if not (files[0].endswith(OWN) or files[0].endswith("contextlib.py") and files[1].endswith(OWN)):
+        return None
+    if event == "line":
+        left -= 1
+        if left == -1:
+            signal.raise_signal({number})
+    return trace
+left, OWN = {line}, ("ralm/cli/__init__.py", "ralm/cli/process.py")
+sys.settrace(trace)
+"""
+"""Code that sends a signal when the program comes to a line of the code that handles signals."""
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_line_of_the_program_ends_it_without_a_traceback(number: signal.Signals) -> None:
+    found, line = dict[int, tuple[int, str]](), 0
+    while True:
+        process = started("ralm", "recipe", "list", before=AT_LINE.format(number=int(number), line=line))
+        _, err = process.communicate(timeout=60)
+        assert process.returncode is not None
+        if process.returncode == 0:
+            break
+        if process.returncode not in (-number, 128 + number) or err:
+            found[line] = process.returncode, err
+        line += 1
+    assert found == {}
+    assert line > 100
 
 
 @pytest.mark.parametrize("name", ["new/bm25/run-0", "new/bm25/vocabulary.npy"])

@@ -38,6 +38,7 @@ from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
 from ralm.retrieval.index import Index, check_index, open_index
 from ralm.retrieval.update import add_vectors, update_index
 from ralm.retrieval.writer import merge_index, plan_merges
+from ralm.storage.work import PARTIAL, work_folder
 from tests.campaign import campaign
 from tests.fakes import LetterEncoder
 from tests.fuzz.mutations import mend
@@ -446,11 +447,15 @@ def test_an_index_that_is_a_mount_point(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
-def test_merging_what_is_merged_changes_nothing(tmp_path: Path) -> None:
+def test_merging_what_is_merged_only_removes_what_a_killed_process_left(tmp_path: Path) -> None:
     index = built(tmp_path / "index", some(9))
     before = (index / "manifest.json").read_bytes()
+    with work_folder(PARTIAL, index) as left:
+        (left / "new").mkdir()
+    assert left.exists()
     assert merge_index(index) == open_index(index).manifest
     assert (index / "manifest.json").read_bytes() == before
+    assert not left.exists()
 
 
 def test_the_fingerprint_says_what_is_in_the_index(tmp_path: Path) -> None:

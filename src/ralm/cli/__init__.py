@@ -5,6 +5,7 @@ Commands import what they need when they run: `ralm --help` must not wait for to
 
 import inspect
 import io
+import signal
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -109,6 +110,8 @@ def main() -> None:
             raise UsageError("an argument holds a NUL character; remove it.")
         with signals_unwind(), library_messages():
             sys.exit(_run())
+    except KeyboardInterrupt:  # as signals began or ceased to be handled
+        sys.exit(128 + signal.SIGINT)
     except RalmError as error:
         print_error(str(error))
         warn_of_untested_versions(error)

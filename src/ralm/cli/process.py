@@ -147,20 +147,20 @@ def signals_unwind() -> Iterator[None]:
             hook(lost)
 
     hook = sys.unraisablehook
-    with ExitStack() as stack:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, end)
-                stack.callback(signal.signal, number, signal.SIG_DFL)
-        stack.callback(setattr, sys, "unraisablehook", hook)
-        sys.unraisablehook = end_again
-        try:
+    try:
+        with ExitStack() as stack:
+            stack.callback(setattr, sys, "unraisablehook", hook)
+            sys.unraisablehook = end_again
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    stack.callback(signal.signal, number, signal.SIG_DFL)
+                    signal.signal(number, end)
             yield
-        except BaseException:  # Ray makes a KeyboardInterrupt of ours
-            if not received:
-                raise
-        if received:  # also if code that catches everything caught the exception
-            sys.exit(128 + received[0])
+    except BaseException as error:  # Ray makes a KeyboardInterrupt of ours
+        if not received or isinstance(error, GeneratorExit):  # that is if a signal arrived just before the block
+            raise
+    if received:  # also if code that catches everything caught the exception
+        sys.exit(128 + received[0])
 
 
 @contextmanager

@@ -184,6 +184,7 @@ def merge_index(index: Path | str, build: formula.BuildOptions | None = None) ->
     """
     opened = open_index(Path(index).resolve())
     if len(opened.segments) == 1 and not len(opened.passages.numbering.removed):
+        outputs.recover(opened.path)
         return opened.manifest
     with changed_index(opened) as folder:
         writer = IndexWriter(opened, folder)

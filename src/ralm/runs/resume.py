@@ -20,6 +20,7 @@ from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
 from ralm.lm import long_texts, scoring
+from ralm.processes import HeldSignals
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import PassageSource
@@ -176,13 +177,20 @@ def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> I
     another process is using it.
     """
     out = output_path(out)
-    with storage_errors(UNFINISHED_RUN.folder_of(out)), work_folder(UNFINISHED_RUN, out) as folder:
+    with (
+        storage_errors(UNFINISHED_RUN.folder_of(out)),
+        work_folder(UNFINISHED_RUN, out) as folder,
+        HeldSignals() as signals,
+    ):
         if not was_begun(folder, config, "a run", force=force):
             UNFINISHED_RUN.empty(folder)
             write_config(folder, config)
         try:
+            signals.release()
             yield folder
+            signals.hold()
         except BaseException:
+            signals.hold()
             if not any(file.stat().st_size for pattern in _WORTH_RESUMING for file in folder.glob(pattern)):
                 UNFINISHED_RUN.clear(folder)
             raise

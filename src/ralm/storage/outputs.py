@@ -8,7 +8,7 @@ Only outputs that ralm wrote, as their manifest shows, are replaced.
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TextIO
 from pydantic import BaseModel, ValidationError
 
 from ralm.errors import FolderExistsError, StorageError, UsageError
+from ralm.processes import HeldSignals
 from ralm.storage.atomic import exchange, storage_errors, sync, sync_one, write_atomically
 from ralm.storage.work import (
     PARTIAL,
@@ -66,19 +67,13 @@ def new_folder(path: Path, *, kind: FolderKind, force: bool, also: Sequence[str]
     with storage_errors(path):
         check_output(path, kind=kind, force=force, also=also)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with work_folder(PARTIAL, path) as work:
-            _recover(path, work)
-            try:
-                (work / _NEW).mkdir()
-                yield work / _NEW
-                sync(work / _NEW)
-                unneeded = _record_finished(path, work)
-                _move_into_place(path, work, replace=force and not _reason_to_keep(path, kind, also))
-                sync_one(path.parent)
-                for other in unneeded:
-                    other.clear(other.folder_of(path))
-            finally:
-                _recover(path, work)
+
+        def put(work: Path) -> None:
+            _move_into_place(path, work, replace=force and not _reason_to_keep(path, kind, also))
+            sync_one(path.parent)
+
+        with _new_files(path, put) as folder:
+            yield folder
 
 
 @contextmanager
@@ -94,22 +89,35 @@ def changed_folder(path: Path) -> Iterator[Path]:
     a mount point.
     """
     path = path.resolve()
-    with storage_errors(path), work_folder(PARTIAL, path) as work:
-        if path.stat().st_dev != work.stat().st_dev:
+    with storage_errors(path):
+        if path.stat().st_dev != path.parent.stat().st_dev:
             raise StorageError(
                 f"{path} is a disk of its own, so files cannot be moved into it in one step; move what is in it to a "
                 "folder on that disk."
             )
+        with _new_files(path, lambda work: _make_change(path, work)) as folder:
+            yield folder
+
+
+@contextmanager
+def _new_files(path: Path, put: Callable[[Path], None]) -> Iterator[Path]:
+    """Yield the folder for new files of `path`, in its work folder. When the block succeeds they are synced, and `put`
+    moves them from there to their places. Signals are handled late while the work folder is made, emptied or removed,
+    so that an interrupt leaves nothing of it."""
+    with work_folder(PARTIAL, path) as work, HeldSignals() as signals:
         _recover(path, work)
         try:
             (work / _NEW).mkdir()
+            signals.release()
             yield work / _NEW
             sync(work / _NEW)
+            signals.hold()
             unneeded = _record_finished(path, work)
-            _make_change(path, work)
+            put(work)
             for other in unneeded:
                 other.clear(other.folder_of(path))
         finally:
+            signals.hold()
             _recover(path, work)
 
 
@@ -181,14 +189,17 @@ def replaced_file(path: Path) -> Iterator[TextIO]:
     path = path.resolve()
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with work_folder(PARTIAL, path) as work:
+        with work_folder(PARTIAL, path) as work, HeldSignals() as signals:
             try:
                 with (work / _NEW).open("w", encoding="utf-8") as stream:
+                    signals.release()
                     yield stream
                     stream.flush()
                     os.fsync(stream.fileno())
+                    signals.hold()
                 (work / _NEW).replace(path)
             finally:
+                signals.hold()
                 PARTIAL.clear(work)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from ralm.errors import FolderExistsError, StorageError, UsageError
+from ralm.processes import HeldSignals
 
 MARKER: Final = "lock"
 _PROGRAM: Final = "ralm"
@@ -87,12 +88,16 @@ def work_folder(kind: WorkKind, out: Path, *, shared: bool = False) -> Iterator[
     process holds it, UsageError if ralm did not make it, StorageError if it exists on a disk without file locks.
     """
     folder = kind.folder_of(out)
-    marker = _locked_marker(folder, out, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-    try:
-        yield folder
-    finally:
-        _remove_if_bare(folder)
-        os.close(marker)
+    with HeldSignals() as signals:
+        marker = _locked_marker(folder, out, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        try:
+            signals.release()
+            yield folder
+            signals.hold()
+        finally:
+            signals.hold()
+            _remove_if_bare(folder)
+            os.close(marker)
 
 
 def is_work_folder(folder: Path) -> bool:
