@@ -7,6 +7,7 @@ from .answering.citations import (
     SourcedAnswer as SourcedAnswer,
     citations as citations,
 )
+from .answering.compare import AnswersComparison as AnswersComparison, compare_answers as compare_answers
 from .answering.evaluation import (
     ChoiceEvaluation as ChoiceEvaluation,
     QuestionEvaluation as QuestionEvaluation,

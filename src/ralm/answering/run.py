@@ -90,6 +90,8 @@ _CHOICES_COLUMNS: Final = {
     **_READ,
     **{f"closed_{name}": kind for name, kind in _CHOICE_COLUMNS.items()},
 }
+TABLES: Final = {ANSWERS_KIND: (ANSWERS_TABLE, ANSWERS_COLUMNS), CHOICES_KIND: (CHOICES_TABLE, _CHOICES_COLUMNS)}
+"""The table of each kind of folder, and its columns."""
 _Config: TypeAlias = dict[str, JsonValue]
 
 

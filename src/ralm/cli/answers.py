@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ralm.answering import citations, multiple_choice
+from ralm.answering.compare import AnswersComparison
 from ralm.answering.curve import CURVE_PLOT, CURVE_TABLE, AnswerCurve
 from ralm.answering.evaluation import ChoiceEvaluation, QuestionEvaluation
 from ralm.answering.report import AnswersReport
@@ -118,6 +119,38 @@ def print_curve(curve: AnswerCurve, out: Path | None, how: str) -> None:
     print_line(f"  {how}")
     if out is not None:
         print_line(f"The table: {out / CURVE_TABLE}, {out / CURVE_PLOT}")
+
+
+def print_swept(option: str, summaries: Mapping[str, Mapping[str, Any]], out: Path | None) -> None:
+    """Print a table of the measures with one row per value of an option."""
+    first = next(iter(summaries.values()))
+    metrics = _ANSWER_METRICS if "has_answer" in first or "exact_match" in first else _CHOICE_METRICS
+    shown = {name: how for name, how in metrics.items() if name in first}
+    rows = [
+        [one_line(value), *(_with_interval(own, name, factor, form) for name, (_, factor, form) in shown.items())]
+        for value, own in summaries.items()
+    ]
+    print_table([f"--{option}", *(label for label, _, _ in shown.values())], rows, pad_edge=False)
+    print_line("  with 95% intervals; shares in percent, log-probabilities in nats")
+    if out is not None:
+        print_line(f"A run for each value, for `ralm compare`: {out}")
+
+
+def print_answers_comparison(compared: AnswersComparison) -> None:
+    """Print a table with one row per run and metric."""
+    labels = {**_CHOICE_METRICS, **_ANSWER_METRICS} if "exact_match" in compared.measures else _CHOICE_METRICS
+    rows = []
+    for name, measures in compared.measures.items():
+        label, factor, form = labels.get(name, (name.replace("_", " "), 100, ".1f"))
+        for place, path in enumerate(compared.runs):
+            mean, low, high = (factor * figure for figure in measures[place])
+            row = [label if place == 0 else "", one_line(path.name), f"{mean:{form}} ({low:{form}}, {high:{form}})"]
+            if place:
+                mean, low, high = (factor * figure for figure in compared.differences[name][place])
+                row.append(f"{mean:+{form}} ({low:+{form}}, {high:+{form}})")
+            rows.append([*row, ""][:4])
+    print_table(["", "run", "mean", "minus the first"], rows, pad_edge=False)
+    print_line(f"  {compared.questions:,} questions; 95% intervals by bootstrap over questions")
 
 
 def _with_categories(measures: dict[str, Any] | None) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def eval_command(
     ] = False,
     out: Annotated[Path | None, Option("Folder for the run: one row per token, and the summary.")] = None,
     force: options.Force = False,
-) -> flags.Output:
+) -> flags.TableOutput:
     """Score a text with a frozen language model, with or without retrieved passages in front.
 
     Without --index and --retrieved, this scores the plain language model. With --out, rerun the command to resume a
@@ -91,7 +91,7 @@ def eval_command(
     }
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
     evaluation = run(content, model, job.plan, baseline=baseline, **parts)
-    return flags.Output(
+    return flags.TableOutput(
         lambda: evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)),
         partial(print_evaluation, evaluation, out),
     )

@@ -56,6 +56,19 @@ class Output:
             raise typer.Exit(self.status)
 
 
+class TableOutput(Output):
+    """The same of a command that prints tables: as LaTeX with --latex."""
+
+    def print(self, *, json: bool, latex: bool = False) -> None:
+        """Print it; raises typer.Exit if the status is not 0."""
+        from ralm.cli.output import as_latex
+
+        if json and latex:
+            raise UsageError("`json` and `latex` are two ways of printing: give one of them.")
+        with as_latex() if latex else nullcontext():
+            Output.print(self, json=json)
+
+
 class _Part(NamedTuple):
     """A parameter of a command, or a field of a record in its parameter `within`."""
 
@@ -104,6 +117,9 @@ class _Part(NamedTuple):
 
 _UNCHANGED: Final = Flags()
 _JSON: Final = _Part("json", bool, (Option("Print only one JSON object."),), default=False)
+_LATEX: Final = _Part(
+    "latex", bool, (Option("Print tables as LaTeX (booktabs), all else as comments."),), default=False
+)
 
 
 def command(function: Callable[..., Output | None]) -> Callable[..., None]:
@@ -113,11 +129,13 @@ def command(function: Callable[..., Output | None]) -> Callable[..., None]:
     that a parameter `Callable[..., Record]` makes: called with values for flags, it takes the others from the user.
     Options without effect are rejected before the function is called. Error messages that name Python arguments name
     the flags instead. In a dry run of requests, the command prints nothing and keeps no output. A command that returns
-    an `Output` has --json.
+    an `Output` has --json, and a `TableOutput` --latex too.
     """
     signature = inspect.signature(function)
     taken = [_Part(one.name, *annotation(one.annotation), one.default) for one in signature.parameters.values()]
-    printed = [_JSON] if signature.return_annotation is Output and "json" not in signature.parameters else []
+    has_output = isinstance(signature.return_annotation, type) and issubclass(signature.return_annotation, Output)
+    printed = [_JSON] if has_output and "json" not in signature.parameters else []
+    printed += [_LATEX] if signature.return_annotation is TableOutput else []
     flat: dict[str, list[_Part]] = {}
     for part in _flat([part for part in (*taken, *printed) if part.kind is not Given]):
         flat.setdefault(part.key, []).append(part)
@@ -132,7 +150,7 @@ def command(function: Callable[..., Output | None]) -> Callable[..., None]:
                 reject_unused(_unused(SimpleNamespace(**made), taken, given), given)
                 output = function(**made)
                 if output is not None:
-                    output.print(json=used["json"])
+                    output.print(**{part.name: used[part.name] for part in (_JSON, _LATEX) if part.name in used})
         except RalmError as error:
             error.args = (with_flags(str(error), names),)
             raise

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 import ralm
 from ralm.cli import options
-from ralm.cli.flags import Output
+from ralm.cli.flags import TableOutput
 from ralm.cli.models import open_retrieval
 from ralm.cli.process import print_note
 from ralm.errors import UsageError
@@ -120,7 +120,7 @@ def judge_command(
         Option("Run file of TREC to write.", needs=Needs("an index", lambda own: own.job.source.is_dir())),
     ] = None,
     force: options.Force = False,
-) -> Output:
+) -> TableOutput:
     """Judge what an index finds for topics, or a run file, by nDCG, MAP, recall and reciprocal rank.
 
     Prints the means over the judged topics with 95% intervals, and with --against the paired difference. A document
@@ -154,7 +154,7 @@ def judge_command(
     judged = ralm.judge_run(runs[0], qrels, job.measure_names, against=runs[1] if against else None)
     summary = judged.summary()
     configs: list[JsonValue] = [sources[name].config if name in sources else {"run": name} for name in names]
-    return Output(
+    return TableOutput(
         lambda: {**summary, "by_topic": judged.by_topic(), "config": {"k": job.depth, "runs": configs}},
         partial(print_judged, summary, names),
     )

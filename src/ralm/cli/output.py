@@ -1,8 +1,12 @@
 """Prints JSON, tables, passages, generated text with its sources, and the contents of an index."""
 
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -34,13 +38,44 @@ def print_json(value: JsonValue) -> None:
     sys.stdout.write(run.to_json(value) + "\n")
 
 
-def print_line(text: str = "") -> None:
-    """Print a line for a person."""
-    sys.stdout.write(visible(text) + "\n")
+_latex: ContextVar[bool] = ContextVar("latex", default=False)
+_LATEX_SIGNS: Final = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
+
+@contextmanager
+def as_latex() -> Iterator[None]:
+    """Inside the block, print tables as LaTeX, and lines as comments."""
+    token = _latex.set(True)
+    try:
+        yield
+    finally:
+        _latex.reset(token)
+
+
+def print_line(text: str = "", *, dim: bool = False) -> None:
+    """Print a line for a person, or several."""
+    if _latex.get():
+        sys.stdout.writelines(f"% {visible(line.strip())}\n" for line in text.splitlines() if line.strip())
+    elif dim:
+        Console(file=sys.stdout, highlight=False).print(Text(visible(text), style="dim"))
+    else:
+        sys.stdout.write(visible(text) + "\n")
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_edge: bool = True) -> None:
     """Print a table with the numbers of all columns but the first on the right."""
+    if _latex.get():
+        body = [" & ".join(map(_in_latex, row)) + r" \\" for row in (headings, *rows)]
+        columns = "l" + "r" * (len(headings) - 1)
+        lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", body[0], r"\midrule", *body[1:]]
+        sys.stdout.write("\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""]))
+        return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=pad_edge)
     first, *others = headings
     table.add_column(first, overflow="fold")
@@ -49,6 +84,12 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_e
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
     Console(file=sys.stdout, highlight=False).print(table)
+
+
+def _in_latex(cell: str) -> str:
+    """A cell of a table, with a minus before numbers and the signs of LaTeX escaped."""
+    escaped = "".join(_LATEX_SIGNS.get(sign, sign) for sign in visible(" ".join(cell.split())))
+    return re.sub(r"(?<![\w-])-(?=[\d.])", "$-$", escaped).replace("--", "-{}-")
 
 
 def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:

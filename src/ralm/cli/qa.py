@@ -11,19 +11,28 @@ from pydantic import JsonValue
 import ralm
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceFields, ChoiceOptions, QuestionFields
 from ralm.cli import options
-from ralm.cli.flags import Flags, Given, Output
+from ralm.cli.flags import Flags, Given, TableOutput, option_types, reject_unused, unused_options
 from ralm.cli.models import open_model, open_retrieval
+from ralm.cli.sweep import swept_jobs
 from ralm.errors import UsageError
+from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option, check_options
 
 if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt
-    from ralm.protocols import Reader
+    from ralm.protocols import Reader, WritingModel
+    from ralm.storage.outputs import FolderKind
 
 _DEMONSTRATIONS: Final = Needs("`demonstrations`", lambda job: job.demonstrations is not None)
 _ENSEMBLE: Final = Needs('`reader="ensemble"`', lambda job: job.reading.reader == "ensemble")
 _NAMED_FIELDS: Final = Needs("records with named fields, such as JSON Lines", lambda job: job.has_fields)
-_RunFolder = Annotated[Path | None, Option("Folder for the run: one row per question, and the summary.")]
+_RunFolder = Annotated[
+    Path | None, Option("Folder for the run: one row per question, and the summary; with `over`, of such folders.")
+]
+_Over = Annotated[str | None, Option("Evaluate with several values of this option.")]
+_Values = Annotated[str | None, Option("The values of the option `over`, separated by commas.")]
+_FIXED: Final = ("lm", "judge", "limit", "ray", "stop", *option_types(ModelOptions))
+"""Options that all jobs share: the same questions are read with one model, which is loaded once."""
 
 
 _Arguments: TypeAlias = tuple[list[Any], dict[str, Any]]
@@ -53,6 +62,12 @@ class _PassagesJob:
     def has_passages(self) -> bool:
         """Whether passages are read."""
         return bool(self.index or self.retrieved)
+
+    def open_model(self, name: str, opened: "dict[str, WritingModel]") -> "WritingModel":
+        """A model of this name, one of those that are `opened` already if it is there."""
+        if name not in opened:
+            opened[name] = open_model(name, self.model, self.ray)
+        return opened[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,23 +112,24 @@ class QuestionJob(_PassagesJob):
         str | None, Option("Also ask this language model whether each answer agrees with a gold answer.")
     ] = None
 
-    def opened(self, given: Given) -> _Arguments:
-        """The arguments of the evaluation, but for the reader."""
+    def opened(self, given: Given, models: "dict[str, WritingModel]") -> _Arguments:
+        """The arguments of the evaluation, but for the reader; `models` are those that are opened, by name."""
         named = None if self.prompt is None else ralm.open_prompt(self.prompt)
-        [questions, model], parts = _open(self, ralm.read_questions)
+        [questions, model], parts = _open(self, ralm.read_questions, models)
         prompt, answering = options.choose_prompt(named, model.tokenizer, self.reading, self.answering, given)
         if self.judge is not None:
-            judging = model if self.judge == self.lm else open_model(self.judge, self.model, self.ray)
-            parts["judge"] = ralm.Judge(judging)
+            parts["judge"] = ralm.Judge(self.open_model(self.judge, models))
         return [questions, model, prompt], {**parts, "options": answering, "semantics": self.semantics}
 
-    def description(self, prompt: "QuestionPrompt", answering: AnswerOptions) -> str:
+    def describe(self, prompt: "QuestionPrompt", answering: AnswerOptions) -> str:
         """How the questions were asked, in a sentence."""
         why = ", as the model has a chat template" if prompt.chat and self.prompt is None else ""
         return f"asked with the prompt {prompt.name}{why}; answers have at most {answering.new_tokens} tokens"
 
 
-def _open(job: "QuestionJob | ChoiceJob", read: Callable[..., Sequence[Any]]) -> _Arguments:
+def _open(
+    job: "QuestionJob | ChoiceJob", read: Callable[..., Sequence[Any]], models: "dict[str, WritingModel]"
+) -> _Arguments:
     """The questions and the model of a job, and the source of passages and the demonstrations."""
     questions = read(job.questions, job.fields, limit=job.limit)
     shown = [] if job.demonstrations is None else read(job.demonstrations, job.fields, limit=job.shots)
@@ -122,34 +138,87 @@ def _open(job: "QuestionJob | ChoiceJob", read: Callable[..., Sequence[Any]]) ->
         source = ralm.GivenPassages.read(job.retrieved, job.fields)
     elif job.index is not None:
         source = ralm.QuestionRetriever(open_retrieval(job.index, job.retrieval))
-    return [questions, open_model(job.lm, job.model, job.ray)], {"source": source, "demonstrations": shown}
+    return [questions, job.open_model(job.lm, models)], {"source": source, "demonstrations": shown}
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    """How jobs of one kind are evaluated: `evaluate` judges the answers, `run` also writes the folder of this `kind`,
+    `describe` returns the config, `show` prints the result."""
+
+    job: type
+    kind: "FolderKind"
+    evaluate: Callable[..., Any]
+    run: Callable[..., Any]
+    describe: Callable[..., JsonValue]
+    show: Callable[[Any, Path | None, str], None]
+
+    def of(self, asked: _Arguments, reader: "Reader", out: Path | None, **how: bool) -> tuple[Any, Any]:
+        """The result of a job with these arguments, and a function that describes it."""
+        arguments, parts = asked
+        parts["reader"] = reader
+        force = how.pop("force")
+        run = self.evaluate if out is None else partial(self.run, out, force=force)
+        return run(*arguments, **how, **parts), partial(self.describe, *arguments, **parts)
 
 
 def _evaluate(
-    asked: _Arguments,
-    reader: "Reader",
-    evaluate: Callable[..., Any],
-    describe: Callable[..., JsonValue],
-    show: Callable[[Any], None],
-    *,
-    baseline: bool,
-) -> Output:
-    """The outcome of a job: `evaluate` judges the answers, `describe` returns their config, `show` prints them."""
-    arguments, parts = asked
-    parts["reader"] = reader
-    evaluation = evaluate(*arguments, baseline=baseline, **parts)
-    return Output(lambda: {**evaluation.summary(), "config": describe(*arguments, **parts)}, partial(show, evaluation))
+    given: Given,
+    make_job: Callable[..., "QuestionJob | ChoiceJob"],
+    evaluation: _Evaluation,
+    swept: tuple[str | None, str | None],
+    out: Path | None,
+    **how: bool,
+) -> TableOutput:
+    """The outcome of a job, or of one for each value of the `swept` option, each in a folder of its own in `out`."""
+    from ralm.cli.answers import print_swept
+    from ralm.storage.outputs import check_output
+
+    over, values = swept
+    if (over is None) != (values is None):
+        raise UsageError("`over` and `values` belong together: give both.")
+    if over is None or values is None:
+        job = make_job()
+        reject_unused(unused_options(job, given), given)
+        jobs, folders = {"": job}, [out]
+    else:
+        kinds = {name: kind for name, kind in option_types(evaluation.job).items() if name not in _FIXED}
+        jobs = swept_jobs(given, make_job, kinds, over, values)
+        given = {**given, over.replace("-", "_"): f"--{over}"}
+        folders = [None if out is None else out / f"{over}-{value}".replace("/", "_") for value in jobs]
+    for folder in filter(None, folders):
+        check_output(folder, kind=evaluation.kind, force=how["force"])
+    if how["baseline"] and not any(job.has_passages for job in jobs.values()):
+        reject_unused({"baseline": "--index or --retrieved"}, given)
+    models: dict[str, WritingModel] = {}
+    opened = [job.opened(given, models) for job in jobs.values()]
+    results = [
+        evaluation.of(asked, job.reading.chosen_reader, folder, **how)
+        for asked, job, folder in zip(opened, jobs.values(), folders, strict=True)
+    ]
+
+    def as_json(result: tuple[Any, Any]) -> dict[str, JsonValue]:
+        return {**result[0].summary(), "config": result[1]()}
+
+    if over is None:
+        how_asked = job.describe(opened[0][0][2], opened[0][1]["options"])
+        return TableOutput(lambda: as_json(results[0]), partial(evaluation.show, results[0][0], out, how_asked))
+    points = dict(zip(jobs, results, strict=True))
+    return TableOutput(
+        lambda: {"option": over, "points": [{over: value, **as_json(result)} for value, result in points.items()]},
+        partial(print_swept, over, {value: found.summary() for value, (found, _) in points.items()}, out),
+    )
 
 
 def qa_command(
     given: Given,
-    job: QuestionJob,
-    baseline: Annotated[
-        bool, Option("Also answer every question without passages (closed book).", needs=options.NEEDS_PASSAGES)
-    ] = False,
+    make_job: Callable[..., QuestionJob],
+    baseline: Annotated[bool, Option("Also answer every question without passages (closed book).")] = False,
+    over: _Over = None,
+    values: _Values = None,
     out: _RunFolder = None,
     force: options.Force = False,
-) -> Output:
+) -> TableOutput:
     """Answer questions with a frozen language model, and judge the answers.
 
     Without --index and --retrieved, the model answers without passages (closed book). Reports exact match, whether the
@@ -158,14 +227,11 @@ def qa_command(
     """
     from ralm.answering.run import ANSWERS_KIND, questions_config
     from ralm.cli.answers import print_answers
-    from ralm.storage.outputs import check_output
 
-    if out is not None:
-        check_output(out, kind=ANSWERS_KIND, force=force)
-    run = ralm.evaluate_questions if out is None else partial(ralm.run_questions, out, force=force)
-    asked = job.opened(given)
-    show = partial(print_answers, out=out, how=job.description(asked[0][2], asked[1]["options"]))
-    return _evaluate(asked, job.reading.chosen_reader, run, questions_config, show, baseline=baseline)
+    evaluation = _Evaluation(
+        QuestionJob, ANSWERS_KIND, ralm.evaluate_questions, ralm.run_questions, questions_config, print_answers
+    )
+    return _evaluate(given, make_job, evaluation, (over, values), out, baseline=baseline, force=force)
 
 
 def curve_command(
@@ -178,7 +244,7 @@ def curve_command(
         Path | None, Option("Folder for the table, the plot and the summary; this needs the extra `plots`.")
     ] = None,
     force: options.Force = False,
-) -> Output:
+) -> TableOutput:
     """Answer questions with several numbers of passages, as in Figure 8 of In-Context RALM, and plot the measures.
 
     Takes the options of `ralm qa`. Several passages stand in one prompt; with --reader ensemble, each in its own. With
@@ -209,14 +275,14 @@ def curve_command(
     def ensemble_of(number: int) -> "Reader":
         return replace(job.reading.ensemble, documents=number)
 
-    asked, parts = job.opened(given)
+    asked, parts = job.opened(given, {})
     several_of = partial(several_in_context, order=job.reading.concatenation.order)
     parts["reader_of"] = ensemble_of if job.reading.reader == "ensemble" else several_of
     run: Any = answer_curve if out is None else partial(run_curve, out, force=force)
     curve = run(several, *asked, **parts)
-    return Output(
+    return TableOutput(
         lambda: {"rows": [*curve.rows()], "config": curve_config(several, *asked, **parts)},
-        partial(print_curve, curve, out, job.description(asked[2], parts["options"])),
+        partial(print_curve, curve, out, job.describe(asked[2], parts["options"])),
     )
 
 
@@ -262,21 +328,27 @@ class ChoiceJob(_PassagesJob):
         sources = (self.questions, self.demonstrations, self.retrieved)
         return any(has_fields(str(source)) for source in sources if source is not None)
 
-    def opened(self) -> _Arguments:
-        """The arguments of the evaluation, but for the reader. Texts are judged as answers to the bare question."""
+    def opened(self, _given: Given, models: "dict[str, WritingModel]") -> _Arguments:
+        """The arguments of the evaluation, but for the reader; `models` are those that are opened, by name. Texts are
+        judged as answers to the bare question."""
         prompt = ralm.open_prompt(self.prompt or ("replug" if self.choosing.score == "text" else "replug-choice"))
-        asked, parts = _open(self, ralm.read_choice_questions)
+        asked, parts = _open(self, ralm.read_choice_questions, models)
         return [*asked, prompt], {**parts, "options": self.choosing}
+
+    def describe(self, _prompt: "QuestionPrompt", _choosing: ChoiceOptions) -> str:
+        """Nothing: the options say all."""
+        return ""
 
 
 def choice_command(
-    job: ChoiceJob,
-    baseline: Annotated[
-        bool, Option("Also ask every question without passages (closed book).", needs=options.NEEDS_PASSAGES)
-    ] = False,
+    given: Given,
+    make_job: Callable[..., ChoiceJob],
+    baseline: Annotated[bool, Option("Also ask every question without passages (closed book).")] = False,
+    over: _Over = None,
+    values: _Values = None,
     out: _RunFolder = None,
     force: options.Force = False,
-) -> Output:
+) -> TableOutput:
     """Let a frozen language model choose among the choices of questions, and judge what it chooses.
 
     Without --index and --retrieved, the model chooses without passages (closed book). Reports the accuracy, by category
@@ -285,10 +357,13 @@ def choice_command(
     """
     from ralm.answering.run import CHOICES_KIND, choices_config
     from ralm.cli.answers import print_choices
-    from ralm.storage.outputs import check_output
 
-    if out is not None:
-        check_output(out, kind=CHOICES_KIND, force=force)
-    run = ralm.evaluate_choices if out is None else partial(ralm.run_choices, out, force=force)
-    show = partial(print_choices, out=out)
-    return _evaluate(job.opened(), job.reading.chosen_reader, run, choices_config, show, baseline=baseline)
+    evaluation = _Evaluation(
+        ChoiceJob,
+        CHOICES_KIND,
+        ralm.evaluate_choices,
+        ralm.run_choices,
+        choices_config,
+        lambda found, out, _: print_choices(found, out),
+    )
+    return _evaluate(given, make_job, evaluation, (over, values), out, baseline=baseline, force=force)

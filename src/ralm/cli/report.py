@@ -75,25 +75,40 @@ def _has_answers(run: Path) -> bool:
     return kind_of(run) == ANSWERS_KIND.name
 
 
+def _has_questions(run: Path) -> bool:
+    """Whether `ralm qa` or `ralm choice` wrote a run."""
+    from ralm.answering.compare import has_questions
+
+    return has_questions(run)
+
+
 def compare_command(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Folders that `ralm eval --out` wrote over the same text."),
+        typer.Argument(
+            metavar="RUN...", help="Folders that `ralm eval --out` (or `qa`, `choice`) wrote over the same text."
+        ),
     ],
     documents: Annotated[
         str | None,
         Option(
             "Regular expression of the line that begins a document.",
+            needs=Needs("runs of `ralm eval`", lambda own: not _has_questions(own.runs[0])),
             default_text="512 tokens count as a document",
         ),
     ] = None,
-) -> flags.Output:
-    """Compare runs over the same text with the first of them.
+) -> flags.TableOutput:
+    """Compare runs over the same text, or over the same questions, with the first of them.
 
     Prints token perplexities, and how much lower or higher they are than the first run's, with 95% intervals from a
-    paired bootstrap over documents.
+    paired bootstrap over documents; of questions, the measures of answers, over questions.
     """
+    if _has_questions(runs[0]):
+        from ralm.cli.answers import print_answers_comparison
+
+        answers = ralm.compare_answers(runs)
+        return flags.TableOutput(answers.as_json, partial(print_answers_comparison, answers))
     from ralm.cli.results import print_comparison
 
     compared = ralm.compare_runs(runs, documents=documents)
-    return flags.Output(compared.as_json, partial(print_comparison, compared))
+    return flags.TableOutput(compared.as_json, partial(print_comparison, compared))

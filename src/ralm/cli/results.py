@@ -52,9 +52,8 @@ def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
     for name, measures in rows.items():
         if "exact" in measures:
             notes.append(f"{name}: {to_float(measures['exact']):.1%} of the tokens are known, the others by bounds")
-    console = Console(file=sys.stdout, highlight=False)
     for note in notes:
-        console.print(f"  {note}", style="dim")
+        print_line(f"  {note}", dim=True)
 
 
 def _measure(measures: Mapping[str, JsonValue], name: str) -> str:

@@ -1,6 +1,6 @@
 """`ralm sweep`: runs `ralm eval` for several values of one option, and shows a table and a plot."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import ralm
 from ralm.cli import options
 from ralm.cli.eval import EvaluationJob
-from ralm.cli.flags import Given, Output, option_types, reject_unused, unused_options
+from ralm.cli.flags import Given, TableOutput, option_types, reject_unused, unused_options
 from ralm.cli.models import open_model, open_passages
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
@@ -34,7 +34,7 @@ def sweep_command(
         ),
     ] = True,
     force: options.Force = False,
-) -> Output:
+) -> TableOutput:
     """Evaluate a text for several values of one option, each with and without passages.
 
     Takes the options of `ralm eval`. Each row is the result of `ralm eval` for one value; shared retrievals and scores
@@ -82,7 +82,7 @@ def sweep_command(
     if out is not None:
         run = partial(ralm.run_sweep, out, name=first.text, plot=plot, force=force)
     swept = run(content, model, over, points, limit_tokens=limit)
-    return Output(
+    return TableOutput(
         lambda: swept.summary([point_config(first.text, content, model, point, limit) for point in points]),
         partial(print_sweep, swept, out),
     )
@@ -90,23 +90,34 @@ def sweep_command(
 
 def _jobs(given: Given, make_job: Callable[..., EvaluationJob], over: str, values: str) -> dict[str, EvaluationJob]:
     """The job of each value."""
-    if over not in SWEPT:
-        raise UsageError(f"`over` must be one of {', '.join(SWEPT)}, not {over!r}.")
-    name = over.replace("-", "_")
-    given = {**given, name: f"--{over}"}
-    jobs, unused = {}, []
-    for value, parsed in _parsed(over, _KINDS[name], values).items():
-        job = make_job(**{name: parsed})
-        unused.append(unused_options(job, given))
-        jobs[value] = job.settled(given)
-    if not all(job.has_passages for job in jobs.values()):
-        raise UsageError("a sweep reads with passages: give `index` or `retrieved`.")
-    in_all = {option: needs for option, needs in unused[0].items() if all(option in one for one in unused)}
-    if name in in_all:
-        raise UsageError(f"--{over} makes no difference: it has no effect without {in_all[name]}.")
+    made = swept_jobs(given, make_job, _KINDS, over, values, what="a sweep")
+    jobs = {value: job.settled(given) for value, job in made.items()}
     first, *others = jobs.values()
     if others and all(job == first for job in others):
         raise UsageError(f"--{over} makes no difference: the other options do not use it.")
+    return jobs
+
+
+def swept_jobs(
+    given: Given, make_job: Callable[..., Any], kinds: Mapping[str, Any], over: str, values: str, *, what: str = ""
+) -> dict[str, Any]:
+    """The job of each value of an option; `kinds` are the types of the options that may be swept, by name. `what` names
+    what reads passages in all jobs.
+
+    Raises UsageError if there is no such option or value, or if given options have no effect in any job.
+    """
+    name = over.replace("-", "_")
+    if name not in kinds:
+        names = ", ".join(kind.replace("_", "-") for kind in kinds)
+        raise UsageError(f"`over` must be one of {names}, not {over!r}.")
+    given = {**given, name: f"--{over}"}
+    jobs = {value: make_job(**{name: parsed}) for value, parsed in _parsed(over, kinds[name], values).items()}
+    if what and not all(job.has_passages for job in jobs.values()):
+        raise UsageError(f"{what} reads with passages: give `index` or `retrieved`.")
+    unused = [unused_options(job, given) for job in jobs.values()]
+    in_all = {option: needs for option, needs in unused[0].items() if all(option in one for one in unused)}
+    if name in in_all:
+        raise UsageError(f"--{over} makes no difference: it has no effect without {in_all[name]}.")
     reject_unused(in_all, given)
     return jobs
 

@@ -1,0 +1,144 @@
+"""Compares runs of `ralm qa`, or of `ralm choice`, over the same questions, by a paired bootstrap over questions."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import JsonValue
+
+from ralm.answering import run
+from ralm.answering.evaluation import METRICS
+from ralm.answering.prompts import LETTERS
+from ralm.errors import UsageError
+from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
+from ralm.evaluation.calibration import brier_score
+from ralm.records import DoubleArray
+from ralm.runs.run import damage_errors
+from ralm.runs.tables import select_columns
+from ralm.storage.manifest import kind_of, open_consistently, read_manifest
+from ralm.storage.outputs import FolderKind
+
+_REMEDY: Final = "answer the questions again"
+_QUESTION: Final = {
+    run.ANSWERS_KIND: ["question_id", "question", "answers"],
+    run.CHOICES_KIND: ["question_id", "question", "choices", "gold"],
+}
+"""For each kind of run the columns of its table that say what was asked."""
+_JUDGED: Final = {
+    run.ANSWERS_KIND: [*METRICS, "gold_tokens"],
+    run.CHOICES_KIND: ["right", "probabilities"],
+}
+_Columns: TypeAlias = Mapping[str, tuple[DoubleArray, DoubleArray]]
+"""For each metric the sum of every question and what it counts: 1, or the tokens of the gold answer; 0 if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswersComparison:
+    """Runs over the same questions. `measures` has, for each metric, the mean and the ends of its 95% interval of every
+    run; `differences` those of every run minus the first. `judged` counts the questions of a metric: those that all
+    runs could be judged on."""
+
+    runs: Sequence[Path]
+    questions: int
+    judged: Mapping[str, int]
+    measures: Mapping[str, Sequence[tuple[float, float, float]]]
+    differences: Mapping[str, Sequence[tuple[float, float, float]]]
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """The comparison as JSON; the difference of the first run is null."""
+
+        def of(figures: Mapping[str, Sequence[tuple[float, float, float]]], place: int) -> dict[str, JsonValue]:
+            return {name: {"mean": some[place][0], "interval": [*some[place][1:]]} for name, some in figures.items()}
+
+        rows: list[JsonValue] = [
+            {
+                "run": str(path),
+                "measures": of(self.measures, place),
+                "difference": of(self.differences, place) if place else None,
+            }
+            for place, path in enumerate(self.runs)
+        ]
+        return {"questions": self.questions, "judged": dict(self.judged), "runs": rows}
+
+
+def has_questions(path: Path | str) -> bool:
+    """Whether a folder is a run of questions or of choices."""
+    return kind_of(Path(path)) in [kind.name for kind in _QUESTION]
+
+
+def compare_answers(paths: Sequence[Path | str], *, draws: int = DRAWS, seed: int = 0) -> AnswersComparison:
+    """Compare runs that `run_questions`, or `run_choices`, wrote over the same questions with the first of them.
+
+    Of questions: exact match, equal tokens, F1 and the log-probability of the gold answer in nats a token; of choices:
+    accuracy, and where all choices have probabilities the log-probability of the right one and the Brier score. Raises
+    UsageError if the runs are of several kinds or have other questions, and the errors of reading a folder.
+    """
+    folders = [Path(path) for path in paths]
+    kinds = {kind_of(folder) for folder in folders}
+    kind = next((kind for kind in _QUESTION if {kind.name} == kinds), None)
+    if kind is None:
+        raise UsageError("only runs of one kind can be compared: all of `ralm eval`, of `ralm qa` or of `ralm choice`.")
+    tables = [open_consistently(folder, partial(_read, folder, kind)) for folder in folders]
+    for folder, table in zip(folders[1:], tables[1:], strict=True):
+        if not table.select(_QUESTION[kind]).equals(tables[0].select(_QUESTION[kind])):
+            raise UsageError(f"{folder} and {folders[0]} have other questions or answers: compare runs over the same.")
+    columns = [_answer_columns(table) if kind is run.ANSWERS_KIND else _choice_columns(table) for table in tables]
+    judged, measures, differences = {}, {}, {}
+    for name in [name for name in columns[0] if all(name in own for own in columns)]:
+        sums_RU, counts_RU = (np.stack([own[name][part] for own in columns]) for part in (0, 1))
+        both_U = (counts_RU > 0).all(axis=0)
+        if not both_U.any():
+            continue
+        judged[name] = int(both_U.sum())
+        rows_UR = np.concatenate([sums_RU[:, both_U], counts_RU[:, both_U]]).T
+        # sums and counts are drawn together: tokenizers may count the gold answer differently
+        drawn = bootstrap_means(rows_UR, np.ones(judged[name], dtype=np.int64), draws=draws, seed=seed)
+        drawn_DR = drawn[:, : len(folders)] / drawn[:, len(folders) :]
+        means_R = rows_UR[:, : len(folders)].sum(axis=0) / rows_UR[:, len(folders) :].sum(axis=0)
+        measures[name] = [*_figures(means_R, drawn_DR)]
+        differences[name] = [*_figures(means_R - means_R[0], drawn_DR - drawn_DR[:, :1])]
+    return AnswersComparison(
+        runs=folders, questions=len(tables[0]), judged=judged, measures=measures, differences=differences
+    )
+
+
+def _figures(means_R: DoubleArray, drawn_DR: DoubleArray) -> Iterator[tuple[float, float, float]]:
+    return ((float(mean), *interval(drawn_DR[:, place])) for place, mean in enumerate(means_R))
+
+
+def _read(folder: Path, kind: FolderKind) -> pa.Table:
+    read_manifest(folder, kind=kind)
+    name, columns = run.TABLES[kind]
+    with damage_errors(folder, _REMEDY):
+        table = pq.read_table(folder / name)
+    needed = {name: columns[name] for name in (*_QUESTION[kind], *_JUDGED[kind])}
+    return select_columns(folder, table, needed, _JUDGED[kind], _REMEDY)
+
+
+def _answer_columns(table: pa.Table) -> _Columns:
+    tokens = np.array(table["gold_tokens"].fill_null(0), dtype=np.float64)
+    found = {}
+    for name in METRICS:
+        known = table[name].is_valid().to_numpy().astype(np.float64)
+        values = np.array([float(value or 0) for value in table[name].to_pylist()])
+        by_token = name == "gold_log_prob"
+        found[name] = (values, known * (tokens if by_token else 1))
+    return found
+
+
+def _choice_columns(table: pa.Table) -> _Columns:
+    ones = np.ones(len(table))
+    found = {"accuracy": (np.array(table["right"].to_pylist(), dtype=np.float64), ones)}
+    rows: list[Any] = table.select(["probabilities", "gold"]).to_pylist()
+    if all(row["probabilities"] for row in rows):
+        known = [(np.array(row["probabilities"]), LETTERS.index(row["gold"])) for row in rows]
+        found["brier_score"] = (np.array([brier_score(*one) for one in known]), ones)
+        golds = np.array([probabilities[gold] for probabilities, gold in known])
+        if golds.all():
+            found["gold_log_prob"] = (np.log(golds), ones)
+    return found

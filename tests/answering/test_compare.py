@@ -1,0 +1,113 @@
+"""`ralm compare` of runs of questions and choices, their sweeps with --over, and tables as LaTeX."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import ralm as library
+from tests.cli.program import done, failed, printed, ralm
+
+FACTS = {"Curie": "radium", "Nobel": "dynamite", "Bell": "the telephone", "Zuse": "the computer"}
+METRICS = ("exact_match", "contains", "token_match", "f1", "token_recall", "gold_log_prob")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compared")
+    texts = [{"id": name, "text": f"{name} found {what}."} for name, what in FACTS.items()]
+    asked = [{"question": f"who found {what}", "answers": [name]} for name, what in FACTS.items()]
+    chosen = [{**row, "choices": [*FACTS], "answer": row["answers"][0]} for row in asked]
+    for name, rows in (("corpus", texts), ("questions", asked), ("choices", chosen)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done("index", folder / "corpus.jsonl", "--out", folder / "index", "--workers", 1)
+    base = ["--lm", "ralm-tiny", "--index", folder / "index", "--reader", "ensemble"]
+    done("qa", folder / "questions.jsonl", *base, "--over", "documents", "--values", "1,2", "--out", folder / "qa")
+    done(
+        "choice", folder / "choices.jsonl", *base, "--over", "documents", "--values", "1,2", "--out", folder / "choice"
+    )
+    return folder
+
+
+def table_of(folder: Path, name: str) -> Any:
+    return pq.read_table(folder / name).to_pylist()
+
+
+def test_runs_of_questions(files: Path) -> None:
+    one, two = files / "qa" / "documents-1", files / "qa" / "documents-2"
+    compared: Any = printed("compare", one, two)
+    rows = [table_of(folder, "answers.parquet") for folder in (one, two)]
+    means = [sum(row["f1"] for row in some) / 4 for some in rows]
+    logs = [sum(row["gold_log_prob"] for row in some) / sum(row["gold_tokens"] for row in some) for some in rows]
+    assert compared["judged"] == dict.fromkeys(METRICS, 4)
+    assert [run["measures"]["f1"]["mean"] for run in compared["runs"]] == pytest.approx(means)
+    assert [run["measures"]["gold_log_prob"]["mean"] for run in compared["runs"]] == pytest.approx(logs)
+    assert compared["runs"][0]["difference"] is None
+    difference = compared["runs"][1]["difference"]["gold_log_prob"]
+    assert difference["mean"] == pytest.approx(logs[1] - logs[0])
+    low, high = difference["interval"]
+    assert low <= difference["mean"] <= high
+    summary = json.loads((one / "summary.json").read_text())
+    assert compared["runs"][0]["measures"]["gold_log_prob"] == {
+        "mean": pytest.approx(summary["gold_log_prob"]),
+        "interval": pytest.approx(summary["gold_log_prob_interval"], abs=0.1),
+    }
+    assert library.compare_answers([one, one]).differences["gold_log_prob"][1] == (0.0, 0.0, 0.0)
+
+
+def test_runs_of_choices(files: Path) -> None:
+    one, two = files / "choice" / "documents-1", files / "choice" / "documents-2"
+    compared: Any = printed("compare", one, two)
+    rights = [sum(row["right"] for row in table_of(folder, "choices.parquet")) / 4 for folder in (one, two)]
+    assert [run["measures"]["accuracy"]["mean"] for run in compared["runs"]] == pytest.approx(rights)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, two)]
+    for name in ("brier_score", "gold_log_prob"):
+        assert [run["measures"][name]["mean"] for run in compared["runs"]] == pytest.approx(
+            [s[name] for s in summaries]
+        )
+    shown = done("compare", one, two).out
+    assert all(word in shown for word in ("accuracy", "Brier score", "documents-2", "4 questions")), shown
+
+
+def test_what_cannot_be_compared(files: Path, tmp_path: Path) -> None:
+    one, choice = files / "qa" / "documents-1", files / "choice" / "documents-1"
+    failed(ralm("compare", one, choice), 2, "only runs of one kind can be compared")
+    failed(ralm("compare", one, "--documents", "x"), 2, "--documents has no effect without runs of `ralm eval`")
+    (tmp_path / "other.jsonl").write_text('{"question": "who found gold", "answers": ["nobody"]}\n' * 4)
+    done("qa", tmp_path / "other.jsonl", "--lm", "ralm-tiny", "--out", tmp_path / "other")
+    failed(ralm("compare", one, tmp_path / "other"), 2, "have other questions or answers")
+
+
+def test_a_sweep_of_questions_has_the_figures_of_its_runs(files: Path, tmp_path: Path) -> None:
+    asked = ["qa", files / "questions.jsonl", "--lm", "ralm-tiny", "--limit", 2]
+    swept: Any = printed(*asked, "--index", files / "index", "--over", "reader", "--values", "in-context,concatenation")
+    alone = printed(*asked, "--index", files / "index", "--reader", "concatenation")
+    assert swept["option"] == "reader"
+    assert [point["reader"] for point in swept["points"]] == ["in-context", "concatenation"]
+    for point in (swept["points"][1], alone):
+        del point["seconds"]
+    assert swept["points"][1] == {"reader": "concatenation", **alone}
+    failed(ralm(*asked, "--over", "lm", "--values", "a,b"), 2, "--over must be one of index")
+    failed(ralm(*asked, "--over", "shots"), 2, "--over and --values belong together")
+    failed(ralm(*asked, "--over", "shots", "--values", "1,2"), 2, "--shots makes no difference")
+    failed(ralm(*asked, "--over", "new-tokens", "--values", "1,b"), 2, "must be whole numbers")
+    failed(ralm(*asked, "--baseline"), 2, "--baseline has no effect without --index or --retrieved")
+
+
+def test_tables_as_latex(files: Path) -> None:
+    runs = [files / "qa" / "documents-1", files / "qa" / "documents-2"]
+    lines = done("compare", *runs, "--latex").out.splitlines()
+    assert lines[0] == r"\begin{tabular}{lrrr}"
+    assert lines[2:4] == [r" & run & mean & minus the first \\", r"\midrule"]
+    assert lines[-2:] == [r"\end{tabular}", "% 4 questions; 95% intervals by bootstrap over questions"]
+    assert any(line.startswith("gold answer & documents-1 & $-$") for line in lines)
+    failed(ralm("compare", *runs, "--latex", "--json"), 2, "--json and --latex are two ways of printing")
+    swept = done(
+        *("choice", files / "choices.jsonl", "--lm", "ralm-tiny", "--over", "max-length", "--values", "200,300"),
+        "--latex",
+    ).out
+    assert swept.startswith("\\begin{tabular}")
+    assert "-{}-max-length & " in swept, "two hyphens would be a dash"
+    assert "200 & " in swept
