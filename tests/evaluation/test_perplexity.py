@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ralm.errors import RetrievalFileError, UsageError
+from ralm.errors import RalmWarning, RetrievalFileError, UsageError
 from ralm.evaluation.perplexity import Measures, evaluate_text
 from ralm.reading.plan import PlanOptions
 from ralm.reading.score import score_text
@@ -55,6 +56,13 @@ def test_reading_by_hand() -> None:
     # stride 2 is tokens 6 to 8 (b c d): document "e f e f", and of the text the 3 tokens before that fit into 10
     expected = [log_prob(model, "e f e f d e a", "b"), log_prob(model, "e f e f d e a b", "c")]
     np.testing.assert_allclose(scored.log_probs_T[5:7], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("changed", [{"semantics": "official", "max_length": 20}, {"stride": 20, "max_length": 30}])
+def test_a_text_that_is_read_without_any_passage_is_warned_of(changed: dict[str, Any]) -> None:
+    model = CountingModel(WordTokenizer(), max_length=30)
+    with pytest.warns(RalmWarning, match="no token is read with a passage: the 20 tokens of the text are one window"):
+        evaluate_text(TEXT, model, replace(OPTIONS, **changed), source=source())
 
 
 def test_the_oracle_takes_the_best_candidate_of_every_row() -> None:

@@ -433,6 +433,17 @@ def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         write(tmp_path / "index", force=True)
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_files_that_are_not_written_over(tmp_path: Path, force: bool) -> None:
+    write(tmp_path / "index")
+    with pytest.raises(UsageError, match="/ is a folder; name a file to write"):
+        check_output_file(Path("/"), force)
+    for file in (tmp_path / "index" / "data" / "numbers.npy", tmp_path / "index" / MANIFEST):
+        with pytest.raises(UsageError, match=rf"{file.name} is kept: it is a file of .*index, which ralm wrote"):
+            check_output_file(file, force)
+    check_output_file(tmp_path / "index" / "page.html", force)
+
+
 def test_what_is_left_of_a_file_is_swept(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("old")

@@ -7,6 +7,7 @@ with nll = -log p(x_1 .. x_n), the chain rule over tokens (In-Context RALM, Eq. 
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.errors import UsageError
+from ralm.errors import RalmWarning, UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Reader, Reranker, traits_of
 from ralm.reading import in_context, plan, provenance, sources
@@ -174,6 +175,14 @@ def evaluate_text(
     hits: Hits | None = None
     passages: Passages = ()
     if source is not None:
+        if not prepared.plan.retrieves_R.any():
+            warnings.warn(
+                f"no token is read with a passage: the {prepared.plan.text_tokens:,} tokens of the text are one "
+                f"window, and with {options.semantics} semantics retrieval begins after the first; give a longer text, "
+                "a smaller stride, or a smaller max_length.",
+                RalmWarning,
+                stacklevel=2,
+            )
         hits, passages = source.find(prepared, scorer.tokenizer, hits_needed(checked, choice))
     return Evaluation(
         prepared=prepared,

@@ -165,13 +165,19 @@ def recover(path: Path) -> None:
 
 
 def check_output_file(path: Path, force: bool) -> None:
-    """Raise FolderExistsError if the file exists and `force` is not given; UsageError if `path` is not a regular file.
+    """Raise FolderExistsError if the file exists and `force` is not given; UsageError if `path` is not a regular file,
+    or one of the files of an index, a run or another folder that ralm wrote.
 
     Removes what a killed process left.
     """
-    recover(path.resolve())
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file to write.")
+    resolved = path.resolve()
+    recover(resolved)
+    for folder in resolved.parents:
+        with suppress(OSError, ValidationError):
+            if str(resolved.relative_to(folder)) in {MANIFEST, *_named_files(folder)}:
+                raise UsageError(f"{path} is kept: it is a file of {folder}, which ralm wrote; choose another name.")
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is not a regular file; name a file to write.")
     if path.exists() and not force:
