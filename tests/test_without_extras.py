@@ -19,8 +19,9 @@ from tests.training.made_signals import save_signals
 
 ROOT = Path(__file__).parents[1]
 OF_EXTRAS = frozenset(
-    "accelerate datasets faiss fastapi httpx2 huggingface_hub ir_measures lm_eval matplotlib openai prometheus_client "
-    "ray safetensors sentence_transformers starlette tiktoken tokenizers torch transformers uvicorn".split()
+    "accelerate bitsandbytes datasets faiss fastapi httpx2 huggingface_hub ir_measures lm_eval matplotlib openai "
+    "peft prometheus_client ray safetensors sentence_transformers starlette tiktoken tokenizers torch transformers "
+    "uvicorn".split()
 )
 LIBRARY = ["the library"]
 """Stands for `use_the_library` among the commands."""

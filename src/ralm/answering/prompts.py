@@ -57,8 +57,9 @@ class QuestionPrompt:
     passages, each in the form `document`, joined by `between`. `answer` is the form of an answer after the prompt, in
     demonstrations and where a gold answer is scored. `after` ends a demonstration. In a prompt of multiple choice,
     `{choices}` are the choices, each with its letter in the form `choice`, joined by `between_choices`. With `chat`,
-    all of it is one message of the user, and the model's chat template is written around it. A text may begin with a
-    line break after its quotes, which does not count (TOML). `name` is that of the prompt or of its file.
+    all of it is one message of the user, and the model's chat template is written around it, after a `system` message
+    if there is one; with `turns`, demonstrations are messages of the user and the assistant before it. A text may begin
+    with a line break after its quotes, which does not count (TOML). `name` is that of the prompt or of its file.
     """
 
     closed: str
@@ -72,7 +73,16 @@ class QuestionPrompt:
     choice: str = "{letter}. {choice}"
     between_choices: str = "\n"
     chat: bool = False
+    system: str = ""
+    turns: bool = False
     name: str = "own"
+
+    def __post_init__(self) -> None:
+        for option in ("system", "turns"):
+            if getattr(self, option) and not self.chat:
+                raise UsageError(
+                    f"`{option}` has no effect without a chat: choose the `prompt` chat, or one with chat."
+                )
 
     @property
     def shows_choices(self) -> bool:
@@ -128,6 +138,13 @@ class QuestionPrompt:
         prompt = self.text(question, passages, choices)
         return f"{prompt.documents}{prompt.question}{self.format_answer(answer)}{self.after}"
 
+    def turn(
+        self, question: str, answer: str, passages: Sequence[Passage], choices: Sequence[str] = ()
+    ) -> tuple[Message, Message]:
+        """A question with its passages, its choices and its answer, as messages of the user and the assistant."""
+        asked = str(self.text(question, passages, choices))
+        return Message("user", asked), Message("assistant", self.format_answer(answer).strip())
+
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
@@ -171,14 +188,17 @@ def _parsed(content: str, where: str) -> QuestionPrompt:
     if table.get("question", "as it is") not in get_args(QuestionForm):
         forms = " or ".join(f'"{form}"' for form in get_args(QuestionForm))
         raise QuestionFileError(f"{where}: question is {table['question']!r}; it should be {forms}.")
-    return QuestionPrompt(**table)
+    try:
+        return QuestionPrompt(**table)
+    except UsageError as error:
+        raise QuestionFileError(f"{where}: {error}") from None
 
 
 def _check_value(name: str, value: object, where: str) -> None:
     """Raise QuestionFileError if a value has another type, or if a text lacks a place or has an unknown one."""
-    if name == "chat":
+    if name in ("chat", "turns"):
         if not isinstance(value, bool):
-            raise QuestionFileError(f"{where}: chat is {value!r}; it should be true or false.")
+            raise QuestionFileError(f"{where}: {name} is {value!r}; it should be true or false.")
         return
     if not isinstance(value, str):
         raise QuestionFileError(f"{where}: {name} is not a text in quotes.")
@@ -244,6 +264,13 @@ class Conversation:
     def is_one_message(self) -> bool:
         """Whether the question is the only message."""
         return len(self.messages) == 1
+
+    def after(self, system: str, turns: Sequence[Message] = ()) -> "Conversation":
+        """The same conversation after turns of demonstrations, and after a system message unless it has one."""
+        own = [one for one in self.messages if one.role == "system"]
+        given = [Message("system", system)] if system and not own else own
+        others = [one for one in self.messages if one.role != "system"]
+        return replace(self, messages=(*given, *turns, *others))
 
     def with_question(self, text: str) -> "Conversation":
         """The same conversation with this text as the message that is answered."""
@@ -325,6 +352,28 @@ class PromptEncoder:
         special = 0 if self._keep_first else min(excess, first)
         cut = Cut(min(dropped, in_demonstrations), max(0, dropped - in_demonstrations), special)
         return Encoded(np.concatenate([tokens[special:first], tokens[first + dropped :]]), cut)
+
+    def encode_turns(
+        self,
+        prompt: PromptText,
+        turns: Sequence[tuple[Message, Message]],
+        name: str,
+        conversation: Conversation | None = None,
+    ) -> Encoded:
+        """The tokens of a prompt after demonstrations that are turns of its chat. If it does not fit, the first turns
+        are left out one by one, before documents are cut. Raises what `encode` raises."""
+        asked = Conversation.of(str(prompt)) if conversation is None else conversation.with_question(str(prompt))
+
+        def after(skipped: int) -> Conversation:
+            return asked.after("", [message for turn in turns[skipped:] for message in turn])
+
+        def tokens(skipped: int) -> int:
+            return len(self._encoded(str(prompt), after(skipped))[0])
+
+        skipped = next((skipped for skipped in range(len(turns)) if tokens(skipped) <= self._room), len(turns))
+        found = self.encode(prompt, name=name, conversation=after(skipped))
+        left_out = tokens(0) - tokens(skipped) if skipped else 0
+        return replace(found, cut=replace(found.cut, demonstrations=left_out)) if left_out else found
 
     def _encoded(self, text: str, conversation: Conversation | None) -> tuple[IntArray, IntArray]:
         """The tokens of a prompt and their spans; those that it begins with have empty spans at 0."""

@@ -164,9 +164,10 @@ class QuestionInput:
 class PromptBuilder:
     """Puts questions and passages into prompts, as token ids that leave room for an answer.
 
-    `demonstrations` stand before every prompt, except before a question that is one of them. With `official` semantics
-    such a question has no prompts, as in the code of REPLUG; too long a prompt loses its special tokens first, and the
-    wording for several passages depends on how many were requested, as in the code of In-Context RALM.
+    `demonstrations` stand before every prompt (in a chat with `turns`, as messages before its own), except before a
+    question that is one of them. With `official` semantics such a question has no prompts, as in the code of REPLUG;
+    too long a prompt loses its special tokens first, and the wording for several passages depends on how many were
+    requested, as in the code of In-Context RALM.
     """
 
     def __init__(
@@ -184,8 +185,7 @@ class PromptBuilder:
         self._official = semantics == "official"
         self._encoder = PromptEncoder(tokenizer, room, keep_first=not self._official, chat=prompt.chat)
         self._demonstrations = [
-            (one, prompt.demonstration(one.text, _first_answer(one), passages, one.choices))
-            for one, passages in demonstrations
+            (one, (one.text, _first_answer(one), passages, one.choices)) for one, passages in demonstrations
         ]
 
     def build(
@@ -202,12 +202,18 @@ class PromptBuilder:
         """
         if self._official and any(_are_equal(one, question) for one, _ in self._demonstrations):
             return QuestionInput(question, (), ())
-        encode = partial(
-            self._encoder.encode,
-            demonstrations="".join(text for one, text in self._demonstrations if not _are_equal(one, question)),
-            name=f"question {question.id}",
-            conversation=conversation,
-        )
+        shown = [parts for one, parts in self._demonstrations if not _are_equal(one, question)]
+        name = f"question {question.id}"
+        asked = conversation
+        if self._prompt.system:
+            asked = (conversation or Conversation.of(question.text)).after(self._prompt.system)
+        encode: Callable[[PromptText], Encoded]
+        if self._prompt.turns:
+            turns = [self._prompt.turn(*parts) for parts in shown]
+            encode = partial(self._encoder.encode_turns, turns=turns, name=name, conversation=asked)
+        else:
+            text = "".join(self._prompt.demonstration(*parts) for parts in shown)
+            encode = partial(self._encoder.encode, demonstrations=text, name=name, conversation=asked)
         documents = _PromptDocuments(question, passages, self._prompt, encode)
         reader = self._reader.reader
         if isinstance(reader, concatenation.Concatenation) and hits:

@@ -30,6 +30,7 @@ def ask_command(
             default_text=options.PROMPT_TEXT,
         ),
     ] = None,
+    system: options.System = None,
     answering: Annotated[
         AnswerOptions,
         flags.Flags(without=("join",), default_text=options.ANSWER_TEXTS, needs={"robust": options.NEEDS_UNIFORM}),
@@ -51,6 +52,7 @@ def ask_command(
     source = None if index is None else ralm.QuestionRetriever(models.open_retrieval(index, retrieval))
     model = models.open_model(lm, model_options)
     chosen, answering = options.choose_prompt(named, model.tokenizer, reading, answering, given)
+    chosen = options.with_messages(chosen, system)
     answerer = ralm.Answerer(model, chosen, source, reader=reading.chosen_reader, options=answering)
     if json:
         for answer in answerer.answers(texts):

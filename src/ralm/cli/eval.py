@@ -81,7 +81,8 @@ def eval_command(
     chunks, reading = options.open_text(job.text, job.limit_tokens), job.reading
     source = models.open_passages(job.index, job.retrieved, job.retrieval) if job.has_passages else None
     model = models.open_scorer(job.lm, job.model, job.ray)
-    ranker = models.open_scorer(reading.rerank_lm, job.model, job.ray) if reading.rerank_lm else None
+    ranks = reading.rerank_lm
+    ranker = models.open_scorer(ranks, job.model.of(ranks, job.lm), job.ray) if ranks else None
     content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
     parts: Any = {
         "source": source,

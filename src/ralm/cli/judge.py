@@ -78,16 +78,6 @@ class JudgeJob:
         """Whether topics are a folder in BEIR's format."""
         return self.topics is not None and self.topics.is_dir()
 
-    @property
-    def depth(self) -> int:
-        """The number of passages of a topic."""
-        return self.k or (_ANSWER_K if self.by_answers else _K)
-
-    @property
-    def measure_names(self) -> str:
-        """The names of the measures."""
-        return self.measures or (_ANSWER_MEASURES if self.by_answers else _MEASURES)
-
     def judged_topics(self) -> "tuple[dict[str, str], Qrels]":
         """The texts of the topics that are judged, if an index is searched, and the judgements."""
         source = self.qrels or self.topics
@@ -102,12 +92,6 @@ class JudgeJob:
         if len(texts) < len(qrels):
             print_note(f"{len(qrels) - len(texts):,} judged topics are not in {self.topics}, and left out")
         return texts, {topic: qrels[topic] for topic in texts}
-
-    def open(self, retriever: str) -> "FromRetriever":
-        """The passages of the index, found by this retriever."""
-        if not self.source.is_dir():
-            raise UsageError(f'`against="{retriever}"` searches an index: give its folder instead of a run file.')
-        return open_retrieval(self.source, replace(self.retrieval, retriever=cast("RetrieverName", retriever)))
 
 
 def judge_command(
@@ -130,7 +114,9 @@ def judge_command(
     from ralm.evaluation.retrieval import parse_measures
     from ralm.storage.outputs import check_output_file
 
-    parse_measures(job.measure_names, job.depth if job.source.is_dir() else None)
+    depth = job.k or (_ANSWER_K if job.by_answers else _K)
+    measures = job.measures or (_ANSWER_MEASURES if job.by_answers else _MEASURES)
+    parse_measures(measures, depth if job.source.is_dir() else None)
     if out is not None:
         check_output_file(out, force)
     questions = ralm.read_questions(job.topics) if job.by_answers and job.topics else []
@@ -140,9 +126,12 @@ def judge_command(
     def run_of(name: str) -> "RetrievalRun":
         if name not in get_args(RetrieverName):
             return ralm.read_run_file(name)
-        own = sources[name] = job.open(name)
+        if not job.source.is_dir():
+            raise UsageError(f'`against="{name}"` searches an index: give its folder instead of a run file.')
+        how = replace(job.retrieval, retriever=cast("RetrieverName", name))
+        own = sources[name] = open_retrieval(job.source, how)
         beside = {"by_passage": job.by_answers, "without_own": job.is_beir}
-        return ralm.retrieve_run(own.retriever, own.passages, texts, job.depth, **beside)
+        return ralm.retrieve_run(own.retriever, own.passages, texts, depth, **beside)
 
     first = job.retrieval.retriever if job.source.is_dir() else str(job.source)
     names = [first, *filter(None, [against])]
@@ -151,10 +140,10 @@ def judge_command(
         qrels = ralm.answer_qrels(questions, sources[first].passages, *runs)
     if out is not None:
         ralm.write_run_file(out, runs[0], first)
-    judged = ralm.judge_run(runs[0], qrels, job.measure_names, against=runs[1] if against else None)
+    judged = ralm.judge_run(runs[0], qrels, measures, against=runs[1] if against else None)
     summary = judged.summary()
     configs: list[JsonValue] = [sources[name].config if name in sources else {"run": name} for name in names]
     return TableOutput(
-        lambda: {**summary, "by_topic": judged.by_topic(), "config": {"k": job.depth, "runs": configs}},
+        lambda: {**summary, "by_topic": judged.by_topic(), "config": {"k": depth, "runs": configs}},
         partial(print_judged, summary, names),
     )

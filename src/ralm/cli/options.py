@@ -62,7 +62,11 @@ NEEDS_UNIFORM: Final = Needs(
     lambda own: own.reading.reader == "ensemble" and own.reading.ensemble.weights == "uniform",
 )
 NEEDS_PASSAGES: Final = Needs("`index` or `retrieved`", lambda own: own.job.has_passages)
-MODEL_NEEDS: Final = {"dtype": NEEDS_LOCAL, "device": NEEDS_LOCAL, "compile": NEEDS_LOCAL, "api": NEEDS_API}
+_OF_LOCAL: Final = (
+    *("dtype", "device", "compile", "revision", "trust_remote_code", "quantised", "adapter", "attention"),
+    "template_arguments",
+)
+MODEL_NEEDS: Final = {**dict.fromkeys(_OF_LOCAL, NEEDS_LOCAL), "api": NEEDS_API}
 """Conditions for `ModelOptions` of a command with a parameter or field `lm`."""
 SKIP_BAD: Final = "Skip broken lines of files, and count them; in folders they always are."
 QUERY_TOKENS_TEXT: Final = {"query_tokens": f"{plan.PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
@@ -86,6 +90,7 @@ QuestionReading = Annotated[
 Ray = Annotated[str | None, Option(_RAY)]
 ReadIndex = Annotated[Path | None, Option("Read with passages from this index.")]
 Retrieval = Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=NEEDS_INDEX)]
+System = Annotated[str | None, Option("System message of the chat.", default_text="that of the prompt, or none")]
 SkipBad = Annotated[bool, Option(SKIP_BAD)]
 GeneratingModel = Annotated[ModelOptions, Flags(without=("compile",), needs=MODEL_NEEDS)]
 _JSON_LINES: Final = ".jsonl"
@@ -119,6 +124,11 @@ def choose_prompt(
         return prompt, answering
     usual = {option: getattr(CHAT_ANSWER, option) for option in ("new_tokens", "stop") if option not in given}
     return prompt, replace(answering, **usual)
+
+
+def with_messages(prompt: "QuestionPrompt", system: str | None, *, turns: bool = False) -> "QuestionPrompt":
+    """A prompt with a system message and with demonstrations as turns, if these are given."""
+    return replace(prompt, system=prompt.system if system is None else system, turns=prompt.turns or turns)
 
 
 def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, given: Given) -> _HasQueryTokens:

@@ -29,6 +29,10 @@ _NAMED_FIELDS: Final = Needs("records with named fields, such as JSON Lines", la
 _RunFolder = Annotated[
     Path | None, Option("Folder for the run: one row per question, and the summary; with `over`, of such folders.")
 ]
+_Turns = Annotated[
+    bool,
+    Option("Show demonstrations as turns of the chat, not in the message that asks.", needs=_DEMONSTRATIONS),
+]
 _Over = Annotated[str | None, Option("Evaluate with several values of this option.")]
 _Values = Annotated[str | None, Option("The values of the option `over`, separated by commas.")]
 _FIXED: Final = ("lm", "judge", "limit", "ray", "stop", *option_types(ModelOptions))
@@ -66,7 +70,7 @@ class _PassagesJob:
     def open_model(self, name: str, opened: "dict[str, WritingModel]") -> "WritingModel":
         """A model of this name, one of those that are `opened` already if it is there."""
         if name not in opened:
-            opened[name] = open_model(name, self.model, self.ray)
+            opened[name] = open_model(name, self.model.of(name, self.lm), self.ray)
         return opened[name]
 
 
@@ -90,12 +94,14 @@ class QuestionJob(_PassagesJob):
             default_text=options.PROMPT_TEXT,
         ),
     ] = None
+    system: options.System = None
     demonstrations: Annotated[
         Path | None, Option("File of questions with answers to show before each question; see `shots`.")
     ] = None
     shots: Annotated[
         int, Option("How many demonstrations are shown, from the beginning of the file.", needs=_DEMONSTRATIONS)
     ] = 16
+    turns: _Turns = False
     answering: Annotated[
         AnswerOptions,
         Option("How an answer is drawn."),
@@ -117,6 +123,7 @@ class QuestionJob(_PassagesJob):
         named = None if self.prompt is None else ralm.open_prompt(self.prompt)
         [questions, model], parts = _open(self, ralm.read_questions, models)
         prompt, answering = options.choose_prompt(named, model.tokenizer, self.reading, self.answering, given)
+        prompt = options.with_messages(prompt, self.system, turns=self.turns)
         if self.judge is not None:
             parts["judge"] = ralm.Judge(self.open_model(self.judge, models))
         return [questions, model, prompt], {**parts, "options": answering, "semantics": self.semantics}
@@ -201,7 +208,7 @@ def _evaluate(
         return {**result[0].summary(), "config": result[1]()}
 
     if over is None:
-        how_asked = job.describe(opened[0][0][2], opened[0][1]["options"])
+        how_asked = job.describe(opened[0][0][2], opened[0][1]["options"]) if isinstance(job, QuestionJob) else ""
         return TableOutput(lambda: as_json(results[0]), partial(evaluation.show, results[0][0], out, how_asked))
     points = dict(zip(jobs, results, strict=True))
     return TableOutput(
@@ -306,6 +313,7 @@ class ChoiceJob(_PassagesJob):
             default_text="text: replug, which does not show the choices; else replug-choice",
         ),
     ] = None
+    system: options.System = None
     demonstrations: Annotated[
         str | None, Option("File or folder of questions to show with their answers before each question; see `shots`.")
     ] = None
@@ -316,6 +324,7 @@ class ChoiceJob(_PassagesJob):
             needs=_DEMONSTRATIONS,
         ),
     ] = 5
+    turns: _Turns = False
     choosing: Annotated[ChoiceOptions, Option("How an answer is chosen.")]
     fields: Annotated[ChoiceFields, Option("Where a record has the question.", needs=_NAMED_FIELDS)]
     limit: Annotated[int | None, Option("Use only this many questions of each subject.", default_text="all")] = None
@@ -332,12 +341,9 @@ class ChoiceJob(_PassagesJob):
         """The arguments of the evaluation, but for the reader; `models` are those that are opened, by name. Texts are
         judged as answers to the bare question."""
         prompt = ralm.open_prompt(self.prompt or ("replug" if self.choosing.score == "text" else "replug-choice"))
+        prompt = options.with_messages(prompt, self.system, turns=self.turns)
         asked, parts = _open(self, ralm.read_choice_questions, models)
         return [*asked, prompt], {**parts, "options": self.choosing}
-
-    def describe(self, _prompt: "QuestionPrompt", _choosing: ChoiceOptions) -> str:
-        """Nothing: the options say all."""
-        return ""
 
 
 def choice_command(

@@ -64,7 +64,7 @@ def sweep_command(
     model = open_model(first.lm, first.model, first.ray)
     content = read_beginning(chunks, model.tokenizer, limit)
     rerank_lm = next((job.reading.rerank_lm for job in jobs.values() if job.reading.rerank_lm), None)
-    ranker = ralm.Scorer(open_model(rerank_lm, first.model, first.ray)) if rerank_lm else None
+    ranker = ralm.Scorer(open_model(rerank_lm, first.model.of(rerank_lm, first.lm), first.ray)) if rerank_lm else None
     cross_encoders: dict[Any, PairScorer] = {}
     points = []
     for value, job in jobs.items():

@@ -101,7 +101,7 @@ class ClusterModel:
     @cached_property
     def tokenizer(self) -> ModelTokenizer:
         """The tokenizer of the model, loaded here."""
-        tokenizer = load_tokenizer(self.name)
+        tokenizer = load_tokenizer(self.name, self.loader.options)
         if tokenizer.fingerprint != self._facts["tokenizer"]:
             raise ClusterError(
                 f"{self.loader.label} has another tokenizer on this machine than on those of the cluster."

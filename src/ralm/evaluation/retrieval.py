@@ -5,7 +5,6 @@ qrels       judgements: TREC (topic, iteration, document, grade), or topic, docu
 runs        TREC (topic, Q0, document, rank, score, tag)
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,11 +29,6 @@ RetrievalRun: TypeAlias = Mapping[str, Mapping[str, float]]
 """The scores of the documents that were found for each topic; their order is that of the scores."""
 RETRIEVAL_MEASURES: Final = "nDCG@10, AP, R@10, R@100, RR"
 """The measures without others asked for: nDCG, mean average precision, recall and mean reciprocal rank."""
-RUN_LENGTH: Final = 1000
-"""The usual number of documents of a topic in a run."""
-BEIR_TOPICS: Final = "queries.jsonl"
-BEIR_QRELS: Final = "qrels/test.tsv"
-_HEADER: Final = ["query-id", "corpus-id", "score"]
 _IDS: Final = ("_id", "id")
 _TEXTS: Final = ("text", "query")
 _TOPIC: Final = re.compile(
@@ -49,7 +43,7 @@ def read_topics(path: Path | str) -> dict[str, str]:
 
     Raises InputError, naming the line, if the source is missing, empty or malformed.
     """
-    path = _in_folder(path, BEIR_TOPICS)
+    path = _in_folder(path, "queries.jsonl")
     if files.suffix_of(path.name) == ".jsonl":
         return _collected(path, _json_topics(path))
     text = files.decode(files.content_of(path), str(path), InputError).removeprefix(files.BYTE_ORDER_MARK)
@@ -97,11 +91,11 @@ def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
 
     Raises InputError, naming the line, if the source is missing, empty or malformed, or grades one twice.
     """
-    path = _in_folder(path, BEIR_QRELS)
+    path = _in_folder(path, "qrels/test.tsv")
     grades: dict[str, dict[str, int]] = {}
     for place, (where, line) in enumerate(_lines(path)):
         fields = line.split("\t") if "\t" in line.strip() else line.split()
-        if place == 0 and fields == _HEADER:
+        if place == 0 and fields == ["query-id", "corpus-id", "score"]:
             continue
         if len(fields) not in (3, 4):
             raise InputError(f"{where} has {len(fields)} fields, not topic, iteration, document and grade.")
@@ -126,15 +120,11 @@ def read_run_file(path: Path | str) -> dict[str, dict[str, float]]:
         fields = line.split()
         if len(fields) != 6:
             raise InputError(f"{where} has {len(fields)} fields, not topic, Q0, document, rank, score and tag.")
-        try:
-            score = float(fields[4])
-        except ValueError:
-            score = math.nan
-        if not math.isfinite(score):
+        if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", fields[4]):
             raise InputError(f"{where}: the score {fields[4][:60]!r} is not a number.")
         if fields[2] in run.setdefault(fields[0], {}):
             raise InputError(f"{where}: document {fields[2]!r} stands twice in topic {fields[0]!r}.")
-        run[fields[0]][fields[2]] = score
+        run[fields[0]][fields[2]] = float(fields[4])
     if not run:
         raise InputError(f"{path} is empty.")
     return run
@@ -168,7 +158,7 @@ def retrieve_run(
     retriever: Retriever,
     passages: Passages,
     topics: Mapping[str, str],
-    k: int = RUN_LENGTH,
+    k: int = 1000,
     *,
     by_passage: bool = False,
     without_own: bool = False,

@@ -3,9 +3,12 @@
 Importing this module does not import torch; loading a model does.
 """
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+import json
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import JsonValue
 
 from ralm.errors import UsageError, extra
 from ralm.lm import model_folder
@@ -19,7 +22,13 @@ if TYPE_CHECKING:
     from ralm.lm.local.tokenization import ModelTokenizer
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantisation = Literal["none", "8bit", "4bit"]
+Attention = Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"]
 
+_TAKEN_ARGUMENTS: Final = frozenset(
+    "messages conversation tokenize chat_template add_generation_prompt continue_final_message return_dict".split()
+)
+"""Arguments of `apply_chat_template` that ralm gives itself."""
 _API_PACKAGES: Final = ("httpx2", "openai", "tiktoken", "transformers", "huggingface_hub")
 _LM_PACKAGES: Final = ("torch", "transformers", "tokenizers", "huggingface_hub")
 
@@ -31,10 +40,15 @@ class ModelOptions:
     `dtype` auto keeps the number format that the model was saved in. `device` is cpu, cuda, cuda:N, auto (a GPU if
     there is one), several separated by commas (a copy on each; the copies share the scoring), all (a copy on every
     GPU), or map (one copy spread over all devices, for models too large for one). `compile` lets torch compile the
-    layers, which takes minutes and pays off on long runs. `api` is for models behind an API; the other options have
-    no effect on them.
+    layers, which takes minutes and pays off on long runs. `revision` is a branch, tag or commit of the model on the
+    hub. `quantised` stores the weights of linear layers in 8 or 4 bits (bitsandbytes: LLM.int8, NF4). `adapter` is a
+    PEFT adapter, a folder or hub name, which is merged into the weights unless these are quantised. `attention` is the
+    implementation in transformers; auto is the model's own, or a faster one of ralm. `trust_remote_code` runs Python
+    code that comes with the model. `template_arguments` are arguments of the chat template, such as
+    `enable_thinking=false`: NAME=VALUE, with a JSON value or else a text. `api` is for models behind an API; the other
+    options have no effect on them.
 
-    Raises UsageError if `dtype` is not one of the choices.
+    Raises UsageError if an option is not one of the choices, or a template argument has another form.
     """
 
     dtype: Annotated[Dtype, Option("Number format of the weights; auto: as the model was saved.")] = "auto"
@@ -48,11 +62,72 @@ class ModelOptions:
     compile: Annotated[bool, Option("Let torch compile the model's layers: slower to start, faster on long runs.")] = (
         False
     )
-
+    revision: Annotated[
+        str | None, Option("Branch, tag or commit of the model on the hub.", default_text="the default branch")
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        Option(
+            "Run the Python code that comes with the model, with all your rights on this machine; read it first, and "
+            "name its commit with `revision`."
+        ),
+    ] = False
+    quantised: Annotated[
+        Quantisation, Option("Bits of the weights of linear layers, by bitsandbytes: 8bit (LLM.int8) or 4bit (NF4).")
+    ] = "none"
+    adapter: Annotated[
+        str | None, Option("PEFT adapter (LoRA) of the model: a hub name or local folder.", default_text="none")
+    ] = None
+    attention: Annotated[
+        Attention, Option("Implementation of attention; auto: the model's own, or a faster one of ralm.")
+    ] = "auto"
+    template_arguments: Annotated[
+        tuple[str, ...],
+        Option(
+            "Argument of the chat template, NAME=VALUE, such as enable_thinking=false; repeatable.",
+            flag="template-argument",
+            default_text="none",
+        ),
+    ] = ()
     api: Annotated[ApiOptions, Option("How a model behind an API is asked.")] = field(default_factory=ApiOptions)
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.quantised != "none" and ("," in self.device or self.device == "all"):
+            raise UsageError("quantised weights run on one `device`, or spread with map: name no other devices.")
+        for name in self.template_values:
+            if not name.isidentifier() or name in _TAKEN_ARGUMENTS:
+                raise UsageError(
+                    f"`template_arguments` are NAME=VALUE, and {name!r} is no name that a template can get."
+                )
+
+    @property
+    def template_values(self) -> dict[str, Any]:
+        """The arguments of the chat template, by name."""
+        pairs = (one.partition("=") for one in self.template_arguments)
+        return {name.strip(): _json_or_text(value) for name, _, value in pairs}
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """The arguments of `from_pretrained` that say which files are loaded, and whether code in them may run."""
+        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
+
+    def of(self, name: str, lm: str) -> "ModelOptions":
+        """The options of the model `name`: without those that only fit the model `lm`, unless it is that one."""
+        return self if name == lm else replace(self, revision=None, adapter=None, template_arguments=())
+
+    @property
+    def identity(self) -> dict[str, JsonValue]:
+        """The options of loading, if they are given, that may change figures; the weights may not tell them."""
+        given = {"revision": self.revision, "adapter": self.adapter, "template_arguments": self.template_values or None}
+        named = {"quantised": self.quantised, "attention": self.attention}
+        return {name: value for name, value in {**given, **named}.items() if value not in (None, "none", "auto")}
+
+
+def _json_or_text(value: str) -> Any:
+    with suppress(ValueError):
+        return json.loads(value)
+    return value
 
 
 def load_language_model(name: str, options: ModelOptions | None = None) -> WritingModel:
@@ -86,14 +161,15 @@ def load_local_model(name: str, options: ModelOptions | None = None) -> "LocalLa
     return model
 
 
-def load_tokenizer(name: str) -> "ModelTokenizer":
-    """The tokenizer of a language model, without its weights; raises what `load_language_model` raises, and UsageError
-    if the model is behind an API."""
+def load_tokenizer(name: str, options: ModelOptions | None = None) -> "ModelTokenizer":
+    """The tokenizer of a language model, without its weights, as the options of the model say; raises what
+    `load_language_model` raises, and UsageError if the model is behind an API."""
+    options = options or ModelOptions()
     if is_api(name):
         raise UsageError(f"{name} is a model behind an API: name its tokenizer, by hub name or folder.")
     with _lm_extra():
         from ralm.lm.local.tokenization import load_model_tokenizer
-    return load_model_tokenizer(model_folder(name))
+    return load_model_tokenizer(model_folder(name), options.source, options.template_values)
 
 
 def _lm_extra() -> AbstractContextManager[None]:

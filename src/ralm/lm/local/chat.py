@@ -34,8 +34,10 @@ class WrittenChat:
     spans: Sequence[Span]
 
 
-def chat_with_spans(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> WrittenChat:
-    """A chat up to where the answer of the model begins.
+def chat_with_spans(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], arguments: Mapping[str, Any]
+) -> WrittenChat:
+    """A chat up to where the answer of the model begins, with these arguments of the template.
 
     Raises ChatError if the template rejects the messages, leaves one out, or changes more of one than the white space
     around it. Templates may leave out thoughts of the assistant.
@@ -43,7 +45,7 @@ def chat_with_spans(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Messa
 
     def chat_text(some: Sequence[Message]) -> str:
         failure = "the chat template of this model rejects these messages"
-        return write_chat(tokenizer, [asdict(one) for one in some], failure, add_generation_prompt=True)
+        return write_chat(tokenizer, [asdict(one) for one in some], failure, add_generation_prompt=True, **arguments)
 
     marks = _Marks(messages)
     for _ in range(2):  # a template may write the date, which changes at midnight

@@ -5,18 +5,18 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
 from ralm.environment import installed_version
-from ralm.errors import MissingExtraError, ModelError, RalmError
+from ralm.errors import MissingExtraError, ModelError, RalmError, extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,6 +46,11 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
             ) from error
         raise ModelError(f"cannot load the {what} of {name}: {first_line(error)}") from error
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"{name} comes with Python code of its own, which is not run unless you trust it: read it, and give "
+                "`trust_remote_code=True`."
+            ) from error
         where = "" if Path(name).is_dir() else " (no such folder here, so it was looked for on the model hub)"
         reason = first_line(error)
         if isinstance(error, _CALL_ERRORS):
@@ -151,7 +156,7 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def load_checkpoint(name: str, **options: Any) -> "PreTrainedModel":
+def load_checkpoint(name: str, source: Mapping[str, Any], **options: Any) -> "PreTrainedModel":
     """The causal language model in a folder or on the hub; a multimodal model is loaded whole. Raises ModelError if it
     is an encoder-decoder, or if weights are missing or have another shape, since transformers would fill them with
     random numbers."""
@@ -160,7 +165,7 @@ def load_checkpoint(name: str, **options: Any) -> "PreTrainedModel":
 
     loader: Any = AutoModelForCausalLM
     try:
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, **source)
     except (OSError, ValueError):
         pass  # transformers finds the model in another way, such as through an adapter
     else:
@@ -174,7 +179,7 @@ def load_checkpoint(name: str, **options: Any) -> "PreTrainedModel":
             loader = AutoModelForMultimodalLM  # there is no class for the text part alone
     model: PreTrainedModel
     with no_bars():
-        model, loaded = loader.from_pretrained(name, output_loading_info=True, **options)
+        model, loaded = loader.from_pretrained(name, output_loading_info=True, **source, **options)
     if missing := loaded["missing_keys"]:
         raise ModelError(
             f"{name} lacks weights of a language model: {_first_of(missing)}. Give a checkpoint that was saved with "
@@ -184,6 +189,37 @@ def load_checkpoint(name: str, **options: Any) -> "PreTrainedModel":
         keys = [key if isinstance(key, str) else key[0] for key in mismatched]
         raise ModelError(f"{name} has weights whose shapes do not match its config.json: {_first_of(keys)}.")
     return model
+
+
+def quantised(bits: Literal["8bit", "4bit"]) -> dict[str, Any]:
+    """The arguments of `from_pretrained` for quantised weights; MissingExtraError without the extra `quantised`."""
+    with extra("quantised", "quantised weights need", ("bitsandbytes",)):
+        import bitsandbytes  # noqa: F401  (transformers reports a missing one in several ways)
+    from transformers import BitsAndBytesConfig
+
+    eight = bits == "8bit"
+    return {
+        "quantization_config": BitsAndBytesConfig(load_in_8bit=eight, load_in_4bit=not eight, bnb_4bit_quant_type="nf4")
+    }
+
+
+def with_adapter(model: "PreTrainedModel", adapter: str, *, merge: bool) -> "PreTrainedModel":
+    """A model with a PEFT adapter; `merge` adds it to the weights.
+
+    Raises MissingExtraError without the extra `adapters`, ModelError if the adapter cannot be loaded, or is of a kind
+    that adds tokens to the prompt instead of changing layers.
+    """
+    with extra("adapters", "adapters need", ("peft",)):
+        import peft
+    with loading_errors("adapter", adapter), whole_loading(adapter, lambda _: False), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, that peft uses an old name
+        loaded: Any = peft.PeftModel.from_pretrained(model, adapter)
+    config = loaded.peft_config["default"]
+    if config.is_prompt_learning or not hasattr(loaded.base_model, "merge_and_unload"):
+        raise ModelError(f"{adapter} is an adapter of the type {config.peft_type}, which ralm cannot run: use LoRA.")
+    merged: PreTrainedModel = loaded.merge_and_unload(safe_merge=True) if merge else loaded.get_base_model()
+    return merged
 
 
 _BLOCKS: Final = 64

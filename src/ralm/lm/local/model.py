@@ -1,9 +1,10 @@
 """Causal language models that run in this process, through transformers, on CPUs or GPUs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 from pydantic import JsonValue
@@ -20,7 +21,8 @@ _LENGTH_SETTINGS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "m
 
 class LocalLanguageModel:
     """A frozen transformers model with its tokenizer, which returns the whole vocabulary; `copies` on other devices
-    share the scoring. ModelError if the model is not causal: if its result for a token depends on later tokens."""
+    share the scoring. `loaded_with` are options of loading that may change figures. ModelError if the model is not
+    causal: if its result for a token depends on later tokens."""
 
     tier: Final = "all"
 
@@ -30,10 +32,12 @@ class LocalLanguageModel:
         model: PreTrainedModel,
         tokenizer: tokenization.ModelTokenizer,
         copies: Sequence[PreTrainedModel] = (),
+        loaded_with: Mapping[str, JsonValue] = MappingProxyType({}),
     ) -> None:
         self.name = name
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
+        self._loaded_with = loaded_with
         self.logits = engine.TargetLogits(self.model, name)
         probe.check_causal(self.model, name, self.max_length)
         others = [engine.TargetLogits(copy.eval().requires_grad_(False), name) for copy in copies]
@@ -43,7 +47,7 @@ class LocalLanguageModel:
     @cached_property
     def config(self) -> dict[str, JsonValue]:
         """The model's name, size, number format, device, whether it is compiled, and the fingerprints of its weights,
-        settings and tokenizer, as they are when it is first read."""
+        settings and tokenizer, as they are when it is first read; and the options of loading, if some were given."""
         return {
             "name": self.name,
             "parameters": self.model.num_parameters(),
@@ -53,6 +57,7 @@ class LocalLanguageModel:
             "weights": loading.weights_fingerprint(self.model),
             "settings": loading.settings_fingerprint(self.model),
             "tokenizer": self.tokenizer.fingerprint,
+            **self._loaded_with,
         }
 
     @property
@@ -108,16 +113,24 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
         devices = gpus or [torch.device("cpu")]
     else:
         devices = [_device(device.strip()) for device in options.device.split(",")]
-    dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
-    tokenizer = tokenization.load_model_tokenizer(name)
-    spread = {"device_map": "auto"} if options.device == "map" else {}
+    how: dict[str, Any] = {"dtype": options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)}
+    tokenizer = tokenization.load_model_tokenizer(name, options.source, options.template_values)
+    if options.quantised != "none":
+        how |= loading.quantised(options.quantised)
+    is_placed = options.device == "map" or options.quantised != "none"
+    if is_placed:
+        how["device_map"] = "auto" if options.device == "map" else {"": devices[0]}
+    if options.attention != "auto":
+        how["attn_implementation"] = options.attention
     with loading.loading_errors("model", name):
-        model = loading.load_checkpoint(name, dtype=dtype, **spread)
-        if options.device != "map":
+        model = loading.load_checkpoint(name, options.source, **how)
+        if not is_placed:
             model = model.to(devices[0])
-    kernels.speed_up(model)
+    if options.adapter is not None:
+        model = loading.with_adapter(model, options.adapter, merge=options.quantised == "none")
+    kernels.speed_up(model, attention=options.attention == "auto")
     copies = [deepcopy(model).to(device) for device in devices[1:]]
-    loaded = LocalLanguageModel(name, model, tokenizer, copies)
+    loaded = LocalLanguageModel(name, model, tokenizer, copies, options.identity)
     for logits in loaded.copies:
         if options.compile:  # after the probes: their few tokens are not worth compiling for
             logits.model.base_model.compile(dynamic=True)

@@ -10,12 +10,13 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ralm.errors import ModelError, RalmWarning, TextError
+from ralm.errors import ModelError, RalmWarning, TextError, UsageError
 from ralm.lm.local.chat import WrittenChat, chat_with_spans, write_chat
 from ralm.lm.local.loading import check_tokenizer, loading_errors
 from ralm.lm.long_texts import Cuts, Window, encode_in_pieces, join_pieces, longest_token, text_chunks
@@ -34,8 +35,11 @@ _SAMPLE: Final = " Hello,  World!\n\tIt's 3.14 o'clock: \u00e9\u4e2d\U0001f600 <
 class ModelTokenizer:
     """The tokenizer of a model: encodes text without special tokens, and documents with those it adds by default."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, template_arguments: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self._tokenizer = tokenizer
+        self._template_arguments = dict(template_arguments)
         self._tokenizer.model_max_length = int(1e30)  # the plan takes care of lengths: no warnings, no truncation
         self.fingerprint = _fingerprint(tokenizer)
         self._cuts = Cuts(tokenizer)
@@ -129,7 +133,7 @@ class ModelTokenizer:
         if not self._tokenizer.chat_template:
             return None
         last = last_of_user(messages)
-        chat = chat_with_spans(self._tokenizer, messages)
+        chat = chat_with_spans(self._tokenizer, messages, self._template_arguments)
         edges = [0, *(place for span in self._spans_with_marks(chat) for place in span), len(chat.text)]
         parts = [
             (self._encode_as_text if number % 2 else self.encode_with_spans)(chat.text[begin:end])
@@ -187,6 +191,7 @@ class ModelTokenizer:
             chat_template=self.chat_template(template),
             add_generation_prompt=not continue_final,
             continue_final_message=continue_final,
+            **self._template_arguments,
         )
 
     def chat_template(self, template: str | None = None) -> str:
@@ -236,13 +241,20 @@ class ModelTokenizer:
         return piece is not None and self._decode_plainly([piece, piece]).count(_CONTINUES) == 1
 
 
-def load_model_tokenizer(name: str) -> ModelTokenizer:
-    """The tokenizer of a model, by hub name or folder; ModelError if there is none or it cannot be loaded."""
+def load_model_tokenizer(
+    name: str,
+    source: Mapping[str, Any] = MappingProxyType({"trust_remote_code": False}),
+    template_arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> ModelTokenizer:
+    """The tokenizer of a model, by hub name or folder; ModelError if there is none or it cannot be loaded. `source` are
+    arguments of `from_pretrained`, `template_arguments` those of the chat template."""
+    if source.get("revision", "main") != "main" and Path(name).is_dir():
+        raise UsageError(f"`revision` names a version on the model hub, and {name} is a folder: leave it out.")
     if not (Path(name) / "tokenizer_config.json").is_file():
         check_tokenizer(name)
     with loading_errors("tokenizer", name):
-        loaded = AutoTokenizer.from_pretrained(name)
-        tokenizer = ModelTokenizer(loaded)
+        loaded = AutoTokenizer.from_pretrained(name, **source)
+        tokenizer = ModelTokenizer(loaded, template_arguments)
     if loaded.vocab_files_names:  # ByT5 has none: its tokens are bytes
         check_tokenizer(name, loaded.vocab_files_names.values())
     return tokenizer

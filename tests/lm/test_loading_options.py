@@ -1,0 +1,235 @@
+"""Models as people load them: adapters, quantised weights, attention, revisions, code of their own, chat templates."""
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import ralm as library
+from ralm.answering.prompts import Conversation, open_prompt
+from ralm.answering.questions import Question
+from ralm.answering.sources import PromptBuilder
+from ralm.errors import ModelError, QuestionFileError, UsageError
+from ralm.lm.registry import ModelOptions, load_language_model, load_local_model, load_tokenizer
+from ralm.records import FloatArray, Message, Passage, ScoringSequence
+from tests.chat_models import TEMPLATE, save_chat_model
+from tests.cli.program import failed, printed, ralm
+from tests.tiny_models import save_tiny_model
+
+TOKENS = np.arange(1, 20)
+SEQUENCE = ScoringSequence(TOKENS, np.arange(1, 19))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warning of transformers that peft uses an old name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("llama", tmp_path_factory.mktemp("models") / "llama")
+
+
+def scored(name: Path | str, **options: Any) -> tuple[FloatArray, dict[str, Any]]:
+    model = load_language_model(str(name), ModelOptions(**{"dtype": "float32", **options}))
+    return next(iter(model.score([SEQUENCE]))), dict(model.config)
+
+
+def test_an_adapter_has_the_figures_of_peft(folder: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    with _quiet():
+        adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), lora).eval()
+    adapted.save_pretrained(tmp_path / "lora")
+    with torch.no_grad():
+        log_probs = adapted(torch.tensor(TOKENS)[None]).logits[0].log_softmax(-1).numpy()
+    plain, config = scored(folder)
+    found, adapted_config = scored(folder, adapter=str(tmp_path / "lora"))
+    np.testing.assert_allclose(found, log_probs[np.arange(18), TOKENS[1:]], atol=1e-4)
+    assert np.abs(found - plain).max() > 0.1
+    assert adapted_config["adapter"] == str(tmp_path / "lora")
+    assert adapted_config["weights"] != config["weights"]
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    with _quiet():
+        peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), prompt).save_pretrained(tmp_path / "prompt")
+    with pytest.raises(ModelError, match="PROMPT_TUNING, which ralm cannot run: use LoRA"):
+        scored(folder, adapter=str(tmp_path / "prompt"))
+    with pytest.raises(ModelError, match="cannot load the adapter of"):
+        scored(folder, adapter=str(tmp_path))
+
+
+@pytest.mark.parametrize(("bits", "apart"), [("8bit", 0.1), ("4bit", 0.5)])
+def test_quantised_weights(bits: str, apart: float) -> None:
+    pytest.importorskip("bitsandbytes")
+    plain, config = scored("ralm-tiny")
+    found, quantised = scored("ralm-tiny", quantised=bits)
+    assert 0 < np.abs(found - plain).mean() < apart
+    assert quantised["quantised"] == bits
+    assert quantised["weights"] != config["weights"]
+
+
+def test_quantised_weights_are_on_one_device() -> None:
+    with pytest.raises(UsageError, match="run on one `device`"):
+        ModelOptions(quantised="4bit", device="cuda:0,cuda:1")
+
+
+def test_an_implementation_of_attention(folder: Path) -> None:
+    plain, config = scored(folder)
+    eager, chosen = scored(folder, attention="eager")
+    np.testing.assert_allclose(eager, plain, atol=1e-4)
+    assert {**config, "attention": "eager"} == chosen
+    with pytest.raises(ModelError, match="FlashAttention2"):
+        scored(folder, attention="flash_attention_2")
+    model = load_local_model(str(folder), ModelOptions(dtype="bfloat16", attention="sdpa"))
+    assert model.model.config._attn_implementation == "sdpa", "not the one of ralm"
+
+
+def test_a_revision_is_one_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="`revision` names a version on the model hub, and .* is a folder"):
+        scored(folder, revision="v1")
+    asked: list[Any] = []
+
+    def from_pretrained(name: str, **options: Any) -> None:
+        asked.append((name, options["revision"], options["trust_remote_code"]))
+        raise OSError("no network")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", from_pretrained)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", from_pretrained)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", from_pretrained)
+    with pytest.raises(ModelError, match="no network"):
+        load_tokenizer("some/model", ModelOptions(revision="abc"))
+    with pytest.raises(ModelError, match="no network"):
+        load_tokenizer("some/model")
+    monkeypatch.setattr("ralm.lm.local.tokenization.load_model_tokenizer", lambda *_: None)
+    with pytest.raises(ModelError, match="no network"):
+        load_language_model("some/model", ModelOptions(revision="abc", trust_remote_code=True))
+    assert asked == [
+        ("some/model", "abc", False),
+        ("some/model", "main", False),
+        ("some/model", "abc", True),
+        ("some/model", "abc", True),
+    ]
+    assert ModelOptions(revision="abc").identity == {"revision": "abc"}
+
+
+def test_code_of_a_model_runs_only_if_it_is_trusted(folder: Path, tmp_path: Path) -> None:
+    own = save_tiny_model("llama", tmp_path / "own")
+    config = json.loads((own / "config.json").read_text())
+    config |= {
+        "model_type": "of_its_own",
+        "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"},
+    }
+    (own / "config.json").write_text(json.dumps(config))
+    marker = tmp_path / "ran"
+    (own / "own.py").write_text(
+        "from pathlib import Path\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
+        f"Path({str(marker)!r}).touch()\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'of_its_own'\n"
+        "class Own(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    with pytest.raises(ModelError, match="comes with Python code of its own.*`trust_remote_code=True`"):
+        scored(own)
+    assert not marker.exists()
+    found, _ = scored(own, trust_remote_code=True)
+    assert marker.exists()
+    np.testing.assert_allclose(found, scored(folder)[0], atol=1e-4)
+
+
+THINKING = TEMPLATE + "{% if add_generation_prompt and enable_thinking is false %}<no thoughts>{% endif %}"
+
+
+def test_arguments_of_the_chat_template(tmp_path: Path) -> None:
+    folder = str(save_chat_model(tmp_path / "chat", THINKING))
+    options = ModelOptions(template_arguments=("enable_thinking=false",))
+    plain, given = load_local_model(folder), load_local_model(folder, options)
+    said = [Message("user", "Who?")]
+    texts = []
+    for model in (plain, given):
+        encoded = model.tokenizer.encode_chat(said)
+        assert encoded is not None
+        texts.append(model.tokenizer.decode(encoded[0]))
+    assert texts[1] == texts[0] + "<no thoughts>"
+    assert given.tokenizer.chat([{"role": "user", "content": "Who?"}]).endswith("<no thoughts>")
+    assert given.config["template_arguments"] == {"enable_thinking": False}
+    assert "template_arguments" not in plain.config
+    for wrong in ("tokenize=true", "a b=1", "=1"):
+        with pytest.raises(UsageError, match="`template_arguments` are NAME=VALUE"):
+            ModelOptions(template_arguments=(wrong,))
+
+
+QUESTION = Question("1", "who sings", ("whales",))
+SHOWN: list[tuple[Question, list[Passage]]] = [
+    (Question("d1", "who barks", ("the dog",)), []),
+    (Question("d2", "who grazes", ("the sheep",)), []),
+]
+
+
+def written(prompt: Any, tokenizer: Any, room: int = 500, conversation: Conversation | None = None) -> tuple[str, Any]:
+    builder = PromptBuilder(prompt, tokenizer, room, None, SHOWN)
+    built = builder.build(QUESTION, [], (), conversation)
+    return tokenizer.decode(built.prompts[0].tokens), built.largest_cut
+
+
+def test_a_system_message_and_demonstrations_as_turns(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(save_chat_model(tmp_path / "chat")))
+    prompt = open_prompt("chat")
+    turns = library.QuestionPrompt(**{**_fields(prompt), "system": "Be brief.", "turns": True})
+    text, cut = written(turns, tokenizer)
+    whole = (
+        "<s>(Be brief.)user: who barks</s>\nassistant: the dog</s>\nuser: who grazes</s>\nassistant: the sheep</s>\n"
+        "user: who sings</s>\nmodel: "
+    )
+    assert text == whole
+    assert not cut
+    plain = library.QuestionPrompt(**{**_fields(prompt), "system": "Be brief."})
+    assert written(plain, tokenizer)[0] == (
+        "<s>(Be brief.)user: who barksthe dog\n\nwho grazesthe sheep\n\nwho sings</s>\nmodel: "
+    )
+    own = Conversation([Message("system", "Be long."), Message("user", "who sings")])
+    assert written(turns, tokenizer, conversation=own)[0] == whole.replace("brief", "long")
+    size = len(tokenizer.encode_with_spans(whole)[0])
+    text, cut = written(turns, tokenizer, room=size - 1)
+    assert text == whole.replace("user: who barks</s>\nassistant: the dog</s>\n", "")
+    assert cut.demonstrations > 0
+    assert cut.documents == 0
+    text, _ = written(turns, tokenizer, room=60)
+    assert text == "<s>(Be brief.)user: who sings</s>\nmodel: "
+    with pytest.raises(UsageError, match="only .* fit into the model"):
+        written(turns, tokenizer, room=10)
+
+
+def _fields(prompt: library.QuestionPrompt) -> dict[str, Any]:
+    return {name: getattr(prompt, name) for name in prompt.__dataclass_fields__}
+
+
+def test_the_commands_take_them(tmp_path: Path) -> None:
+    folder = save_chat_model(tmp_path / "chat", THINKING)
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"question": "who sings", "answer": ["whales"]}\n')
+    asked = ["qa", file, "--lm", folder, "--prompt", "chat", "--new-tokens", 2]
+    demonstrations = ["--demonstrations", file, "--turns"]
+    given = printed(*asked, *demonstrations, "--system", "Be brief.", "--template-argument", "enable_thinking=false")
+    assert given["config"]["prompt"]["system"] == "Be brief."
+    assert given["config"]["prompt"]["turns"] is True
+    assert given["config"]["model"]["template_arguments"] == {"enable_thinking": False}
+    plain = printed(*asked)
+    assert plain["gold_log_prob"] != given["gold_log_prob"]
+    failed(ralm(*asked[:4], "--prompt", "replug", "--system", "x"), 2, "--system has no effect without a chat")
+    failed(ralm(*asked, "--turns"), 2, "--turns has no effect without --demonstrations")
+    (tmp_path / "prompt.toml").write_text(
+        'closed="{question}"\none="{documents}{question}"\nturns=true\n'
+        'several="{documents}{question}"\ndocument="{text}"\nbetween=" "\n'
+    )
+    with pytest.raises(QuestionFileError, match="`turns` has no effect without a chat"):
+        open_prompt(tmp_path / "prompt.toml")
