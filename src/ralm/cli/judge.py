@@ -128,8 +128,7 @@ def judge_command(
             return ralm.read_run_file(name)
         if not job.source.is_dir():
             raise UsageError(f'`against="{name}"` searches an index: give its folder instead of a run file.')
-        how = replace(job.retrieval, retriever=cast("RetrieverName", name))
-        own = sources[name] = open_retrieval(job.source, how)
+        own = sources[name] = open_retrieval(job.source, replace(job.retrieval, retriever=cast("RetrieverName", name)))
         beside = {"by_passage": job.by_answers, "without_own": job.is_beir}
         return ralm.retrieve_run(own.retriever, own.passages, texts, depth, **beside)
 

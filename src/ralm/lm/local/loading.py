@@ -197,10 +197,8 @@ def quantised(bits: Literal["8bit", "4bit"]) -> dict[str, Any]:
         import bitsandbytes  # noqa: F401  (transformers reports a missing one in several ways)
     from transformers import BitsAndBytesConfig
 
-    eight = bits == "8bit"
-    return {
-        "quantization_config": BitsAndBytesConfig(load_in_8bit=eight, load_in_4bit=not eight, bnb_4bit_quant_type="nf4")
-    }
+    kind = {"8bit": {"load_in_8bit": True}, "4bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}
+    return {"quantization_config": BitsAndBytesConfig(**kind[bits])}
 
 
 def with_adapter(model: "PreTrainedModel", adapter: str, *, merge: bool) -> "PreTrainedModel":
