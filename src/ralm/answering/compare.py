@@ -66,11 +66,6 @@ class AnswersComparison:
         return {"questions": self.questions, "judged": dict(self.judged), "runs": rows}
 
 
-def has_questions(path: Path | str) -> bool:
-    """Whether a folder is a run of questions or of choices."""
-    return kind_of(Path(path)) in [kind.name for kind in _QUESTION]
-
-
 def compare_answers(paths: Sequence[Path | str], *, draws: int = DRAWS, seed: int = 0) -> AnswersComparison:
     """Compare runs that `run_questions`, or `run_choices`, wrote over the same questions with the first of them.
 

@@ -20,7 +20,7 @@ from ralm.storage.manifest import open_consistently, read_manifest
 _DECIMALS: Final = 4
 _REMEDY: Final = "answer the questions again"
 _NULLABLE: Final = (
-    *(*METRICS, "gold_tokens", "answer_at"),
+    *(*METRICS, "robust", "gold_tokens", "answer_at"),
     *(name for name in run.ANSWERS_COLUMNS if name.startswith("closed_")),
 )
 

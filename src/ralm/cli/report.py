@@ -23,7 +23,7 @@ def report_command(
         int | None,
         Option(
             "Number of tokens to show.",
-            needs=Needs("a run of `ralm eval`", lambda own: not _has_answers(own.run)),
+            needs=Needs("a run of `ralm eval`", lambda own: not _wrote(own.run, "answers")),
             default_text=f"{_TOKENS}; a page: {_TOKENS_OF_A_PAGE}; --json: all",
         ),
     ] = None,
@@ -31,7 +31,7 @@ def report_command(
         int | None,
         Option(
             "Number of questions to show.",
-            needs=Needs("a run of `ralm qa`", lambda own: _has_answers(own.run)),
+            needs=Needs("a run of `ralm qa`", lambda own: _wrote(own.run, "answers")),
             default_text=f"{_QUESTIONS}; a page: {_QUESTIONS_OF_A_PAGE}; --json: all",
         ),
     ] = None,
@@ -52,7 +52,7 @@ def report_command(
     report: Any
     write: Callable[[Path, Any], None]
     show: Callable[[Any], None]
-    if _has_answers(run):
+    if _wrote(run, "answers"):
         usual = _QUESTIONS_OF_A_PAGE if html is not None else None if json else _QUESTIONS
         report = report_of_answers(run, questions or usual)
         write, show = answers.write_answers_page, answers.print_answers_report
@@ -67,19 +67,11 @@ def report_command(
     return flags.Output(report.as_json, partial(show, report))
 
 
-def _has_answers(run: Path) -> bool:
-    """Whether `ralm qa` wrote a run."""
-    from ralm.answering.run import ANSWERS_KIND
+def _wrote(run: Path, *kinds: str) -> bool:
+    """Whether a command wrote a run of one of these kinds: answers (of `ralm qa`) or choices."""
     from ralm.storage.manifest import kind_of
 
-    return kind_of(run) == ANSWERS_KIND.name
-
-
-def _has_questions(run: Path) -> bool:
-    """Whether `ralm qa` or `ralm choice` wrote a run."""
-    from ralm.answering.compare import has_questions
-
-    return has_questions(run)
+    return kind_of(run) in kinds
 
 
 def compare_command(
@@ -93,7 +85,7 @@ def compare_command(
         str | None,
         Option(
             "Regular expression of the line that begins a document.",
-            needs=Needs("runs of `ralm eval`", lambda own: not _has_questions(own.runs[0])),
+            needs=Needs("runs of `ralm eval`", lambda own: not _wrote(own.runs[0], "answers", "choices")),
             default_text="512 tokens count as a document",
         ),
     ] = None,
@@ -103,7 +95,7 @@ def compare_command(
     Prints token perplexities, and how much lower or higher they are than the first run's, with 95% intervals from a
     paired bootstrap over documents; of questions, the measures of answers, over questions.
     """
-    if _has_questions(runs[0]):
+    if _wrote(runs[0], "answers", "choices"):
         from ralm.cli.answers import print_answers_comparison
 
         answers = ralm.compare_answers(runs)

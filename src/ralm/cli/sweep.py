@@ -101,8 +101,7 @@ def _jobs(given: Given, make_job: Callable[..., EvaluationJob], over: str, value
 def swept_jobs(
     given: Given, make_job: Callable[..., Any], kinds: Mapping[str, Any], over: str, values: str, *, what: str = ""
 ) -> dict[str, Any]:
-    """The job of each value of an option; `kinds` are the types of the options that may be swept, by name. `what` names
-    what reads passages in all jobs.
+    """The job of each value of an option, one of these `kinds` by name; `what` names what reads passages in all jobs.
 
     Raises UsageError if there is no such option or value, or if given options have no effect in any job.
     """
