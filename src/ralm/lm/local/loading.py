@@ -197,8 +197,8 @@ def quantised(bits: Literal["8bit", "4bit"]) -> dict[str, Any]:
         import bitsandbytes  # noqa: F401  (transformers reports a missing one in several ways)
     from transformers import BitsAndBytesConfig
 
-    kind = {"8bit": {"load_in_8bit": True}, "4bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}
-    return {"quantization_config": BitsAndBytesConfig(**kind[bits])}
+    how: dict[str, Any] = {f"load_in_{bits}": True, "bnb_4bit_quant_type": "nf4"}
+    return {"quantization_config": BitsAndBytesConfig(**how)}
 
 
 def with_adapter(model: "PreTrainedModel", adapter: str, *, merge: bool) -> "PreTrainedModel":
