@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _MEASURES, _ANSWER_MEASURES = "nDCG@10, AP, R@10, R@100, RR", "Success@1, Success@5, Success@20, Success@100, RR"
 _K, _ANSWER_K = 1000, 100
 _INDEX: Final = Needs("an index", lambda own: own.source.is_dir())
+_OUT: Final = Needs("an index", lambda own: own.job.source.is_dir())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +100,7 @@ def judge_command(
     against: Annotated[
         str | None, Option("Compare with this retriever (bm25, dense, hybrid, random), or with this run file.")
     ] = None,
-    out: Annotated[
-        Path | None,
-        Option("Run file of TREC to write.", needs=Needs("an index", lambda own: own.job.source.is_dir())),
-    ] = None,
+    out: Annotated[Path | None, Option("Run file of TREC to write.", needs=_OUT)] = None,
     force: options.Force = False,
 ) -> TableOutput:
     """Judge what an index finds for topics, or a run file, by nDCG, MAP, recall and reciprocal rank.

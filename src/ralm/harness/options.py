@@ -69,7 +69,9 @@ class HarnessOptions:
             raise UsageError(f"{self.lm} runs here: leave out the arguments of models behind an API.")
 
 
-_ARGUMENTS: Final = Arguments({PlanOptions: ("max_length",), ReadingOptions: ("reranking", "rerank_lm")})
+_ARGUMENTS: Final = Arguments(
+    {PlanOptions: ("max_length",), ReadingOptions: ("reranking", "rerank_lm"), ModelOptions: ("template_arguments",)}
+)
 """Options that the harness lacks, or has elsewhere, are left out."""
 
 
