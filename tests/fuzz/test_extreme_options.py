@@ -149,9 +149,11 @@ def given(option: Any, hint: object, random: Random) -> list[str]:
 
 
 def case_of(command: str, number: int) -> list[str]:
-    """A right call, and one or two options more."""
+    """A right call, the first of a command as it is, the others with one or two options more."""
     random = Random(f"{command} {number}")
     arguments = [command, *shlex.split(random.choice(COMMANDS[command]))]
+    if number == 0:
+        return arguments
     options = [(option, of) for of in (command, "eval" if command == "sweep" else command) for option in options_of(of)]
     for option, of in random.sample(options, random.choice([1, 2, 2])):
         arguments += given(option, HINTS[of][option.name], random)
