@@ -7,8 +7,8 @@ the modules. Everything else is imported from its module and may move.
 import sys
 
 if (sys.argv[0] == "-m" and "ralm" in sys.orig_argv) or sys.argv[0].endswith("/ralm"):
-    # This process is the program: an interrupt while it loads ends it without a traceback, even here. The module
-    # `signal` takes as long to load as the rest of this file.
+    # This process is the program: an interrupt while it loads ends it at once, since there is nothing to clean up yet
+    # and a traceback would not help. The module `signal` takes as long to load as the rest of this file.
     import _signal
 
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:

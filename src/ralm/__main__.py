@@ -1,11 +1,8 @@
-"""The entry point of both `ralm` and `python -m ralm`.
-
-An interrupt during the imports ends the program at once: there is nothing to clean up yet, and a traceback would not
-help.
-"""
+"""The entry point of both `ralm` and `python -m ralm`."""
 
 import signal
 
+# as in `ralm`, for programs that run this module in another way
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

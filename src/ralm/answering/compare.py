@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.answering import run
-from ralm.answering.evaluation import METRICS
+from ralm.answering.evaluation import METRICS, MetricColumns, metric_columns
 from ralm.answering.prompts import LETTERS
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
@@ -33,8 +33,6 @@ _JUDGED: Final = {
     run.ANSWERS_KIND: [*METRICS, "gold_tokens"],
     run.CHOICES_KIND: ["right", "probabilities"],
 }
-_Columns: TypeAlias = Mapping[str, tuple[DoubleArray, DoubleArray]]
-"""For each metric the sum of every question and what it counts: 1, or the tokens of the gold answer; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +67,10 @@ class AnswersComparison:
 def compare_answers(paths: Sequence[Path | str], *, draws: int = DRAWS, seed: int = 0) -> AnswersComparison:
     """Compare runs that `run_questions`, or `run_choices`, wrote over the same questions with the first of them.
 
-    Of questions: exact match, equal tokens, F1 and the log-probability of the gold answer in nats a token; of choices:
-    accuracy, and where all choices have probabilities the log-probability of the right one and the Brier score. Raises
-    UsageError if the runs are of several kinds or have other questions, and the errors of reading a folder.
+    Of questions: the measures of answers that all runs have, the log-probability of the gold answer in nats a token; of
+    choices: accuracy, and where all choices have probabilities the log-probability of the right one and the Brier
+    score. Raises UsageError if the runs are of several kinds or have other questions, and the errors of reading a
+    folder.
     """
     folders = [Path(path) for path in paths]
     kinds = {kind_of(folder) for folder in folders}
@@ -115,19 +114,12 @@ def _read(folder: Path, kind: FolderKind) -> pa.Table:
     return select_columns(folder, table, needed, _JUDGED[kind], _REMEDY)
 
 
-def _answer_columns(table: pa.Table) -> _Columns:
-    tokens = np.array(table["gold_tokens"].fill_null(0), dtype=np.float64)
-    found = {}
-    for name in METRICS:
-        known = table[name].is_valid().to_numpy().astype(np.float64)
-        values = np.array([float(value or 0) for value in table[name].to_pylist()])
-        by_token = name == "gold_log_prob"
-        found[name] = (values, known * (tokens if by_token else 1))
-    return found
+def _answer_columns(table: pa.Table) -> MetricColumns:
+    return metric_columns({name: table[name].to_pylist() for name in METRICS}, table["gold_tokens"].to_pylist())
 
 
-def _choice_columns(table: pa.Table) -> _Columns:
-    ones = np.ones(len(table))
+def _choice_columns(table: pa.Table) -> MetricColumns:
+    ones = np.ones(len(table), dtype=np.int64)
     found = {"accuracy": (np.array(table["right"].to_pylist(), dtype=np.float64), ones)}
     rows: list[Any] = table.select(["probabilities", "gold"]).to_pylist()
     if all(row["probabilities"] for row in rows):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from time import perf_counter
-from typing import Final, NamedTuple, TypedDict, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ _QUESTIONS_AT_ONCE: Final = 16
 _Result = TypeVar("_Result")
 METRICS: Final = ("exact_match", "contains", "token_match", "f1", "token_recall", "agrees", "gold_log_prob")
 """The measures of an answer, by their names in `JudgedAnswer`."""
+MetricColumns: TypeAlias = Mapping[str, tuple[NDArray[np.float64], IntArray]]
+"""For each metric the sum of every question, and what it counts: 1, or the tokens of the gold answer; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,7 +117,7 @@ class QuestionEvaluation:
 
     def _measures(self, judged: Sequence[JudgedAnswer], scored_Q: NDArray[np.bool_]) -> dict[str, JsonValue]:
         measures: dict[str, JsonValue] = {}
-        for name, (sums_Q, counts_Q) in _columns(judged).items():
+        for name, (sums_Q, counts_Q) in _of_judged(judged).items():
             measures |= multiple_choice.mean_of(name, sums_Q, counts_Q * (scored_Q | (name != "gold_log_prob")))
         if self.judge is not None:
             measures["judge_failures"] = sum(one.agrees is None and one.exact_match is not None for one in judged)
@@ -124,7 +126,7 @@ class QuestionEvaluation:
     def _differences(self) -> dict[str, JsonValue]:
         """Open book minus closed book, on the questions that both could be judged on."""
         both = [(row.judged, row.closed) for row in self.rows if row.closed is not None]
-        open_book, closed = _columns([one for one, _ in both]), _columns([other for _, other in both])
+        open_book, closed = _of_judged([one for one, _ in both]), _of_judged([other for _, other in both])
         differences: dict[str, JsonValue] = {}
         for name, (sums_Q, counts_Q) in open_book.items():
             others_Q, other_counts_Q = closed[name]
@@ -132,17 +134,22 @@ class QuestionEvaluation:
         return differences
 
 
-def _columns(judged: Sequence[JudgedAnswer]) -> Mapping[str, tuple[NDArray[np.float64], IntArray]]:
-    """For each metric the sum of every question and what it counts: 1, or the tokens of the gold answer."""
-    tokens = np.array([one.gold_tokens or 0 for one in judged], dtype=np.int64)
+def _of_judged(judged: Sequence[JudgedAnswer]) -> MetricColumns:
     columns = {name: [getattr(one, name) for one in judged] for name in METRICS}
-    return {
-        name: (
-            np.array([float(value or 0) for value in values]),
-            tokens if name == "gold_log_prob" else np.array([value is not None for value in values], dtype=np.int64),
-        )
-        for name, values in columns.items()
-    }
+    return metric_columns(columns, [one.gold_tokens for one in judged])
+
+
+def metric_columns(
+    columns: Mapping[str, Sequence[float | bool | None]], gold_tokens: Sequence[int | None]
+) -> MetricColumns:
+    """The columns of metrics from the value of each question, None where it is unknown."""
+    tokens_Q = np.array([number or 0 for number in gold_tokens], dtype=np.int64)
+    found = {}
+    for name, values in columns.items():
+        known_Q = np.array([value is not None for value in values], dtype=np.int64)
+        sums_Q = np.array([float(value or 0) for value in values])
+        found[name] = (sums_Q, known_Q * tokens_Q if name == "gold_log_prob" else known_Q)
+    return found
 
 
 class AnswerParts(TypedDict, total=False):

@@ -13,6 +13,7 @@ from ralm.cli.flags import TableOutput
 from ralm.cli.models import open_retrieval
 from ralm.cli.process import print_note
 from ralm.errors import UsageError
+from ralm.evaluation import RETRIEVAL_MEASURES
 from ralm.options import Needs, Option, check_options
 from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ralm.evaluation.retrieval import Qrels, RetrievalRun
     from ralm.reading.sources import FromRetriever
 
-_MEASURES, _ANSWER_MEASURES = "nDCG@10, AP, R@10, R@100, RR", "Success@1, Success@5, Success@20, Success@100, RR"
+_ANSWER_MEASURES: Final = "Success@1, Success@5, Success@20, Success@100, RR"
 _K, _ANSWER_K = 1000, 100
 _INDEX: Final = Needs("an index", lambda own: own.source.is_dir())
 _OUT: Final = Needs("an index", lambda own: own.job.source.is_dir())
@@ -53,7 +54,7 @@ class JudgeJob:
         str | None,
         Option(
             "Measures of ir_measures, separated by commas.",
-            default_text=f"{_MEASURES}; of answers: {_ANSWER_MEASURES}",
+            default_text=f"{RETRIEVAL_MEASURES}; of answers: {_ANSWER_MEASURES}",
         ),
     ] = None
     retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)]
@@ -84,9 +85,8 @@ class JudgeJob:
         source = self.qrels or self.topics
         assert source is not None
         qrels = ralm.read_qrels(source)
-        if not self.source.is_dir():
+        if self.topics is None or not self.source.is_dir():
             return {}, qrels
-        assert self.topics is not None
         texts = {topic: text for topic, text in ralm.read_topics(self.topics).items() if topic in qrels}
         if not texts:
             raise UsageError(f"no topic of {self.topics} is judged by `qrels`: they belong to other topics.")
@@ -113,7 +113,7 @@ def judge_command(
     from ralm.storage.outputs import check_output_file
 
     depth = job.k or (_ANSWER_K if job.by_answers else _K)
-    measures = job.measures or (_ANSWER_MEASURES if job.by_answers else _MEASURES)
+    measures = job.measures or (_ANSWER_MEASURES if job.by_answers else RETRIEVAL_MEASURES)
     parse_measures(measures, depth if job.source.is_dir() else None)
     if out is not None:
         check_output_file(out, force)

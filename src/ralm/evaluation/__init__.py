@@ -3,5 +3,11 @@
 perplexity.py    evaluates a text: token and word perplexity, bits per byte
 sweep.py         the same for several values of one option
 bootstrap.py     intervals of means over documents
+retrieval.py     retrieval against relevance judgements
 calibration.py   confidence against accuracy
 """
+
+from typing import Final
+
+RETRIEVAL_MEASURES: Final = "nDCG@10, AP, R@10, R@100, RR"
+"""The measures of retrieval without others asked for: nDCG, mean average precision, recall and mean reciprocal rank."""

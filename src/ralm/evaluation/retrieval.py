@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from ralm.corpus import files
 from ralm.corpus.formats.json_records import record_of_line
 from ralm.errors import InputError, UsageError, extra
+from ralm.evaluation import RETRIEVAL_MEASURES
 from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
 from ralm.protocols import Retriever
 from ralm.records import DoubleArray, Passages
@@ -27,8 +28,6 @@ Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """The grades of the judged documents of each topic; 0 and less are not relevant."""
 RetrievalRun: TypeAlias = Mapping[str, Mapping[str, float]]
 """The scores of the documents that were found for each topic; their order is that of the scores."""
-RETRIEVAL_MEASURES: Final = "nDCG@10, AP, R@10, R@100, RR"
-"""The measures without others asked for: nDCG, mean average precision, recall and mean reciprocal rank."""
 _IDS: Final = ("_id", "id")
 _TEXTS: Final = ("text", "query")
 _TOPIC: Final = re.compile(
@@ -256,9 +255,8 @@ def judge_run(
     if not qrels:
         raise UsageError("no topic is judged.")
     parsed = parse_measures(measures)
-    values, other = (None if one is None else _values(one, qrels, parsed) for one in (run, against))
-    assert values is not None
-    return JudgedRun(topics=list(qrels), values=values, against=other)
+    other = None if against is None else _values(against, qrels, parsed)
+    return JudgedRun(topics=list(qrels), values=_values(run, qrels, parsed), against=other)
 
 
 def _values(run: RetrievalRun, qrels: Qrels, measures: Sequence[Any]) -> dict[str, DoubleArray]:
