@@ -234,7 +234,7 @@ def parse_measures(measures: str, k: int | None = None) -> list[Any]:
         try:
             measure = ir_measures.parse_measure(name)
         except (NameError, ValueError, TypeError):
-            raise UsageError(f"`measures` has {name!r}; ir_measures has such as {RETRIEVAL_MEASURES}, P@5.") from None
+            raise UsageError(f"`measures` has {name!r}, which is unknown; use {RETRIEVAL_MEASURES}, P@5.") from None
         cutoff = measure.params.get("cutoff")
         if cutoff is not None and k is not None and cutoff > k:
             raise UsageError(f"{measure} needs {cutoff:,} documents of a topic: raise `k`, which is {k:,}.")

@@ -45,7 +45,7 @@ _TRIES: Final = "x-stainless-retry-count"
 """The header in which `openai` counts earlier attempts of a request."""
 _BYTES: Final = 1 << 20
 _BYTES_A_LISTED_TOKEN: Final = 256
-"""The longest answer: so many bytes, and so many for each token that may be listed at each position."""
+"""The maximum size of an answer: fixed bytes, and bytes for each token that may be listed at each position."""
 _LISTED: Final = 20
 """Tokens listed at each position if the request names no larger number."""
 _LISTING: Final = ("logprobs", "prompt_logprobs", "top_logprobs", "n_probs", "top_logprobs_num", "top_n_tokens")
