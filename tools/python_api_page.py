@@ -23,7 +23,7 @@ Generated from the docstrings by `make docs`; do not edit.
 
 `import ralm` provides all of these names and loads each on first use. Any other name must be imported from its module
 and may move. The suffix of an array's name is its shape: `log_probs_T` has one number per token. Every error that ralm
-raises on purpose derives from [`RalmError`](../src/ralm/errors.py). The [README](../README.md#in-python) has a first
+raises on purpose derives from [`RalmError`](../src/ralm/errors.py). The [tutorial](tutorial.md) has a first
 example.
 """
 TOPICS = {
