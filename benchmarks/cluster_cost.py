@@ -80,25 +80,6 @@ class Size:
 
 
 SIZES: Final = (Size(WIKIPEDIA, 1, 1), Size(300_000_000, 1, 16), Size(3_000_000_000, 2, 64))
-_SCORING_PAGE: Final = "docs/scoring.md"
-SCORED: Final = {
-    ("first passage", "blocked", "float32"): Figure(
-        10.5, _SCORING_PAGE, "| engine | first | blocked | 4 | float32 | 0.3825 | 8.7 | 10.5 |"
-    ),
-    ("first passage", "blocked", "bfloat16"): Figure(
-        33.6, _SCORING_PAGE, "| engine | first | blocked | 4 | bfloat16 | 0.1190 | 28.0 | 33.6 |"
-    ),
-    ("first passage", "sliding", "float32"): Figure(
-        1.9, _SCORING_PAGE, "| engine | first | sliding | 4 | float32 | 2.0745 | 1.6 | 1.9 |"
-    ),
-    ("first passage", "sliding", "bfloat16"): Figure(
-        6.2, _SCORING_PAGE, "| engine | first | sliding | 4 | bfloat16 | 0.6407 | 5.2 | 6.2 |"
-    ),
-    ("best of 16 (zero-shot)", "blocked", "bfloat16"): Figure(
-        1.7, _SCORING_PAGE, "| engine | zero-shot | blocked | 4 | bfloat16 | 2.3212 | 24.0 | 1.7 |"
-    ),
-}
-"""The reading of a text with stride 4 by a model of GPT-2 124M's shape: tokens of text a second, on one core."""
 
 
 def per_passage(name: str) -> float:
@@ -207,20 +188,6 @@ def per_query(size: Size, k: int) -> float:
     return FIGURES[f"stream, k = {k}"].value * growth * size.shards * size.indexes
 
 
-def scoring(price: float) -> list[dict[str, str]]:
-    """The rows: a million tokens of text, whatever the size of the corpus."""
-    return [
-        {
-            "reading": reading,
-            "windows": windows,
-            "format": dtype,
-            "processor hours for a million tokens": two(1e6 / figure.value / 3600),
-            "price": two(1e6 / figure.value / 3600 * price),
-        }
-        for (reading, windows, dtype), figure in SCORED.items()
-    ]
-
-
 def two(value: float) -> str:
     """A number with two digits that count: more would say more than is known."""
     return f"{float(f'{value:.2g}'):,.10g}"
@@ -239,7 +206,6 @@ def tables(price: float = PRICE) -> dict[str, str]:
         "building an index for BM25": table([building(size, price) for size in SIZES]),
         "encoding": table([encoding(size, price) for size in SIZES]),
         "searching with BM25": table([searching(size, price) for size in SIZES]),
-        "scoring": table(scoring(price)),
     }
 
 
