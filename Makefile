@@ -18,6 +18,7 @@
 # make bench-serving     the server with many requests at once against one after another
 # make bench-cluster     an index and an evaluation on a Ray cluster of one machine against the plain commands
 # make bench-api         requests to models behind an API, certified tokens, reading ahead
+# make bench-real MODELS=FOLDER   both papers' orders on real models, in transformers folders; SCALE=full needs a GPU
 # make docs    write docs/command-line.md from the program's own help, and docs/python-api.md from the docstrings
 # make test-lowest   run the demo and the fast tests with the lowest versions of dependencies that pyproject.toml allows
 # make test-latest   run the demo and the fast tests with the newest versions of all packages, whatever pyproject.toml allows
@@ -47,7 +48,7 @@ differences = { $(1)/bin/python -m tools.lock differences; exit 1; }
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo serve-demo test test-all test-fast test-lowest test-latest lock lint golden bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-cluster bench-api docs clean
+.PHONY: demo serve-demo test test-all test-fast test-lowest test-latest lock lint golden bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-cluster bench-api bench-real docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -135,6 +136,9 @@ bench-cluster: $(VENV)/installed-dev
 
 bench-api: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.api
+
+bench-real: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.real_models $(MODELS) --scale $(or $(SCALE),small)
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m tools.command_line_page > docs/command-line.md

@@ -35,10 +35,10 @@ def sets() -> Iterator[tuple[str, Sequence[Document]]]:
     yield "other", list(read_documents(str(MEDQUAD / "heldout_other_topics.jsonl")))
 
 
-def text_of(documents: Iterable[Document]) -> str:
-    """The beginnings of documents, each under its title."""
+def text_of(documents: Iterable[Document], words: int = _WORDS) -> str:
+    """The first `words` words of documents, each under its title."""
     return (
-        "\n\n".join(f"= {one.title} =\n{''.join(_WORD.findall(one.text)[:_WORDS]).strip()}" for one in documents) + "\n"
+        "\n\n".join(f"= {one.title} =\n{''.join(_WORD.findall(one.text)[:words]).strip()}" for one in documents) + "\n"
     )
 
 
