@@ -18,6 +18,7 @@ from ralm.lm.registry import ModelOptions
 from ralm.options import annotation, declared, without_none
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.mixers import PosteriorWeights
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.recipes.recipe import STAND_IN_SCALE
@@ -151,7 +152,7 @@ def test_what_are_no_hits(hits: object, message: str) -> None:
         retrieve_checked(Gives(hits), ["a"], 4, passages=5)
 
 
-OF_REQUESTS: list[Any] = [PlanOptions, Ensemble, GenerationOptions, RerankOptions, RetrieverOptions]
+OF_REQUESTS: list[Any] = [PlanOptions, PosteriorWeights, GenerationOptions, RerankOptions, RetrieverOptions]
 
 
 @pytest.mark.parametrize("record", OF_REQUESTS)

@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.errors import ReaderError, RerankerError, UsageError
+from ralm.errors import MixerError, ReaderError, RerankerError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.protocols import Documents, Rows
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
+from ralm.reading.mixers import PosteriorWeights
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.records import NO_PASSAGE, Hits, Passages, PromptPrefix
+from ralm.records import NO_PASSAGE, DoubleArray, Hits, MixerNeeds, Passages, Predictions, PromptPrefix
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g a a c h b"
@@ -63,6 +64,18 @@ class Sources:
         ]
 
 
+@dataclass(frozen=True)
+class Recent:
+    """Weighs passages by the likelihood of the last two tokens."""
+
+    config = {"mixer": "recent"}  # noqa: RUF012
+    needs = MixerNeeds(evidence=2)
+
+    def log_weights(self, given: Predictions) -> DoubleArray:
+        joint_TK = given.log_weights_K + given.evidence_TKE.sum(axis=2)
+        return np.asarray(joint_TK - np.logaddexp.reduce(joint_TK, axis=1, keepdims=True))
+
+
 def source() -> FromRetriever:
     return FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
 
@@ -95,6 +108,51 @@ def test_they_work_in_evaluation_and_generation() -> None:
     pieces = list(generate("a b c b", writes, WRITING, source(), reranker=Shortest(), reader=Sources()))
     assert pieces[0].tokens[0].passages_K.tolist() == [3, 4]
     assert all(writes.tokenizer.decode(read).startswith("source : ") for read in writes.reads[:2])
+
+
+def test_a_mixer_weighs_the_passages_of_an_own_reader() -> None:
+    @dataclass(frozen=True)
+    class Mixed(Sources):
+        mixer = Recent()
+
+    reader = CountingModel(WordTokenizer("abcdefgh"))
+    mixed, plain = (
+        evaluate_text(TEXT, reader, PLAN, source=source(), reader=one).reading.scored for one in (Mixed(), Sources())
+    )
+    same = PosteriorWeights(eta=1, decay=1e6, evidence=2, start="uniform")
+    ours = evaluate_text(TEXT, reader, PLAN, source=source(), reader=Ensemble(documents=2, mixer=same)).reading.scored
+    assert (mixed.log_probs_T != plain.log_probs_T).any()
+    both = evaluate_text(
+        TEXT, reader, PLAN, source=source(), reader=Ensemble(documents=2, temperature=1e6, mixer=Recent())
+    ).reading.scored
+    np.testing.assert_allclose(both.log_probs_T, ours.log_probs_T, atol=1e-4)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Gives these weights."""
+
+    weights: Any
+    config = {"mixer": "given"}  # noqa: RUF012
+
+    def log_weights(self, given: Predictions) -> Any:
+        return self.weights
+
+
+@pytest.mark.parametrize("use", [evaluated, generated])
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.log([0.5, 0.4]), "gives weights that sum to 0.9, not 1"),
+        (np.array([np.nan, 0]), "gives weights that sum to nan, not 1"),
+        (np.zeros(3), r"gives float64 values of shape \(3,\) for 1 targets and 2 predictions"),
+        (np.zeros(2, dtype=np.int64), "gives int64 values of shape"),
+        (None, "gives object values of shape"),
+    ],
+)
+def test_a_mixer_that_breaks_its_contract(use: Any, weights: Any, message: str) -> None:
+    with pytest.raises(MixerError, match=f"^the mixer Given {message}.*; see `Mixer` for what it should give"):
+        use(reader=Ensemble(documents=2, mixer=Given(weights)))
 
 
 @dataclass(frozen=True)

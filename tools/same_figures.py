@@ -48,7 +48,7 @@ COMMANDS: Final = {
     "eval rolling": f"eval {_READ} --windows rolling --semantics official",
     "eval random": f"eval {_READ} --retriever random",
     "eval ensemble": f"eval {_READ} --reader ensemble --documents 3 --baseline --out ensemble",
-    "eval uniform": f"eval {_READ} --reader ensemble --documents 3 --weights uniform",
+    "eval uniform": f"eval {_READ} --reader ensemble --documents 3 --mixer uniform",
     "eval temperature": f"eval {_READ} --reader ensemble --documents 3 --weights-temperature 0.3",
     "eval concatenation": f"eval {_READ} --reader concatenation --documents 2",
     "eval cut together": f"eval {_READ} --reader concatenation --documents 2 --cut-together",

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.api.material import Material, percent
-from ralm.reading.ensemble import Ensemble, Weights, log_weights_of, mixture
+from ralm.reading.ensemble import Ensemble, log_weights_of, mixture
 from ralm.reading.in_context import CheckedReader, stride_request
+from ralm.reading.mixers import SimilarityWeights, UniformWeights
 from ralm.reading.sampling import GenerationOptions, draw_token
 from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, FloatArray, IntArray, NextTokens, PromptPrefix, Request
@@ -77,16 +78,15 @@ def certified_table(
 ) -> Iterator[dict[str, object]]:
     """A row for each number of documents and kind of weights."""
     given = material.prompts(prompts)
-    weights: Weights
-    for weights in ("similarity", "uniform"):
+    for mixer in (SimilarityWeights(), UniformWeights()):
         for documents in several:
-            reader = Ensemble(documents=documents, weights=weights)
+            reader = Ensemble(documents=documents, mixer=mixer)
             counts = (*LISTED, material.model.vocabulary)
             steps = (step for prompt in given for step in greedy_steps(material, prompt, reader, GREEDY))
             drawn_SC2 = np.array([[step.drawn(count) for count in counts] for step in steps])
             found = dict(zip(counts, drawn_SC2.swapaxes(0, 1), strict=True))
             yield {
-                "weights": weights,
+                "weights": mixer.config["mixer"],
                 "documents": documents,
                 "tokens": len(drawn_SC2),
                 **{f"certified, k = {count}": percent(drawn_S2[:, 0].mean()) for count, drawn_S2 in found.items()},

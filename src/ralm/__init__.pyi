@@ -63,6 +63,7 @@ from .protocols import (
     Documents as Documents,
     Encoder as Encoder,
     LanguageModel as LanguageModel,
+    Mixer as Mixer,
     Reader as Reader,
     Reranker as Reranker,
     Retriever as Retriever,
@@ -80,6 +81,13 @@ from .reading.generate import (
     generate_many as generate_many,
 )
 from .reading.in_context import InContext as InContext
+from .reading.mixers import (
+    MixerOptions as MixerOptions,
+    PosteriorWeights as PosteriorWeights,
+    PriorWeights as PriorWeights,
+    SimilarityWeights as SimilarityWeights,
+    UniformWeights as UniformWeights,
+)
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
 from .reading.sampling import GenerationOptions as GenerationOptions
 from .reading.sources import FromFile as FromFile, FromRetriever as FromRetriever, open_source as open_source
@@ -88,8 +96,10 @@ from .records import (
     Document as Document,
     Hits as Hits,
     Message as Message,
+    MixerNeeds as MixerNeeds,
     NextTokens as NextTokens,
     Passage as Passage,
+    Predictions as Predictions,
     PromptPrefix as PromptPrefix,
     Request as Request,
     ScoredTokens as ScoredTokens,

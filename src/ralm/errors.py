@@ -139,6 +139,10 @@ class ReaderError(PartError):
     """A reader returned invalid prompt prefixes for the hits that it was given."""
 
 
+class MixerError(PartError):
+    """A mixer returned invalid weights for the predictions that it was given."""
+
+
 class MissingExtraError(RalmError):
     """An optional dependency is not installed; the message names the extra to install."""
 

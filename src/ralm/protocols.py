@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 from pydantic import JsonValue
 
 from ralm.records import (
+    DoubleArray,
     EncodedPiece,
     FloatArray,
     Hits,
@@ -18,6 +19,7 @@ from ralm.records import (
     NextTokens,
     Passage,
     Passages,
+    Predictions,
     PromptPrefix,
     ScoringSequence,
     SpecialTokens,
@@ -325,7 +327,8 @@ class Reader(Protocol):
 
     If there are several prompt prefixes, the model reads the row once after each prompt prefix, and the distributions
     are averaged (REPLUG, Eq. 2). An optional attribute `joined` is the largest number of passages in one prompt prefix
-    (default 1), so that lengths that cannot fit are rejected before retrieval.
+    (default 1), so that lengths that cannot fit are rejected before retrieval. An optional attribute `mixer` is the
+    `Mixer` that changes the weights of the average.
     """
 
     @property
@@ -341,3 +344,19 @@ class Reader(Protocol):
 
         There is at least one hit; a row without hits is read without a passage. The weights must sum to 1.
         """
+
+
+class Mixer(Protocol):
+    """Weighs the predictions after the prompt prefixes of a row; their average under these weights predicts the text.
+
+    An optional attribute `needs` (`MixerNeeds`) says what it looks at besides the reader's weights and the scores. A
+    mixer belongs to a reader: `Ensemble(mixer=...)`, or the attribute `mixer` of your own.
+    """
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Everything about the mixer that affects the figures, as JSON. The key `mixer` holds its name."""
+
+    def log_weights(self, given: Predictions) -> DoubleArray:
+        """The natural logarithms of the weights (float64) of the K predictions: K of them for all targets, or T x K,
+        a row per target. The weights of a target must sum to 1."""

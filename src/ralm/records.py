@@ -162,16 +162,45 @@ class PromptPrefix:
 
     The model reads `tokens` (int64) first. `passages` are the numbers of the passages in them, best first; the reading
     is credited to the first one. `log_weight` is the natural logarithm of the reading's weight in the row's average.
+    `score` is the retrieval score of the credited passage, which ralm fills in for mixers.
     """
 
     tokens: IntArray
     passages: tuple[int, ...] = ()
     log_weight: float = 0.0
+    score: float = 0.0
 
     @property
     def passage(self) -> int:
         """The passage credited with the reading, or `NO_PASSAGE`."""
         return self.passages[0] if self.passages else NO_PASSAGE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixerNeeds:
+    """What a mixer needs besides the weights and scores of a row.
+
+    `evidence` is how many tokens before each target it looks at. With `plain`, the row is also read without passages.
+    """
+
+    evidence: int = 0
+    plain: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictions:
+    """What a mixer knows of the K predictions of T targets, before the targets themselves.
+
+    `log_weights_K` (float64) are the logarithms of the weights that the reader gives, and `scores_K` (float64) the
+    retrieval scores of the passages. `evidence_TKE` (float32) holds the natural log-probabilities of the E tokens
+    before each target, oldest first, after each prompt prefix; where the text has fewer tokens they are 0, which
+    favours no passage. If the mixer needs the `plain` prediction, this is the last of the K, with weight and score
+    -inf.
+    """
+
+    log_weights_K: DoubleArray
+    scores_K: DoubleArray
+    evidence_TKE: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

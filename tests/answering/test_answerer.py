@@ -18,6 +18,7 @@ from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.mixers import UniformWeights
 from ralm.reading.sources import FromRetriever
 from tests.cli.program import failed, ralm
 from tests.tiny_models import save_tiny_model
@@ -87,7 +88,7 @@ def prompts_of(
 def test_what_each_passage_gave_is_what_the_plain_loop_says(
     model: WritingModel, source: QuestionRetriever, question: str
 ) -> None:
-    reader = Ensemble(documents=2, weights="uniform")
+    reader = Ensemble(documents=2, mixer=UniformWeights())
     [answer] = Answerer(model, PROMPT, source, reader=reader, options=AnswerOptions(new_tokens=5)).answers([question])
     (without, *prompts), numbers = prompts_of(model, source, question, 2)
     assert len(numbers) == 2

@@ -13,6 +13,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.sources import QuestionRetriever
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.mixers import UniformWeights
 from ralm.reading.provenance import TracedText
 from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
@@ -89,7 +90,7 @@ def test_an_answer_cites_the_passage_that_its_words_come_from() -> None:
     passages = [Passage(0, "a", "", "where " + "paris " * 12), Passage(1, "b", "", "where else is it")]
     model = CountingModel(WordTokenizer(), vocabulary=30, max_length=100)
     source = QuestionRetriever(FromRetriever(SharedWordsRetriever(passages), passages))
-    reader = Ensemble(documents=2, weights="uniform")
+    reader = Ensemble(documents=2, mixer=UniformWeights())
     options = AnswerOptions(new_tokens=4, stop=())
     [answer] = Answerer(model, open_prompt("replug"), source, reader=reader, options=options).answers(["where is it"])
     [found] = citations(answer.text)

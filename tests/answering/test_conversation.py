@@ -19,6 +19,7 @@ from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
+from ralm.reading.mixers import UniformWeights
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import Message, Passage
@@ -85,7 +86,7 @@ def log_probs(model: WritingModel, prompt: list[int], answer: SourcedAnswer) -> 
     ("reader", "prompt_prefixes"),
     [
         (InContext(), [[1]]),
-        (Ensemble(documents=2, weights="uniform"), [[1], [2]]),
+        (Ensemble(documents=2, mixer=UniformWeights()), [[1], [2]]),
         (Concatenation(documents=2), [[1, 2]]),
     ],
 )

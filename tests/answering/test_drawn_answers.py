@@ -17,6 +17,7 @@ from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.errors import UsageError
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.mixers import UniformWeights
 from ralm.records import FloatArray, IntArray, NextTokens, Passage, ScoringSequence
 from ralm.storage.store import Store
 from tests.cli.program import failed, ralm
@@ -126,7 +127,7 @@ def test_other_prompts_draw_independently() -> None:
 def test_the_equal_prompts_of_one_question_answer_alike() -> None:
     """Two passages with the same text make equal prompts; a third answers for itself."""
     same = [Passage(0, "0", "", "Hill."), Passage(1, "1", "", "Hill."), Passage(2, "2", "", "Hull.")]
-    one = PromptBuilder(PROMPT, Bytes(), 300, Ensemble(documents=3, weights="uniform")).build(
+    one = PromptBuilder(PROMPT, Bytes(), 300, Ensemble(documents=3, mixer=UniformWeights())).build(
         QUESTIONS[0], [(number, 0.0) for number in range(3)], same
     )
     options = AnswerOptions(new_tokens=12, temperature=1.0, stop=("-",), join="answers")

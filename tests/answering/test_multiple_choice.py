@@ -24,6 +24,7 @@ from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.mixers import UniformWeights
 from tests.answering.given import PASSAGES, Given, order_for
 from tests.cli.program import failed, ralm
 from tests.fakes import CountingModel, WordTokenizer
@@ -40,7 +41,11 @@ SHOWN = [
     QUESTIONS[1],
 ]
 LETTER, BARE = open_prompt("replug-choice"), open_prompt("replug")
-READERS = [Ensemble(documents=3, temperature=2), Ensemble(documents=2, weights="uniform"), Concatenation(documents=2)]
+READERS = [
+    Ensemble(documents=3, temperature=2),
+    Ensemble(documents=2, mixer=UniformWeights()),
+    Concatenation(documents=2),
+]
 
 
 def plain_log_probs(
@@ -77,7 +82,8 @@ def plain_prompts(question: ChoiceQuestion, reader: Reader, *, letters: bool) ->
     texts = found(question, reader.hits)
     if isinstance(reader, Concatenation):
         return [before + asked(question, texts)], [1.0]
-    weights = np.ones(len(texts)) if getattr(reader, "weights", "") == "uniform" else np.exp((3 - np.arange(3.0)) / 2)
+    uniform = isinstance(getattr(reader, "mixer", None), UniformWeights)
+    weights = np.ones(len(texts)) if uniform else np.exp((3 - np.arange(3.0)) / 2)
     return [before + asked(question, [text]) for text in texts], (weights / weights.sum()).tolist()
 
 

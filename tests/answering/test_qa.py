@@ -21,6 +21,7 @@ from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.mixers import UniformWeights
 from ralm.records import FloatArray, IntArray
 from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.storage.store import Store
@@ -72,7 +73,7 @@ def test_an_ensemble_answers_token_by_token_as_the_plain_loop(model: WritingMode
 
 
 def test_the_gold_answer_is_scored_as_the_plain_loop(model: WritingModel) -> None:
-    builder = PromptBuilder(PROMPT, model.tokenizer, 400, Ensemble(documents=2, weights="uniform"))
+    builder = PromptBuilder(PROMPT, model.tokenizer, 400, Ensemble(documents=2, mixer=UniformWeights()))
     asked = builder.build(QUESTIONS[1], [(1, 2.0), (0, 1.0)], PASSAGES)
     [found] = gold_log_probs([asked], PROMPT, model)
     gold = model.tokenizer.encode(" whales")

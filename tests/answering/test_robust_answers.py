@@ -24,6 +24,7 @@ from ralm.protocols import WritingModel, traits_of
 from ralm.reading.bounds import withstands
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import Decoder
+from ralm.reading.mixers import UniformWeights
 from ralm.reading.rows import PromptState
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
@@ -39,13 +40,15 @@ PROMPT = open_prompt("replug")
 QUESTION = Question("1", "What keeps the sheep together?", ("the dog",))
 PASSAGES = passages_of("The dog keeps the sheep together.", "A dog keeps sheep on the hill.", "Sheep are kept by dogs.")
 SOURCE = QuestionRetriever(FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, {}))
-ENSEMBLE = Ensemble(documents=3, weights="uniform")
+ENSEMBLE = Ensemble(documents=3, mixer=UniformWeights())
 
 
 def question_input(
     model: WritingModel, question: Question, passages: Sequence[Passage], prompt_name: str = "replug"
 ) -> QuestionInput:
-    builder = PromptBuilder(open_prompt(prompt_name), model.tokenizer, 400, Ensemble(documents=99, weights="uniform"))
+    builder = PromptBuilder(
+        open_prompt(prompt_name), model.tokenizer, 400, Ensemble(documents=99, mixer=UniformWeights())
+    )
     return builder.build(question, [(number, 0.0) for number in range(len(passages))], passages)
 
 

@@ -15,6 +15,7 @@ from ralm.lm import TINY
 from ralm.lm.registry import load_local_model
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
+from ralm.reading.mixers import UniformWeights
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import Passage, PromptPrefix
@@ -51,7 +52,7 @@ def instant(material: Material) -> Iterator[str]:
 
 def test_the_steps_of_an_ensemble_are_those_of_generation(material: Material) -> None:
     [prompt] = material.prompts(1)
-    reader = Ensemble(documents=3, weights="uniform")
+    reader = Ensemble(documents=3, mixer=UniformWeights())
     steps = [*greedy_steps(material, prompt, reader, OPTIONS)]
     text = material.model.tokenizer.decode(prompt)
     assert np.array_equal(material.model.tokenizer.encode(text), prompt)
@@ -118,7 +119,7 @@ def test_every_pass_is_one_request_and_every_pair_is_counted(material: Material,
 
 
 def test_reading_ahead_changes_the_number_of_requests_alone(material: Material) -> None:
-    prompts, reader = material.prompts(2), Ensemble(documents=2, weights="uniform")
+    prompts, reader = material.prompts(2), Ensemble(documents=2, mixer=UniformWeights())
     with ScriptedServer(OfModel(material.model), VLLM()) as server:
         name = f"{server.root}#{server.model}"
         with asked_model(name) as model:

@@ -15,6 +15,7 @@ from ralm import (
     PlanOptions,
     Question,
     Reader,
+    UniformWeights,
     ZeroShot,
     evaluate_text,
 )
@@ -106,7 +107,7 @@ def test_scores_of_every_kind_of_token(of_tiny: ApiModel) -> None:
     [
         (InContext(), None),
         (Ensemble(documents=3), None),
-        (Ensemble(documents=2, weights="uniform"), None),
+        (Ensemble(documents=2, mixer=UniformWeights()), None),
         (InContext(), ZeroShot(candidates=3)),
         (InContext(), Oracle(candidates=3)),
     ],
@@ -128,7 +129,7 @@ def test_evaluations(of_tiny: ApiModel, reader: Reader, reranker: Any) -> None:
         np.testing.assert_array_equal(found.scored.passages_T, expected.scored.passages_T)
 
 
-@pytest.mark.parametrize("reader", [InContext(), Ensemble(documents=2), Ensemble(documents=3, weights="uniform")])
+@pytest.mark.parametrize("reader", [InContext(), Ensemble(documents=2), Ensemble(documents=3, mixer=UniformWeights())])
 @pytest.mark.parametrize("prompt", ["The list of the river", "In the city the \u2014\u2014"])
 def test_what_is_generated(of_tiny: ApiModel, reader: Reader, prompt: str) -> None:
     if of_tiny.backend.name in ("echo", "bias") and "\u2014" in prompt:

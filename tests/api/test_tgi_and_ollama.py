@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm import Ensemble, InContext, Reader
+from ralm import Ensemble, InContext, Reader, UniformWeights
 from ralm.errors import ServerError
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.model import ApiModel
@@ -74,7 +74,7 @@ def test_tgi_scores_like_the_model_behind_it(backing: Any) -> None:
 
 
 @pytest.mark.parametrize("backing", [TABLE, "ralm-tiny"])
-@pytest.mark.parametrize("reader", [Ensemble(documents=2), Ensemble(documents=3, weights="uniform")])
+@pytest.mark.parametrize("reader", [Ensemble(documents=2), Ensemble(documents=3, mixer=UniformWeights())])
 def test_what_tgi_writes_from_several_documents_is_certified_where_it_is_surely_right(
     backing: Any, reader: Reader
 ) -> None:

@@ -341,7 +341,7 @@ def test_an_ensemble_and_where_its_tokens_came_from(
     work: Path, model: Path, evaluate: list[object], tmp_path: Path
 ) -> None:
     shown = printed(*evaluate, "--reader", "ensemble", "--documents", 3, "--out", tmp_path / "run")
-    options = {"documents": 3, "weights": "similarity", "temperature": 1.0}
+    options = {"documents": 3, "temperature": 1.0, "mixer": {"mixer": "similarity"}}
     assert shown["config"]["reader"] == {"reader": "ensemble", **options}
     table = pq.read_table(tmp_path / "run" / "tokens.parquet").to_pydict()
     assert -sum(table["log_prob"]) == pytest.approx(shown["nll"], rel=1e-5)

@@ -21,9 +21,10 @@ SEVERAL, EITHER = "--reader ensemble or --reader concatenation", "--retriever de
     [
         (READING + "--documents 10", SEVERAL),
         (INDEXED + "--documents 10", SEVERAL),
-        (INDEXED + "--weights uniform", "--reader ensemble"),
-        (INDEXED + "--reader concatenation --weights uniform", "--reader ensemble"),
-        (INDEXED + "--reader ensemble --weights uniform --weights-temperature 2", "--weights similarity"),
+        (INDEXED + "--mixer uniform", "--reader ensemble"),
+        (INDEXED + "--reader concatenation --mixer uniform", "--reader ensemble"),
+        (INDEXED + "--reader ensemble --mixer uniform --eta 0.5", "--mixer posterior"),
+        (INDEXED + "--reader ensemble --none-score 2", "--mixer prior"),
         (INDEXED + "--candidates 4", "--rerank"),
         (INDEXED + "--rerank oracle --rerank-tokens 4", "--rerank zero-shot"),
         (INDEXED + "--rerank oracle --rerank-lm x", "--rerank zero-shot"),
@@ -78,7 +79,7 @@ def test_the_last_option_has_no_effect(tmp_path: Path, command: str, needs: str)
 @pytest.mark.parametrize(
     "swept",
     [
-        "reader --values in-context,ensemble --documents 4 --weights uniform",
+        "reader --values in-context,ensemble --documents 4 --mixer uniform",
         "rerank --values none,zero-shot --candidates 4 --rerank-lm ralm-tiny",
         "retriever --values bm25,hybrid --dense-weight 0.3 --fusion interpolation --nprobe 4",
         "windows --values sliding,blocked --block 64",

@@ -13,6 +13,7 @@ from ralm.protocols import Reader, Reranker, Retriever
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
+from ralm.reading.mixers import UniformWeights
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
 from ralm.reranking.oracle import Oracle
@@ -45,7 +46,7 @@ def swept(*points: SweepPoint) -> Sweep:
     return sweep(TEXT, CountingModel(WordTokenizer()), "option", points)
 
 
-ENSEMBLES = [point(k, Ensemble(documents=k, weights="uniform"), source=RANDOM) for k in (1, 2, 4)]
+ENSEMBLES = [point(k, Ensemble(documents=k, mixer=UniformWeights()), source=RANDOM) for k in (1, 2, 4)]
 
 
 @pytest.mark.parametrize(

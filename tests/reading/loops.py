@@ -8,6 +8,7 @@ from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter
+from ralm.reading.mixers import UniformWeights
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
@@ -59,7 +60,7 @@ def plain_generation(
         return source.retriever.retrieve([query], chosen.documents).of(0)
 
     def weights(scores: Sequence[float]) -> list[float]:
-        flat = chosen.weights == "uniform"
+        flat = isinstance(chosen.mixer, UniformWeights)
         return [1 / len(scores)] * len(scores) if flat else ensemble.weights(scores, chosen.temperature)
 
     return generation.generate(

@@ -8,6 +8,7 @@ from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.reading.ensemble import Ensemble, document_log_weights, mixture, posterior
 from ralm.reading.in_context import stride_request
+from ralm.reading.mixers import UniformWeights
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
@@ -80,16 +81,14 @@ def ensembles(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return np.array(log_probs_KT, dtype=np.float32), np.array(scores_K, dtype=np.float32)
 
 
-@given(ensembles(), st.randoms(use_true_random=False), st.sampled_from(["similarity", "uniform"]))
+@given(ensembles(), st.randoms(use_true_random=False))
 def test_weights_and_posteriors_sum_to_1_and_order_makes_no_difference(
-    made: tuple[np.ndarray, np.ndarray], random: object, weights: str
+    made: tuple[np.ndarray, np.ndarray], random: object
 ) -> None:
     log_probs_KT, scores_K = made
     count = len(scores_K)
-    log_weights_K = document_log_weights(scores_K, Ensemble(weights=weights))  # type: ignore[arg-type]
+    log_weights_K = document_log_weights(scores_K, Ensemble())
     assert np.exp(log_weights_K).sum() == pytest.approx(1)
-    if weights == "uniform":
-        np.testing.assert_allclose(np.exp(log_weights_K), 1 / count)
     posteriors_TK = posterior(log_probs_KT, log_weights_K)
     np.testing.assert_allclose(posteriors_TK.sum(axis=1), 1, rtol=1e-5)
     mixed_T = mixture(log_probs_KT, log_weights_K)
@@ -108,7 +107,7 @@ def test_impossible_tokens_give_no_nan(made: tuple[np.ndarray, np.ndarray], data
     impossible = data.draw(st.lists(st.booleans(), min_size=log_probs_KT.size, max_size=log_probs_KT.size))
     impossible_KT = np.array(impossible).reshape(log_probs_KT.shape)
     log_probs_KT[impossible_KT] = -np.inf
-    log_weights_K = document_log_weights(scores_K, Ensemble(weights="uniform"))
+    log_weights_K = np.full(len(scores_K), -np.log(len(scores_K)))
     mixed_T, posteriors_TK = mixture(log_probs_KT, log_weights_K), posterior(log_probs_KT, log_weights_K)
     none_T = np.asarray(impossible_KT.all(axis=0))
     assert not np.isnan(mixed_T).any()
@@ -137,7 +136,7 @@ def test_a_text_with_tokens_that_a_model_deems_impossible() -> None:
             prepared,
             model,
             *FromRetriever(SharedWordsRetriever(some), some).find(prepared, model.tokenizer, 3),
-            Ensemble(documents=3, weights="uniform"),
+            Ensemble(documents=3, mixer=UniformWeights()),
         )
         for some in (passages, passages[1:])
     )
@@ -161,7 +160,6 @@ def test_weights_by_hand() -> None:
     ("changed", "message"),
     [
         ({"documents": 0}, "`documents` must be at least 1, not 0"),
-        ({"weights": "best"}, "`weights` must be one of similarity, uniform, not 'best'"),
         ({"temperature": 0.0}, "`temperature` must be at least 1e-06 and at most 1e[+]06, not 0.0"),
     ],
 )

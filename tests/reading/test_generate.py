@@ -12,6 +12,7 @@ from ralm.lm.local.model import LocalLanguageModel
 from ralm.protocols import Retriever
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate, generate_many
+from ralm.reading.mixers import SimilarityWeights, UniformWeights
 from ralm.reading.pieces import GeneratedToken, spans
 from ralm.reading.sampling import GenerationOptions, sample
 from ralm.reading.sources import FromRetriever
@@ -84,7 +85,7 @@ def test_equals_reading_everything_anew_for_every_token(
     passages = passages_of(*(" ".join(words) for words in corpus))
     source = found_by(SharedWordsRetriever(passages), passages)
     settings = options(new_tokens=12, stride=stride, max_length=max_length, document_tokens=6, temperature=temperature)
-    reader = Ensemble(documents=documents, weights=weights)  # type: ignore[arg-type]
+    reader = Ensemble(documents=documents, mixer=UniformWeights() if weights == "uniform" else SimilarityWeights())
     model = CountingModel(WordTokenizer("abcdefgh"), vocabulary=9)
     tokens = model.tokenizer.encode(" ".join(prompt))
     (fast,) = written(TokenWriter(model, settings, source, reader=reader), tokens)
@@ -139,7 +140,7 @@ ENSEMBLES = [
     Ensemble(documents=1),
     Ensemble(documents=4),
     Ensemble(documents=9, temperature=0.3),
-    Ensemble(documents=3, weights="uniform"),
+    Ensemble(documents=3, mixer=UniformWeights()),
 ]
 
 

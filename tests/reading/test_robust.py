@@ -115,7 +115,7 @@ def test_a_model_that_lists_its_tokens_for_one_passage_certifies_none() -> None:
     ],
 )
 def test_weights_that_a_replaced_passage_would_decide_are_rejected(unequal: list[PromptPrefix]) -> None:
-    with pytest.raises(UsageError, match='`robust` needs an ensemble with `weights="uniform"`'):
+    with pytest.raises(UsageError, match='`robust` needs an ensemble with `mixer="uniform"`'):
         drawn(np.full((2, 3), 1 / 3), 1, prompt_prefixes=unequal)
 
 

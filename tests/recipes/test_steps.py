@@ -9,6 +9,7 @@ from ralm.cli import app
 from ralm.options import flags_of
 from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.mixers import MixerOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.catalogue import recipe_named, recipes
 from ralm.recipes.recipe import FULL_SCALE, STAND_IN_SCALE, Scale
@@ -46,12 +47,12 @@ def test_every_step_is_a_command_of_the_program(scale: Scale) -> None:
 
 def test_the_plan_of_a_step_is_the_one_that_was_asked_for() -> None:
     plan = PlanOptions(semantics="official", stride=8, windows="blocked", block=64)
-    reading = ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=3, weights="uniform"))
+    reading = ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=3), mixing=MixerOptions(mixer="uniform"))
     found = retrieve_step(WIKITEXT_TEST, GPT2[0], index_step(WIKITEXT_TRAIN), plan, k=3)
     step = eval_step(WIKITEXT_TEST, GPT2[0], plan, retrieved=found, reading=reading, limit_tokens=90)
     assert spelt(step)[1:-2] == [
         *["wikitext-103-test", "--lm", "gpt2", "--retrieved", "a-step", "--reader", "ensemble", "--documents", "3"],
-        *["--weights", "uniform", "--semantics", "official", "--stride", "8", "--windows", "blocked", "--block", "64"],
+        *["--mixer", "uniform", "--semantics", "official", "--stride", "8", "--windows", "blocked", "--block", "64"],
         *["--limit-tokens", "90"],
     ]
 

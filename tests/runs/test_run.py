@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError, FolderExistsError, UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.mixers import UniformWeights
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
 from ralm.runs.report import build_report, render_report
@@ -67,7 +68,7 @@ def test_the_manifest_holds_configuration_and_environment(tmp_path: Path) -> Non
     assert manifest["counts"] == {"targets": 19}
 
 
-@pytest.mark.parametrize("reader", [None, Ensemble(documents=2, weights="uniform")])
+@pytest.mark.parametrize("reader", [None, Ensemble(documents=2, mixer=UniformWeights())])
 def test_what_each_passage_was_worth_adds_up_in_every_file(tmp_path: Path, reader: Ensemble | None) -> None:
     evaluation = written(tmp_path / "run", reader=reader)
     rows = pq.read_table(tmp_path / "run" / "tokens.parquet").to_pylist()

@@ -25,6 +25,7 @@ from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
+from ralm.reading.mixers import UniformWeights
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
@@ -53,7 +54,7 @@ QUESTION: list[Any] = [{"role": "user", "content": "Who keeps the sheep?"}]
 CONVERSATIONS = (SAID, QUESTION, SAID[3:], SAID[1:2])
 READERS: list[tuple[dict[str, Any], Reader]] = [
     ({}, InContext()),
-    ({"reader": "ensemble", "documents": 2, "weights": "uniform"}, Ensemble(documents=2, weights="uniform")),
+    ({"reader": "ensemble", "documents": 2, "mixer": "uniform"}, Ensemble(documents=2, mixer=UniformWeights())),
     ({"reader": "concatenation", "documents": 2}, Concatenation(documents=2)),
     (
         {"reader": "concatenation", "documents": 2, "order": "best-last"},

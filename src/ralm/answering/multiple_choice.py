@@ -24,7 +24,7 @@ from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.evaluation.calibration import brier_score, calibration_bins, expected_calibration_error
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
-from ralm.reading.ensemble import log_sum_exp
+from ralm.reading.mixers import log_sum_exp
 from ralm.records import IntArray, PromptPrefix
 from ralm.storage.store import Store
 from ralm.validation import MAX_COUNT, check_length

@@ -182,6 +182,7 @@ class PromptBuilder:
     ) -> None:
         self._prompt = prompt
         self._reader = in_context.CheckedReader.of(reader)
+        self._reader.mixer.require_fixed("a question")
         self._official = semantics == "official"
         self._encoder = PromptEncoder(tokenizer, room, keep_first=not self._official, chat=prompt.chat)
         self._demonstrations = [

@@ -58,8 +58,8 @@ NEEDS_LOCAL: Final = Needs("a model that runs here", lambda own: not all(map(is_
 NEEDS_API: Final = Needs("a model behind an API", lambda own: any(map(is_api, _model_names(own))))
 NEEDS_INDEX: Final = Needs("`index`", lambda own: own.index is not None)
 NEEDS_UNIFORM: Final = Needs(
-    '`reader="ensemble"` with `weights="uniform"`',
-    lambda own: own.reading.reader == "ensemble" and own.reading.ensemble.weights == "uniform",
+    '`reader="ensemble"` with `mixer="uniform"`',
+    lambda own: own.reading.reader == "ensemble" and own.reading.mixing.mixer == "uniform",
 )
 NEEDS_PASSAGES: Final = Needs("`index` or `retrieved`", lambda own: own.job.has_passages)
 _OF_LOCAL: Final = (

@@ -280,7 +280,7 @@ def curve_command(
         check_output(out, kind=CURVE_KIND, force=force)
 
     def ensemble_of(number: int) -> "Reader":
-        return replace(job.reading.ensemble, documents=number)
+        return replace(job.reading.mixed_ensemble, documents=number)
 
     asked, parts = job.opened(given, {})
     several_of = partial(several_in_context, order=job.reading.concatenation.order)

@@ -6,6 +6,7 @@ sources.py         where passages come from: a retriever, or a file
 in_context.py      the best passage before the context (In-Context RALM, Eq. 2); the check of any reader
 concatenation.py   several passages in one context
 ensemble.py        each passage alone: weights, mixture, posterior (REPLUG, Eq. 2 and 3)
+mixers.py          weights that depend on more: uniform, by evidence, with a place for no passage
 bounds.py          the same if only the top tokens of each prediction are known
 rows.py            what rerankers see of a text or of unfinished prompts
 score.py           scores a text; lists the files from `ralm eval` to a log-probability
@@ -17,7 +18,7 @@ provenance.py      the gain from passages, token by token
 This file has the options that select a reader and a reranker.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from ralm.errors import UsageError
@@ -26,6 +27,7 @@ from ralm.protocols import Reader
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
+from ralm.reading.mixers import MixerOptions
 from ralm.reranking import RerankOptions
 
 ReaderName = Literal["in-context", "ensemble", "concatenation"]
@@ -36,8 +38,8 @@ class ReadingOptions:
     """How the passages of a row are read: chosen as `reranking` says, and put before the text as `reader` says.
 
     `rerank_lm` names the language model that ranks for zero-shot reranking; None is the reading model. `ensemble` and
-    `concatenation` are the options of these readers. Raises UsageError if a reranker chooses from fewer passages than
-    are read.
+    `concatenation` are the options of these readers; `mixing` selects the mixer of an ensemble. Raises UsageError if a
+    reranker chooses from fewer passages than are read, or if a temperature has no effect.
     """
 
     reranking: Annotated[RerankOptions, Option("How passages are chosen from those that were retrieved.")] = field(
@@ -64,6 +66,13 @@ class ReadingOptions:
             "How an ensemble reads.", needs=Needs('`reader="ensemble"`', lambda reading: reading.reader == "ensemble")
         ),
     ] = field(default_factory=Ensemble)
+    mixing: Annotated[
+        MixerOptions,
+        Option(
+            "How the predictions of an ensemble are weighed.",
+            needs=Needs('`reader="ensemble"`', lambda reading: reading.reader == "ensemble"),
+        ),
+    ] = field(default_factory=MixerOptions)
     concatenation: Annotated[
         Concatenation,
         Option(
@@ -74,6 +83,11 @@ class ReadingOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if not self.mixing.by_similarity and self.ensemble.temperature != Ensemble().temperature:
+            raise UsageError(
+                f'the temperature of the weights has no effect on the equal weights of `mixer="{self.mixing.mixer}"`: '
+                "leave it out."
+            )
         candidates, documents = self.reranking.candidates, self.chosen_reader.hits
         if self.reranks and candidates < documents:
             raise UsageError(
@@ -93,9 +107,18 @@ class ReadingOptions:
             case "in-context":
                 return InContext()
             case "ensemble":
-                return self.ensemble
+                return self.mixed_ensemble
             case "concatenation":
                 return self.concatenation
+
+    @property
+    def mixed_ensemble(self) -> Ensemble:
+        """The ensemble with the selected mixer; its own if none is selected."""
+        return (
+            self.ensemble
+            if self.mixing.mixer == "similarity"
+            else replace(self.ensemble, mixer=self.mixing.chosen(self.ensemble.temperature))
+        )
 
     @property
     def ranks_with(self) -> str | None:

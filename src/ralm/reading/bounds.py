@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.reading.ensemble import log_sum_exp
+from ralm.reading.mixers import log_sum_exp
 from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens
 
 _ROUNDING: Final = 1e-4

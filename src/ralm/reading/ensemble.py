@@ -8,17 +8,19 @@ K documents of a row, T targets.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Final, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Final
 
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.options import Needs, Option, check_options
-from ralm.protocols import Documents
+from ralm.errors import UsageError
+from ralm.options import Option, check_options
+from ralm.protocols import Documents, Mixer
+from ralm.reading.mixers import CheckedMixer, SimilarityWeights, log_sum_exp
 from ralm.records import DoubleArray, FloatArray, IntArray, PromptPrefix
+from ralm.validation import config_of
 
-Weights = Literal["similarity", "uniform"]
 MIN_TEMPERATURE: Final = 1e-6
 """The lowest temperature: the best document has all the weight, and the most likely token is drawn."""
 
@@ -27,16 +29,12 @@ MIN_TEMPERATURE: Final = 1e-6
 class Ensemble:
     """Reads each of the first `documents` hits of a row alone (REPLUG, Eq. 2; 10 documents as in the paper).
 
-    `weights` are softmax(similarity / `temperature`), with temperature 1 as in the paper, or the same for every
-    document.
+    The weights are softmax(similarity / `temperature`), with temperature 1 as in the paper, as `mixer` changes them.
 
-    Raises UsageError if a value is out of range.
+    Raises UsageError if a value is out of range, or if one document is read by a mixer that weighs several.
     """
 
     documents: Annotated[int, Option("Passages that are read together.")] = 10
-    weights: Annotated[
-        Weights, Option("Weights of an ensemble: softmax of the scores of retrieval, or all the same.")
-    ] = "similarity"
     temperature: Annotated[
         float,
         Option(
@@ -44,17 +42,23 @@ class Ensemble:
             minimum=MIN_TEMPERATURE,
             maximum=1 / MIN_TEMPERATURE,
             flag="weights-temperature",
-            needs=Needs('`weights="similarity"`', lambda ensemble: ensemble.weights == "similarity"),
         ),
     ] = 1.0
+    mixer: Mixer = field(default_factory=SimilarityWeights)
 
     def __post_init__(self) -> None:
         check_options(self)
+        needs = CheckedMixer(self.mixer).needs
+        if self.documents == 1 and needs.evidence and not needs.plain:
+            raise UsageError(
+                f"the mixer {type(self.mixer).__name__} weighs several passages: set `documents` to 2 or more."
+            )
 
     @property
     def config(self) -> dict[str, JsonValue]:
         """All options, by name."""
-        return {"reader": "ensemble", **asdict(self)}
+        mixer = config_of(self.mixer, "mixer")
+        return {"reader": "ensemble", "documents": self.documents, "temperature": self.temperature, "mixer": mixer}
 
     @property
     def hits(self) -> int:
@@ -74,26 +78,26 @@ class Ensemble:
 def document_log_weights(scores_K: FloatArray, options: Ensemble) -> DoubleArray:
     """The logarithm of the weight lambda (float64, K) of each hit of a row (REPLUG, Eq. 3); the weights sum to 1."""
     similarity_K = scores_K.astype(np.float64) / options.temperature
-    if options.weights == "uniform":
-        similarity_K = np.zeros_like(similarity_K)
     return similarity_K - log_sum_exp(similarity_K)
 
 
-def mixture(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArray:
-    """The log-probability (float32, T) of each target under the average of the K predictions (REPLUG, Eq. 2)."""
-    return log_sum_exp(log_probs_KT.astype(np.float64) + log_weights_K[:, None], axis=0).astype(np.float32)
+def mixture(log_probs_KT: FloatArray, log_weights: DoubleArray) -> FloatArray:
+    """The log-probability (float32, T) of each target under the average of the K predictions (REPLUG, Eq. 2), with
+    weights for all targets (float64, K) or a row for each (T x K)."""
+    weighted_KT = log_probs_KT.astype(np.float64) + np.atleast_2d(log_weights).T
+    return log_sum_exp(weighted_KT, axis=0).astype(np.float32)
 
 
-def posterior(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArray:
+def posterior(log_probs_KT: FloatArray, log_weights: DoubleArray) -> FloatArray:
     """The share of each target's probability (float32, T x K) that came from each document; every row sums to 1.
 
     It is the summand of document d over the sum in the mixture (REPLUG, Eq. 2), by Bayes' rule p(d | y, x):
 
     lambda_d p(y | [d; x]) / sum over d' of lambda_d' p(y | [d'; x])
     """
-    joint_TK = (log_probs_KT.astype(np.float64) + log_weights_K[:, None]).T
-    impossible_T = np.isneginf(joint_TK).all(axis=1)
-    joint_TK[impossible_T] = log_weights_K  # no document gives the target any probability: keep the weights
+    joint_TK = (log_probs_KT.astype(np.float64) + np.atleast_2d(log_weights).T).T
+    impossible_T = np.isneginf(joint_TK).all(axis=1)  # no document gives the target any probability: keep the weights
+    joint_TK[impossible_T] = np.broadcast_to(log_weights, joint_TK.shape)[impossible_T]
     return np.exp(joint_TK - log_sum_exp(joint_TK)[:, None]).astype(np.float32)
 
 
@@ -105,11 +109,3 @@ def log_weights_of(prompt_prefixes: Sequence[PromptPrefix]) -> DoubleArray:
 def credited_passages(prompt_prefixes: Sequence[PromptPrefix]) -> IntArray:
     """The passage (int64, K) that each prompt prefix of a row credits, or `NO_PASSAGE`."""
     return np.array([one.passage for one in prompt_prefixes], dtype=np.int64)
-
-
-def log_sum_exp(values: DoubleArray, axis: int = -1) -> DoubleArray:
-    """log(sum(exp)) over an axis; minus infinity if all values are."""
-    highest = values.max(axis=axis)
-    highest = np.where(np.isneginf(highest), 0.0, highest)  # -inf minus -inf would be NaN
-    with np.errstate(divide="ignore"):
-        return np.asarray(highest + np.log(np.exp(values - np.expand_dims(highest, axis)).sum(axis=axis)))

@@ -102,6 +102,7 @@ class TokenWriter:
         self._options = options or GenerationOptions()
         self._source = source
         self._reader = in_context.CheckedReader.of(reader)
+        self._reader.mixer.require_fixed("generation")
         self._reranker = CheckedReranker.of(reranker)
         self._max_length = self._options.max_length or model.max_length
         self._check_lengths()

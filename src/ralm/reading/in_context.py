@@ -16,7 +16,8 @@ from pydantic import JsonValue
 from ralm.errors import ReaderError, UsageError
 from ralm.protocols import Documents, Reader
 from ralm.reading.ensemble import log_weights_of
-from ralm.reading.plan import Plan
+from ralm.reading.mixers import CheckedMixer, SimilarityWeights
+from ralm.reading.plan import Plan, PlanOptions
 from ralm.records import NO_PASSAGE, IntArray, PromptPrefix, Request
 from ralm.validation import check_count
 
@@ -42,12 +43,13 @@ class InContext:
 
 class CheckedReader:
     """A reader with its optional members, whose prompt prefixes are checked; `joined` is the largest number of passages
-    in one of them."""
+    in one of them, and `mixer` weighs them."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.hits = reader.hits
         self.joined: int = getattr(reader, "joined", 1)
+        self.mixer = CheckedMixer(getattr(reader, "mixer", SimilarityWeights()))
         self._name = type(reader).__name__
         check_count("hits", self.hits)
 
@@ -57,14 +59,16 @@ class CheckedReader:
         return reader if isinstance(reader, cls) else cls(reader or InContext())  # type: ignore[arg-type]
 
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
-        """The prompt prefixes of one row; without hits, the one without a passage. ReaderError if they are not of these
-        hits, or their weights do not sum to 1."""
+        """The prompt prefixes of one row, weighed by the mixer unless it needs evidence; without hits, the one without
+        a passage. ReaderError if they are not of these hits, or their weights do not sum to 1."""
         if not hits:
             return [PromptPrefix(documents[NO_PASSAGE])]
         prompt_prefixes = self.reader.prompt_prefixes(hits, documents)
         if fault := _fault_of(prompt_prefixes, {number for number, _ in hits}):
             raise ReaderError(f"the reader {self._name} gives {fault}; see `Reader` for what it should give.")
-        return prompt_prefixes
+        if isinstance(self.mixer.mixer, SimilarityWeights):
+            return prompt_prefixes
+        return self.mixer.begin(prompt_prefixes, dict(hits), documents)
 
     def check_room(self, prompt_prefixes: Sequence[PromptPrefix], after: int, max_length: int) -> None:
         """Raise UsageError if the longest prompt prefix leaves no room for the `after` tokens that must follow it."""
@@ -90,6 +94,30 @@ def _fault_of(prompt_prefixes: Sequence[PromptPrefix], found: set[int]) -> str:
             return f"a prompt prefix of passage {foreign[0]}, which is not among the hits of its row"
     total = float(np.exp(log_weights_of(prompt_prefixes)).sum())
     return "" if abs(total - 1) < _ROUNDING else f"prompt prefixes whose weights sum to {total:g}, not 1"
+
+
+def check_tokens_before(
+    document_tokens: int, tokens: int, advance: int, max_length: int, named: str = "`RerankOptions.tokens`"
+) -> None:
+    """Raise UsageError if the last `tokens` of a prefix cannot be scored after a document of full length, in windows
+    that advance `advance` tokens at a time. Messages call the tokens `named`."""
+    if document_tokens + tokens + advance >= max_length:
+        beside = f" beside the {advance} that the window advances at a time" if advance else ""
+        raise UsageError(
+            f"`document_tokens` {document_tokens} and {named} {tokens} do not fit together into {max_length} "
+            f"tokens{beside}: lower one of them."
+        )
+
+
+def check_plan_before(options: PlanOptions, tokens: int, named: str = "`RerankOptions.tokens`") -> None:
+    """As `check_tokens_before`, for the windows of a plan."""
+    if options.windows != "rolling":
+        check_tokens_before(options.document_tokens, tokens, options.advance, options.max_length, named)
+    elif tokens > options.query_tokens:
+        raise UsageError(
+            f"{named} {tokens} are more than the `query_tokens` {options.query_tokens} that rolling windows have "
+            "before their targets: lower it."
+        )
 
 
 def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:

@@ -57,7 +57,7 @@ class Contribution:
 class Gain:
     """The gain from retrieval for a text of `targets` targets.
 
-    `nats` is the sum of all gains, of which `unattributed` belongs to targets that were read without a document.
+    `nats` is the sum of all gains, of which `unattributed` belongs to predictions without a document.
     `helped` targets became likelier than without documents, and `hurt` targets less likely.
     """
 
@@ -91,13 +91,14 @@ def attributed(provenance: Provenance, gain_T: DoubleArray) -> DoubleArray:
 
 def total_gain(provenance: Provenance, gain_T: DoubleArray) -> Gain:
     """The gain of all targets together."""
-    without_T = (provenance.passages_TK == NO_PASSAGE).all(axis=1)
+    without_TK = (provenance.passages_TK == NO_PASSAGE) & (provenance.posteriors_TK > 0)
+    without_T = np.where(without_TK, attributed(provenance, gain_T), 0.0).sum(axis=1)
     return Gain(
         nats=float(gain_T.sum()),
         targets=len(gain_T),
         helped=int((gain_T > 0).sum()),
         hurt=int((gain_T < 0).sum()),
-        unattributed=float(gain_T[without_T].sum()),
+        unattributed=float(without_T[without_TK.any(axis=1)].sum()),
     )
 
 

@@ -11,7 +11,6 @@ from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import in_context, sampling
-from ralm.reading.plan import PlanOptions
 from ralm.reading.tokens import PassageDocuments, PreparedText
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, PromptPrefix, Request
 from ralm.validation import MAX_COUNT
@@ -65,13 +64,7 @@ class StrideRows:
         scorer, plan = self._scorer(), self._prepared.plan
         if model is not None and (not _share_tokens(scorer, model) or plan.options.max_length > model.max_length):
             return self._by_another(candidates, tokens, model)
-        if plan.options.windows != "rolling":
-            _check_rank_tokens(plan.options, tokens, plan.options.advance, plan.options.max_length)
-        elif tokens > plan.options.query_tokens:
-            raise UsageError(
-                f"`RerankOptions.tokens` {tokens} are more than the `query_tokens` {plan.options.query_tokens} that "
-                "rolling windows have before their targets: lower it."
-            )
+        in_context.check_plan_before(plan.options, tokens)
         targets_R = plan.end_R - plan.target_begin_R
         if model is None:
             scored = self._log_probs(scorer, candidates, tokens)
@@ -121,7 +114,7 @@ class StrideRows:
         so that neighbouring rows share sequences; the prefix of a row is all tokens within its characters."""
         options = self._prepared.plan.options
         max_length = min(options.max_length, model.max_length)
-        _check_rank_tokens(options, count, options.advance, max_length)
+        in_context.check_tokens_before(options.document_tokens, count, options.advance, max_length)
         tokens, spans_N2 = full_tokenizer(model.tokenizer).encode_with_spans(self._prepared.text)
         ends_N = np.maximum.accumulate(spans_N2[:, 1])
         rows = {row for row, _ in candidates}
@@ -175,7 +168,7 @@ class PromptRows:
         """The log-probabilities of the end of each text after a passage."""
         options, ranking = self.options, model or self.model
         max_length = min(options.max_length or ranking.max_length, ranking.max_length)
-        _check_rank_tokens(options, tokens, 0, max_length)
+        in_context.check_tokens_before(options.document_tokens, tokens, 0, max_length)
         documents, rows = self.documents, {row for row, _ in candidates}
         if model is None or _share_tokens(self.model, model):
             texts = {row: self.prompts[row].text for row in rows}
@@ -218,14 +211,3 @@ def _end_log_probs(
             requests[row, number] = Request(document, tokens[context_begin:begin], tokens[begin:])
     found = dict(zip(requests, scorer.log_probs([*requests.values()]), strict=True))
     return [found.get(pair, np.zeros(0, dtype=np.float32)) for pair in candidates]
-
-
-def _check_rank_tokens(
-    options: PlanOptions | sampling.GenerationOptions, rank_tokens: int, advance: int, max_length: int
-) -> None:
-    if options.document_tokens + rank_tokens + advance >= max_length:
-        beside = f" beside the {advance} that the window advances at a time" if advance else ""
-        raise UsageError(
-            f"`document_tokens` {options.document_tokens} and `RerankOptions.tokens` {rank_tokens} do not fit "
-            f"together into {max_length} tokens{beside}: lower one of them."
-        )

@@ -148,7 +148,7 @@ def _replaced(prompt_prefixes: Sequence[PromptPrefix], log_weights_K: DoubleArra
     passages = [number for one in prompt_prefixes for number in one.passages]
     if np.ptp(log_weights_K) > _EQUAL or len({*passages}) < len(passages):
         raise UsageError(
-            '`robust` needs an ensemble with `weights="uniform"`, since a replaced passage chooses its own similarity.'
+            '`robust` needs an ensemble with `mixer="uniform"`, since a replaced passage chooses its own similarity.'
         )
     return min(sampling.robust, len(passages))
 

@@ -24,7 +24,8 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import Continuations, LanguageModel, Reader, Reranker, WritingModel
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import credited_passages, log_weights_of, mixture, posterior
-from ralm.reading.in_context import CheckedReader, rows_with_targets, stride_request
+from ralm.reading.in_context import CheckedReader, check_plan_before, rows_with_targets, stride_request
+from ralm.reading.mixers import evidence_of
 from ralm.reading.rows import StrideRows
 from ralm.reading.tokens import PreparedText
 from ralm.records import (
@@ -68,27 +69,24 @@ def score_text(
 
     The default reader reads the best passage alone. Without `hits` no passage is read.
 
-    Raises ReaderError or RerankerError if one of them breaks its contract, UsageError if lengths do not fit.
+    Raises ReaderError, MixerError or RerankerError if one of them breaks its contract, UsageError if lengths do not
+    fit.
     """
     plan, scorer = prepared.plan, Scorer.of(model)
     rows, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, passages, reader, reranker)
+    mixer, evidence = CheckedReader.of(reader).mixer, CheckedReader.of(reader).mixer.needs.evidence
     log_probs: list[FloatArray] = []
     sources: list[tuple[IntArray, FloatArray]] = []
     numbers = rows_with_targets(plan)
-    readings = [(row, one) for row, some in zip(numbers, prefixes_R, strict=True) for one in some]
-    known = [rows.ranked(row, one) for row, one in readings]  # ranking has scored these
-    new = [
-        stride_request(prepared.tokens, plan, row, one.tokens)
-        for (row, one), found in zip(readings, known, strict=True)
-        if found is None
-    ]
-    answers = iter(scorer.log_probs(new))
-    scored = iter([next(answers) if found is None else found for found in known])
-    for prompt_prefixes in prefixes_R:
-        log_probs_KT = np.stack([next(scored) for _ in prompt_prefixes])
-        log_weights_K, passages_K = log_weights_of(prompt_prefixes), credited_passages(prompt_prefixes)
-        log_probs.append(mixture(log_probs_KT, log_weights_K))
-        sources += [(passages_K, posteriors_K) for posteriors_K in posterior(log_probs_KT, log_weights_K)]
+    scored = _scored_rows(prepared, scorer, rows, [*zip(numbers, prefixes_R, strict=True)], evidence)
+    for row, prompt_prefixes, log_probs_KN in zip(numbers, prefixes_R, scored, strict=True):
+        targets = int(plan.end_R[row] - plan.target_begin_R[row])
+        log_probs_KT, log_weights = log_probs_KN[:, -targets:], log_weights_of(prompt_prefixes)
+        if evidence and len(prompt_prefixes) > 1:
+            log_weights = mixer.log_weights(prompt_prefixes, evidence_of(log_probs_KN, targets, evidence))
+        passages_K = credited_passages(prompt_prefixes)
+        log_probs.append(mixture(log_probs_KT, log_weights))
+        sources += [(passages_K, posteriors_K) for posteriors_K in posterior(log_probs_KT, log_weights)]
     positions_T = np.arange(plan.target_begin_R.min(), plan.end_R.max(), dtype=np.int64)
     return ScoredTokens(
         positions_T=positions_T,
@@ -96,6 +94,27 @@ def score_text(
         log_probs_T=np.concatenate(log_probs).astype(np.float32, copy=False),
         provenance=Provenance.of_rows(sources),
     )
+
+
+def _scored_rows(
+    prepared: PreparedText,
+    scorer: Scorer,
+    rows: StrideRows,
+    prefixes_R: Sequence[tuple[int, Sequence[PromptPrefix]]],
+    evidence: int,
+) -> list[FloatArray]:
+    """The log-probabilities (float32, K x N) of each row's targets after its prompt prefixes, with those of up to
+    `evidence` tokens before the targets of an average."""
+    readings = [(row, one, evidence * (len(some) > 1)) for row, some in prefixes_R for one in some]
+    known = [None if before else rows.ranked(row, one) for row, one, before in readings]  # scored by ranking
+    new = [
+        stride_request(prepared.tokens, prepared.plan, row, one.tokens, before)
+        for (row, one, before), found in zip(readings, known, strict=True)
+        if found is None
+    ]
+    answers = iter(scorer.log_probs(new))
+    scored = iter([next(answers) if found is None else found for found in known])
+    return [np.stack([next(scored) for _ in some]) for _, some in prefixes_R]
 
 
 def rows_and_prompt_prefixes(
@@ -113,6 +132,9 @@ def rows_and_prompt_prefixes(
     if (choice := CheckedReranker.of(reranker)) is not None:
         hits = choice.choose(rows, hits, passages, checked.hits)
     prefixes_R = [checked.prompt_prefixes(hits.of(row), rows.documents) for row in rows_with_targets(plan)]
+    checked.mixer.require_exact(scorer)
+    if evidence := checked.mixer.needs.evidence:
+        check_plan_before(plan.options, evidence, "`evidence`")
     every = [one for prompt_prefixes in prefixes_R for one in prompt_prefixes]
     checked.check_room(every, plan.options.after_document, plan.options.max_length)
     return rows, prefixes_R

@@ -161,8 +161,8 @@ def _reader(reader: JsonValue, reranker: Mapping[str, JsonValue]) -> str | None:
     read = None if name is None else str(name)
     if name == "ensemble":
         read = f"ensemble of {reader.get('documents', 'several')}"
-        if "weights" in reader:
-            read += f", {reader['weights']} weights"
+        if mixer := config_part(reader, "mixer").get("mixer"):
+            read += f", {mixer} weights"
         if reader.get("temperature", 1) != 1:
             read += f", temperature {to_float(reader['temperature']):g}"
     elif name == "concatenation":

@@ -21,7 +21,7 @@ CHOICES: Final = (
     "reader",
     "documents",
     "order",
-    "weights",
+    "mixer",
     "rerank",
     "candidates",
     "stride",

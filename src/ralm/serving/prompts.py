@@ -299,6 +299,7 @@ def _score_with_top(
     top_logprobs: int,
 ) -> None:
     """Score the targets of a text, with the top log-probabilities of each place."""
+    in_context.CheckedReader.of(reads.reader).mixer.require_fixed("`logprobs` of a prompt")
     scorer = Scorer(model, progress=False)
     _, prefixes_R = score.rows_and_prompt_prefixes(prepared, scorer, hits, reads.passages, reads.reader, reads.reranker)
     rows = [*zip(in_context.rows_with_targets(prepared.plan), prefixes_R, strict=True)]

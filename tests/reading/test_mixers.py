@@ -1,0 +1,221 @@
+"""Mixers against plain loops, and what must hold of any weights."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from ralm.errors import UsageError
+from ralm.evaluation.perplexity import evaluate_text
+from ralm.lm.local.model import LocalLanguageModel
+from ralm.lm.scoring import Scorer
+from ralm.protocols import Mixer
+from ralm.reading import ReadingOptions
+from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import generate
+from ralm.reading.in_context import stride_request
+from ralm.reading.mixers import MixerOptions, PosteriorWeights, PriorWeights, UniformWeights, evidence_of
+from ralm.reading.plan import PlanOptions
+from ralm.reading.provenance import total_gain
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.score import score_text
+from ralm.reading.sources import FromRetriever
+from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
+from ralm.records import NO_PASSAGE, Hits, Predictions, ScoredTokens
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.reading.loops import PASSAGES, TEXT, some_hits
+from tests.reference import ensemble, mixers
+
+PLANS = {
+    "sliding": PlanOptions(stride=4, query_tokens=8, document_tokens=10, max_length=48),
+    "blocked": PlanOptions(
+        stride=4, query_tokens=8, document_tokens=10, max_length=64, windows="blocked", block=16, semantics="official"
+    ),
+    "rolling": PlanOptions(
+        stride=6, query_tokens=20, document_tokens=10, max_length=60, windows="rolling", semantics="official"
+    ),
+}
+POSTERIOR = PosteriorWeights(eta=0.6, decay=3, evidence=12)
+
+
+def read(model: Any, prepared: PreparedText, hits: Hits, mixer: Mixer, temperature: float = 1.0) -> ScoredTokens:
+    return score_text(prepared, model, hits, PASSAGES, Ensemble(documents=3, temperature=temperature, mixer=mixer))
+
+
+@pytest.mark.parametrize("windows", PLANS)
+@pytest.mark.parametrize("start", ["similarity", "uniform"])
+def test_posterior_weights_equal_the_plain_loop(model: LocalLanguageModel, windows: str, start: Any) -> None:
+    """Each row's passages, also new ones, read the last tokens before it; the targets of the stride follow."""
+    prepared = prepare_text(TEXT, model.tokenizer, PLANS[windows], limit_tokens=83)
+    hits, scorer = some_hits(prepared, 3), Scorer(model)
+    mixer = PosteriorWeights(eta=0.6, decay=3, evidence=12, start=start)
+    scored = read(scorer, prepared, hits, mixer, 2.0)
+    documents = PassageDocuments.planned(PASSAGES, model.tokenizer, prepared.plan.options)
+    at = 0
+    for row in range(len(prepared.plan)):
+        found = hits.of(row) or [(NO_PASSAGE, 0.0)]
+        requests = [stride_request(prepared.tokens, prepared.plan, row, documents[number], 12) for number, _ in found]
+        log_probs = [one.astype(float).tolist() for one in scorer.log_probs(requests)]
+        targets = int(prepared.plan.end_R[row] - prepared.plan.target_begin_R[row])
+        lambdas = ensemble.weights([score for _, score in found], 2.0)
+        if start == "uniform":
+            lambdas = [1 / len(found)] * len(found)
+        first = len(log_probs[0]) - targets
+        weights = mixers.posterior(lambdas, log_probs, first, 0.6, 3, 12)
+        for t, weights_K in enumerate(weights, start=first):
+            shares = [weight * np.exp(of_one[t]) for weight, of_one in zip(weights_K, log_probs, strict=True)]
+            assert scored.log_probs_T[at] == pytest.approx(np.log(sum(shares)), abs=1e-5)
+            posteriors_K = scored.provenance.posteriors_TK[at, : len(found)]
+            np.testing.assert_allclose(posteriors_K, np.array(shares) / sum(shares), rtol=1e-3, atol=1e-6)
+            at += 1
+    assert at == len(scored)
+
+
+def test_without_evidence_posterior_weights_are_the_first_ones(model: LocalLanguageModel) -> None:
+    prepared = prepare_text(TEXT, model.tokenizer, PLANS["sliding"], limit_tokens=60)
+    hits = some_hits(prepared, 3)
+    similarity = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=3))
+    uniform = read(model, prepared, hits, UniformWeights())
+    for start, plain in (("similarity", similarity), ("uniform", uniform)):
+        mixed = read(model, prepared, hits, PosteriorWeights(eta=0, start=start))  # type: ignore[arg-type]
+        np.testing.assert_allclose(mixed.log_probs_T, plain.log_probs_T, atol=2e-5)
+
+
+@pytest.mark.parametrize("none_score", [-0.4, 1.0])
+def test_prior_weights_equal_the_plain_loop_and_credit_no_passage(model: LocalLanguageModel, none_score: float) -> None:
+    prepared = prepare_text(TEXT, model.tokenizer, PLANS["sliding"], limit_tokens=60)
+    hits, scorer = some_hits(prepared, 3), Scorer(model)
+    without = score_text(prepared, scorer)
+    requests = scorer.scored
+    mixed = read(scorer, prepared, hits, PriorWeights(temperature=2.0, none_score=none_score), 2.0)
+    read_anyway = scorer.scored - requests
+    documents = PassageDocuments.planned(PASSAGES, model.tokenizer, prepared.plan.options)
+    at, pairs = 0, 0
+    for row in range(len(prepared.plan)):
+        found = hits.of(row)
+        numbers = [*(number for number, _ in found), NO_PASSAGE]
+        pairs += len(found)
+        log_probs_KT = scorer.log_probs(
+            [stride_request(prepared.tokens, prepared.plan, row, documents[number]) for number in numbers]
+        )
+        weights = mixers.with_none([score for _, score in found], 2.0, none_score)
+        for place in range(len(log_probs_KT[0])):
+            shares = [weight * np.exp(float(one[place])) for weight, one in zip(weights, log_probs_KT, strict=True)]
+            assert mixed.log_probs_T[at] == pytest.approx(np.log(sum(shares)), abs=1e-5)
+            assert mixed.provenance.passages_TK[at, : len(numbers)].tolist() == numbers
+            np.testing.assert_allclose(
+                mixed.provenance.posteriors_TK[at, : len(numbers)], np.array(shares) / sum(shares), rtol=1e-4, atol=1e-6
+            )
+            at += 1
+    assert at == len(mixed)
+    assert read_anyway <= pairs, "the prediction without passages is that of the baseline"
+    gain_T = (mixed.log_probs_T - without.log_probs_T).astype(np.float64)
+    none_TK = mixed.provenance.passages_TK == NO_PASSAGE
+    expected = (gain_T[:, None] * mixed.provenance.posteriors_TK)[none_TK].sum()
+    assert total_gain(mixed.provenance, gain_T).unattributed == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_place_for_no_passage_in_generation() -> None:
+    """With an overwhelming score, every token is that of the model without passages, and credited to none."""
+    passages = passages_of("c d c d", "e f e f", "a b")
+    source = FromRetriever(SharedWordsRetriever(passages), passages, config={})
+    options = GenerationOptions(new_tokens=6, stride=2, query_tokens=2, document_tokens=4, max_length=14)
+    model = CountingModel(WordTokenizer("abcdefgh"))
+    reader = Ensemble(documents=2, mixer=PriorWeights(none_score=1000))
+    [*mixed], [*plain] = generate("a b b", model, options, source, reader=reader), generate("a b b", model, options)
+    assert [piece.text for piece in mixed] == [piece.text for piece in plain]
+    for token in (token for piece in mixed for token in piece.tokens):
+        assert token.passages_K[-1] == NO_PASSAGE
+        assert token.posteriors_K[-1] == pytest.approx(1)
+
+
+FLOATS = st.floats(-60, 0, width=32)
+
+
+@st.composite
+def predictions(draw: st.DrawFn) -> Predictions:
+    targets, count, tokens = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    values = st.one_of(FLOATS, st.just(-np.inf))
+    of_all = draw(st.lists(values, min_size=targets * count * tokens, max_size=targets * count * tokens))
+    scores_K = np.array(draw(st.lists(FLOATS, min_size=count, max_size=count)))
+    log_weights_K = scores_K - np.logaddexp.reduce(scores_K)
+    return Predictions(log_weights_K, scores_K, np.array(of_all, dtype=np.float32).reshape(targets, count, tokens))
+
+
+@given(
+    predictions(),
+    st.floats(0, 3),
+    st.floats(0.1, 1e6),
+    st.sampled_from(["similarity", "uniform"]),
+    st.permutations([0, 1, 2, 3]),
+)
+def test_posterior_weights_are_weights_in_any_order(
+    made: Predictions, eta: float, decay: float, start: Any, order: list[int]
+) -> None:
+    mixer = PosteriorWeights(eta=eta, decay=decay, start=start)
+    weights_TK = np.exp(mixer.log_weights(made))
+    np.testing.assert_allclose(weights_TK.sum(axis=1), 1, rtol=1e-9)
+    turned = [place for place in order if place < weights_TK.shape[1]]
+    other = Predictions(made.log_weights_K[turned], made.scores_K[turned], made.evidence_TKE[:, turned])
+    np.testing.assert_allclose(np.exp(mixer.log_weights(other)), weights_TK[:, turned], rtol=1e-6, atol=1e-12)
+
+
+def test_evidence_is_what_comes_before_each_target() -> None:
+    log_probs_KN = -np.arange(1, 11, dtype=np.float32).reshape(2, 5)
+    evidence_TKE = evidence_of(log_probs_KN, targets=3, count=4)
+    assert evidence_TKE[:, 0].tolist() == [[0, 0, -1, -2], [0, -1, -2, -3], [-1, -2, -3, -4]]
+    assert evidence_TKE[0, 1].tolist() == [0, 0, -6, -7]
+
+
+def test_a_text_that_one_passage_foretells() -> None:
+    """The weight moves to the passage that predicts the text, whatever the scores say."""
+    passages = passages_of("z z z z", "a b c d e f g h")
+    model = CountingModel(WordTokenizer("abcdefghz"))
+    plan = PlanOptions(stride=2, query_tokens=2, document_tokens=8, max_length=40)
+    prepared = prepare_text("a b c d e f g h", model.tokenizer, plan)
+    hits = Hits.of_rows([([0, 1], [3.0, 0.0])] * len(prepared.plan))
+    mixer = PosteriorWeights(eta=1, decay=100, evidence=8)
+    scored = score_text(prepared, model, hits, passages, Ensemble(documents=2, mixer=mixer))
+    shares_T = scored.provenance.posteriors_TK[:, 1]
+    assert (np.diff(shares_T) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PosteriorWeights(eta=-1), "`eta` must be at least 0 and at most 100, not -1"),
+        (lambda: PosteriorWeights(decay=0), "`decay` must be at least 0.1 and at most 1e[+]06, not 0"),
+        (lambda: PosteriorWeights(evidence=0), "`evidence` must be at least 1, not 0"),
+        (lambda: PriorWeights(none_score=float("nan")), "`none_score` must be"),
+        (lambda: PriorWeights(temperature=0), "`temperature` must be above 0"),
+        (
+            lambda: MixerOptions(mixer="best"),  # type: ignore[arg-type]
+            "`mixer` must be one of similarity, uniform, posterior, prior, not 'best'",
+        ),
+        (
+            lambda: Ensemble(documents=1, mixer=PosteriorWeights()),
+            "the mixer PosteriorWeights weighs several passages: set `documents` to 2 or more",
+        ),
+        (
+            lambda: ReadingOptions(
+                reader="ensemble", ensemble=Ensemble(temperature=2), mixing=MixerOptions(mixer="uniform")
+            ),
+            "the temperature of the weights has no effect on the equal weights",
+        ),
+    ],
+)
+def test_options_that_make_no_sense(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_evidence_that_does_not_fit_or_is_not_read() -> None:
+    passages = passages_of("a b", "b a")
+    source = FromRetriever(SharedWordsRetriever(passages), passages, config={})
+    model, reader = CountingModel(WordTokenizer("ab")), Ensemble(documents=2, mixer=PosteriorWeights())
+    plan = PlanOptions(stride=2, query_tokens=2, document_tokens=4, max_length=30)
+    with pytest.raises(UsageError, match="`document_tokens` 4 and `evidence` 32 do not fit together into 30 tokens"):
+        evaluate_text("a b a b a b", model, plan, source=source, reader=reader)
+    with pytest.raises(UsageError, match="PosteriorWeights weighs passages by the tokens before.*generation does not"):
+        next(generate("a b", model, GenerationOptions(document_tokens=4), source, reader=reader))
