@@ -27,11 +27,18 @@ PROGRESS_SWITCH: Final = "RALM_PROGRESS"
 
 
 class _Rate(ProgressColumn):
-    """How many items are done per second."""
+    """How fast items are done."""
 
     def render(self, task: Task) -> Text:
         """Empty until the first item is done."""
-        return Text("" if task.speed is None else f"{task.speed:,.0f}/s")
+        return Text("" if task.speed is None else _rate_text(task.speed))
+
+
+def _rate_text(items: float) -> str:
+    """Items per second as text: per minute or hour where fewer than one a second are done."""
+    units = (("a second", 1), ("a minute", 60), ("an hour", 3600))
+    unit, seconds = next((one for one in units if items * one[1] >= 1), units[-1])
+    return f"{items * seconds:,.0f} {unit}"
 
 
 class Advance(Protocol):
@@ -107,7 +114,7 @@ class _Lines:
         if self._total is not None:
             of = f" of {self._total:,}"
             left = f", {timedelta(seconds=round((self._total - self._done) / rate))} left"
-        return f"{self._description}: {self._done:,}{of}, {rate:,.0f} a second{left}"
+        return f"{self._description}: {self._done:,}{of}, {_rate_text(rate)}{left}"
 
 
 _Item = TypeVar("_Item")

@@ -170,6 +170,17 @@ def test_long_work_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monkey
     ]
 
 
+@pytest.mark.parametrize(("seconds", "rate"), [(9.0, "7 a minute"), (90.0, "40 an hour")])
+def test_items_that_take_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float, rate: str
+) -> None:
+    times = iter([0.0, 5 * seconds])
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    with terminal.progress_bar("Scoring", total=10) as advance:
+        advance(5)
+    assert f"Scoring: 5 of 10, {rate}, " in capsys.readouterr().err
+
+
 def test_work_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 30.0])
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(seconds)))

@@ -1,7 +1,7 @@
 """The engine against one plain forward pass a request, for every family."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +80,28 @@ def test_prefixes_and_repeats_run_once(model: LocalLanguageModel, monkeypatch: p
     assert Scorer(model).log_probs([]) == []
 
 
+def test_a_text_is_read_once_however_many_logits_it_needs(
+    model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 262,144 tokens in the vocabulary (Gemma 3), a pass holds the logits of 256 positions."""
+    text = np.arange(30, dtype=np.int64)
+    request = Request(document=text[:3], context=text[:4], targets=text[4:])
+    read: list[int] = []
+    forward = model.model.forward
+
+    def counted(**inputs: torch.Tensor) -> object:
+        read.append(inputs["input_ids"].numel())
+        return forward(**inputs)
+
+    monkeypatch.setattr(model.model, "forward", counted)
+    monkeypatch.setattr(engine, "LOGITS_PER_BATCH", {"cpu": 4 * model.vocabulary})
+    monkeypatch.setattr(model, "_engine", Engine([Replica(model.logits)]))
+    [found] = Scorer(model).log_probs([request])
+    assert max(read) == 32
+    assert sum(read) < 2 * 32
+    np.testing.assert_allclose(found, plain(model, request), rtol=1e-4, atol=1e-4)
+
+
 def test_logits_that_a_family_changes_after_its_head(tmp_path: Path) -> None:
     """Granite divides its logits: what the engine picks before the head must be divided too."""
     torch.manual_seed(0)
@@ -104,18 +126,17 @@ class Memory:
 
     def __init__(self, model: LocalLanguageModel, positions: int, logits: int = 1 << 30) -> None:
         self.passes: list[tuple[int, int]] = []
+        self._sizes = positions, logits
         self._pick = model.logits
 
-        def read(input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor, **options: Any) -> object:
-            if input_BN.numel() > positions or len(position_P) > logits:
-                raise torch.OutOfMemoryError("full")
-            self.passes.append((len(input_BN), len(position_P)))
-            return model.logits(input_BN, row_P, position_P, **options)
-
-        self._read = read
-
-    def __call__(self, *inputs: torch.Tensor, **options: Any) -> object:
-        return self._read(*inputs, **options)
+    def parts(
+        self, input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor, at_once: int
+    ) -> Iterator[torch.Tensor]:
+        positions, logits = self._sizes
+        if input_BN.numel() > positions or min(len(position_P), at_once) > logits:
+            raise torch.OutOfMemoryError("full")
+        self.passes.append((len(input_BN), len(position_P)))
+        yield from self._pick.parts(input_BN, row_P, position_P, at_once)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._pick, name)

@@ -8,6 +8,7 @@ import torch
 from pydantic import JsonValue
 
 from ralm.errors import ModelError
+from ralm.lm.local import engine
 from ralm.lm.local.continuation import UncachedDecoder
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
@@ -69,7 +70,13 @@ def check_scores(model: LocalLanguageModel) -> None:
     draw = np.random.default_rng(0)
     texts = [draw.integers(32, 127, size=size) for size in (9, 26, 17)]
     requests = [Request(document=text[:2], context=text[2:-3], targets=text[-3:]) for text in texts]
-    for text, found in zip(texts, Scorer(model).log_probs(requests), strict=True):
+    scored = Scorer(model).log_probs(requests)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "LOGITS_PER_BATCH", {"cpu": 2 * model.vocabulary})
+        patch.setattr(model, "_engine", engine.Engine([engine.Replica(model.logits)]))
+        for whole, in_parts in zip(scored, Scorer(model).log_probs(requests), strict=True):
+            np.testing.assert_allclose(in_parts, whole, rtol=1e-5, atol=1e-5)
+    for text, found in zip(texts, scored, strict=True):
         with torch.no_grad():
             logits_NV = model.model(input_ids=torch.from_numpy(text)[None], use_cache=False).logits[0]
         expected = logits_NV.float().log_softmax(-1)[np.arange(-4, -1), text[-3:]].numpy()

@@ -47,6 +47,10 @@ class _TargetPositions:
     shape: tuple[int, ...]
     row_P: torch.Tensor
     position_P: torch.Tensor
+    at_once: int
+    """The number of positions whose logits this pass computes."""
+    states_1PH: torch.Tensor | None = None
+    """What the output layer was given, of all positions."""
 
     def of(self, states_BNX: torch.Tensor) -> torch.Tensor:
         device = states_BNX.device
@@ -54,11 +58,27 @@ class _TargetPositions:
         self.row_P, self.position_P = to_device(self.row_P, device), to_device(self.position_P, device)
         return states_BNX[self.row_P, self.position_P]
 
+    def replace(self, states_BNH: torch.Tensor) -> torch.Tensor:
+        """The states (1, C, H) that the output layer reads instead of these, which are kept."""
+        self.states_1PH = self.of(states_BNH)[None]
+        return self.states_1PH[:, : self.at_once]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _KnownStates:
+    """States (1, C, H) for the output layer, whatever the input of the pass, which has this shape."""
+
+    shape: tuple[int, ...]
+    states_1CH: torch.Tensor
+
+    def replace(self, _: torch.Tensor) -> torch.Tensor:
+        return self.states_1CH
+
 
 class _ForwardPass(threading.local):
-    """The target positions of the forward pass that this thread runs; None for other uses of a model."""
+    """The states that the output layer reads in the forward pass of this thread; None for other uses of a model."""
 
-    targets: _TargetPositions | None = None
+    targets: _TargetPositions | _KnownStates | None = None
 
 
 _FORWARD_PASS: Final = _ForwardPass()
@@ -110,18 +130,47 @@ class TargetLogits:
     ) -> torch.Tensor:
         """The logits (P, V), in the model's number format, after each target position. The model reads and extends the
         `cache`; TypeError if its `forward` takes none."""
-        targets = _TargetPositions(tuple(input_BN.shape), row_P, position_P)
         options: dict[str, Any] = {"use_cache": cache is not None, **padding}
         if cache is not None:
             if self._cache_argument is None:
                 raise TypeError(f"forward() takes none of the arguments {', '.join(_CACHE_ARGUMENTS)}")
             options[self._cache_argument] = cache
+        targets = _TargetPositions(tuple(input_BN.shape), row_P, position_P, len(row_P))
+        return self._of_targets(self._forward(input_BN, targets, options), targets)
+
+    def parts(
+        self, input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor, at_once: int
+    ) -> Iterator[torch.Tensor]:
+        """The logits of the target positions in parts of `at_once`. The input is read once: the output layer reads the
+        states of later parts in passes of two tokens, so a model does to their logits what it does to all."""
+        targets = _TargetPositions(tuple(input_BN.shape), row_P, position_P, at_once)
+        options = {"use_cache": False}
+        logits_PV = self._of_targets(self._forward(input_BN, targets, options), targets)
+        if len(logits_PV) == len(row_P):
+            yield from logits_PV.split(at_once)
+            return
+        yield logits_PV
+        assert targets.states_1PH is not None, "fewer logits than targets without the hook"
+        del logits_PV
+        short_BN = input_BN[:1, :2]
+        for states_1CH in targets.states_1PH[:, at_once:].split(at_once, dim=1):
+            yield self._forward(short_BN, _KnownStates(tuple(short_BN.shape), states_1CH), options)[0]
+
+    def _forward(
+        self, input_BN: torch.Tensor, targets: _TargetPositions | _KnownStates, options: dict[str, Any]
+    ) -> torch.Tensor:
         _FORWARD_PASS.targets = targets
         try:
             logits: torch.Tensor = self.model(input_ids=to_device(input_BN, self.device), **options).logits
         finally:
             _FORWARD_PASS.targets = None
-        if logits.shape[:2] != (1, len(row_P)):  # the model does not call its output layer in the usual way
+        return logits
+
+    @staticmethod
+    def _of_targets(logits: torch.Tensor, targets: _TargetPositions) -> torch.Tensor:
+        """The logits (P, V) of the target positions that a pass computes; of all, if the model does not call its output
+        layer in the usual way."""
+        if targets.states_1PH is None or logits.shape[:2] != (1, min(targets.at_once, len(targets.row_P))):
             return targets.of(logits)
         return logits[0]
 
@@ -138,7 +187,7 @@ def _keep_targets(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple
     targets = _FORWARD_PASS.targets
     if targets is None or inputs[0].shape[:2] != targets.shape:
         return None
-    return (targets.of(inputs[0])[None],)
+    return (targets.replace(inputs[0]),)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -178,10 +227,6 @@ class Replica:
     def start(self, batch: Sequence[ScoringSequence], read: ReadLogits) -> list[torch.Tensor]:
         """Start reading a batch, the longest sequence first; returns its results in as many parts as are needed.
         ModelError if a single sequence does not fit."""
-        if len(batch) == 1 and len(batch[0].targets_P) > self._positions:
-            halves = np.split(batch[0].targets_P, [len(batch[0].targets_P) // 2])
-            sequences = [ScoringSequence(batch[0].tokens_N, targets_P) for targets_P in halves]
-            return [part for half in sequences for part in self.start([half], read)]
         try:
             return self._read(batch, read)
         except torch.OutOfMemoryError:
@@ -193,12 +238,13 @@ class Replica:
             middle = len(batch) // 2
             self._tokens = min(self._tokens, middle * len(batch[0]))
             return self.start(batch[:middle], read) + self.start(batch[middle:], read)
-        if len(batch[0].targets_P) == 1:
+        at_once = min(self._positions, len(batch[0].targets_P))
+        if at_once == 1:
             raise ModelError(
                 f"{self.logits.name} runs out of memory on {self.logits.device} with one sequence of {len(batch[0])} "
                 'tokens: lower `max_length`, use `dtype="bfloat16"`, or spread the model with `device="map"`.'
             )
-        self._positions = max(1, len(batch[0].targets_P) // 2)
+        self._positions = at_once // 2
         return self.start(batch, read)
 
     def fetch(self, batch: Sequence[ScoringSequence], parts: Sequence[torch.Tensor]) -> list[FloatArray]:
@@ -214,8 +260,9 @@ class Replica:
         row_P = np.repeat(np.arange(len(batch)), [len(one.targets_P) for one in batch])
         position_P = np.concatenate([one.targets_P for one in batch]) - 1
         target_P = np.concatenate([one.tokens_N[one.targets_P] for one in batch])
-        logits_PV = self.logits(input_BN, torch.from_numpy(row_P), torch.from_numpy(position_P))
-        return read(logits_PV, torch.from_numpy(target_P))
+        parts = self.logits.parts(input_BN, torch.from_numpy(row_P), torch.from_numpy(position_P), self._positions)
+        targets = torch.from_numpy(target_P).split(self._positions)
+        return [result for logits_PV, some in zip(parts, targets, strict=True) for result in read(logits_PV, some)]
 
 
 def target_log_probs(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torch.Tensor]:
