@@ -169,6 +169,11 @@ def test_generate_names_its_sources(generate: list[object]) -> None:
     assert "<-" in streamed
 
 
+def test_generate_says_that_a_prompt_is_too_long(generate: list[object]) -> None:
+    answer = done(*generate, "sheep " * 20, "--max-length", 64)
+    assert "warning: the prompt has 120 tokens, and 64 are read at once: its oldest tokens are left out" in answer.err
+
+
 def test_generate_from_an_ensemble(generate: list[object]) -> None:
     drawn = ["--temperature", "1", "--top-k", "50", "--top-p", "0.9"]
     command = [*generate, PROMPT, "--reader", "ensemble", "--weights-temperature", "2", "--documents"]

@@ -315,6 +315,8 @@ def test_what_does_not_fit(tiny_folders: dict[str, Path], index: Path) -> None:
     ours = of(tiny_folders["gpt2"], index=index, document_tokens=20)
     with pytest.warns(RalmWarning, match="1 of 2 contexts are too long for the 64 tokens"):
         ours.loglikelihood(requests("loglikelihood", ("the sea " * 9, "is"), ("the sea", " is")))
+    with pytest.warns(RalmWarning, match="1 of 1 contexts are too long for the 64 tokens"):
+        ours.generate_until(requests("generate_until", ("the sea " * 9, {"max_gen_toks": 2})))
     with pytest.raises(UsageError, match="ending of 46 tokens and the 20 before it do not fit"):
         ours.loglikelihood(requests("loglikelihood", ("the sea", "z" * 46)))
     with pytest.raises(TextError, match="the ending '' of a context has no tokens"):

@@ -63,6 +63,23 @@ def test_spans_point_into_the_message() -> None:
     assert (before, after) == ("<s>user:\n", "</s>\nmodel: ")
 
 
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [("<turn|>\n", "<turn|>"), (" </s>", "</s>"), ("\n", None), ("", None), ("{{ raise_exception('no') }}", None)],
+)
+def test_the_token_that_ends_a_turn(end: str, found: str | None) -> None:
+    """Gemma, Llama 3 and others end a turn with another token than a text."""
+    own = byte_tokenizer(with_bos=True)
+    own.add_special_tokens({"additional_special_tokens": ["<turn|>"]})
+    own.chat_template = "<s>{% for message in messages %}{{ message['content'] }}" + end + "{% endfor %}"
+    expected = None if found is None else own.convert_tokens_to_ids(found)
+    assert ModelTokenizer(own).turn_end == expected
+
+
+def test_a_template_that_writes_no_reply_ends_no_turn() -> None:
+    assert ModelTokenizer(with_template(MAKERS[0], "<s>{{ messages[0]['content'] }}")).turn_end is None
+
+
 def test_tokenizers_without_a_template() -> None:
     for tokenizer in (ModelTokenizer(MAKERS[0]()), WordTokenizer()):
         assert full_tokenizer(tokenizer).encode_chat(asked("a")) is None

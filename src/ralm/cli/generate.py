@@ -1,5 +1,7 @@
 """`ralm generate`: continues a prompt, with a passage in front that is retrieved again every few tokens."""
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +11,9 @@ import ralm
 from ralm.cli import options
 from ralm.cli.flags import Flags, Given
 from ralm.cli.models import open_model, open_retrieval
-from ralm.errors import UsageError
+from ralm.errors import RalmWarning, UsageError
 from ralm.options import Option
+from ralm.protocols import WritingModel
 from ralm.reading import ReadingOptions, sampling
 
 
@@ -78,6 +81,7 @@ def generate_command(
             "needs: leave it out."
         )
     reranker = reading.reranking.reranker(open_model(reading.ranks_with, model_options) if reading.ranks_with else None)
+    _warn_of_long_prompts(texts, model, settings.max_length or model.max_length)
     reader, passages = reading.chosen_reader, source.passages if source else ()
     pieces = ralm.generate_many(texts, model, settings, source, reader=reader, reranker=reranker)
     written = output.by_prompt(len(texts), pieces) if json else output.print_generations(texts, pieces, passages)
@@ -98,6 +102,18 @@ def generate_command(
             results.print_report(build_generation_report(traced, config))
         if traced is not None and report is not None:
             results.write_page(report, build_generation_report(traced, config))
+
+
+def _warn_of_long_prompts(texts: Sequence[str], model: WritingModel, max_length: int) -> None:
+    """Warn (RalmWarning) if a prompt does not fit before the first new token."""
+    longest = max(len(model.tokenizer.encode(text)) for text in texts)
+    if longest >= max_length:
+        which = "the prompt" if len(texts) == 1 else "the longest prompt"
+        warnings.warn(
+            f"{which} has {longest:,} tokens, and {max_length:,} are read at once: its oldest tokens are left out",
+            RalmWarning,
+            stacklevel=2,
+        )
 
 
 def _check_without_index(reading: ReadingOptions, *, baseline: bool, report: Path | None) -> None:

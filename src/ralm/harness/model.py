@@ -252,11 +252,13 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     ) -> Iterator[tuple[int, str]]:
         """The numbers of some requests, each with its text."""
         writer = generate.TokenWriter(self._model, options, self._source, reader=self._reader.reader)
+        were_cut = 0
         for begin in range(0, len(numbers), self._together):
             some = numbers[begin : begin + self._together]
             texts: dict[int, GenerationAnswer] = {}
             for number in some:
-                prompt = self._contexts.prompt(requests[number], options.new_tokens)
+                prompt, is_cut = self._contexts.prompt(requests[number], options.new_tokens)
+                were_cut += is_cut
                 question = self._contexts.question(requests[number], cached=self._cached)
                 texts[writer.add(prompt, question)] = GenerationAnswer(prompt, self._model.tokenizer, options.stop)
             while written := writer.step():
@@ -264,6 +266,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
                     if texts[added].ends(token):
                         writer.end(added)
             yield from zip(some, (text.text for text in texts.values()), strict=True)
+        self._contexts.warn_of_cuts(were_cut, len(numbers))
 
     def _check_plan(self) -> None:
         """Raise UsageError if the plan has options of whole texts."""

@@ -95,13 +95,27 @@ class Contexts:
         begins = self.prefix is not None and text.startswith(self._tokenizer.decode(np.array([self.prefix])))
         return tokens if begins else np.concatenate([self._around[0], tokens, self._around[1]])
 
-    def prompt(self, request: Any, room: int) -> IntArray:
-        """The token ids (int64) of the context of a request, without the oldest, to leave room for `room` more.
+    def prompt(self, request: Any, room: int) -> tuple[IntArray, bool]:
+        """The token ids (int64) of the context of a request, without the oldest, to leave room for `room` more; and
+        whether it was cut.
 
         An empty context is the BOS, else the end-of-text token.
         """
-        tokens = self.encode(request.args[0])[-(self._plan.max_length - room) :]
-        return tokens if len(tokens) or self.prefix is None else np.array([self.prefix], dtype=np.int64)
+        whole = self.encode(request.args[0])
+        tokens = whole[-(self._plan.max_length - room) :]
+        if not len(tokens) and self.prefix is not None:
+            tokens = np.array([self.prefix], dtype=np.int64)
+        return tokens, len(tokens) < len(whole)
+
+    def warn_of_cuts(self, cut: int, contexts: int) -> None:
+        """Warn (RalmWarning) if contexts were cut."""
+        if cut:
+            warnings.warn(
+                f"{cut:,} of {contexts:,} contexts are too long for the {self._plan.max_length} tokens that the model "
+                "reads, and lose their oldest tokens",
+                RalmWarning,
+                stacklevel=4,
+            )
 
     def question(self, request: Any, *, cached: bool) -> str | None:
         """The question of a request, which is its query; None if the document has none, or nothing is retrieved.
@@ -137,13 +151,7 @@ class Contexts:
             score.Ending.after(prompt_prefixes[query], context, targets, self._plan.max_length, self.prefix)
             for query, context, (_, targets) in zip(queries, contexts, texts, strict=True)
         ]
-        if cut := sum(one.dropped > 0 for one in endings):
-            warnings.warn(
-                f"{cut:,} of {len(endings):,} contexts are too long for the {self._plan.max_length} tokens that the "
-                "model reads, and lose their oldest tokens",
-                RalmWarning,
-                stacklevel=3,
-            )
+        self.warn_of_cuts(sum(one.dropped > 0 for one in endings), len(endings))
         return endings
 
     def _prefixes(self, queries: Sequence[str]) -> Mapping[str, Sequence[PromptPrefix]]:

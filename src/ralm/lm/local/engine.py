@@ -147,13 +147,13 @@ class TargetLogits:
         options = {"use_cache": False}
         logits_PV = self._of_targets(self._forward(input_BN, targets, options), targets)
         if len(logits_PV) == len(row_P):
-            yield from logits_PV.split(at_once)
+            yield from torch.split(logits_PV, at_once)
             return
         yield logits_PV
         assert targets.states_1PH is not None, "fewer logits than targets without the hook"
         del logits_PV
         short_BN = input_BN[:1, :2]
-        for states_1CH in targets.states_1PH[:, at_once:].split(at_once, dim=1):
+        for states_1CH in torch.split(targets.states_1PH[:, at_once:], at_once, dim=1):
             yield self._forward(short_BN, _KnownStates(tuple(short_BN.shape), states_1CH), options)[0]
 
     def _forward(
@@ -261,7 +261,7 @@ class Replica:
         position_P = np.concatenate([one.targets_P for one in batch]) - 1
         target_P = np.concatenate([one.tokens_N[one.targets_P] for one in batch])
         parts = self.logits.parts(input_BN, torch.from_numpy(row_P), torch.from_numpy(position_P), self._positions)
-        targets = torch.from_numpy(target_P).split(self._positions)
+        targets = torch.split(torch.from_numpy(target_P), self._positions)
         return [result for logits_PV, some in zip(parts, targets, strict=True) for result in read(logits_PV, some)]
 
 

@@ -69,10 +69,11 @@ class LocalLanguageModel:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """The ids that end a text: the tokenizer's end-of-text token and those of the generation settings."""
+        """The ids that end a text: the tokenizer's end-of-text token, the one with which its chat template ends a turn,
+        and those of the generation settings."""
         settings = self.model.generation_config
         own = settings.eos_token_id if settings is not None else None
-        tokens = [*(own if isinstance(own, list) else [own]), self.tokenizer.end_token]
+        tokens = [*(own if isinstance(own, list) else [own]), self.tokenizer.end_token, self.tokenizer.turn_end]
         return frozenset(int(token) for token in tokens if token is not None)
 
     @property

@@ -6,6 +6,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ralm.errors import ModelError, RalmWarning, TextError, UsageError
+from ralm.errors import ChatError, ModelError, RalmWarning, TextError, UsageError
 from ralm.lm.local.chat import WrittenChat, chat_with_spans, write_chat
 from ralm.lm.local.loading import check_tokenizer, loading_errors
 from ralm.lm.long_texts import Cuts, Window, encode_in_pieces, join_pieces, longest_token, text_chunks
@@ -29,6 +30,8 @@ _CONTINUES: Final = "@@"
 _LONG: Final = 1 << 18
 """The number of characters from which a text is encoded in pieces."""
 _ABOVE_IDS: Final = 1 << 32
+_REPLY: Final = "Somebody."
+"""A message of the assistant that shows how its turn ends."""
 _SAMPLE: Final = " Hello,  World!\n\tIt's 3.14 o'clock: \u00e9\u4e2d\U0001f600 </s> <|endoftext|> "
 
 
@@ -49,6 +52,21 @@ class ModelTokenizer:
     def end_token(self) -> int | None:
         """The id of the end-of-text token, or None."""
         return self._tokenizer.eos_token_id
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The id of the added token that the chat template writes right after a message of the assistant, or None. It
+        is often another one than the end-of-text token (Gemma, Llama 3, Qwen's base models)."""
+        if not self._tokenizer.chat_template:
+            return None
+        said = [asdict(one) for one in (Message("user", "Who?"), Message("assistant", _REPLY))]
+        try:
+            written = write_chat(self._tokenizer, said, "", **self._template_arguments)
+        except ChatError:  # such a template is reported where it is used
+            return None
+        _, reply, rest = written.rpartition(_REPLY)
+        first = self._tokenizer.encode(rest.lstrip(), add_special_tokens=False)[:1] if reply else []
+        return first[0] if first and first[0] in self._tokenizer.added_tokens_decoder else None
 
     @cached_property
     def longest_token(self) -> int | None:
