@@ -1,11 +1,14 @@
 """Mixers against plain loops, and what must hold of any weights."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from ralm.answering.prompts import open_prompt
+from ralm.answering.sources import PromptBuilder
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
@@ -13,7 +16,7 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import Mixer
 from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
-from ralm.reading.generate import generate
+from ralm.reading.generate import TokenWriter, generate
 from ralm.reading.in_context import stride_request
 from ralm.reading.mixers import MixerOptions, PosteriorWeights, PriorWeights, UniformWeights, evidence_of
 from ralm.reading.plan import PlanOptions
@@ -22,9 +25,10 @@ from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
-from ralm.records import NO_PASSAGE, Hits, Predictions, ScoredTokens
+from ralm.records import NO_PASSAGE, Hits, Predictions, ScoredTokens, ScoringSequence
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
-from tests.reading.loops import PASSAGES, TEXT, some_hits
+from tests.reading.loops import PASSAGES, TEXT, some_hits, written
+from tests.reading.test_generate import SomeHits
 from tests.reference import ensemble, mixers
 
 PLANS = {
@@ -130,6 +134,84 @@ def test_a_place_for_no_passage_in_generation() -> None:
         assert token.posteriors_K[-1] == pytest.approx(1)
 
 
+@given(
+    prompt=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=20),
+    stride=st.integers(1, 5),
+    max_length=st.integers(12, 40),
+    evidence=st.integers(1, 10),
+)
+def test_generation_with_posterior_weights_equals_reading_everything_from_the_start(
+    prompt: list[str], stride: int, max_length: int, evidence: int
+) -> None:
+    passages = passages_of("c d c d", "e f e f", "a b b", "g h a")
+    source = FromRetriever(SharedWordsRetriever(passages), passages, config={})
+    options = GenerationOptions(
+        new_tokens=9, stride=stride, query_tokens=2, document_tokens=4, max_length=max_length, temperature=0.0
+    )
+    model = CountingModel(WordTokenizer("abcdefgh"), vocabulary=9)
+    reader = Ensemble(documents=3, mixer=PosteriorWeights(eta=0.8, decay=4, evidence=evidence))
+    tokens = model.tokenizer.encode(" ".join(prompt))
+    (fast,) = written(TokenWriter(model, options, source, reader=reader), tokens)
+    drawn = iter([token.token for token in fast])
+    documents = PassageDocuments(passages, model.tokenizer, 4)
+
+    def retrieve(text: Sequence[int]) -> list[tuple[int, float]]:
+        hits = source.retriever.retrieve([model.tokenizer.decode(np.array(text[-2:]))], 3).of(0)
+        weights = ensemble.weights([score for _, score in hits]) if hits else [1.0]
+        return [(number, weight) for (number, _), weight in zip(hits or [(NO_PASSAGE, 0.0)], weights, strict=True)]
+
+    def same(mixed: np.ndarray) -> int:
+        token = next(drawn)
+        assert mixed[token] >= mixed.max() * (1 - 1e-5)
+        return token
+
+    expected = mixers.generate(
+        tokens.tolist(),
+        {number: documents[number].tolist() for number in range(-1, len(passages))},
+        retrieve,
+        lambda read: model.next_log_probs_V(np.array(read)).astype(np.float64),
+        same,
+        eta=0.8,
+        decay=4,
+        evidence=evidence,
+        new_tokens=len(fast),
+        stride=stride,
+        max_length=max_length,
+    )
+    for token, (_, log_prob, shares) in zip(fast, expected, strict=True):
+        assert token.log_prob == pytest.approx(log_prob, abs=1e-5)
+        np.testing.assert_allclose(token.posteriors_K, shares, atol=1e-5)
+
+
+def test_a_model_generates_with_posterior_weights_alike_with_and_without_its_cache(model: LocalLanguageModel) -> None:
+    """The passages change with every stride, and the tokens of two prompts are read in one batch."""
+    source = FromRetriever(SomeHits(PASSAGES), PASSAGES, config={})
+    options = GenerationOptions(new_tokens=8, stride=3, query_tokens=2, document_tokens=10, max_length=40)
+    reader = Ensemble(documents=3, mixer=POSTERIOR)
+    prompts = [model.tokenizer.encode(text) for text in (TEXT[:46], "What it is worth")]
+    together = written(TokenWriter(model, options, source, reader=reader), *prompts)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
+    for prompt, fast in zip(prompts, together, strict=True):
+        retrieved = {step: prompt.tolist() + [token.token for token in fast[:step]] for step in range(0, len(fast), 3)}
+        for step, text in retrieved.items():
+            hits = source.retriever.retrieve([model.tokenizer.decode(np.array(text[-2:]))], 3).of(0)
+            if len(hits) < 2:
+                continue
+            reads = [mixers.trimmed(documents[number].tolist(), text, 40) for number, _ in hits]
+            last = min(
+                [12, *(len(one) - max(1, len(documents[number])) for one, (number, _) in zip(reads, hits, strict=True))]
+            )
+            sequences = [
+                ScoringSequence(np.array([*one, fast[step].token]), np.arange(len(one) - last, len(one) + 1))
+                for one in reads
+            ]
+            log_probs = [next(iter(model.score([one]))).astype(float).tolist() for one in sequences]
+            start = ensemble.weights([score for _, score in hits])
+            [weights] = mixers.posterior(start, log_probs, last, 0.6, 3, 12)
+            mixed = sum(weight * np.exp(one[-1]) for weight, one in zip(weights, log_probs, strict=True))
+            assert fast[step].log_prob == pytest.approx(np.log(mixed), abs=1e-4)
+
+
 FLOATS = st.floats(-60, 0, width=32)
 
 
@@ -217,5 +299,9 @@ def test_evidence_that_does_not_fit_or_is_not_read() -> None:
     plan = PlanOptions(stride=2, query_tokens=2, document_tokens=4, max_length=30)
     with pytest.raises(UsageError, match="`document_tokens` 4 and `evidence` 32 do not fit together into 30 tokens"):
         evaluate_text("a b a b a b", model, plan, source=source, reader=reader)
-    with pytest.raises(UsageError, match="PosteriorWeights weighs passages by the tokens before.*generation does not"):
-        next(generate("a b", model, GenerationOptions(document_tokens=4), source, reader=reader))
+    with pytest.raises(UsageError, match="PosteriorWeights weighs passages by the tokens before.*a question does not"):
+        PromptBuilder(open_prompt("replug"), model.tokenizer, 40, reader)
+    listing: Any = CountingModel(WordTokenizer("ab"))
+    listing.tier = "top_k"
+    with pytest.raises(UsageError, match="gives its top next tokens alone, and the mixer PosteriorWeights needs"):
+        next(generate("a b", listing, GenerationOptions(document_tokens=4), source, reader=reader))

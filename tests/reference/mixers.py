@@ -1,7 +1,9 @@
 """Mixers as plain loops over probabilities, one target and one document at a time, in Python's floats."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 
 def posterior(
@@ -29,3 +31,53 @@ def with_none(scores: Sequence[float], temperature: float, none_score: float) ->
     """softmax over [scores / temperature, none_score]."""
     powers = [*(math.exp(score / temperature) for score in scores), math.exp(none_score)]
     return [power / sum(powers) for power in powers]
+
+
+def generate(
+    prompt: Sequence[int],
+    documents: Mapping[int, Sequence[int]],
+    retrieve: Callable[[Sequence[int]], Sequence[tuple[int, float]]],
+    next_log_probs: Callable[[Sequence[int]], np.ndarray],
+    pick: Callable[[np.ndarray], int],
+    *,
+    eta: float,
+    decay: float,
+    evidence: int,
+    new_tokens: int,
+    stride: int,
+    max_length: int,
+) -> list[tuple[int, float, list[float]]]:
+    """Generation with posterior weights, reading everything from the start: tokens, their log-probabilities, and the
+    shares of the documents. `retrieve` gives the documents of a text, each with its weight before any evidence.
+
+    When passages are chosen, each reads the last tokens of the text, as many as all of them have; then every token that
+    is drawn is evidence too.
+    """
+    text, written = list(prompt), []
+    for step in range(new_tokens):
+        if step % stride == 0:
+            found = retrieve(text)
+            reads = [trimmed(documents[number], text, max_length) for number, _ in found]
+            firsts = [max(1, len(documents[number])) for number, _ in found]
+            last = min([evidence, *(len(read) - first for read, first in zip(reads, firsts, strict=True))])
+            past = [[next_log_probs(read[:s])[read[s]] for s in range(len(read) - last, len(read))] for read in reads]
+        reads = [trimmed(documents[number], text, max_length) for number, _ in found]
+        log_probs = [next_log_probs(read) for read in reads]
+        start = [weight for _, weight in found]
+        padded = [[*map(float, of_document), 0.0] for of_document in past]
+        [weights] = posterior(start, padded, len(past[0]), eta, decay, evidence)
+        mixed = sum(weight * np.exp(one) for weight, one in zip(weights, log_probs, strict=True))
+        token = pick(np.asarray(mixed))
+        shares = [
+            weight * math.exp(one[token]) / float(mixed[token]) for weight, one in zip(weights, log_probs, strict=True)
+        ]
+        written.append((token, math.log(mixed[token]), shares))
+        text.append(token)
+        for of_document, one in zip(past, log_probs, strict=True):
+            of_document.append(float(one[token]))
+    return written
+
+
+def trimmed(document: Sequence[int], text: Sequence[int], max_length: int) -> list[int]:
+    """The document and the text, without its oldest tokens, so that they and the next token fit."""
+    return [*document, *text[max(0, len(document) + len(text) + 1 - max_length) :]]

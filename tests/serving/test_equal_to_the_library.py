@@ -25,6 +25,7 @@ from ralm import (
     generate,
 )
 from ralm.lm.scoring import Scorer
+from ralm.reading.mixers import PosteriorWeights
 from ralm.reading.provenance import traced_generation
 from ralm.reading.score import score_text
 from ralm.reading.tokens import prepare_text
@@ -36,6 +37,7 @@ READERS: dict[str, Any] = {
     "in-context": InContext(),
     "ensemble": Ensemble(documents=3),
     "concatenation": Concatenation(documents=2),
+    "posterior": Ensemble(documents=3, mixer=PosteriorWeights(eta=0.5)),
 }
 RERANKERS: dict[str, Any] = {"none": None, "zero-shot": ZeroShot(candidates=4), "oracle": Oracle(candidates=4)}
 
@@ -48,6 +50,8 @@ def drawn(draw: random.Random, *, echo: bool) -> dict[str, Any]:
         choice = {"reader": reader, "stride": draw.choice([2, 4, 7])}
         if reader != "in-context":
             choice["documents"] = READERS[reader].hits
+            if reader == "ensemble" and draw.random() < 0.5:
+                choice |= {"mixer": "posterior", "eta": 0.5}
         elif draw.random() < 0.4:
             choice |= {"rerank": "oracle" if echo else "zero-shot", "candidates": 4}
         if not echo and draw.random() < 0.3:
@@ -70,7 +74,7 @@ def source_of(service: Service, choice: Mapping[str, Any]) -> FromRetriever | No
 def parts_of(service: Service, choice: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "source": source_of(service, choice),
-        "reader": READERS[choice.get("reader", "in-context")],
+        "reader": READERS[choice.get("mixer") or choice.get("reader", "in-context")],
         "reranker": RERANKERS[choice.get("rerank", "none")],
     }
 
@@ -213,6 +217,8 @@ def test_sources_and_gains_of_what_is_written(client: httpx.Client, service: Ser
 @pytest.mark.parametrize("reader", READERS)
 def test_likeliest_tokens_of_a_prompt(client: httpx.Client, service: Service, reader: str) -> None:
     choice = {"reader": reader} if reader == "in-context" else {"reader": reader, "documents": READERS[reader].hits}
+    if reader == "posterior":
+        choice |= {"reader": "ensemble", "mixer": reader}
     body = {"model": MODEL, "prompt": PROMPTS[1], "max_tokens": 0, "echo": True, "ralm": {**choice, "gain": True}}
     without = answered(client, {**body, "logprobs": 0})
     listed = answered(client, {**body, "logprobs": 3})

@@ -8,6 +8,7 @@ reads and draws.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -16,12 +17,13 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import SharedCache
 from ralm.protocols import Reader, Reranker, WritingModel, traits_of
 from ralm.reading import ensemble, in_context, score
+from ralm.reading.mixers import CheckedMixer, Evidence
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.sampling import GenerationOptions, draw_token
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, without_first
-from ralm.records import IntArray, NextTokens, TextsAhead
+from ralm.records import IntArray, NextTokens, ScoringSequence, TextsAhead
 from ralm.reranking import CheckedReranker
 from ralm.validation import check_length, retrieve_checked
 
@@ -102,7 +104,7 @@ class TokenWriter:
         self._options = options or GenerationOptions()
         self._source = source
         self._reader = in_context.CheckedReader.of(reader)
-        self._reader.mixer.require_fixed("generation")
+        self._reader.mixer.require_every_token(model)
         self._reranker = CheckedReranker.of(reranker)
         self._max_length = self._options.max_length or model.max_length
         self._check_lengths()
@@ -163,6 +165,7 @@ class TokenWriter:
             prompt.prompt_prefixes = self._reader.prompt_prefixes(hits.of(row), self._documents)
             prompt.prefixes_end = prompt.written + self._options.stride
             self._reader.check_room(prompt.prompt_prefixes, self._options.stride, self._max_length)
+        self._decoder.read_evidence(prompts, self._reader.mixer)
 
 
 class Decoder:
@@ -207,6 +210,26 @@ class Decoder:
         """Stop continuing this text."""
         self._states.pop(number, None)
 
+    def read_evidence(self, states: Sequence[PromptState], mixer: CheckedMixer) -> None:
+        """Read the end of each text after its prompt prefixes, as much as the mixer looks at and all of them have."""
+        sequences: list[ScoringSequence] = []
+        for state in states:
+            state.evidence = None
+            if mixer.needs.evidence and len(state.prompt_prefixes) > 1:
+                texts = self._texts(state)
+                shared = min(
+                    len(text) - max(1, len(one.tokens)) for text, one in zip(texts, state.prompt_prefixes, strict=True)
+                )
+                last = min(mixer.needs.evidence, shared)
+                state.evidence = Evidence(mixer, np.zeros((len(texts), last), dtype=np.float32))
+                sequences += [ScoringSequence(text, np.arange(len(text) - last, len(text))) for text in texts if last]
+        order = sorted(range(len(sequences)), key=lambda number: -len(sequences[number]))
+        scored = self._cache.score([sequences[number] for number in order]) if order else ()
+        found = iter([log_probs_P for _, log_probs_P in sorted(zip(order, scored, strict=True), key=itemgetter(0))])
+        for one in (state.evidence for state in states if state.evidence is not None):
+            if one.log_probs_KN.size:
+                one.log_probs_KN = np.stack([next(found) for _ in one.log_probs_KN])
+
     def step(self) -> list[tuple[int, GeneratedToken]]:
         """The next token of every unfinished text with the text's number, without those that end there."""
         states = list(self._states.items())
@@ -248,7 +271,14 @@ class Decoder:
     def _draw(self, state: PromptState, texts: Sequence[IntArray], given: NextTokens) -> GeneratedToken:
         assert state.generator is not None, "set when the text was added"
         chosen = partial(self._cache.continuations.next_tokens, texts) if self._model.tier == "chosen" else None
-        return draw_token(given, state.prompt_prefixes, state.generator, self._options, chosen)
+        if state.evidence is None:
+            return draw_token(given, state.prompt_prefixes, state.generator, self._options, chosen)
+        prompt_prefixes = state.evidence.weighed(state.prompt_prefixes)
+        token = draw_token(given, prompt_prefixes, state.generator, self._options, chosen)
+        if chosen is not None:
+            given = chosen(np.array([token.token], dtype=np.int64))
+        state.evidence.add(given.log_probs_BC[:, 0 if chosen is not None else token.token])
+        return token
 
 
 class _StepWriter(Protocol):

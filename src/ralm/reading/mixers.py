@@ -19,7 +19,7 @@ from pydantic import JsonValue
 
 from ralm.errors import MixerError, UsageError
 from ralm.options import Needs, Option, check_options
-from ralm.protocols import Documents, LanguageModel, Mixer, traits_of
+from ralm.protocols import Documents, LanguageModel, Mixer, WritingModel, traits_of
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, MixerNeeds, Predictions, PromptPrefix
 from ralm.validation import check_number
 
@@ -216,6 +216,15 @@ class CheckedMixer:
                 "these: choose another mixer."
             )
 
+    def require_every_token(self, model: WritingModel) -> None:
+        """Raise UsageError if the weights depend on generated tokens whose log-probabilities the model may not give."""
+        self.require_exact(model)
+        if self.needs.evidence and model.tier not in ("all", "chosen"):
+            raise UsageError(
+                f"{model.name} gives its top next tokens alone, and the mixer {self._name} needs the log-probability "
+                "of each generated token after every passage: choose another mixer."
+            )
+
     def require_exact(self, model: LanguageModel) -> None:
         """Raise UsageError if the weights depend on log-probabilities of which the model gives only bounds."""
         if self.needs.evidence and (traits_of(model).bounds or traits_of(model).bound):
@@ -226,6 +235,26 @@ class CheckedMixer:
 
     def _reject(self, fault: str) -> None:
         raise MixerError(f"the mixer {self._name} gives {fault}; see `Mixer` for what it should give.")
+
+
+@dataclass(slots=True, eq=False)
+class Evidence:
+    """The last log-probabilities (float32, K x N) after the prompt prefixes of a text that is being continued."""
+
+    mixer: CheckedMixer
+    log_probs_KN: FloatArray
+
+    def weighed(self, prompt_prefixes: Sequence[PromptPrefix]) -> Sequence[PromptPrefix]:
+        """The prompt prefixes with their weights for the next token."""
+        next_KN = np.hstack([self.log_probs_KN, np.zeros((len(prompt_prefixes), 1), dtype=np.float32)])
+        [log_weights_K] = self.mixer.log_weights(prompt_prefixes, evidence_of(next_KN, 1, self.mixer.needs.evidence))
+        pairs = zip(prompt_prefixes, log_weights_K.tolist(), strict=True)
+        return [replace(one, log_weight=weight) for one, weight in pairs]
+
+    def add(self, log_probs_K: FloatArray) -> None:
+        """Add the token that was drawn."""
+        kept_KN = self.log_probs_KN[:, max(0, self.log_probs_KN.shape[1] + 1 - self.mixer.needs.evidence) :]
+        self.log_probs_KN = np.hstack([kept_KN, log_probs_K.astype(np.float32)[:, None]])
 
 
 def evidence_of(log_probs_KN: FloatArray, targets: int, count: int) -> FloatArray:

@@ -11,6 +11,7 @@ from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import in_context, sampling
+from ralm.reading.mixers import Evidence
 from ralm.reading.tokens import PassageDocuments, PreparedText
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, PromptPrefix, Request
 from ralm.validation import MAX_COUNT
@@ -127,8 +128,9 @@ class StrideRows:
 @dataclass(slots=True, eq=False)
 class PromptState:
     """A growing text, the query that replaces it for the retriever (or None), its prompt prefixes until `prefixes_end`
-    tokens are written, and the generator of its random draws. `robust` is that of each token so far, also of one that
-    ended the text, if it was asked (`Sampling.robust`)."""
+    tokens are written, and the generator of its random draws. `evidence` weighs the prompt prefixes if their mixer
+    needs it. `robust` is that of each token so far, also of one that ended the text, if it was asked
+    (`Sampling.robust`)."""
 
     text: IntArray
     query: str | None
@@ -136,6 +138,7 @@ class PromptState:
     generator: np.random.Generator | None = None
     prefixes_end: int = MAX_COUNT
     written: int = 0
+    evidence: Evidence | None = None
     robust: list[bool] = field(default_factory=list)
 
 

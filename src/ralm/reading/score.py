@@ -25,7 +25,7 @@ from ralm.protocols import Continuations, LanguageModel, Reader, Reranker, Writi
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import credited_passages, log_weights_of, mixture, posterior
 from ralm.reading.in_context import CheckedReader, check_plan_before, rows_with_targets, stride_request
-from ralm.reading.mixers import evidence_of
+from ralm.reading.mixers import CheckedMixer, evidence_of
 from ralm.reading.rows import StrideRows
 from ralm.reading.tokens import PreparedText
 from ralm.records import (
@@ -94,6 +94,18 @@ def score_text(
         log_probs_T=np.concatenate(log_probs).astype(np.float32, copy=False),
         provenance=Provenance.of_rows(sources),
     )
+
+
+def row_log_weights(
+    prepared: PreparedText, scorer: Scorer, mixer: CheckedMixer, row: int, prompt_prefixes: Sequence[PromptPrefix]
+) -> DoubleArray:
+    """The logarithms of the weights (float64, T x K) of a row's prompt prefixes for each of its targets."""
+    targets, evidence = int(prepared.plan.end_R[row] - prepared.plan.target_begin_R[row]), mixer.needs.evidence
+    if not evidence or len(prompt_prefixes) == 1:
+        return np.tile(log_weights_of(prompt_prefixes), (targets, 1))
+    requests = [stride_request(prepared.tokens, prepared.plan, row, one.tokens, evidence) for one in prompt_prefixes]
+    log_probs_KN = np.stack(scorer.log_probs(requests))
+    return mixer.log_weights(prompt_prefixes, evidence_of(log_probs_KN, targets, evidence))
 
 
 def _scored_rows(

@@ -299,15 +299,15 @@ def _score_with_top(
     top_logprobs: int,
 ) -> None:
     """Score the targets of a text, with the top log-probabilities of each place."""
-    in_context.CheckedReader.of(reads.reader).mixer.require_fixed("`logprobs` of a prompt")
+    mixer = in_context.CheckedReader.of(reads.reader).mixer
     scorer = Scorer(model, progress=False)
     _, prefixes_R = score.rows_and_prompt_prefixes(prepared, scorer, hits, reads.passages, reads.reader, reads.reranker)
     rows = [*zip(in_context.rows_with_targets(prepared.plan), prefixes_R, strict=True)]
     for some in _chunks(rows, prepared, model.vocabulary or 1):
         by_prefix = _read_rows(some, prepared, model)
         for row, prefixes in some:
-            log_weights_K = ensemble.log_weights_of(prefixes)
-            for place in _targets(prepared, row):
+            log_weights_TK = score.row_log_weights(prepared, scorer, mixer, row, prefixes)
+            for place, log_weights_K in zip(_targets(prepared, row), log_weights_TK, strict=True):
                 token = scored[place]
                 log_probs_KV = np.stack([by_prefix[row, number][place] for number in range(len(prefixes))])
                 log_probs_V = ensemble.mixture(log_probs_KV, log_weights_K)
