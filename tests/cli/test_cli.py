@@ -386,6 +386,9 @@ def test_the_special_tokens_that_stand_first(evaluate: list[object], generate: l
     assert shown["auto"]["nll"] == shown["always"]["nll"] != shown["never"]["nll"], "LLaMA's tokenizer adds a BOS"
     failed(ralm(*evaluate, "--bos", "never", "--semantics", "official"), 2, "is not what the published code does")
     failed(ralm(*evaluate, "--document-tokens", "0"), 2, "--document-tokens must be at least 1, not 0")
+    mixed = "read with passages alone, so the gain is theirs too"
+    notes = [done(*evaluate, "--baseline", "--semantics", one).err for one in ("official", "paper")]
+    assert [mixed in note for note in notes] == [True, False]
     written = [printed(*generate, "The", "--bos", bos)["tokens"] for bos in ("auto", "never")]
     assert written[0] != written[1]
     failed(ralm(*generate, "The", "--max-length", 65), 2, "--max-length 65 is beyond the 64 tokens that")

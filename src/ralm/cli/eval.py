@@ -8,7 +8,9 @@ from typing import Annotated, Any, Final, Self
 import ralm
 from ralm.cli import flags, models, options
 from ralm.errors import UsageError
+from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Needs, Option, check_options
+from ralm.protocols import Tokenizer
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 
@@ -71,6 +73,7 @@ def eval_command(
     """
     job = job.settled(given)
 
+    from ralm.cli.process import print_note
     from ralm.cli.results import print_evaluation
     from ralm.reading.tokens import read_beginning
     from ralm.runs.run import RUN_KIND, evaluation_config
@@ -81,6 +84,11 @@ def eval_command(
     chunks, reading = options.open_text(job.text, job.limit_tokens), job.reading
     source = models.open_passages(job.index, job.retrieved, job.retrieval) if job.has_passages else None
     model = models.open_scorer(job.lm, job.model, job.ray)
+    if baseline and _mixes_bos_with_gain(job.plan, model.tokenizer):
+        print_note(
+            "as in the published code, the special tokens (BOS) of the tokenizer are read with passages alone, so the "
+            "gain is theirs too; with --semantics paper every reading has them"
+        )
     ranks = reading.rerank_lm
     ranker = models.open_scorer(ranks, job.model.of(ranks, job.lm), job.ray) if ranks else None
     content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
@@ -96,3 +104,9 @@ def eval_command(
         lambda: evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)),
         partial(print_evaluation, evaluation, out),
     )
+
+
+def _mixes_bos_with_gain(plan: PlanOptions, tokenizer: Tokenizer) -> bool:
+    """Whether readings with a passage begin with special tokens, and those without one do not."""
+    as_published = plan.semantics == "official" and plan.windows != "rolling"
+    return as_published and len(full_tokenizer(tokenizer).special_tokens.before) > 0
