@@ -116,7 +116,7 @@ def _max_difference(logits: engine.TargetLogits, max_length: int) -> float:
     found_P = np.concatenate(continuation.CachedDecoder(logits, max_length, _LENGTH).score(sequences))
     before = [one.tokens_N[:at] for one in sequences for at in one.targets_P]
     target_P = np.concatenate([one.tokens_N[one.targets_P] for one in sequences])
-    uncached_PV = continuation.UncachedDecoder(logits, max_length, _LENGTH).next_tokens(before).log_probs_BC
+    uncached_PV = uncached.next_tokens(before).log_probs_BC
     return max(difference, _difference(found_P, uncached_PV[np.arange(len(target_P)), target_P]))
 
 
