@@ -136,10 +136,19 @@ def _answer_table(group: str, hows: Sequence[str]) -> Iterator[str]:
     found = compare_answers(_folders(group, hows))
     shown = [name for name in _SHOWN if name in found.measures]
     yield from (f"## {group}: {found.questions} questions", "")
-    yield from (f"| read with | {' | '.join(_SHOWN[name] for name in shown)} |", "|---" * (len(shown) + 1) + "|")
+    headings = ["read with", "passages hold an answer", *(_SHOWN[name] for name in shown)]
+    yield from (f"| {' | '.join(headings)} |", "|---" * len(headings) + "|")
     for place, how in enumerate(hows):
-        yield f"| {how} | {' | '.join(_measure(name, found.measures[name][place]) for name in shown)} |"
+        cells = [how, _has_answer(group, how), *(_measure(name, found.measures[name][place]) for name in shown)]
+        yield f"| {' | '.join(cells)} |"
     yield ""
+
+
+def _has_answer(group: str, how: str) -> str:
+    """The share of questions with an answer in one of the passages that are read."""
+    summary: Any = json.loads((RUNS / group / how / "summary.json").read_bytes())
+    shares = [*summary.get("has_answer", {}).values()]
+    return f"{shares[-1]:.0%}" if shares else ""
 
 
 def _answer_orders(group: str, hows: Sequence[str]) -> Iterator[str]:

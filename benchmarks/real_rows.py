@@ -242,13 +242,13 @@ def _text_rows(name: str, model: Path, text: str, scale: Scale, others: Sequence
 
     yield row("none", place, (*plain, *stride))
     yield row("bm25", place, strided)
-    yield row("random", 6 + place, (*strided, "--retriever", "random"))
+    yield row("random", 9 + place, (*strided, "--retriever", "random"))
     if text == _CLEANED:
         yield row("bm25-clean", 12 + place, (*plain, "--index", str(INPUTS / f"{text}-clean"), *stride))
-    yield row("zero-shot-tiny", 9 + place, (*strided, "--rerank", "zero-shot", *candidates, "--rerank-lm", "ralm-tiny"))
-    yield row("oracle", 8 + place, (*strided, "--rerank", "oracle", *candidates))
-    yield row("rerank-random", 8 + place, (*strided, "--rerank", "random", *candidates))
-    yield row("ensemble-4", 8 + place, (*strided, *ensemble, "4"))
+    yield row("zero-shot-tiny", 8 + place, (*strided, "--rerank", "zero-shot", *candidates, "--rerank-lm", "ralm-tiny"))
+    yield row("oracle", 7 + place, (*strided, "--rerank", "oracle", *candidates))
+    yield row("rerank-random", 7 + place, (*strided, "--rerank", "random", *candidates))
+    yield row("ensemble-4", 7 + place, (*strided, *ensemble, "4"))
     yield row("ensemble-10", 60 + place, (*strided, *ensemble, "10"))
     yield row("zero-shot", 10 + place, (*strided, "--rerank", "zero-shot", *candidates))
     for tokens in ("8", "128"):
