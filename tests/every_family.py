@@ -30,18 +30,25 @@ LOOK_AHEAD = frozenset(
 )
 """Families that attend to later tokens as they come."""
 
-READ_WHOLE = frozenset(
-    "axk2 bailing_hybrid bamba bart bigbird_pegasus blenderbot blenderbot-small deepseek_v32 deepseek_v4 dory "
+FROM_STATE = frozenset(
+    "axk2 bailing_hybrid bamba bart bigbird_pegasus blenderbot blenderbot-small deepseek_v32 deepseek_v4 "
     "dots3_note_text falcon_h1 falcon_mamba glm_moe_dsa granitemoehybrid hy_v4 inkling2_loop_text inkling2_text "
     "inkling_text jamba kimi_linear lara_mini lfm2 lfm2_moe lfm3 mamba mamba2 marian mbart minimax mvp nemotron_h "
-    "olmo_hybrid openai-gpt pegasus plbart qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text recurrent_gemma "
-    "reformer rwkv trocr whisper xlstm zamba zamba2 zaya".split()
+    "olmo_hybrid pegasus plbart qwen3_5_moe_text qwen3_5_text qwen3_next reformer trocr whisper xlstm zamba "
+    "zaya".split()
 )
-"""Families that cannot continue from rows of keys and values. Their state is of another kind: state spaces and linear
-attention, indexed or compressed keys (DeepSeek V3.2 and V4), loops that share keys (Dory), or none that they take back
-(OpenAI GPT). Or they count positions by columns, padding included (BART and its kin)."""
+"""Families that cannot continue from rows of keys and values, but from the state that they return: state spaces and
+linear attention, indexed or compressed keys (DeepSeek V3.2 and V4), or positions that are counted by columns, padding
+included (BART and its kin)."""
 
-SAMPLE = ("gpt2", "gpt_neo", "opt", "bloom", "llama", "qwen3", "phi3", "mamba", "falcon_h1", "inkling2_text")
+FROM_STATE_ALONE = frozenset({"qwen4_exp_text", "rwkv"})
+"""Families of which the same is true if each text is read by itself: transformers mixes the rows of a batch."""
+
+READ_WHOLE = frozenset({"openai-gpt", "recurrent_gemma", "zamba2"})
+"""Families that return no state (OpenAI GPT), hold it in their modules (RecurrentGemma), or whose figures change when
+they continue from it (Zamba2, which limits the size of its steps in whole texts only)."""
+
+SAMPLE = ("gpt2", "gpt_neo", "opt", "bloom", "llama", "qwen3", "phi3", "mamba", "rwkv", "jamba", "bart", "zamba2")
 """Families that `make test` tries; `make test-all` tries all."""
 
 FAMILIES = [family for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if family not in NOT_BUILT]
@@ -59,7 +66,7 @@ _SIZES: dict[str, Any] = (
     | dict.fromkeys(("kv_lora_rank", "q_lora_rank", "v_head_dim", "qk_head_dim", "head_dim"), 8)
     | dict.fromkeys(("mamba_n_heads", "mamba_d_head", "mamba_num_heads", "mamba_head_dim", "mamba_d_state"), 8)
     | dict.fromkeys(("ssm_state_size", "state_size", "linear_key_head_dim", "linear_value_head_dim"), 8)
-    | dict.fromkeys(("sliding_window", "window_size"), 8)
+    | dict.fromkeys(("sliding_window", "window_size", "chunk_size", "mamba_chunk_size"), 8)
     | dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "n_mamba_heads", "num_experts_per_tok"), 2)
     | dict.fromkeys(
         ("n_group", "topk_group", "first_k_dense_replace", "n_groups", "mamba_n_groups", "mamba_ngroups"), 1
@@ -75,6 +82,7 @@ _SIZES: dict[str, Any] = (
     | {"initializer_range": 0.3, "init_std": 0.3}
 )
 
+_BOTH_KINDS = {"layer_types": ["linear_attention", "full_attention"]}
 _LATENT = {"num_key_value_heads": 4}
 _LATENT_WIDE = {"num_key_value_heads": 4, "qk_rope_head_dim": 8}
 _PADDED = "camembert data2vec-text prophetnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xglm".split()
@@ -82,6 +90,8 @@ _PER_LAYER = {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": VOCABULAR
 _OWN: dict[str, dict[str, Any]] = {family: {"pad_token_id": 1} for family in _PADDED} | {
     "axk1": _LATENT,
     "axk2": _LATENT_WIDE,
+    "bailing_hybrid": _BOTH_KINDS,
+    "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {"layer_types": ["full_attention"] * 2, "rope_parameters": {"full_attention": None}},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
@@ -90,6 +100,7 @@ _OWN: dict[str, dict[str, Any]] = {family: {"pad_token_id": 1} for family in _PA
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "deepseek_v32": _LATENT_WIDE,
+    "dory": {"num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1},
     "dots1": {"n_shared_experts": 1},
     "dots3_note_text": _LATENT,
     "gemma3n_text": {**_PER_LAYER, "laurel_rank": 4, "altup_num_inputs": 2},
@@ -97,12 +108,27 @@ _OWN: dict[str, dict[str, Any]] = {family: {"pad_token_id": 1} for family in _PA
     "glm4_moe_lite": _LATENT_WIDE,
     "glm_moe_dsa": _LATENT_WIDE,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "kimi_linear": {"num_key_value_heads": 4, "linear_head_dim": 8, "linear_num_heads": 4},
+    "granitemoehybrid": _BOTH_KINDS,
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {**_BOTH_KINDS, "num_key_value_heads": 4, "linear_head_dim": 8, "linear_num_heads": 4},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"num_key_value_heads": 4, "head_dim": 4},
     "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2},
     "minicpm3": _LATENT,
+    "qwen3_5_moe_text": _BOTH_KINDS,
+    "qwen3_5_text": _BOTH_KINDS,
+    "qwen3_next": _BOTH_KINDS,
+    "qwen4_exp_text": {
+        **_BOTH_KINDS,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {
         "is_decoder": True,
         "attention_head_size": 8,
@@ -117,6 +143,7 @@ _OWN: dict[str, dict[str, Any]] = {family: {"pad_token_id": 1} for family in _PA
         "pronunciation_embed_dim": 8,
         "shape_embed_dim": 8,
     },
+    "xlstm": {"hidden_size": 128, "autocast_kernel_dtype": "float32"},
     "xmod": {"default_language": "en_XX", "pad_token_id": 1},
     "sarvam_mla": _LATENT,
     "youtu": _LATENT,

@@ -74,7 +74,7 @@ def test_a_deprecated_call_is_shown_with_the_version() -> None:
     assert isinstance(continuations, CachedDecoder)
 
 
-@pytest.mark.parametrize("family", ["openai-gpt", "bart", None])
+@pytest.mark.parametrize("family", ["openai-gpt", "recurrent_gemma", None])
 def test_what_a_family_cannot_do_is_said_once(family: str | None, caplog: pytest.LogCaptureFixture) -> None:
     model = language_model(Forgetful)
     if family is not None:

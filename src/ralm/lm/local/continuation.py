@@ -6,11 +6,13 @@ differs. A new text that begins like another one, such as a prompt with the same
 from it. Then the last tokens of all texts are read together, as one column of one batch. Tokens that are to be scored
 after texts are read in the same way, as several columns.
 
-`UncachedDecoder` reads each text whole every time. It serves models whose state is not rows of keys and values.
+`UncachedDecoder` reads each text whole every time. It serves models whose state is not rows of keys and values, and
+which `states.StateDecoder` cannot continue either.
 
 Shapes: B texts, N tokens, P targets, C columns of the cache, V vocabulary.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -33,20 +35,14 @@ itself, which takes more time per token than in a batch."""
 _NO_TARGETS: Final = torch.zeros(0, dtype=torch.long)
 
 
-class CachedDecoder:
-    """Texts of at most `max_length` tokens, with a row of keys and values each; several that must be read again are
-    read in batches of `tokens_per_batch` tokens, padding included."""
-
-    keeps_texts: Final = True
+class LocalDecoder(ABC):
+    """Predicts the next tokens of texts of at most `max_length` tokens, in batches of `tokens_per_batch` tokens."""
 
     def __init__(self, logits: TargetLogits, max_length: int, tokens_per_batch: int | None = None) -> None:
         self._logits = logits
         self._max_length = max_length
         self._tokens = tokens_per_batch or logits.tokens_per_batch
         self._thresholds = length_thresholds(logits.model.config)
-        self._takes_positions = "position_ids" in logits.arguments
-        self._held: list[IntArray] = []
-        self._rows = KeyValueRows()
 
     @torch.inference_mode()
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
@@ -58,12 +54,39 @@ class CachedDecoder:
         """
         _check_texts(self._logits.name, texts, self._max_length)
         with _reported_out_of_memory(self._logits, texts):
-            numbers_B = self._hold(texts)
-            log_probs_BV = self._read_last([texts[number] for number in numbers_B])
+            log_probs_BV = self._read(texts)
+        return _wanted_tokens(self._logits, log_probs_BV, wanted)
+
+    @abstractmethod
+    def _read(self, texts: Sequence[IntArray]) -> FloatArray:
+        """The distributions (float32, B x V) after the texts."""
+
+    def _distributions(self, logits_BV: torch.Tensor) -> FloatArray:
+        """The log-softmax (float32) in main memory; ModelError if it is NaN."""
+        log_probs_BV = logits_BV.float().log_softmax(-1)
+        self._logits.check_numbers(log_probs_BV)
+        found_BV: FloatArray = log_probs_BV.cpu().numpy()
+        return found_BV
+
+
+class CachedDecoder(LocalDecoder):
+    """Texts of at most `max_length` tokens, with a row of keys and values each; several that must be read again are
+    read in batches of `tokens_per_batch` tokens, padding included."""
+
+    keeps_texts: Final = True
+
+    def __init__(self, logits: TargetLogits, max_length: int, tokens_per_batch: int | None = None) -> None:
+        super().__init__(logits, max_length, tokens_per_batch)
+        self._held: list[IntArray] = []
+        self._rows = KeyValueRows()
+
+    def _read(self, texts: Sequence[IntArray]) -> FloatArray:
+        numbers_B = self._hold(texts)
+        log_probs_BV = self._read_last([texts[number] for number in numbers_B])
         self._held = [texts[number] for number in numbers_B]
         found_BV = np.empty_like(log_probs_BV)
         found_BV[numbers_B] = log_probs_BV
-        return _wanted_tokens(self._logits, found_BV, wanted)
+        return found_BV
 
     @torch.inference_mode()
     def score(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
@@ -94,7 +117,7 @@ class CachedDecoder:
         copied = {} if self._thresholds else _copied_prefixes(new, rows)
         unread = {row for row, columns in enumerate(columns_B) if columns < len(rows[row]) - 1 and row not in copied}
         together = [] if self._thresholds else [row for row in new if row in unread]
-        for batch in _batches(together, rows, self._tokens):
+        for batch in batches(together, rows, self._tokens):
             if len(batch) > 1:
                 cache = DynamicCache()
                 self._logits(pad_right([rows[row][:-1] for row in batch]), _NO_TARGETS, _NO_TARGETS, cache)
@@ -121,12 +144,10 @@ class CachedDecoder:
         step = 1 if self._thresholds else len(rows)
         parts = [self._next(last_B1, slice(first, first + step)) for first in range(0, len(rows), step)]
         self._rows.grew()
-        log_probs_BV = torch.cat(parts) if len(parts) > 1 else parts[0]
-        self._logits.check_numbers(log_probs_BV)
-        return log_probs_BV.cpu().numpy()
+        return self._distributions(torch.cat(parts) if len(parts) > 1 else parts[0])
 
     def _next(self, last_B1: torch.Tensor, batch: slice) -> torch.Tensor:
-        """The distributions after the last tokens of some rows, padded on the left if their lengths differ."""
+        """The logits after the last tokens of some rows, padded on the left if their lengths differ."""
         lengths_B = torch.from_numpy(self._rows.lengths_B[batch])
         longest, end = int(lengths_B.max()), self._rows.last
         self._rows.extend_from(batch, end - longest, end)
@@ -135,8 +156,7 @@ class CachedDecoder:
             mask_BC = torch.arange(longest + 1) >= longest - lengths_B[:, None]
             padding = self._padding(mask_BC, lengths_B[:, None])
         row_B, column_B = torch.arange(len(lengths_B)), torch.zeros_like(lengths_B)
-        logits_BV = self._logits(last_B1[batch], row_B, column_B, self._rows.cache, **padding)
-        return logits_BV.float().log_softmax(-1)
+        return self._logits(last_B1[batch], row_B, column_B, self._rows.cache, **padding)
 
     def _read_rests(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
         """Read each sequence after its row, from the last token before its first target on: all together, or one by one
@@ -178,7 +198,7 @@ class CachedDecoder:
 
     def _padding(self, mask_BC: torch.Tensor, positions_BN: torch.Tensor) -> dict[str, torch.Tensor]:
         padding = {"attention_mask": to_device(mask_BC.long(), self._logits.device)}
-        if self._takes_positions:
+        if self._logits.takes_positions:
             padding["position_ids"] = to_device(positions_BN, self._logits.device)
         return padding
 
@@ -212,7 +232,7 @@ def _reported_out_of_memory(logits: TargetLogits, texts: Sequence[IntArray]) -> 
         ) from None
 
 
-def _batches(numbers: Iterable[int], texts: Sequence[IntArray], tokens: int) -> Iterator[list[int]]:
+def batches(numbers: Iterable[int], texts: Sequence[IntArray], tokens: int) -> Iterator[list[int]]:
     """The numbers of texts, longest first, in batches of at most `tokens` tokens when padded to the first text."""
     left = sorted(numbers, key=lambda number: -len(texts[number]))
     while left:
@@ -279,25 +299,13 @@ def _copied_prefixes(new: Sequence[int], rows: Sequence[IntArray]) -> dict[int, 
     return copied
 
 
-class UncachedDecoder:
+class UncachedDecoder(LocalDecoder):
     """Texts of at most `max_length` tokens, read in batches of `tokens_per_batch` tokens, padding included."""
 
-    def __init__(self, logits: TargetLogits, max_length: int, tokens_per_batch: int | None = None) -> None:
-        self._logits = logits
-        self._max_length = max_length
-        by_length = bool(length_thresholds(logits.model.config))
-        self._tokens = 1 if by_length else tokens_per_batch or logits.tokens_per_batch
-
-    @torch.inference_mode()
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        """As `CachedDecoder.next_tokens`."""
-        _check_texts(self._logits.name, texts, self._max_length)
+    def _read(self, texts: Sequence[IntArray]) -> FloatArray:
         found: dict[int, FloatArray] = {}
-        with _reported_out_of_memory(self._logits, texts):
-            for batch in _batches(range(len(texts)), texts, self._tokens):
-                last_B = torch.tensor([len(texts[row]) - 1 for row in batch])
-                logits_BV = self._logits(pad_right([texts[row] for row in batch]), torch.arange(len(batch)), last_B)
-                log_probs_BV = logits_BV.float().log_softmax(-1)
-                self._logits.check_numbers(log_probs_BV)
-                found |= zip(batch, log_probs_BV.cpu().numpy(), strict=True)
-        return _wanted_tokens(self._logits, np.stack([found[row] for row in range(len(texts))]), wanted)
+        for batch in batches(range(len(texts)), texts, 1 if self._thresholds else self._tokens):
+            last_B = torch.tensor([len(texts[row]) - 1 for row in batch])
+            logits_BV = self._logits(pad_right([texts[row] for row in batch]), torch.arange(len(batch)), last_B)
+            found |= zip(batch, self._distributions(logits_BV), strict=True)
+        return np.stack([found[row] for row in range(len(texts))])

@@ -14,7 +14,7 @@ hidden size, V vocabulary, X any size.
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -96,6 +96,7 @@ class TargetLogits:
         self.name = name
         self.arguments = frozenset(inspect.signature(model.forward).parameters)
         """The names of the arguments of the model's `forward`."""
+        self.takes_positions = "position_ids" in self.arguments
         self._cache_argument = next((name for name in _CACHE_ARGUMENTS if name in self.arguments), None)
         head.register_forward_pre_hook(_keep_targets)
 
@@ -136,7 +137,7 @@ class TargetLogits:
                 raise TypeError(f"forward() takes none of the arguments {', '.join(_CACHE_ARGUMENTS)}")
             options[self._cache_argument] = cache
         targets = _TargetPositions(tuple(input_BN.shape), row_P, position_P, len(row_P))
-        return self._of_targets(self._forward(input_BN, targets, options), targets)
+        return self._of_targets(self._forward(input_BN, targets, options).logits, targets)
 
     def parts(
         self, input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor, at_once: int
@@ -145,7 +146,7 @@ class TargetLogits:
         states of later parts in passes of two tokens, so a model does to their logits what it does to all."""
         targets = _TargetPositions(tuple(input_BN.shape), row_P, position_P, at_once)
         options = {"use_cache": False}
-        logits_PV = self._of_targets(self._forward(input_BN, targets, options), targets)
+        logits_PV = self._of_targets(self._forward(input_BN, targets, options).logits, targets)
         if len(logits_PV) == len(row_P):
             yield from torch.split(logits_PV, at_once)
             return
@@ -154,17 +155,35 @@ class TargetLogits:
         del logits_PV
         short_BN = input_BN[:1, :2]
         for states_1CH in torch.split(targets.states_1PH[:, at_once:], at_once, dim=1):
-            yield self._forward(short_BN, _KnownStates(tuple(short_BN.shape), states_1CH), options)[0]
+            yield self._forward(short_BN, _KnownStates(tuple(short_BN.shape), states_1CH), options).logits[0]
+
+    def continue_state(
+        self,
+        input_BN: torch.Tensor,
+        row_P: torch.Tensor,
+        position_P: torch.Tensor,
+        state: Mapping[str, Any],
+        **positions: torch.Tensor,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The logits (P, V), and the model's own state after all tokens: the outputs that its `forward` takes as
+        arguments of the same names. The model may change the `state` before, empty at first, in place. TypeError if it
+        returns none."""
+        targets = _TargetPositions(tuple(input_BN.shape), row_P, position_P, len(row_P))
+        output = self._forward(input_BN, targets, {"use_cache": True, **state, **positions})
+        after = {name: value for name, value in output.items() if name in self.arguments}
+        if not after:
+            raise TypeError("forward() returns no state that it takes back")
+        return self._of_targets(output.logits, targets), after
 
     def _forward(
-        self, input_BN: torch.Tensor, targets: _TargetPositions | _KnownStates, options: dict[str, Any]
-    ) -> torch.Tensor:
+        self, input_BN: torch.Tensor, targets: _TargetPositions | _KnownStates, options: Mapping[str, Any]
+    ) -> Any:
+        """The output of the model, whose output layer reads the target states."""
         _FORWARD_PASS.targets = targets
         try:
-            logits: torch.Tensor = self.model(input_ids=to_device(input_BN, self.device), **options).logits
+            return self.model(input_ids=to_device(input_BN, self.device), **options)
         finally:
             _FORWARD_PASS.targets = None
-        return logits
 
     @staticmethod
     def _of_targets(logits: torch.Tensor, targets: _TargetPositions) -> torch.Tensor:

@@ -95,13 +95,12 @@ class LocalLanguageModel:
         return self._engine.score(sequences, engine.distributions)
 
     def continuations(self) -> Continuations:
-        """A new `CachedDecoder`; an `UncachedDecoder` if a probe shows that the model cannot use our cache."""
+        """A new decoder of the kind that `choose_decoder` finds by probing the model."""
         return self._decoder(self.logits, self.max_length)
 
     @cached_property
-    def _decoder(self) -> type[continuation.CachedDecoder | continuation.UncachedDecoder]:
-        caches_rows = probe.can_cache_rows(self.logits, self.max_length)
-        return continuation.CachedDecoder if caches_rows else continuation.UncachedDecoder
+    def _decoder(self) -> type[continuation.LocalDecoder]:
+        return probe.choose_decoder(self.logits, self.max_length)
 
 
 def load_transformers_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:

@@ -18,6 +18,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from ralm.environment import deprecations_shown, warn_of_mismatch
 from ralm.errors import ModelError
 from ralm.lm.local import continuation, engine, loading
+from ralm.lm.local.continuation import LocalDecoder
+from ralm.lm.local.states import SeparateStateDecoder, StateDecoder
 from ralm.records import FloatArray, IntArray, ScoringSequence
 
 _LENGTH: Final = 8
@@ -49,18 +51,17 @@ def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
     )
 
 
-def can_cache_rows(logits: engine.TargetLogits, max_length: int) -> bool:
-    """Whether a model can continue from cached keys and values with the same probabilities as from the whole text.
+def choose_decoder(logits: engine.TargetLogits, max_length: int) -> type[LocalDecoder]:
+    """The fastest decoder with the same probabilities as reading texts whole: from cached rows of keys and values, from
+    the state that the model returns, or without a cache, which is logged as a warning.
 
-    Texts that grow, change, are scored, and have different lengths are tried. The results differ for models that keep
-    another kind of state, such as state-space models, or that count positions by columns; a warning is logged. A model
-    that caches keys and values and nothing else, but cannot be called with ours, does not fit this version of
-    transformers: LibraryWarning.
+    A model that caches keys and values and nothing else, but cannot be called with our rows, does not fit this version
+    of transformers: LibraryWarning, and no cache.
     """
     kind = logits.model.config.model_type
     try:
-        with deprecations_shown("transformers"):
-            difference = _max_difference(logits, max_length)
+        if can_cache_rows(logits, max_length):
+            return continuation.CachedDecoder
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # noqa: BLE001  # a model family may fail in any way with a cache of another kind
@@ -72,17 +73,53 @@ def can_cache_rows(logits: engine.TargetLogits, max_length: int) -> bool:
                 "token",
                 error,
             )
-            return False
-        difference = np.inf
-    if difference > _tolerance(logits.model):
-        logging.getLogger(__name__).warning(
-            "%s: models of the family %s cannot continue from rows of cached keys and values: their state is of "
-            "another kind, or depends on padding. Generation reads the whole text again for every new token.",
-            logits.name,
-            kind,
-        )
+            return continuation.UncachedDecoder
+    for decoder in (StateDecoder, SeparateStateDecoder):
+        if can_continue_state(logits, max_length, decoder):
+            return decoder
+    logging.getLogger(__name__).warning(
+        "%s: models of the family %s cannot continue from rows of cached keys and values, or from a state that they "
+        "return. Generation reads the whole text again for every new token.",
+        logits.name,
+        kind,
+    )
+    return continuation.UncachedDecoder
+
+
+def can_cache_rows(logits: engine.TargetLogits, max_length: int) -> bool:
+    """Whether a model can continue from cached keys and values with the same probabilities as from the whole text.
+
+    Texts that grow, change, are scored, and have different lengths are tried. The results differ for models that keep
+    another kind of state, such as state-space models, or that count positions by columns.
+    """
+    with deprecations_shown("transformers"):
+        return _max_difference(logits, max_length) <= _tolerance(logits.model)
+
+
+def can_continue_state(logits: engine.TargetLogits, max_length: int, kind: type[StateDecoder]) -> bool:
+    """The same for the state that a model returns itself. Texts of equal and different lengths grow by three tokens,
+    change places, are left out and continued in two ways."""
+    if max_length < _LENGTH or engine.length_thresholds(logits.model.config):
         return False
-    return True
+    first = _probe_texts(logits.model, [3, 5, 2, 3], seed=0)
+    second = _grown(first, 1)
+    third = _grown([*second[::-1], *second[1:3]], 2)
+    steps = [first, second, third, _grown(third[1:], 3)]
+    tokens = _LENGTH * sum(map(len, steps))
+    decoder = kind(logits, max_length, tokens)
+    try:
+        with deprecations_shown("transformers"):
+            found_BV = np.concatenate([decoder.next_tokens(texts).log_probs_BC for texts in steps])
+    except Exception:  # noqa: BLE001  # a model family may fail in any way with its own state
+        return False
+    uncached = continuation.UncachedDecoder(logits, max_length, tokens)
+    expected_BV = uncached.next_tokens([text for texts in steps for text in texts]).log_probs_BC
+    return _difference(found_BV, expected_BV) <= _tolerance(logits.model)
+
+
+def _grown(texts: Sequence[IntArray], number: int) -> list[IntArray]:
+    """The texts with a token more each, of the text `number` places on."""
+    return [np.append(text, texts[(place + number) % len(texts)][0]) for place, text in enumerate(texts)]
 
 
 def _caches_rows_alone(model: PreTrainedModel) -> bool:
