@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,24 @@ def test_a_system_message_and_demonstrations_as_turns(tmp_path: Path) -> None:
     assert text == "<s>(Be brief.)user: who sings</s>\nmodel: "
     with pytest.raises(UsageError, match="only .* fit into the model"):
         written(turns, tokenizer, room=10)
+
+
+def test_a_chat_is_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not fit, once for every number of turns that are left out."""
+    tokenizer = load_tokenizer(str(save_chat_model(tmp_path / "chat")))
+    turns = library.QuestionPrompt(**{**_fields(open_prompt("chat")), "turns": True})
+    encode, read = tokenizer.encode_chat, list[int]()
+
+    def counted(messages: Sequence[Message]) -> Any:
+        read.append(len(messages))
+        return encode(messages)
+
+    monkeypatch.setattr(tokenizer, "encode_chat", counted)
+    for room, expected in ((500, [5]), (60, [5, 3, 1])):
+        builder = PromptBuilder(turns, tokenizer, room, None, SHOWN)
+        read.clear()
+        builder.build(QUESTION, [], (), None)
+        assert read == expected
 
 
 def _fields(prompt: library.QuestionPrompt) -> dict[str, Any]:

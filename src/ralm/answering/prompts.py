@@ -9,6 +9,7 @@ import string
 import tomllib
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
@@ -332,8 +333,20 @@ class PromptEncoder:
         Raises LengthError, naming the question, if the part of the prompt that asks it does not fit alone; ChatError
         if a prompt without a chat is given other messages, or a model has no chat template or rejects them.
         """
+        encoded = self._encoded(demonstrations + str(prompt), conversation)
+        return self._fitted(encoded, prompt, demonstrations, name, conversation)
+
+    def _fitted(
+        self,
+        encoded: tuple[IntArray, IntArray],
+        prompt: PromptText,
+        demonstrations: str,
+        name: str,
+        conversation: Conversation | None,
+    ) -> Encoded:
+        """The tokens of `encode`, cut to the room for them."""
+        tokens, spans_N2 = encoded
         before, documents = len(demonstrations), len(demonstrations) + len(prompt.documents)
-        tokens, spans_N2 = self._encoded(demonstrations + str(prompt), conversation)
         first = int(np.searchsorted(spans_N2[:, 1], 0, side="right"))
         excess = len(tokens) - self._room
         if excess <= 0:
@@ -367,12 +380,13 @@ class PromptEncoder:
         def after(skipped: int) -> Conversation:
             return asked.after("", [message for turn in turns[skipped:] for message in turn])
 
-        def tokens(skipped: int) -> int:
-            return len(self._encoded(str(prompt), after(skipped))[0])
+        @cache
+        def encoded(skipped: int) -> tuple[IntArray, IntArray]:
+            return self._encoded(str(prompt), after(skipped))
 
-        skipped = next((skipped for skipped in range(len(turns)) if tokens(skipped) <= self._room), len(turns))
-        found = self.encode(prompt, name=name, conversation=after(skipped))
-        left_out = tokens(0) - tokens(skipped) if skipped else 0
+        skipped = next((skipped for skipped in range(len(turns)) if len(encoded(skipped)[0]) <= self._room), len(turns))
+        found = self._fitted(encoded(skipped), prompt, "", name, after(skipped))
+        left_out = len(encoded(0)[0]) - len(encoded(skipped)[0])
         return replace(found, cut=replace(found.cut, demonstrations=left_out)) if left_out else found
 
     def _encoded(self, text: str, conversation: Conversation | None) -> tuple[IntArray, IntArray]:
