@@ -9,6 +9,7 @@ passage the evidence of another one: what it gains is not due to the evidence.
 """
 
 import argparse
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,11 +69,10 @@ def readers() -> Iterator[tuple[str, ralm.Reader]]:
 
 def documents_of(evaluation: ralm.Evaluation) -> IntArray:
     """The number of the document (int64, T) that each target belongs to."""
-    _, texts = evaluation.prepared.token_texts(evaluation.reading.scored.positions_T)
-    title = DOCUMENT.strip("^$")
-    assert title.startswith("= ")
-    begins = np.cumsum(["\n=" in text or text.startswith("=") for text in texts]) // 1
-    return np.unique(begins, return_inverse=True)[1].astype(np.int64)
+    before, texts = evaluation.prepared.token_texts(evaluation.reading.scored.positions_T)
+    starts = [match.start() for match in re.finditer(DOCUMENT, before + "".join(texts), re.MULTILINE)]
+    ends_T = len(before) + np.cumsum([len(text) for text in texts])
+    return np.unique(np.searchsorted(starts, ends_T - 1, side="right"), return_inverse=True)[1].astype(np.int64)
 
 
 def nats(gains_TR: FloatArray, document_T: IntArray) -> tuple[DoubleArray, DoubleArray]:

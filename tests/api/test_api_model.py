@@ -13,6 +13,7 @@ from ralm import (
     InContext,
     Oracle,
     PlanOptions,
+    PosteriorWeights,
     Question,
     Reader,
     UniformWeights,
@@ -23,7 +24,7 @@ from ralm.answering.answers import answer_and_score, room_for_prompts
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.sources import PromptBuilder
-from ralm.errors import BudgetError, ServerError
+from ralm.errors import BudgetError, ServerError, UsageError
 from ralm.lm.api.model import ApiModel
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
@@ -134,6 +135,16 @@ def test_evaluations(of_tiny: ApiModel, reader: Reader, reranker: Any) -> None:
 def test_what_is_generated(of_tiny: ApiModel, reader: Reader, prompt: str) -> None:
     if of_tiny.backend.name in ("echo", "bias") and "\u2014" in prompt:
         with pytest.raises(ServerError, match="the text of several tokens or of none"):
+            tokens_of(of_tiny, prompt, reader)
+        return
+    check_tokens(tokens_of(of_tiny, prompt, reader), tokens_of(tiny(), prompt, reader), 1e-4)
+
+
+def test_evidence_from_a_server(of_tiny: ApiModel) -> None:
+    """Also where the drawn token is not among those that each passage lists."""
+    prompt, reader = "The list of the river", Ensemble(documents=2, mixer=PosteriorWeights(evidence=5))
+    if of_tiny.tier not in ("all", "chosen") or of_tiny.bounds:
+        with pytest.raises(UsageError, match="the mixer PosteriorWeights"):
             tokens_of(of_tiny, prompt, reader)
         return
     check_tokens(tokens_of(of_tiny, prompt, reader), tokens_of(tiny(), prompt, reader), 1e-4)
