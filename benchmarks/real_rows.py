@@ -120,6 +120,8 @@ TEXT_ORDERS: Final = (
     Order("bm25", "query-128", "ICR Figure 6"),
     Order("bm25-clean", "none", "ours: passages that share 13 words with the text left out"),
     Order("zero-shot-tiny", "bm25", "ICR Table 3"),
+    Order("oracle", "zero-shot-tiny", "ICR Figure 7"),
+    Order("zero-shot-tiny", "rerank-random", "ICR Table 3"),
     Order("zero-shot-other", "bm25", "ICR Table 3"),
 )
 QUESTION_ORDERS: Final = (
