@@ -140,7 +140,8 @@ def test_a_question_among_the_demonstrations(model: WritingModel, join: Any) -> 
     first = official.rows[0]
     for judged in (first.judged, first.closed):
         assert judged is not None
-        assert (judged.answer.text, judged.exact_match, judged.token_match, judged.f1) == ("", False, False, 0)
+        assert judged.answer.text == ""
+        assert {*judged.measures.values()} == {0}
         assert judged.gold_log_prob is None
     assert not first.cut
     assert [one.number for one in first.passages] == [0, 1]
@@ -150,7 +151,7 @@ def test_a_question_among_the_demonstrations(model: WritingModel, join: Any) -> 
         assert one.judged.gold_log_prob == pytest.approx(other.judged.gold_log_prob, abs=1e-4)
     summary: Any = official.summary()
     assert summary["questions"] == 3
-    assert summary["exact_match"] == sum(bool(row.judged.exact_match) for row in official.rows[1:]) / 3
+    assert summary["exact_match"] == sum(bool(row.judged.measures["exact_match"]) for row in official.rows[1:]) / 3
 
 
 def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
@@ -160,8 +161,8 @@ def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
     rows = evaluation.rows
     assert [row.question.id for row in rows] == ["a", "b", "c"]
     for row in rows:
-        assert row.judged.exact_match is exact_match(row.judged.answer.text, row.question.answers)
-        assert row.judged.f1 == f1(row.judged.answer.text, row.question.answers)
+        assert row.judged.measures["exact_match"] is exact_match(row.judged.answer.text, row.question.answers)
+        assert row.judged.measures["f1"] == f1(row.judged.answer.text, row.question.answers)
         assert row.closed is not None
     assert [row.answer_at for row in rows] == [1, 1, 1]
     assert summary["has_answer"] == {"1": 1.0, "2": 1.0}
@@ -239,7 +240,7 @@ def test_questions_without_gold_answers_are_answered_but_not_judged(model: Writi
     for name in ("exact_match", "token_match", "f1", "has_answer"):
         assert summary[name] == pytest.approx(alone[name], abs=1e-6)
     last = evaluation.rows[2].judged
-    assert (last.exact_match, last.token_match, last.f1, last.gold_log_prob) == (None, None, None, None)
+    assert (last.measures, last.agrees, last.gold_log_prob) == ({}, None, None)
     run_questions(tmp_path / "run", asked, model, PROMPT, source=Given())
     table = pq.read_table(tmp_path / "run" / "answers.parquet").to_pylist()
     assert [row["exact_match"] is None for row in table] == [False, False, True]

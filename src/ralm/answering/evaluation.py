@@ -25,29 +25,31 @@ from ralm.terminal import progress_bar
 _QUESTIONS_AT_ONCE: Final = 16
 """Questions of multiple choice whose prompts are in memory at a time."""
 _Result = TypeVar("_Result")
-METRICS: Final = ("exact_match", "contains", "token_match", "f1", "token_recall", "agrees", "gold_log_prob")
-"""The measures of an answer, by their names in `JudgedAnswer`."""
+METRICS: Final = (*metrics.MEASURES, "agrees", "gold_log_prob")
+"""All that is known of an answer: its measures, the verdict of a judge, and the log-probability of the gold answer."""
 MetricColumns: TypeAlias = Mapping[str, tuple[NDArray[np.float64], IntArray]]
 """For each metric the sum of every question, and what it counts: 1, or the tokens of the gold answer; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JudgedAnswer:
-    """An answer with its measures (`ralm.answering.metrics`), the verdict of a judge (`agrees`), the natural
+    """An answer with its `measures` (`ralm.answering.metrics.MEASURES`), the verdict of a judge (`agrees`), the natural
     log-probability of the first gold answer and its number of tokens.
 
-    All are None without gold answers, the last two also if it could not be scored, and `agrees` without a verdict.
+    Without gold answers there are no measures and the others are None, the last two also if the gold answer could not
+    be scored, and `agrees` without a verdict.
     """
 
     answer: Answer
-    exact_match: bool | None
-    contains: bool | None
-    token_match: bool | None
-    f1: float | None
-    token_recall: float | None
+    measures: Mapping[str, float]
     agrees: bool | None
     gold_log_prob: float | None
     gold_tokens: int | None
+
+    def metric(self, name: str) -> float | None:
+        """One of the `METRICS`, None if it is unknown."""
+        known: Mapping[str, float | None] = {"agrees": self.agrees, "gold_log_prob": self.gold_log_prob}
+        return known[name] if name in known else self.measures.get(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,7 +122,7 @@ class QuestionEvaluation:
         for name, (sums_Q, counts_Q) in _of_judged(judged).items():
             measures |= multiple_choice.mean_of(name, sums_Q, counts_Q * (scored_Q | (name != "gold_log_prob")))
         if self.judge is not None:
-            measures["judge_failures"] = sum(one.agrees is None and one.exact_match is not None for one in judged)
+            measures["judge_failures"] = sum(one.agrees is None and bool(one.measures) for one in judged)
         return measures
 
     def _differences(self) -> dict[str, JsonValue]:
@@ -135,7 +137,7 @@ class QuestionEvaluation:
 
 
 def _of_judged(judged: Sequence[JudgedAnswer]) -> MetricColumns:
-    columns = {name: [getattr(one, name) for one in judged] for name in METRICS}
+    columns = {name: [one.metric(name) for one in judged] for name in METRICS}
     return metric_columns(columns, [one.gold_tokens for one in judged])
 
 
@@ -281,15 +283,11 @@ def _in_books(
 
 def _judge(one: sources.QuestionInput, answer: Answer, gold: GoldScore | None) -> JudgedAnswer:
     """An answer with its measures; a question without prompts is wrong, even if an empty answer would be right."""
-    known = bool(one.question.answers)
     answers = one.question.answers if one.prompts else ()
+    measures = {name: measure.of(answer.text, answers) for name, measure in metrics.MEASURES.items()}
     return JudgedAnswer(
         answer=answer,
-        exact_match=metrics.exact_match(answer.text, answers) if known else None,
-        contains=metrics.contains(answer.text, answers) if known else None,
-        token_match=metrics.token_match(answer.text, answers) if known else None,
-        f1=metrics.f1(answer.text, answers) if known else None,
-        token_recall=metrics.token_recall(answer.text, answers) if known else None,
+        measures=measures if one.question.answers else {},
         agrees=None,
         gold_log_prob=None if gold is None else gold[0],
         gold_tokens=None if gold is None else gold[1],

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.answering import evaluation, multiple_choice, prompts, sources
+from ralm.answering import evaluation, metrics, multiple_choice, prompts, sources
 from ralm.answering.answers import AnswerStores
 from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.questions import ChoiceQuestion, Question
@@ -43,13 +43,10 @@ ANSWERS_TABLE: Final = "answers.parquet"
 CHOICES_KIND: Final = outputs.FolderKind("choices")
 CHOICES_TABLE: Final = "choices.parquet"
 
+_TYPES: Final = {bool: pa.bool_(), float: pa.float64()}
 ANSWER_COLUMNS: Final = {
     "answer": pa.string(),
-    "exact_match": pa.bool_(),
-    "contains": pa.bool_(),
-    "token_match": pa.bool_(),
-    "f1": pa.float64(),
-    "token_recall": pa.float64(),
+    **{name: _TYPES[measure.returns] for name, measure in metrics.MEASURES.items()},
     "agrees": pa.bool_(),
     "log_prob": pa.float64(),
     "robust": pa.float64(),
@@ -276,7 +273,7 @@ def _answer_values(judged: evaluation.JudgedAnswer) -> dict[str, Any]:
         "log_prob": judged.answer.log_prob,
         "robust": judged.answer.robust,
         "gold_tokens": judged.gold_tokens,
-        **{name: getattr(judged, name) for name in evaluation.METRICS},
+        **{name: judged.metric(name) for name in evaluation.METRICS},
     }
 
 
