@@ -25,7 +25,8 @@ from ralm.errors import RalmError
 from tests.fuzz.mutations import damage, mend
 from tests.fuzz.targets import Target
 
-SECONDS, BYTES = 30, 2 << 30
+SECONDS, PROCESSOR_SECONDS, BYTES = 300, 30, 2 << 30
+"""What a question may take; the machine may be busy with other tests, so the seconds on a clock are many."""
 RIGHT, REFUSED, OTHER = "right", "refused", "other answer"
 TRACEBACK, CRASH, HANG = "traceback", "crash", "hang"
 
@@ -77,7 +78,8 @@ def outcome_of(ask: Callable[[Path], Any], folder: Path, expected: str) -> tuple
         os.close(reader)
         _, status = os.waitpid(child, 0)
     if not said:
-        return CRASH, f"status {status}"
+        hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
+        return HANG if hung else CRASH, f"status {status}"
     outcome, _, detail = said.decode(errors="replace").partition("\n")
     return outcome, detail
 
@@ -91,6 +93,7 @@ def _answer(ask: Callable[[Path], Any], folder: Path, expected: str, writer: int
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS, PROCESSOR_SECONDS + 5))
     try:
         said = RIGHT if json.dumps(ask(folder)) == expected else OTHER
     except RalmError as error:

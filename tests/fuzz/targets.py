@@ -1,6 +1,7 @@
 """What is damaged: each kind of file that is read back, with a way to make it and a way to ask it everything."""
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -11,7 +12,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus.sources import Skipped, read_documents
-from ralm.errors import DamagedFolderError
+from ralm.errors import DamagedFolderError, RalmWarning
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
@@ -271,9 +272,11 @@ def make_corpus(name: str, folder: Path) -> None:
 
 
 def ask_corpus(folder: Path) -> Any:
-    """The documents of a file in a folder."""
-    documents = read_documents(str(folder / "corpus"), skipped=Skipped())
-    return [[one.id, one.title, one.text, dict(one.metadata)] for one in documents]
+    """The documents of a file in a folder; damage may repeat an id, which is a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RalmWarning)
+        documents = read_documents(str(folder / "corpus"), skipped=Skipped())
+        return [[one.id, one.title, one.text, dict(one.metadata)] for one in documents]
 
 
 TARGETS = (
