@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from ralm.answering.answers import Answer
 from ralm.answering.evaluation import AnsweredQuestion, JudgedAnswer, QuestionEvaluation
-from ralm.answering.metrics import MEASURES
+from ralm.answering.metrics import ANSWER_MEASURES
 from ralm.answering.prompts import Cut
 from ralm.answering.questions import Question
 from ralm.cli.results import print_measures
@@ -26,7 +26,7 @@ def answered(*tokens: GeneratedToken) -> QuestionEvaluation:
     answer = Answer("it", [GeneratedText("it", 0, tokens)], {})
     judged = JudgedAnswer(
         answer=answer,
-        measures=dict.fromkeys(MEASURES, 1.0),
+        measures=dict.fromkeys(ANSWER_MEASURES, 1.0),
         agrees=None,
         gold_log_prob=None,
         gold_tokens=None,

@@ -25,7 +25,7 @@ from ralm.terminal import progress_bar
 _QUESTIONS_AT_ONCE: Final = 16
 """Questions of multiple choice whose prompts are in memory at a time."""
 _Result = TypeVar("_Result")
-METRICS: Final = (*metrics.MEASURES, "agrees", "gold_log_prob")
+METRICS: Final = (*metrics.ANSWER_MEASURES, "agrees", "gold_log_prob")
 """All that is known of an answer: its measures, the verdict of a judge, and the log-probability of the gold answer."""
 MetricColumns: TypeAlias = Mapping[str, tuple[NDArray[np.float64], IntArray]]
 """For each metric the sum of every question, and what it counts: 1, or the tokens of the gold answer; 0 if unknown."""
@@ -33,7 +33,7 @@ MetricColumns: TypeAlias = Mapping[str, tuple[NDArray[np.float64], IntArray]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JudgedAnswer:
-    """An answer with its `measures` (`ralm.answering.metrics.MEASURES`), the verdict of a judge (`agrees`), the natural
+    """An answer with its `measures` (`metrics.ANSWER_MEASURES`), the verdict of a judge (`agrees`), the natural
     log-probability of the first gold answer and its number of tokens.
 
     Without gold answers there are no measures and the others are None, the last two also if the gold answer could not
@@ -284,7 +284,7 @@ def _in_books(
 def _judge(one: sources.QuestionInput, answer: Answer, gold: GoldScore | None) -> JudgedAnswer:
     """An answer with its measures; a question without prompts is wrong, even if an empty answer would be right."""
     answers = one.question.answers if one.prompts else ()
-    measures = {name: measure.of(answer.text, answers) for name, measure in metrics.MEASURES.items()}
+    measures = {name: measure.of(answer.text, answers) for name, measure in metrics.ANSWER_MEASURES.items()}
     return JudgedAnswer(
         answer=answer,
         measures=measures if one.question.answers else {},

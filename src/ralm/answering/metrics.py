@@ -6,7 +6,7 @@ f1            the words that an answer and the best gold answer share, after the
 token_recall  the share of the best gold answer's words that the answer has, after the same normalisation
 token_match   equal as DPR's tokens: canonically decomposed (NFD), lower case; punctuation and articles count
 
-`MEASURES` at the end lists these. Two more look at the passages of a question:
+`ANSWER_MEASURES` at the end lists these. Two more look at the passages of a question:
 
 has_answer    a text holds the tokens of an answer one after the other (DPR)
 has_substring a text holds an answer as a substring after SQuAD's normalisation (In-Context RALM's code)
@@ -138,7 +138,7 @@ def has_substring(text: str, answers: Iterable[str]) -> bool:
     return any(normalised(answer) in held for answer in answers)
 
 
-class Measure(NamedTuple):
+class AnswerMeasure(NamedTuple):
     """A measure of an answer: a function of the answer and the gold answers, the type that it returns, and the label
     under which it is printed; without a label it is only in files."""
 
@@ -147,11 +147,11 @@ class Measure(NamedTuple):
     label: str = ""
 
 
-MEASURES: Final[Mapping[str, Measure]] = {
-    "exact_match": Measure(exact_match, bool, "exact match"),
-    "contains": Measure(contains, bool, "contains"),
-    "token_match": Measure(token_match, bool),
-    "f1": Measure(f1, float, "F1"),
-    "token_recall": Measure(token_recall, float, "token recall"),
+ANSWER_MEASURES: Final[Mapping[str, AnswerMeasure]] = {
+    "exact_match": AnswerMeasure(exact_match, bool, "exact match"),
+    "contains": AnswerMeasure(contains, bool, "contains"),
+    "token_match": AnswerMeasure(token_match, bool),
+    "f1": AnswerMeasure(f1, float, "F1"),
+    "token_recall": AnswerMeasure(token_recall, float, "token recall"),
 }
 """The measures of every answer, in the order of columns; a new one needs a line here."""

@@ -46,7 +46,7 @@ CHOICES_TABLE: Final = "choices.parquet"
 _TYPES: Final = {bool: pa.bool_(), float: pa.float64()}
 ANSWER_COLUMNS: Final = {
     "answer": pa.string(),
-    **{name: _TYPES[measure.returns] for name, measure in metrics.MEASURES.items()},
+    **{name: _TYPES[measure.returns] for name, measure in metrics.ANSWER_MEASURES.items()},
     "agrees": pa.bool_(),
     "log_prob": pa.float64(),
     "robust": pa.float64(),

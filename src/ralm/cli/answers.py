@@ -13,7 +13,7 @@ from ralm.answering import citations, multiple_choice
 from ralm.answering.compare import AnswersComparison
 from ralm.answering.curve import CURVE_PLOT, CURVE_TABLE, AnswerCurve
 from ralm.answering.evaluation import ChoiceEvaluation, QuestionEvaluation
-from ralm.answering.metrics import MEASURES
+from ralm.answering.metrics import ANSWER_MEASURES
 from ralm.answering.report import AnswersReport
 from ralm.cli.output import passage_name, print_beginning, print_line, print_table
 from ralm.cli.process import print_note
@@ -27,7 +27,7 @@ _WIDTH: Final = 200
 _BEFORE: Final = 60
 """Number of these characters before the first answer."""
 _ANSWER_METRICS = {
-    **{name: (measure.label, 100, ".1f") for name, measure in MEASURES.items() if measure.label},
+    **{name: (measure.label, 100, ".1f") for name, measure in ANSWER_MEASURES.items() if measure.label},
     "agrees": ("judge agrees", 100, ".1f"),
     "gold_log_prob": ("gold answer", 1, ".2f"),
 }
