@@ -35,6 +35,7 @@ from ralm.corpus.splitting import Splitting, make_passages
 from ralm.corpus.store import PASSAGES_FILE, PassageStore
 from ralm.distributed import artifact_store, cluster
 from ralm.errors import ClusterError, CorpusError, RalmWarning, UsageError, WorkerError
+from ralm.lm import is_local
 from ralm.lm.registry import load_tokenizer
 from ralm.protocols import Tokenizer
 from ralm.records import Document
@@ -73,10 +74,10 @@ class CorpusPlan:
     analyser: str = "english"
 
     def settled(self) -> Self:
-        """The same from any folder and on any machine: `lm` is absolute if it is a folder, and its tokenizer known."""
+        """The same from any folder and on any machine: `lm` is absolute if it is local, and its tokenizer known."""
         if self.lm is None:
             return self
-        lm = str(Path(self.lm).absolute()) if Path(self.lm).is_dir() else self.lm
+        lm = str(Path(self.lm).absolute()) if is_local(self.lm) else self.lm
         return replace(self, lm=lm, tokenizer=load_tokenizer(lm).fingerprint)
 
     def settings(self) -> dict[str, JsonValue]:

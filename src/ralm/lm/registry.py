@@ -37,16 +37,16 @@ _LM_PACKAGES: Final = ("torch", "transformers", "tokenizers", "huggingface_hub")
 class ModelOptions:
     """How to run a model.
 
-    `dtype` auto keeps the number format that the model was saved in. `device` is cpu, cuda, cuda:N, auto (a GPU if
-    there is one), several separated by commas (a copy on each; the copies share the scoring), all (a copy on every
-    GPU), or map (one copy spread over all devices, for models too large for one). `compile` lets torch compile the
-    layers, which takes minutes and pays off on long runs. `revision` is a branch, tag or commit of the model on the
-    hub. `quantised` stores the weights of linear layers in 8 or 4 bits (bitsandbytes: LLM.int8, NF4). `adapter` is a
-    PEFT adapter, a folder or hub name, which is merged into the weights unless these are quantised. `attention` is the
-    implementation in transformers; auto is the model's own, or a faster one of ralm. `trust_remote_code` runs Python
-    code that comes with the model. `template_arguments` are arguments of the chat template, such as
-    `enable_thinking=false`: NAME=VALUE, with a JSON value or else a text. `api` is for models behind an API; the other
-    options have no effect on them.
+    `dtype` auto keeps the number format that the model was saved in; quantised GGUF files become float32. `device` is
+    cpu, cuda, cuda:N, auto (a GPU if there is one), several separated by commas (a copy on each; the copies share the
+    scoring), all (a copy on every GPU), or map (one copy spread over all devices, for models too large for one).
+    `compile` lets torch compile the layers, which takes minutes and pays off on long runs. `revision` is a branch, tag
+    or commit of the model on the hub. `quantised` stores the weights of linear layers in 8 or 4 bits (bitsandbytes:
+    LLM.int8, NF4). `adapter` is a PEFT adapter, a folder or hub name, which is merged into the weights unless these are
+    quantised. `attention` is the implementation in transformers; auto is the model's own, or a faster one of ralm.
+    `trust_remote_code` runs Python code that comes with the model. `template_arguments` are arguments of the chat
+    template, such as `enable_thinking=false`: NAME=VALUE, with a JSON value or else a text. `api` is for models behind
+    an API; the other options have no effect on them.
 
     Raises UsageError if an option is not one of the choices, or a template argument has another form.
     """
@@ -131,10 +131,10 @@ def _json_or_text(value: str) -> Any:
 
 
 def load_language_model(name: str, options: ModelOptions | None = None) -> WritingModel:
-    """A causal language model by name: `ralm-tiny`, which comes with the package; a hub name or local folder; or one
-    behind an API, as `URL#MODEL` or `PROVIDER:MODEL` (docs/api-models.md).
+    """A causal language model by name: `ralm-tiny`, which comes with the package; a hub name, local folder or GGUF file
+    (docs/scoring.md); or one behind an API, as `URL#MODEL` or `PROVIDER:MODEL` (docs/api-models.md).
 
-    Raises MissingExtraError if an extra is not installed (`lm`, `api`; `device-map` if the model is spread over
+    Raises MissingExtraError if an extra is not installed (`lm`, `api`, `gguf`; `device-map` if the model is spread over
     devices); ModelError if the folder or hub has no such model, its weights or tokenizer are missing, or the device
     does not exist; ServerError if a server does not answer.
     """

@@ -1,4 +1,4 @@
-"""Loads transformers models from folders and the hub: checks, errors as one sentence, and hashes of what was loaded."""
+"""Loads transformers models from folders, GGUF files and the hub: checks, errors as one sentence, and hashes."""
 
 import hashlib
 import json
@@ -16,7 +16,9 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from transformers.utils import logging as transformers_logging
 
 from ralm.environment import installed_version
-from ralm.errors import MissingExtraError, ModelError, RalmError, extra
+from ralm.errors import MissingExtraError, ModelError, RalmError, UsageError, extra
+from ralm.lm import is_gguf
+from ralm.lm.local.gguf_file import check_gguf
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,7 +53,7 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
                 f"{name} comes with Python code of its own, which is not run unless you trust it: read it, and give "
                 "`trust_remote_code=True`."
             ) from error
-        where = "" if Path(name).is_dir() else " (no such folder here, so it was looked for on the model hub)"
+        where = "" if Path(name).exists() else " (no such folder here, so it was looked for on the model hub)"
         reason = first_line(error)
         if isinstance(error, _CALL_ERRORS):
             reason += (
@@ -128,10 +130,14 @@ def _first_of(keys: Collection[str]) -> str:
 
 
 def check_folder(name: str) -> None:
-    """Raise ModelError if `name` is a local folder that cannot be a model, before anything is read or downloaded."""
+    """Raise ModelError if `name` is a local folder or GGUF file that cannot be a model, before anything is read or
+    downloaded."""
+    if is_gguf(name):
+        check_gguf(name)
+        return
     folder = Path(name)
     if folder.is_file():
-        raise ModelError(f"{name} is a file; give the folder that holds config.json and the weights.")
+        raise ModelError(f"{name} is a file; give the folder that holds config.json and the weights, or a .gguf file.")
     if not folder.is_dir():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             raise ModelError(f"there is no folder {name}.")
@@ -157,9 +163,14 @@ def first_line(error: Exception) -> str:
 
 
 def load_checkpoint(name: str, source: Mapping[str, Any], **options: Any) -> "PreTrainedModel":
-    """The causal language model in a folder or on the hub; a multimodal model is loaded whole. Raises ModelError if it
-    is an encoder-decoder, or if weights are missing or have another shape, since transformers would fill them with
-    random numbers."""
+    """The causal language model in a folder, in a GGUF file or on the hub; a multimodal model is loaded whole. Raises
+    ModelError if it is an encoder-decoder, or if weights are missing or have another shape, since transformers would
+    fill them with random numbers."""
+    if is_gguf(name):
+        from ralm.lm.local.gguf_model import load_gguf
+
+        with no_bars():
+            return load_gguf(name, **options)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 
@@ -191,8 +202,20 @@ def load_checkpoint(name: str, source: Mapping[str, Any], **options: Any) -> "Pr
     return model
 
 
-def quantised(bits: Literal["8bit", "4bit"]) -> dict[str, Any]:
-    """The arguments of `from_pretrained` for quantised weights; MissingExtraError without the extra `quantised`."""
+def check_source(name: str, source: Mapping[str, Any]) -> None:
+    """Raise UsageError if `source`, arguments of `from_pretrained`, has those of the hub and `name` is local."""
+    if source.get("revision", "main") != "main" and Path(name).exists():
+        kind = "folder" if Path(name).is_dir() else "file"
+        raise UsageError(f"`revision` names a version on the model hub, and {name} is a {kind}: leave it out.")
+    if source.get("trust_remote_code") and is_gguf(name):
+        raise UsageError(f"{name} holds no Python code: leave out `trust_remote_code`.")
+
+
+def quantised(name: str, bits: Literal["8bit", "4bit"]) -> dict[str, Any]:
+    """The arguments of `from_pretrained` for quantised weights; MissingExtraError without the extra `quantised`,
+    UsageError for a GGUF file."""
+    if is_gguf(name):
+        raise UsageError(f"the weights of {name} are dequantised to `dtype`: leave out `quantised`.")
     with extra("quantised", "quantised weights need", ("bitsandbytes",)):
         import bitsandbytes  # noqa: F401  (transformers reports a missing one in several ways)
     from transformers import BitsAndBytesConfig

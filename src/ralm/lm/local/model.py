@@ -104,8 +104,8 @@ class LocalLanguageModel:
 
 
 def load_transformers_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
-    """A causal language model by hub name or folder, ready to score and generate; raises what `load_language_model`
-    raises."""
+    """A causal language model by hub name, folder or GGUF file, ready to score and generate; raises what
+    `load_language_model` raises."""
     options = options or ModelOptions()
     loading.check_folder(name)
     if options.device == "all":
@@ -116,7 +116,7 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
     how: dict[str, Any] = {"dtype": options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)}
     tokenizer = tokenization.load_model_tokenizer(name, options.source, options.template_values)
     if options.quantised != "none":
-        how |= loading.quantised(options.quantised)
+        how |= loading.quantised(name, options.quantised)
     is_placed = options.device == "map" or options.quantised != "none"
     if is_placed:
         how["device_map"] = "auto" if options.device == "map" else {"": devices[0]}

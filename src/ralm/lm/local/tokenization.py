@@ -17,9 +17,10 @@ from typing import Any, Final
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ralm.errors import ChatError, ModelError, RalmWarning, TextError, UsageError
+from ralm.errors import ChatError, ModelError, RalmWarning, TextError
+from ralm.lm import is_gguf
 from ralm.lm.local.chat import WrittenChat, chat_with_spans, write_chat
-from ralm.lm.local.loading import check_tokenizer, loading_errors
+from ralm.lm.local.loading import check_source, check_tokenizer, loading_errors
 from ralm.lm.long_texts import Cuts, Window, encode_in_pieces, join_pieces, longest_token, text_chunks
 from ralm.lm.tokenizer import Span, align, last_of_user
 from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
@@ -264,10 +265,14 @@ def load_model_tokenizer(
     source: Mapping[str, Any] = MappingProxyType({"trust_remote_code": False}),
     template_arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> ModelTokenizer:
-    """The tokenizer of a model, by hub name or folder; ModelError if there is none or it cannot be loaded. `source` are
-    arguments of `from_pretrained`, `template_arguments` those of the chat template."""
-    if source.get("revision", "main") != "main" and Path(name).is_dir():
-        raise UsageError(f"`revision` names a version on the model hub, and {name} is a folder: leave it out.")
+    """The tokenizer of a model, by hub name, folder or GGUF file; ModelError if there is none or it cannot be loaded.
+    `source` are arguments of `from_pretrained`, `template_arguments` those of the chat template."""
+    check_source(name, source)
+    if is_gguf(name):
+        from ralm.lm.local.gguf_tokenizer import load_gguf_tokenizer
+
+        with loading_errors("tokenizer", name):
+            return ModelTokenizer(load_gguf_tokenizer(name), template_arguments)
     if not (Path(name) / "tokenizer_config.json").is_file():
         check_tokenizer(name)
     with loading_errors("tokenizer", name):
