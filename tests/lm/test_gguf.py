@@ -27,8 +27,8 @@ from tests.lm.gguf_files import CONFIGS, bpe_tokens, tiny_model, write_model  # 
 
 TOKENS = torch.randint(0, 290, (1, 60), generator=torch.Generator().manual_seed(0))
 BPE = bpe_tokens()
-BY_TRANSFORMERS = ["llama", "qwen2", "phi3"]
-"""The loader of transformers leaves out the size of Qwen 3's heads, Gemma's soft cap, and the scaling of LLaMA 3."""
+BY_TRANSFORMERS = ["llama", "qwen2"]
+"""The loader of transformers leaves out much of the others, such as the size of Qwen 3's heads."""
 
 
 def logits(model: PreTrainedModel, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
@@ -123,7 +123,7 @@ def test_a_truncated_file_is_one_sentence(llama: Path, tmp_path: Path) -> None:
     data, cut = llama.read_bytes(), tmp_path / "cut.gguf"
     end = max(one.offset + one.rows * one.row_bytes for one in open_gguf(str(llama)).tensors.values())
     header = min(one.offset for one in open_gguf(str(llama)).tensors.values())
-    for length in {*range(200), *range(200, header, 97), *range(header, end, 4999), end - 1}:
+    for length in {*range(200), *range(200, header, 97), *range(header, end, 19_997), end - 1}:
         cut.write_bytes(data[:length])
         with pytest.raises(ModelError, match=r"^\S+cut\.gguf is truncated: it ends before .*\.$"):
             open_gguf(str(cut))
@@ -140,7 +140,7 @@ def test_a_file_that_shrinks_while_it_is_read(llama: Path, tmp_path: Path) -> No
         [opened.load(name, torch.float32) for name in opened.tensors]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_damaged_header_is_one_sentence(llama: Path, data: st.DataObject) -> None:
     """Or it is another valid header: figures of another model, which the fingerprints show."""
@@ -171,11 +171,15 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"settings": {"attention.head_count_kv": [2, 4]}}, "different llama.attention.head_count_kv"),
     ("llama", {"settings": {"attention.causal": False}}, "only causal attention"),
     ("llama", {"settings": {"block_count": 0}}, "llama.block_count is 0, not a positive number"),
-    ("llama", {"settings": {"block_count": 3}}, "lacks weights that its settings ask for: model.layers.2"),
+    (
+        "llama",
+        {"settings": {"block_count": 2**31}},
+        "lacks the tensor blk.2147483647.attn_norm.weight, which its settings",
+    ),
     ("llama", {"settings": {"block_count": 1}}, r"the tensor blk.1.\S+, which is not supported"),
     ("llama", {"settings": {"feed_forward_length": 95}}, r"ffn_\w+.weight of shape .* instead of"),
     ("llama", {"without": "attn_v"}, "lacks weights .* model.layers.0.self_attn.v_proj.weight"),
-    ("llama", {"without": "token_embd"}, r"no embedding \(token_embd.weight\)"),
+    ("llama", {"without": "token_embd"}, "lacks the tensor token_embd.weight"),
     ("llama", {"more": {"blk.0.ffn_gate_inp.weight": _weights(4, 4)}}, "has the tensor blk.0.ffn_gate_inp.weight"),
     ("llama", {"more": {"blk.0.attn_qkv.weight": _weights(4, 4)}}, "has the tensor blk.0.attn_qkv.weight"),
     ("llama", {"more": {"blk.1.attn_output.bias": _weights(64)}}, "has the tensor blk.1.attn_output.bias"),

@@ -98,19 +98,20 @@ def _base_config(settings: _Settings) -> Config:
     """The settings that all architectures share, without rotary positions."""
     get, require = settings.get, settings.require
     tensors, metadata = settings.file.tensors, settings.file.metadata
-    heads, width = require("attention.head_count"), require("embedding_length")
+    heads, width, layers = require("attention.head_count"), require("embedding_length"), require("block_count")
     head = get("attention.key_length", width // heads)
     if get("attention.value_length", head) != head or not get("attention.causal", True):
         raise ModelError(f"{settings.file.name}: only causal attention with keys as long as values is supported.")
-    if "token_embd.weight" not in tensors:
-        raise ModelError(f"{settings.file.name} has no embedding (token_embd.weight).")
+    for name in ("token_embd.weight", f"blk.{layers - 1}.attn_norm.weight"):  # a damaged number may ask for millions
+        if name not in tensors:
+            raise ModelError(f"{settings.file.name} lacks the tensor {name}, which its settings ask for.")
     ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *_END_TOKENS)}
     ends = list(dict.fromkeys(ids[name] for name in _END_TOKENS if ids[name] is not None))
     return {
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "hidden_size": width,
         "intermediate_size": require("feed_forward_length"),
-        "num_hidden_layers": require("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": get("attention.head_count_kv", heads),
         "head_dim": head,
