@@ -92,7 +92,7 @@ def write_model(
     config = model.config
     architecture = config.model_type.removesuffix("_text")
     writer = gguf.GGUFWriter(path, architecture, **sharding)
-    for key, value in (model_settings(config, architecture) | tokens | dict(settings or {})).items():
+    for key, value in (model_settings(config, architecture) | dict(tokens) | dict(settings or {})).items():
         is_whole = key.startswith(("general.", "quantize.", "tokenizer."))
         _add(writer, key if is_whole else f"{architecture}.{key}", value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
