@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +30,8 @@ from ralm.terminal import one_line, visible
 
 _LONGEST_METADATA = _LONGEST_TEXT = 300
 """Maximum number of printed characters of metadata, and of a passage."""
+_LABEL = 12
+"""Characters of the first column of a table that does not fit."""
 _SOURCES = 3
 """Maximum number of printed passages for a part of a text."""
 
@@ -69,7 +72,8 @@ def print_line(text: str = "", *, dim: bool = False) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_edge: bool = True) -> None:
-    """Print a table with the numbers of all columns but the first on the right."""
+    """Print a table with the numbers of all columns but the first on the right. In a narrow terminal cells are wrapped,
+    never cut."""
     if _latex.get():
         body = [" & ".join(map(_in_latex, row)) + r" \\" for row in (headings, *rows)]
         columns = "l" + "r" * (len(headings) - 1)
@@ -78,12 +82,18 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_e
         return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=pad_edge)
     first, *others = headings
-    table.add_column(first, overflow="fold")
+    cells = [[Text(visible(cell)) for cell in row] for row in rows]
+    console = Console(file=sys.stdout, highlight=False)
+    widths = [
+        max(map(cell_len, "\n".join(map(str, column)).split("\n"))) for column in zip(headings, *cells, strict=True)
+    ]
+    is_narrow = sum(widths) + 2 * len(widths) > console.width
+    table.add_column(first, overflow="fold", min_width=min(widths[0], _LABEL) if is_narrow else None)
     for heading in others:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(visible(cell)) for cell in row))
-    Console(file=sys.stdout, highlight=False).print(table)
+        table.add_column(heading, justify="right", no_wrap=not is_narrow, overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
 
 
 def _in_latex(cell: str) -> str:
