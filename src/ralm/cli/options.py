@@ -82,7 +82,7 @@ LimitTokens = Annotated[
 Model = Annotated[ModelOptions, Option("How the model runs."), Flags(needs=MODEL_NEEDS)]
 ModelName = Annotated[
     str,
-    Option("Causal language model: a hub name, local folder, GGUF file, ralm-tiny, or URL#MODEL of a server's API."),
+    Option("Causal language model: a hub name, local folder, GGUF file, ralm-tiny, smollm2, or URL#MODEL of an API."),
 ]
 ModelRay = Annotated[str | None, Option(_RAY, needs=NEEDS_LOCAL)]
 QuestionReading = Annotated[

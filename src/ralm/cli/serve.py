@@ -51,7 +51,7 @@ def serve_command(
     lm: Annotated[
         str | None,
         Option(
-            "Causal language model: a hub name, local folder, GGUF file, ralm-tiny, or URL#MODEL of a server's API.",
+            "Causal language model: a hub name, local folder, GGUF file, ralm-tiny, smollm2, or URL#MODEL of an API.",
             default_text="ralm-tiny with --demo",
         ),
     ] = None,

@@ -16,7 +16,7 @@ from ralm.answering.answers import AnsweredInput, AnswerMethod, AnswerStores, gr
 from ralm.answering.sources import QuestionInput
 from ralm.distributed import cluster, workers
 from ralm.errors import ClusterError, RalmError, UsageError
-from ralm.lm import TINY, is_local
+from ralm.lm import is_local
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.registry import ModelOptions, load_local_model, load_tokenizer
@@ -47,7 +47,7 @@ class ModelLoader:
     @classmethod
     def of(cls, name: str, options: ModelOptions) -> "ModelLoader":
         """The loader of the model that `load_local_model` loads here."""
-        folder = [Path(name).absolute()] if name != TINY and is_local(name) else []
+        folder = [Path(name).absolute()] if is_local(name) else []
         return cls(name, options, cluster.Requirements.reading(folder, _PACKAGES))
 
     @property

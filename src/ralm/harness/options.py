@@ -29,7 +29,7 @@ class HarnessOptions:
     Raises UsageError if options do not go together.
     """
 
-    lm: Annotated[str, Option("Causal language model: a hub name, local folder, GGUF file, or ralm-tiny.")]
+    lm: Annotated[str, Option("Causal language model: a hub name, local folder, GGUF file, ralm-tiny, or smollm2.")]
     index: Annotated[Path | None, Option("Read with passages from this index.")] = None
     retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)] = field(
         default_factory=RetrieverOptions

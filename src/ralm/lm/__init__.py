@@ -19,8 +19,8 @@ def is_gguf(name: str) -> bool:
 
 
 def is_local(name: str) -> bool:
-    """Whether a model's name is that of a folder or GGUF file."""
-    return Path(name).is_dir() or is_gguf(name)
+    """Whether a model's name is that of a folder or GGUF file, and none of ralm's own."""
+    return name not in (TINY, SMOLLM2) and (Path(name).is_dir() or is_gguf(name))
 
 
 def model_folder(name: str) -> str:

