@@ -40,7 +40,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder, QuestionInput
-from ralm.lm import model_folder
+from ralm.lm import model_path
 from ralm.lm.registry import load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble, mixture
@@ -188,7 +188,7 @@ def opened(name: str) -> Iterator[tuple[WritingModel, PreTrainedModel]]:
             torch.manual_seed(0)
             AutoModelForCausalLM.from_config(GPT2Config()).save_pretrained(folder)
             gpt2_tokenizer().save_pretrained(folder)
-        place = folder if name == "gpt2" else model_folder(name)
+        place = folder if name == "gpt2" else model_path(name)
         yield load_language_model(place), AutoModelForCausalLM.from_pretrained(place).eval()
 
 

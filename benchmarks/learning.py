@@ -28,7 +28,7 @@ from ralm.corpus.splitting import make_passages
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.lm import TINY, model_folder
+from ralm.lm import TINY, model_path
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
 from ralm.lm.scoring import Scorer
@@ -78,7 +78,7 @@ class Rate:
 def measure_signals(index: Index, documents: Sequence[Document], examples: int) -> None:
     """A row for each number of examples a sequence."""
     model = load_local_model(TINY)
-    plain = AutoModelForCausalLM.from_pretrained(model_folder(TINY), dtype=torch.float32).eval()
+    plain = AutoModelForCausalLM.from_pretrained(model_path(TINY), dtype=torch.float32).eval()
     print(f"{'examples a sequence':<22}{'plain loop, pairs/s':>20}{'engine, pairs/s':>18}{'ratio':>8}")
     for per_sequence in (1, 4, 8, 16, 32):
         options = ExampleOptions(examples=examples, per_sequence=per_sequence)

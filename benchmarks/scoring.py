@@ -28,7 +28,7 @@ from benchmarks import plain_loop
 from ralm.corpus.splitting import make_passages
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
-from ralm.lm import model_folder
+from ralm.lm import model_path
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import Dtype, ModelOptions, load_local_model
 from ralm.lm.scoring import Scorer
@@ -248,7 +248,7 @@ def materials(name: str, dtypes: Sequence[Dtype]) -> Iterator[Iterator[Material]
         def each() -> Iterator[Material]:
             for dtype in dtypes:
                 model = load_local_model(place, ModelOptions(dtype=dtype))
-                plain = AutoModelForCausalLM.from_pretrained(model_folder(place), dtype=model.model.dtype)
+                plain = AutoModelForCausalLM.from_pretrained(model_path(place), dtype=model.model.dtype)
                 plain = plain.eval().to(model.model.device)
                 meters = Meter(model.model), Meter(plain)
                 peak = matmul_peak(model.model.device, model.model.dtype)
@@ -262,7 +262,7 @@ def gpt2_tokenizer() -> Any:
     folder = Path(__file__).parents[2] / "shared" / "data" / "gpt2_bpe"
     if not folder.exists():
         print("GPT-2's tokenizer is missing: ralm-tiny's is used.")
-        return AutoTokenizer.from_pretrained(model_folder("ralm-tiny"))
+        return AutoTokenizer.from_pretrained(model_path("ralm-tiny"))
     from transformers import GPT2Tokenizer
 
     return GPT2Tokenizer(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))

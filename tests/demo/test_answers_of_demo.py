@@ -65,7 +65,7 @@ def test_the_readme_pins_the_version_of_make_demo_real() -> None:
 
 def test_smollm2_is_the_file_in_its_package_whatever_is_in_the_working_folder(weights: Path, tmp_path: Path) -> None:
     (tmp_path / "smollm2").mkdir()
-    assert lm.model_folder("smollm2") == str(weights)
+    assert lm.model_path("smollm2") == str(weights)
     assert load_language_model("smollm2").name == "smollm2"
     assert load_tokenizer("smollm2").fingerprint == load_tokenizer(str(weights)).fingerprint
     assert ModelLoader.of("smollm2", ModelOptions()).requirements.read == ()

@@ -19,7 +19,7 @@ from lm_eval.models.huggingface import HFLM
 
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.harness.model import RalmLM
-from ralm.lm import model_folder
+from ralm.lm import model_path
 from ralm.lm.registry import load_local_model
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
@@ -55,7 +55,7 @@ CONTEXTS = ["The sea is", "<s>The sea is deep", "x", "The sea " * 20]
 
 @pytest.mark.parametrize("shots", [0, 1])
 def test_every_kind_of_task_is_answered_as_by_hf(tasks: Path, shots: int) -> None:
-    folder = model_folder("ralm-tiny")
+    folder = model_path("ralm-tiny")
     kinds = ["choosing", "writing", "ending", "pages"]
     options = {"num_fewshot": shots, "device": "cpu", "batch_size": 1}
     expected = evaluated("hf", tasks, kinds, model_args=f"pretrained={folder},dtype=float32", **options)

@@ -250,6 +250,21 @@ def test_options_that_do_not_apply(options: dict[str, Any], message: str, llama:
         load_local_model(str(llama), ModelOptions(**options))
 
 
+@pytest.mark.parametrize("options", [("--init", "tiny.gguf"), ("--encoder", "tiny.gguf"), ("--encoder", "smollm2")])
+def test_encoders_and_rerankers_are_not_read_from_files(
+    options: tuple[str, str], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sentence_transformers")
+    from ralm.reranking.cross_encoder import load_pair_model
+
+    monkeypatch.chdir(llama.parent)
+    option, name = options
+    with pytest.raises(ModelError, match=f"^{name} is a GGUF file, from which only language models are read: give"):
+        load_pair_model(name, new=True) if option == "--init" else library.load_encoder(
+            library.EncoderOptions(encoder=name)
+        )
+
+
 def test_an_adapter_and_attention_apply(llama: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     lora = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)

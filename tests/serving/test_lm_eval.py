@@ -6,7 +6,7 @@ import pytest
 
 from ralm import FromRetriever, PlanOptions, Request
 from ralm.harness.model import RalmLM
-from ralm.lm import model_folder
+from ralm.lm import model_path
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.serving.service import Service
@@ -30,7 +30,7 @@ def of_server(url: str, batch: int = 1) -> str:
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_without_retrieval_the_figures_are_those_of_hf(plain_url: str, tasks: Path, batch: int) -> None:
-    expected = evaluated("hf", tasks, KINDS, model_args=f"pretrained={model_folder(MODEL)},dtype=float32", device="cpu")
+    expected = evaluated("hf", tasks, KINDS, model_args=f"pretrained={model_path(MODEL)},dtype=float32", device="cpu")
     found = evaluated("local-completions", tasks, KINDS, model_args=of_server(plain_url, batch))
     assert_alike(found, expected, KINDS)
 

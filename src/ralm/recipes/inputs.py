@@ -24,7 +24,7 @@ from ralm.corpus.formats.arrow import dataset_records
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import CorpusError
-from ralm.lm import model_folder
+from ralm.lm import model_path
 from ralm.recipes.resources import Resource, ResourceKind
 from ralm.records import Document
 from ralm.storage import manifest, outputs
@@ -193,7 +193,7 @@ def _save_encoder(folder: Path) -> None:
 
     from ralm.lm.local.loading import no_bars
 
-    tokenizer = AutoTokenizer.from_pretrained(model_folder(STAND_IN_MODEL))
+    tokenizer = AutoTokenizer.from_pretrained(model_path(STAND_IN_MODEL))
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     tokenizer.model_max_length = 512
     config = BertConfig(

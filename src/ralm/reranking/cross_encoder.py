@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ralm.errors import ModelError, UsageError
-from ralm.lm import model_folder
+from ralm.lm import model_path
 from ralm.lm.local import loading
 from ralm.records import FloatArray
 from ralm.reranking.predictive import Pair
@@ -266,7 +266,7 @@ def load_pair_model(
     there is no such model, it does not give one score for a pair, or (without `new`) it has no head; UsageError if a
     length does not fit.
     """
-    source = model_folder(name)
+    source = model_path(name)
     loading.check_folder(source)
     loading.check_tokenizer(source)
     options: dict[str, Any] = {"num_labels": 1, "model_kwargs": {"dtype": torch.float32}} if new else {}

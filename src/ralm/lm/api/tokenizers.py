@@ -12,7 +12,7 @@ import tiktoken
 from pydantic import JsonValue
 
 from ralm.errors import ChatError, ModelError, UsageError
-from ralm.lm import model_folder
+from ralm.lm import model_path
 from ralm.lm.api.backends import llamacpp, parsing
 from ralm.lm.api.client import Client
 from ralm.lm.api.servers import ServerInfo
@@ -46,7 +46,7 @@ def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
     """
     option, model = client.options.tokenizer, client.endpoint.model
     if option is not None:
-        return _tiktoken(option) if option.startswith(_TIKTOKEN) else _hub_or_folder(option, model_folder(option))
+        return _tiktoken(option) if option.startswith(_TIKTOKEN) else _hub_or_folder(option, model_path(option))
     if client.endpoint.is_openai:
         return _tiktoken(f"{_TIKTOKEN}{model}")
     if server.kind is llamacpp.LLAMA_CPP:

@@ -25,12 +25,6 @@ _CHUNK: Final = 1 << 22
 _SHARD: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
-def check_gguf(name: str) -> None:
-    """Raise ModelError if there is no such file, or if it is a folder."""
-    if not Path(name).is_file():
-        raise ModelError(f"there is no file {name}." if not Path(name).is_dir() else f"{name} is a folder, not a file.")
-
-
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """Where the weights of a tensor are: at `offset` in the file `path`, in rows of `row_bytes`. `kind` is gguf's type,
@@ -87,7 +81,8 @@ def open_gguf(name: str) -> GgufFile:
     Raises MissingExtraError without the extra `gguf`; ModelError if there is no such file, if it or a shard is no whole
     GGUF file, or if gguf cannot dequantise it.
     """
-    check_gguf(name)
+    if not Path(name).is_file():
+        raise ModelError(f"{name} is a folder, not a file." if Path(name).is_dir() else f"there is no file {name}.")
     with extra("gguf", "GGUF files need", ("gguf",)):
         import gguf  # noqa: F401
     first = _read_header(Path(name))

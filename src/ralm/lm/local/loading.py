@@ -18,7 +18,6 @@ from transformers.utils import logging as transformers_logging
 from ralm.environment import installed_version
 from ralm.errors import MissingExtraError, ModelError, RalmError, UsageError, extra
 from ralm.lm import is_gguf
-from ralm.lm.local.gguf_file import check_gguf
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -130,14 +129,13 @@ def _first_of(keys: Collection[str]) -> str:
 
 
 def check_folder(name: str) -> None:
-    """Raise ModelError if `name` is a local folder or GGUF file that cannot be a model, before anything is read or
-    downloaded."""
+    """Raise ModelError if `name` is that of a GGUF file or of a local folder that cannot be a model, before anything is
+    read or downloaded."""
     if is_gguf(name):
-        check_gguf(name)
-        return
+        raise ModelError(f"{name} is a GGUF file, from which only language models are read: give a folder or hub name.")
     folder = Path(name)
     if folder.is_file():
-        raise ModelError(f"{name} is a file; give the folder that holds config.json and the weights, or a .gguf file.")
+        raise ModelError(f"{name} is a file; give the folder that holds config.json and the weights.")
     if not folder.is_dir():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             raise ModelError(f"there is no folder {name}.")

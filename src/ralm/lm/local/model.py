@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
+from ralm.lm import is_gguf
 from ralm.lm.local import continuation, engine, kernels, loading, probe, tokenization
 from ralm.lm.registry import ModelOptions
 from ralm.protocols import UNLIMITED, Continuations
@@ -107,7 +108,8 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
     """A causal language model by hub name, folder or GGUF file, ready to score and generate; raises what
     `load_language_model` raises."""
     options = options or ModelOptions()
-    loading.check_folder(name)
+    if not is_gguf(name):
+        loading.check_folder(name)
     if options.device == "all":
         gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
         devices = gpus or [torch.device("cpu")]
