@@ -250,19 +250,24 @@ def test_options_that_do_not_apply(options: dict[str, Any], message: str, llama:
         load_local_model(str(llama), ModelOptions(**options))
 
 
-@pytest.mark.parametrize("options", [("--init", "tiny.gguf"), ("--encoder", "tiny.gguf"), ("--encoder", "smollm2")])
-def test_encoders_and_rerankers_are_not_read_from_files(
-    options: tuple[str, str], llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["tiny.gguf", "smollm2"])
+def test_an_encoder_is_not_read_from_a_file(name: str, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.chdir(llama.parent)
+    encoder = library.load_encoder(library.EncoderOptions(encoder=name))
+    with pytest.raises(
+        ModelError, match=f"^{name} is a GGUF file, from which only language models are read: give"
+    ):
+        _ = encoder.dimension
+
+
+def test_a_reranker_is_not_read_from_a_file(llama: Path) -> None:
     pytest.importorskip("sentence_transformers")
     from ralm.reranking.cross_encoder import load_pair_model
 
-    monkeypatch.chdir(llama.parent)
-    option, name = options
-    with pytest.raises(ModelError, match=f"^{name} is a GGUF file, from which only language models are read: give"):
-        load_pair_model(name, new=True) if option == "--init" else library.load_encoder(
-            library.EncoderOptions(encoder=name)
-        )
+    for new in (True, False):
+        with pytest.raises(ModelError, match=f"^{llama} is a GGUF file, from which only language models are read"):
+            load_pair_model(str(llama), new=new)
 
 
 def test_an_adapter_and_attention_apply(llama: Path, tmp_path: Path) -> None:
