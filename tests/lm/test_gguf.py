@@ -184,6 +184,17 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"more": {"blk.0.attn_qkv.weight": _weights(4, 4)}}, "has the tensor blk.0.attn_qkv.weight"),
     ("llama", {"more": {"blk.1.attn_output.bias": _weights(64)}}, "has the tensor blk.1.attn_output.bias"),
     ("llama", {"more": {"rope_freqs.weight": _weights(8) * 3}}, "scales rotary positions in another way than LLaMA 3"),
+    ("llama", {"more": {"rope_freqs.weight": _weights(4)}}, "scales rotary positions in another way"),
+    ("llama linear", {"more": {"rope_freqs.weight": _weights(8)}}, "scales rotary positions in another"),
+    ("phi3", {"more": {"rope_factors_long.weight": _weights(8)}}, "only LongRoPE with short and long factors"),
+    ("phi3 longrope", {"settings": {"rope.scaling.type": "yarn"}}, "only LongRoPE with short and long"),
+    (
+        "gemma3",
+        {"settings": {"attention.sliding_window_pattern": [True] * 7}},
+        "sliding_window_pattern is True, not a pos",
+    ),
+    ("llama", {"settings": {"attention.head_count_kv": 0}}, "head_count_kv is 0, not a positive number"),
+    ("llama", {"more": {"blk.01.attn_norm.weight": _weights(64)}}, "has the tensor blk.01.attn_norm.weight"),
     ("llama", {"more": {"ids": np.ones((2, 2), dtype=np.int32)}}, "cannot dequantise I32, the type of ids"),
 ]
 
@@ -255,9 +266,7 @@ def test_an_encoder_is_not_read_from_a_file(name: str, llama: Path, monkeypatch:
     pytest.importorskip("sentence_transformers")
     monkeypatch.chdir(llama.parent)
     encoder = library.load_encoder(library.EncoderOptions(encoder=name))
-    with pytest.raises(
-        ModelError, match=f"^{name} is a GGUF file, from which only language models are read: give"
-    ):
+    with pytest.raises(ModelError, match=f"^{name} is a GGUF file, from which only language models are read: give"):
         _ = encoder.dimension
 
 

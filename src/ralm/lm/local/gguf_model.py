@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
@@ -45,7 +46,7 @@ _GEMMA_3: Final = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_IN_LAYER: Final = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_IN_LAYER: Final = re.compile(r"blk\.(0|[1-9][0-9]*)\.(\w+)\.(weight|bias)")
 _FREQUENCIES: Final = "rope_freqs.weight"
 _FACTORS: Final = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
@@ -69,10 +70,10 @@ class _Settings:
             raise ModelError(f"{self.file.name}: layers with different {self._prefix}{key} are not supported.")
         return value
 
-    def require(self, key: str) -> Any:
-        """The value of a setting without a default; ModelError if the file lacks it or it is no positive number."""
-        value = self.get(key)
-        if not isinstance(value, int | float) or not value > 0:
+    def positive(self, key: str, default: Any = None) -> Any:
+        """The value of a setting; ModelError if it is no positive number, or is missing and has no default."""
+        value = self.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
             raise ModelError(f"{self.file.name} is damaged: {self._prefix}{key} is {value!r}, not a positive number.")
         return value
 
@@ -96,10 +97,10 @@ class _Settings:
 
 def _base_config(settings: _Settings) -> Config:
     """The settings that all architectures share, without rotary positions."""
-    get, require = settings.get, settings.require
+    get, positive = settings.get, settings.positive
     tensors, metadata = settings.file.tensors, settings.file.metadata
-    heads, width, layers = require("attention.head_count"), require("embedding_length"), require("block_count")
-    head = get("attention.key_length", width // heads)
+    heads, width, layers = (positive(key) for key in ("attention.head_count", "embedding_length", "block_count"))
+    head = positive("attention.key_length", width // heads)
     if get("attention.value_length", head) != head or not get("attention.causal", True):
         raise ModelError(f"{settings.file.name}: only causal attention with keys as long as values is supported.")
     for name in ("token_embd.weight", f"blk.{layers - 1}.attn_norm.weight"):  # a damaged number may ask for millions
@@ -110,13 +111,13 @@ def _base_config(settings: _Settings) -> Config:
     return {
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "hidden_size": width,
-        "intermediate_size": require("feed_forward_length"),
+        "intermediate_size": positive("feed_forward_length"),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "num_key_value_heads": positive("attention.head_count_kv", heads),
         "head_dim": head,
-        "max_position_embeddings": require("context_length"),
-        "rms_norm_eps": require("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": positive("context_length"),
+        "rms_norm_eps": positive("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": ids["bos"],
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
@@ -128,12 +129,12 @@ def _rope(settings: _Settings, head: int) -> Config:
     """The rotary positions of all `head` numbers of a head, scaled in one of the ways that need no tensor."""
     if settings.get("rope.dimension_count", head) != head:
         raise ModelError(f"{settings.file.name}: rotary positions in a part of each head are not supported.")
-    rope: Config = {"rope_theta": settings.get("rope.freq_base", 10_000.0)}
+    rope: Config = {"rope_theta": settings.positive("rope.freq_base", 10_000.0)}
     kind = settings.get("rope.scaling.type", "none")
     original = settings.get("rope.scaling.original_context_length")
     if kind == "none":
         return {**rope, "rope_type": "default"}
-    rope |= {"rope_type": kind, "factor": settings.require("rope.scaling.factor")}
+    rope |= {"rope_type": kind, "factor": settings.positive("rope.scaling.factor")}
     if kind == "linear":
         return rope
     if kind != "yarn" or not original:
@@ -149,25 +150,23 @@ def _llama(settings: _Settings) -> "PretrainedConfig":
     base = _base_config(settings)
     rope = _rope(settings, base["head_dim"])
     if factors := settings.factors(_FREQUENCIES):
-        rope = _llama_3(settings, rope["rope_theta"], factors)
+        rope = _llama_3(settings, rope, base["head_dim"] // 2, factors)
     tensors = settings.file.tensors
     biases = {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
     return LlamaConfig(**base, **biases, rope_parameters=rope)
 
 
-def _llama_3(settings: _Settings, theta: float, factors: list[float]) -> Config:
-    """The scaling of LLaMA 3 whose factors of frequencies a file has; ModelError if they are others."""
-    found = {"rope_type": "llama3", "rope_theta": theta, "factor": float(max(factors)), **_LLAMA_3}
+def _llama_3(settings: _Settings, rope: Config, pairs: int, factors: list[float]) -> Config:
+    """The scaling of LLaMA 3 whose factors of the frequencies of all pairs a file has; ModelError if they are others,
+    or if the file asks for a second scaling."""
     low, high, original = _LLAMA_3.values()
-    count = len(factors)
-    for number, factor in enumerate(factors):
-        turns = original * theta ** -(number / count) / math.tau
-        smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
-        if not math.isclose(factor, 1 / ((1 - smooth) / max(factors) + smooth), rel_tol=1e-4):
-            raise ModelError(
-                f"{settings.file.name}: {_FREQUENCIES} scales rotary positions in another way than LLaMA 3."
-            )
-    return found if max(factors) > 1 else {"rope_type": "default", "rope_theta": theta}
+    turns = (original * rope["rope_theta"] ** -(number / pairs) / math.tau for number in range(pairs))
+    smooth = (min(1.0, max(0.0, (one - low) / (high - low))) for one in turns)
+    expected = [1 / ((1 - one) / max(factors) + one) for one in smooth]
+    is_theirs = len(factors) == pairs and all(map(partial(math.isclose, rel_tol=1e-4), factors, expected))
+    if rope["rope_type"] != "default" or not is_theirs:
+        raise ModelError(f"{settings.file.name}: {_FREQUENCIES} scales rotary positions in another way than LLaMA 3.")
+    return {**rope, "rope_type": "llama3", "factor": max(factors), **_LLAMA_3} if max(factors) > 1 else rope
 
 
 def _qwen_2(settings: _Settings) -> "PretrainedConfig":
@@ -191,10 +190,12 @@ def _phi_3(settings: _Settings) -> "PretrainedConfig":
     rotary = settings.get("rope.dimension_count", base["head_dim"])
     original = settings.get("rope.scaling.original_context_length", base["max_position_embeddings"])
     factors = {key: settings.factors(name) for key, name in _FACTORS.items()}
-    if all(factors.values()) and settings.get("rope.scaling.type", "longrope") == "longrope":
+    if any(factors.values()):
+        if not all(factors.values()) or settings.get("rope.scaling.type", "longrope") != "longrope":
+            raise ModelError(f"{settings.file.name}: only LongRoPE with short and long factors is supported.")
         rope: Config = {
             "rope_type": "longrope",
-            "rope_theta": settings.get("rope.freq_base", 10_000.0),
+            "rope_theta": settings.positive("rope.freq_base", 10_000.0),
             "attention_factor": settings.get("rope.scaling.attn_factor"),
             "original_max_position_embeddings": original,
             **factors,
@@ -215,13 +216,13 @@ def _gemma_3(settings: _Settings) -> "PretrainedConfig":
     from transformers import Gemma3TextConfig
 
     base = _base_config(settings)
-    period = settings.get("attention.sliding_window_pattern", 6)
+    period = settings.positive("attention.sliding_window_pattern", 6)
     is_27b = base["num_hidden_layers"] == 62
-    local = {"rope_type": "default", "rope_theta": settings.get("rope.freq_base_swa", 10_000.0)}
+    local = {"rope_type": "default", "rope_theta": settings.positive("rope.freq_base_swa", 10_000.0)}
     return Gemma3TextConfig(
         **base,
         query_pre_attn_scalar=base["hidden_size"] // base["num_attention_heads"] if is_27b else base["head_dim"],
-        sliding_window=settings.require("attention.sliding_window"),
+        sliding_window=settings.positive("attention.sliding_window"),
         layer_types=[
             "sliding_attention" if (layer + 1) % period else "full_attention"
             for layer in range(base["num_hidden_layers"])
@@ -294,7 +295,7 @@ def _names(file: GgufFile, family: _Family, read: set[str]) -> dict[str, str]:
         if found := _IN_LAYER.fullmatch(name):
             number, part, suffix = found.groups()
             layer = family.layer.get(part)
-            theirs = None if layer is None else f"model.layers.{int(number)}.{layer}.{suffix}"
+            theirs = None if layer is None else f"model.layers.{number}.{layer}.{suffix}"
         else:
             outside = _OUTSIDE.get(stem)
             theirs = None if outside is None else f"{outside}.{suffix}"
