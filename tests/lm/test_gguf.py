@@ -195,6 +195,11 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("llama", {"settings": {"attention.head_count_kv": 0}}, "head_count_kv is 0, not a positive number"),
     ("llama", {"more": {"blk.01.attn_norm.weight": _weights(64)}}, "has the tensor blk.01.attn_norm.weight"),
+    (
+        "llama",
+        {"settings": {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.token_type": [1, 1]}},
+        "its tokenizer and token_embd.weight have different sizes",
+    ),
     ("llama", {"more": {"ids": np.ones((2, 2), dtype=np.int32)}}, "cannot dequantise I32, the type of ids"),
 ]
 
@@ -315,3 +320,14 @@ def test_a_machine_of_a_cluster_reads_the_file_under_its_full_path(
     loader = ModelLoader.of(llama.name, ModelOptions())
     assert loader.requirements.read == (llama,)
     assert loader().name == llama.name
+
+
+def test_weights_of_two_tensors_do_not_overlap(llama: Path, tmp_path: Path) -> None:
+    """The second tensor is said to begin where the first does."""
+    data = bytearray(llama.read_bytes())
+    name, second = list(open_gguf(str(llama)).tensors.items())[1]
+    place = data.index(name.encode()) + len(name) + 4 + 8 * len(second.shape) + 4
+    data[place : place + 8] = bytes(8)
+    moved = _written(tmp_path / "moved.gguf", bytes(data))
+    with pytest.raises(ModelError, match=f"moved.gguf is damaged: the tensor {name} is stored .* not after the one be"):
+        open_gguf(str(moved))

@@ -173,6 +173,8 @@ def test_phi_3_takes_the_white_space_after_special_tokens(tmp_path: Path) -> Non
         ({"ggml.add_sep_token": True}, "has the setting tokenizer.ggml.add_sep_token, which is not supported"),
         ({"ggml.tokens": ["a", "a"], "ggml.token_type": [1, 1]}, "no tokens, a token twice, or other numbers of kinds"),
         ({"ggml.token_type": [1]}, "other numbers of kinds"),
+        ({"ggml.add_bos_token": True}, "its tokenizer adds a BOS or EOS, and has none"),
+        ({"ggml.add_bos_token": True, "ggml.bos_token_id": 300}, "its tokenizer adds a BOS or EOS, and has none"),
         ({"ggml.merges": ["zz y"]}, r"cannot load the tokenizer of \S+: .*zz"),
     ],
 )

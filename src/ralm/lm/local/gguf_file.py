@@ -5,7 +5,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -44,7 +44,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The metadata of a model in GGUF files, and where its tensors are; `digest` hashes what was read of the files."""
+    """The metadata of a model in GGUF files, and where its tensors are; `digest` hashes all that was read of them."""
 
     name: str
     metadata: dict[str, Any]
@@ -53,13 +53,12 @@ class GgufFile:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The number format that loses nothing: that of the matrices, or float32 if they are mixed or quantised."""
+        """The number format of the matrices; float32 if they are quantised or of several formats."""
         kinds = {one.kind.name for one in self.tensors.values() if len(one.shape) > 1}
         return {"F16": torch.float16, "BF16": torch.bfloat16}.get(kinds.pop() if len(kinds) == 1 else "", torch.float32)
 
     def load(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """The dequantised weights of a tensor; beside them only a few rows are in memory. ModelError if the file has
-        become shorter."""
+        """The dequantised weights of a tensor, read a few rows at a time; ModelError if the file has become shorter."""
         from gguf.quants import dequantize
 
         stored = self.tensors[name]
@@ -160,9 +159,9 @@ class _Cursor:
         self.digest.update(data)
         return data
 
-    def unpack(self, format: str) -> tuple[Any, ...]:  # noqa: A002
-        """The next numbers, little-endian."""
-        return struct.unpack(f"<{format}", self.take(struct.calcsize(f"<{format}")))
+    def unpack(self, format: str, count: int = 1) -> tuple[Any, ...]:  # noqa: A002
+        """The next numbers, little-endian; `count` of a format of one letter."""
+        return struct.unpack(f"<{count}{format}", self.take(count * struct.calcsize(f"<{format}")))
 
     def string(self) -> str:
         """The next string."""
@@ -181,15 +180,9 @@ class _Cursor:
             of, count = self.unpack("IQ")
             if of == _STRING:
                 return [self.string() for _ in range(count)]
-            return list(self.unpack(f"{self._checked(of, count)}{self._format(of)}"))
+            return list(self.unpack(self._format(of), count))
         (value,) = self.unpack(self._format(kind))
         return float(str(np.float32(value))) if kind == _FLOAT32 else value
-
-    def _checked(self, kind: int, count: int) -> int:
-        """The number of numbers of an array, if they fit in the file."""
-        if count * struct.calcsize(f"<{self._format(kind)}") > self._left:
-            raise _truncated(self._path)
-        return count
 
     def _format(self, kind: int) -> str:
         if kind not in _SCALARS:
@@ -217,13 +210,15 @@ def _read_header(path: Path) -> GgufFile:
             raise ModelError(f"{path} is damaged: its alignment is {alignment!r}.")
         stored = [_tensor(cursor, path) for _ in range(tensor_count)]
     begin = -(-cursor.position // alignment) * alignment
-    tensors = {}
+    tensors: dict[str, StoredTensor] = {}
+    end = 0
     for name, one in stored:
-        if name in tensors or one.offset % alignment:
-            raise ModelError(f"{path} is damaged: the tensor {name} is stored twice, or at no multiple of {alignment}.")
-        if begin + one.offset + one.rows * one.row_bytes > path.stat().st_size:
-            raise _truncated(path)
-        tensors[name] = StoredTensor(path, begin + one.offset, one.shape, one.kind, one.row_bytes)
+        if name in tensors or one.offset != -(-end // alignment) * alignment:
+            raise ModelError(f"{path} is damaged: the tensor {name} is stored twice, or not after the one before it.")
+        end = one.offset + one.rows * one.row_bytes
+        tensors[name] = replace(one, offset=begin + one.offset)
+    if begin + end > path.stat().st_size:
+        raise _truncated(path)
     return GgufFile(str(path), metadata, tensors, cursor.digest)
 
 
@@ -235,7 +230,8 @@ def _tensor(cursor: _Cursor, path: Path) -> tuple[str, StoredTensor]:
     (count,) = cursor.unpack("I")
     if not 1 <= count <= _MAX_DIMENSIONS:
         raise ModelError(f"{path} is damaged: the tensor {name} has {count} dimensions.")
-    *sizes, number, offset = cursor.unpack(f"{count}QIQ")
+    sizes = cursor.unpack("Q", count)
+    number, offset = cursor.unpack("IQ")
     try:
         kind = GGMLQuantizationType(number)
     except ValueError:

@@ -106,6 +106,8 @@ def _base_config(settings: _Settings) -> Config:
     for name in ("token_embd.weight", f"blk.{layers - 1}.attn_norm.weight"):  # a damaged number may ask for millions
         if name not in tensors:
             raise ModelError(f"{settings.file.name} lacks the tensor {name}, which its settings ask for.")
+    if len(metadata.get("tokenizer.ggml.tokens", ())) != tensors["token_embd.weight"].shape[0]:
+        raise ModelError(f"{settings.file.name} is damaged: its tokenizer and token_embd.weight have different sizes.")
     ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *_END_TOKENS)}
     ends = list(dict.fromkeys(ids[name] for name in _END_TOKENS if ids[name] is not None))
     return {

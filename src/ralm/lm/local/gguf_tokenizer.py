@@ -46,7 +46,7 @@ _READ: Final = {
     f"tokenizer.ggml.{key}"
     for key in "model pre tokens scores token_type merges add_bos_token add_eos_token add_space_prefix".split()
 }
-_NO_EFFECT: Final = ("_token_id", ".huggingface.json", ".chat_templates", ".token_type_count")
+_NO_EFFECT: Final = ("_token_id", ".huggingface.json", ".token_type_count")
 _TEMPLATE: Final = "tokenizer.chat_template"
 
 
@@ -126,7 +126,10 @@ def load_gguf_tokenizer(name: str) -> PreTrainedTokenizerFast:
     backend.add_tokens(vocabulary.added_tokens(strip=strip))
     special = {key: vocabulary.special(key, defaults.get(key)) for key in ("bos", "eos", "padding", "unknown")}
     begins = vocabulary.get("add_bos_token", is_sentencepiece or splitting in _WHOLE_WORDS)
-    around = (special["bos"] if begins else None, special["eos"] if vocabulary.get("add_eos_token") else None)
+    ends = vocabulary.get("add_eos_token")
+    if (begins and not special["bos"]) or (ends and not special["eos"]):
+        raise ModelError(f"{name} is damaged: its tokenizer adds a BOS or EOS, and has none.")
+    around = (special["bos"] if begins else None, special["eos"] if ends else None)
     template = " ".join(part for part in (around[0], "$A", around[1]) if part)
     backend.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[(token, vocabulary.ids[token]) for token in dict.fromkeys(around) if token]
