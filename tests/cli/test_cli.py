@@ -159,6 +159,12 @@ def test_retrieval_has_no_documents_that_must_fit(work: Path, model: Path, tmp_p
     failed(ralm(*common, "--windows", "blocked", "--block", 6, "--out", tmp_path / "no"), 2, "multiple of --stride 4")
 
 
+@pytest.mark.parametrize("command", ["ask", "qa", "choice", "curve"])
+def test_weights_by_evidence_are_rejected_before_a_model_is_loaded(command: str) -> None:
+    parts = ["--lm", "no-model", "--index", "no-index", "--reader", "ensemble", "--mixer", "posterior"]
+    failed(ralm(command, "Which?", *parts), 2, "and a question does not read these: choose another mixer")
+
+
 def test_generate_names_its_sources(generate: list[object]) -> None:
     command = [*generate, PROMPT, "--temperature", "1", "--seed", "3"]
     result = printed(*command)

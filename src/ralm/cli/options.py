@@ -86,7 +86,9 @@ ModelName = Annotated[
 ]
 ModelRay = Annotated[str | None, Option(_RAY, needs=NEEDS_LOCAL)]
 QuestionReading = Annotated[
-    ReadingOptions, Option("How passages are read."), Flags(without=("reranking", "rerank_lm", "cut_together"))
+    ReadingOptions,
+    Option("How passages are read."),
+    Flags(without=("reranking", "rerank_lm", "cut_together", "posterior")),
 ]
 Ray = Annotated[str | None, Option(_RAY)]
 ReadIndex = Annotated[Path | None, Option("Read with passages from this index.")]
@@ -104,6 +106,13 @@ def check_passage_sources(index: Path | None, retrieved: Path | None, reading: R
         raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
     if reading.reader != "in-context" and not (index or retrieved):
         raise UsageError(f'`reader="{reading.reader}"` reads passages: give `index` or `retrieved` too.')
+
+
+def check_question_reading(reading: ReadingOptions) -> None:
+    """Raise UsageError if passages are weighed by tokens that a question does not have."""
+    from ralm.reading.in_context import CheckedReader
+
+    CheckedReader.of(reading.chosen_reader).mixer.require_fixed("a question")
 
 
 def choose_prompt(

@@ -11,6 +11,7 @@ from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.lm.registry import ModelOptions
 from ralm.options import Arguments, Needs, Option, check_options, coerce
 from ralm.reading import ReadingOptions
+from ralm.reading.in_context import CheckedReader
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
@@ -63,6 +64,7 @@ class HarnessOptions:
         check_options(self)
         if self.reading.reader != "in-context" and self.index is None:
             raise UsageError(f'`reader="{self.reading.reader}"` reads passages: give `index` too.')
+        CheckedReader.of(self.reading.chosen_reader).mixer.require_fixed("a task of the harness")
         if self.model.api.dry_run:
             raise UsageError("`dry_run` would give the harness figures that mean nothing: leave it out.")
         if not is_api(self.lm) and self.model.api != ApiOptions():
@@ -70,7 +72,11 @@ class HarnessOptions:
 
 
 _ARGUMENTS: Final = Arguments(
-    {PlanOptions: ("max_length",), ReadingOptions: ("reranking", "rerank_lm"), ModelOptions: ("template_arguments",)}
+    {
+        PlanOptions: ("max_length",),
+        ReadingOptions: ("reranking", "rerank_lm", "posterior"),
+        ModelOptions: ("template_arguments",),
+    }
 )
 """Options that the harness lacks, or has elsewhere, are left out."""
 
