@@ -21,7 +21,7 @@ from ralm.errors import RalmWarning, UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Reader, Reranker, traits_of
 from ralm.reading import in_context, plan, provenance, sources
-from ralm.reading.score import hits_needed, score_text
+from ralm.reading.score import check_evidence, hits_needed, score_text
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import Hits, Passages, ScoredTokens
 from ralm.reranking import CheckedReranker
@@ -168,6 +168,7 @@ def evaluate_text(
     choice = CheckedReranker.of(reranker)
     check_plan(scorer, options)
     options.check_documents(checked.joined)
+    check_evidence(checked.mixer, scorer, options)
     PassageDocuments.planned((), scorer.tokenizer, options)  # raises if special tokens cannot come first
     if choice is not None and choice.model is not None:
         PassageDocuments.planned((), choice.model.tokenizer, options)

@@ -26,6 +26,7 @@ from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import credited_passages, log_weights_of, mixture, posterior
 from ralm.reading.in_context import CheckedReader, check_plan_before, rows_with_targets, stride_request
 from ralm.reading.mixers import CheckedMixer, evidence_of
+from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import StrideRows
 from ralm.reading.tokens import PreparedText
 from ralm.records import (
@@ -144,12 +145,19 @@ def rows_and_prompt_prefixes(
     if (choice := CheckedReranker.of(reranker)) is not None:
         hits = choice.choose(rows, hits, passages, checked.hits)
     prefixes_R = [checked.prompt_prefixes(hits.of(row), rows.documents) for row in rows_with_targets(plan)]
-    checked.mixer.require_exact(scorer)
-    if evidence := checked.mixer.needs.evidence:
-        check_plan_before(plan.options, evidence, "`evidence`")
+    after = check_evidence(checked.mixer, scorer, plan.options) + plan.options.after_document
     every = [one for prompt_prefixes in prefixes_R for one in prompt_prefixes]
-    checked.check_room(every, plan.options.after_document, plan.options.max_length)
+    checked.check_room(every, after, plan.options.max_length)
     return rows, prefixes_R
+
+
+def check_evidence(mixer: CheckedMixer, model: LanguageModel, options: PlanOptions) -> int:
+    """The tokens of evidence for which a document must leave room; UsageError if there is none, or if the model gives
+    only bounds of their log-probabilities."""
+    mixer.require_exact(model)
+    if mixer.needs.evidence:
+        check_plan_before(options, mixer.needs.evidence, "`evidence`")
+    return 0 if options.windows == "rolling" else mixer.needs.evidence  # rolling windows count their own tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
