@@ -105,6 +105,8 @@ class TokenWriter:
         self._source = source
         self._reader = in_context.CheckedReader.of(reader)
         self._reader.mixer.require_every_token(model)
+        if self._options.robust:
+            self._reader.mixer.require_fixed("a certificate of robustness")
         self._reranker = CheckedReranker.of(reranker)
         self._max_length = self._options.max_length or model.max_length
         self._check_lengths()
@@ -275,6 +277,8 @@ class Decoder:
             return draw_token(given, state.prompt_prefixes, state.generator, self._options, chosen)
         prompt_prefixes = state.evidence.weighed(state.prompt_prefixes)
         token = draw_token(given, prompt_prefixes, state.generator, self._options, chosen)
+        if token.token in self._model.end_tokens:  # it may have no id to ask for
+            return token
         if chosen is not None:
             given = chosen(np.array([token.token], dtype=np.int64))
         state.evidence.add(given.log_probs_BC[:, 0 if chosen is not None else token.token])
