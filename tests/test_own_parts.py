@@ -114,6 +114,7 @@ def test_a_mixer_weighs_the_passages_of_an_own_reader() -> None:
     @dataclass(frozen=True)
     class Mixed(Sources):
         mixer = Recent()
+        config = {"reader": "mixed", "mixer": Recent.config}  # noqa: RUF012
 
     reader = CountingModel(WordTokenizer("abcdefgh"))
     mixed, plain = (
@@ -126,6 +127,32 @@ def test_a_mixer_weighs_the_passages_of_an_own_reader() -> None:
         TEXT, reader, PLAN, source=source(), reader=Ensemble(documents=2, temperature=1e6, mixer=Recent())
     ).reading.scored
     np.testing.assert_allclose(both.log_probs_T, ours.log_probs_T, atol=1e-4)
+
+
+def test_a_mixer_that_no_run_would_record() -> None:
+    @dataclass(frozen=True)
+    class Unrecorded(Sources):
+        mixer = Recent()
+
+    for use in (evaluated, generated):
+        with pytest.raises(ReaderError, match="Unrecorded has a mixer, whose `config` is not in its own: add it under"):
+            use(reader=Unrecorded())
+
+
+def test_evidence_that_a_long_prompt_prefix_would_push_out_is_rejected() -> None:
+    @dataclass(frozen=True)
+    class Long(Sources):
+        """Reads more tokens than `document_tokens`."""
+
+        mixer = Recent()
+        config = {"reader": "long", "mixer": Recent.config}  # noqa: RUF012
+
+        def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
+            long_N = np.ones(PLAN.max_length - PLAN.stride - 1, dtype=np.int64)
+            return [replace(one, tokens=long_N) for one in super().prompt_prefixes(hits, documents)]
+
+    with pytest.raises(UsageError, match=f"the {PLAN.stride + 2} that must follow them do not fit into `max_length`"):
+        evaluated(reader=Long())
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,7 @@ class Reader(Protocol):
     If there are several prompt prefixes, the model reads the row once after each prompt prefix, and the distributions
     are averaged (REPLUG, Eq. 2). An optional attribute `joined` is the largest number of passages in one prompt prefix
     (default 1), so that lengths that cannot fit are rejected before retrieval. An optional attribute `mixer` is the
-    `Mixer` that changes the weights of the average.
+    `Mixer` that changes the weights of the average; `config` then holds that of the mixer under the key `mixer`.
     """
 
     @property

@@ -11,6 +11,7 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.sources import PromptBuilder
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
+from ralm.harness.options import parse_arguments
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Mixer
@@ -280,6 +281,10 @@ def test_a_text_that_one_passage_foretells() -> None:
             "the mixer PosteriorWeights weighs several passages: set `documents` to 2 or more",
         ),
         (
+            lambda: Ensemble(temperature=2, mixer=PriorWeights()),
+            "`temperature` 2 of the ensemble and 1 of `PriorWeights` differ: give both the same",
+        ),
+        (
             lambda: ReadingOptions(
                 reader="ensemble", ensemble=Ensemble(temperature=2), mixing=MixerOptions(mixer="uniform")
             ),
@@ -292,15 +297,29 @@ def test_options_that_make_no_sense(make: Any, message: str) -> None:
         make()
 
 
+class Never:
+    """Does not retrieve."""
+
+    config: dict[str, Any] = {"retriever": "never"}  # noqa: RUF012
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        raise AssertionError("retrieved")
+
+
 def test_evidence_that_does_not_fit_or_is_not_read() -> None:
     passages = passages_of("a b", "b a")
     source = FromRetriever(SharedWordsRetriever(passages), passages, config={})
     model, reader = CountingModel(WordTokenizer("ab")), Ensemble(documents=2, mixer=PosteriorWeights())
     plan = PlanOptions(stride=2, query_tokens=2, document_tokens=4, max_length=30)
     with pytest.raises(UsageError, match="`document_tokens` 4 and `evidence` 32 do not fit together into 30 tokens"):
-        evaluate_text("a b a b a b", model, plan, source=source, reader=reader)
+        evaluate_text("a b a b a b", model, plan, source=FromRetriever(Never(), passages, config={}), reader=reader)
     with pytest.raises(UsageError, match="PosteriorWeights weighs passages by the tokens before.*a question does not"):
         PromptBuilder(open_prompt("replug"), model.tokenizer, 40, reader)
+    equal = Ensemble(documents=2, mixer=PosteriorWeights(start="uniform"))
+    with pytest.raises(UsageError, match="and a certificate of robustness does not read these"):
+        generate("a b", model, GenerationOptions(document_tokens=4, robust=1), source, reader=equal)
+    with pytest.raises(UsageError, match="and a task of the harness does not read these"):
+        parse_arguments({"lm": "none", "reader": "ensemble", "mixer": "posterior", "index": "none"})
     listing: Any = CountingModel(WordTokenizer("ab"))
     listing.tier = "top_k"
     with pytest.raises(UsageError, match="gives its top next tokens alone, and the mixer PosteriorWeights needs"):

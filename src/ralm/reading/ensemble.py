@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.options import Option, check_options
 from ralm.protocols import Documents, Mixer
-from ralm.reading.mixers import CheckedMixer, SimilarityWeights, log_sum_exp
+from ralm.reading.mixers import CheckedMixer, PriorWeights, SimilarityWeights, log_sum_exp
 from ralm.records import DoubleArray, FloatArray, IntArray, PromptPrefix
 from ralm.validation import config_of
 
@@ -31,7 +31,8 @@ class Ensemble:
 
     The weights are softmax(similarity / `temperature`), with temperature 1 as in the paper, as `mixer` changes them.
 
-    Raises UsageError if a value is out of range, or if one document is read by a mixer that weighs several.
+    Raises UsageError if a value is out of range, if one document is read by a mixer that weighs several, or if
+    the temperature of `PriorWeights` differs.
     """
 
     documents: Annotated[int, Option("Passages that are read together.")] = 10
@@ -52,6 +53,11 @@ class Ensemble:
         if self.documents == 1 and needs.evidence and not needs.plain:
             raise UsageError(
                 f"the mixer {type(self.mixer).__name__} weighs several passages: set `documents` to 2 or more."
+            )
+        if isinstance(self.mixer, PriorWeights) and self.mixer.temperature != self.temperature:
+            raise UsageError(
+                f"`temperature` {self.temperature:g} of the ensemble and {self.mixer.temperature:g} of `PriorWeights` "
+                "differ: give both the same."
             )
 
     @property

@@ -19,7 +19,7 @@ from ralm.reading.ensemble import log_weights_of
 from ralm.reading.mixers import CheckedMixer, SimilarityWeights
 from ralm.reading.plan import Plan, PlanOptions
 from ralm.records import NO_PASSAGE, IntArray, PromptPrefix, Request
-from ralm.validation import check_count
+from ralm.validation import check_count, config_of
 
 _ROUNDING: Final = 1e-5
 
@@ -52,6 +52,10 @@ class CheckedReader:
         self.mixer = CheckedMixer(getattr(reader, "mixer", SimilarityWeights()))
         self._name = type(reader).__name__
         check_count("hits", self.hits)
+        if hasattr(reader, "mixer") and reader.config.get("mixer") != config_of(reader.mixer, "mixer"):
+            raise ReaderError(
+                f"the reader {self._name} has a mixer, whose `config` is not in its own: add it under the key `mixer`."
+            )
 
     @classmethod
     def of(cls, reader: "Reader | CheckedReader | None") -> "CheckedReader":
