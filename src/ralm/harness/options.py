@@ -12,6 +12,7 @@ from ralm.lm.registry import ModelOptions
 from ralm.options import Arguments, Needs, Option, check_options, coerce
 from ralm.reading import ReadingOptions
 from ralm.reading.in_context import CheckedReader
+from ralm.reading.mixers import MixerOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
@@ -74,7 +75,8 @@ class HarnessOptions:
 _ARGUMENTS: Final = Arguments(
     {
         PlanOptions: ("max_length",),
-        ReadingOptions: ("reranking", "rerank_lm", "posterior"),
+        ReadingOptions: ("reranking", "rerank_lm"),
+        MixerOptions: ("posterior",),
         ModelOptions: ("template_arguments",),
     }
 )
