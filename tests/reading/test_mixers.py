@@ -27,7 +27,7 @@ from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits, Predictions, ScoredTokens, ScoringSequence
-from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
 from tests.reading.loops import PASSAGES, TEXT, some_hits, written
 from tests.reading.test_generate import SomeHits
 from tests.reference import ensemble, mixers
@@ -211,6 +211,25 @@ def test_a_model_generates_with_posterior_weights_alike_with_and_without_its_cac
             [weights] = mixers.posterior(start, log_probs, last, 0.6, 3, 12)
             mixed = sum(weight * np.exp(one[-1]) for weight, one in zip(weights, log_probs, strict=True))
             assert fast[step].log_prob == pytest.approx(np.log(mixed), abs=1e-4)
+
+
+def test_no_evidence_is_requested_of_a_token_that_ends_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may end a text without a token, and has no log-probability of that end."""
+    passages = passages_of("c d", "e f")
+    source = FromRetriever(SomeHits(passages), passages, config={})
+    model = CountingModel(WordTokenizer("abcdef"), end_tokens=frozenset(range(100)))
+    model.tier = "chosen"
+    answer = UnigramContinuations.next_tokens
+    requested: list[Any] = []
+
+    def noted(self: UnigramContinuations, texts: Any, wanted: Any = None) -> Any:
+        requested.append(wanted)
+        return answer(self, texts, wanted)
+
+    monkeypatch.setattr(UnigramContinuations, "next_tokens", noted)
+    reader = Ensemble(documents=2, mixer=PosteriorWeights(evidence=2))
+    assert list(generate("a b", model, GenerationOptions(document_tokens=4), source, reader=reader)) == []
+    assert requested == [None]
 
 
 FLOATS = st.floats(-60, 0, width=32)

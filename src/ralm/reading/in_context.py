@@ -52,7 +52,7 @@ class CheckedReader:
         self.mixer = CheckedMixer(getattr(reader, "mixer", SimilarityWeights()))
         self._name = type(reader).__name__
         check_count("hits", self.hits)
-        if hasattr(reader, "mixer") and reader.config.get("mixer") != config_of(reader.mixer, "mixer"):
+        if hasattr(reader, "mixer") and config_of(reader, "reader").get("mixer") != config_of(reader.mixer, "mixer"):
             raise ReaderError(
                 f"the reader {self._name} has a mixer, whose `config` is not in its own: add it under the key `mixer`."
             )

@@ -175,6 +175,7 @@ class Settings:
             "retriever": self.retrieval.retriever,
             "reader": self.reading.reader,
             "documents": self.reading.chosen_reader.hits,
+            **({"mixer": self.reading.mixing.mixer} if self.reading.reader == "ensemble" else {}),
             "rerank": self.reading.reranking.method,
             "stride": self.plan.stride,
         }
