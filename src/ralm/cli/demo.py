@@ -33,7 +33,7 @@ _QUESTIONS: Final = (
     "Who led the development of the Simple API for XML?",
     "Who wrote the module wsgiref.headers?",
 )
-"""Questions that the corpus answers, and that small models get wrong without it."""
+"""Questions that the corpus answers, and that SmolLM2 gets wrong without it."""
 _ANSWERS: Final = """
 Answers, as `ralm ask "..." --lm {lm} --index {folder}/index --new-tokens {new_tokens}` gives them:"""
 _NEXT_STEPS: Final = """

@@ -167,7 +167,7 @@ def load_tokenizer(name: str, options: ModelOptions | None = None) -> "ModelToke
     `load_language_model` raises, and UsageError if the model is behind an API."""
     options = options or ModelOptions()
     if is_api(name):
-        raise UsageError(f"{name} is a model behind an API: name its tokenizer, by hub name or folder.")
+        raise UsageError(f"{name} is a model behind an API: name its tokenizer, by hub name, folder or GGUF file.")
     with _lm_extra():
         from ralm.lm.local.tokenization import load_model_tokenizer
     return load_model_tokenizer(model_path(name), options.source, options.template_values)

@@ -151,7 +151,10 @@ class ApiOptions:
 
     tokenizer: Annotated[
         str | None,
-        Option("API: tokenizer of the model: hub name, folder, or tiktoken:NAME.", default_text="the server's own"),
+        Option(
+            "API: tokenizer of the model: hub name, folder, GGUF file, or tiktoken:NAME.",
+            default_text="the server's own",
+        ),
     ] = None
     top_logprobs: Annotated[
         int | None,

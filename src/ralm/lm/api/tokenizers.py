@@ -59,8 +59,8 @@ def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
         except ModelError as error:
             failure = error
     raise UsageError(
-        f"{client.endpoint.url} does not report the tokenizer of {model}: name it as `tokenizer`, a hub name, a "
-        f"folder, or tiktoken:NAME. ({failure})"
+        f"{client.endpoint.url} does not report the tokenizer of {model}: name it as `tokenizer`, a hub name, "
+        f"folder, GGUF file, or tiktoken:NAME. ({failure})"
     ) from failure
 
 

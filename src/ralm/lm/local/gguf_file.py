@@ -6,7 +6,6 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -92,7 +91,7 @@ def open_gguf(name: str) -> GgufFile:
             number,
             first.metadata["split.count"],
         ):
-            raise ModelError(f"{path} is not the shard {number + 1} of {name}.")
+            raise ModelError(f"{path} is not shard {number + 1} of {name}.")
         if twice := model.tensors.keys() & part.tensors.keys():
             raise ModelError(f"{path}: the tensor {min(twice)} is stored twice.")
         model.tensors.update(part.tensors)
@@ -126,13 +125,12 @@ def _check_kinds(model: GgufFile) -> None:
     from gguf.constants import GGML_QUANT_SIZES
     from gguf.quants import dequantize
 
-    by_kind = sorted(model.tensors.items(), key=lambda item: item[1].kind)
-    for kind, tensors in groupby(by_kind, key=lambda item: item[1].kind):
+    for kind, name in {one.kind: name for name, one in model.tensors.items()}.items():
         try:
             dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
         except NotImplementedError:
             raise ModelError(
-                f"{model.name}: the package gguf cannot dequantise {kind.name}, the type of {next(tensors)[0]}."
+                f"{model.name}: the package gguf cannot dequantise {kind.name}, the type of {name}."
             ) from None
 
 
@@ -214,7 +212,9 @@ def _read_header(path: Path) -> GgufFile:
     end = 0
     for name, one in stored:
         if name in tensors or one.offset != -(-end // alignment) * alignment:
-            raise ModelError(f"{path} is damaged: the tensor {name} is stored twice, or not after the one before it.")
+            raise ModelError(
+                f"{path} is damaged: the tensor {name} is stored twice, or does not follow the one before it."
+            )
         end = one.offset + one.rows * one.row_bytes
         tensors[name] = replace(one, offset=begin + one.offset)
     if begin + end > path.stat().st_size:

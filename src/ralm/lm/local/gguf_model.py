@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 Config: TypeAlias = dict[str, Any]
-Names: TypeAlias = Mapping[str, str]
 
 _LLAMA_3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """How all models with LLaMA 3's long contexts scale their rotary frequencies; `factor` differs."""
@@ -243,7 +242,7 @@ class _Family:
     """
 
     config: Callable[[_Settings], "PretrainedConfig"]
-    layer: Names
+    layer: Mapping[str, str]
     turns_neighbours: bool = False
     adds_one: bool = False
 
@@ -269,7 +268,7 @@ def load_gguf(name: str, dtype: Any = "auto", **options: Any) -> "PreTrainedMode
     metadata = file.metadata
     architecture = str(metadata.get("general.architecture"))
     if metadata.get("general.type", "model") != "model":
-        raise ModelError(f"{name} holds no model but: {metadata['general.type']}.")
+        raise ModelError(f"{name} is a GGUF file of the type {metadata['general.type']}, not of a model.")
     if architecture not in _FAMILIES:
         raise ModelError(
             f"{name} has the architecture {architecture}, which is not supported: give one of {', '.join(_FAMILIES)}."
@@ -336,5 +335,5 @@ def _weights(file: GgufFile, name: str, family: _Family, config: "PretrainedConf
 
 
 def _in_halves(weights: Tensor, heads: int) -> Tensor:
-    """Rows of a projection, in which pairs to be turned are neighbours, with the halves of pairs in those of a head."""
+    """The rows of a projection reordered: rotary pairs that were neighbours are split between the halves of a head."""
     return weights.view(heads, -1, 2, *weights.shape[1:]).transpose(1, 2).reshape_as(weights)

@@ -74,9 +74,7 @@ class _Vocabulary:
         self.kinds: Sequence[int] = self.get("token_type", [_Kind.NORMAL] * len(tokens))
         self.scores: Sequence[float] = self.get("scores", [0.0] * len(tokens))
         if not tokens or not len(self.ids) == len(tokens) == len(self.kinds) == len(self.scores):
-            raise ModelError(
-                f"{name} is damaged: it has no tokens, a token twice, or other numbers of kinds or scores."
-            )
+            raise ModelError(f"{name} is damaged: it has no tokens, one twice, or one without a kind or score.")
         for key, value in metadata.items():
             is_ours = key in _READ or key.startswith(_TEMPLATE) or key.endswith(_NO_EFFECT)
             if key.startswith("tokenizer.") and not is_ours and value not in (False, 0, "", []):
