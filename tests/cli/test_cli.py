@@ -165,6 +165,12 @@ def test_weights_by_evidence_are_rejected_before_a_model_is_loaded(command: str)
     failed(ralm(command, "Which?", *parts), 2, "and a question does not read these: choose another mixer")
 
 
+def test_an_answer_without_help_from_passages(work: Path, model: Path) -> None:
+    parts = ["--lm", model, "--index", work / "index", "--reader", "ensemble", "--documents", 2, "--mixer", "prior"]
+    assert "\n     100%  no passage\n" in done("ask", PROMPT, *parts, "--none-score", 100).out
+    assert "no passage" not in done("ask", PROMPT, *parts, "--none-score", -100).out
+
+
 def test_generate_names_its_sources(generate: list[object]) -> None:
     command = [*generate, PROMPT, "--temperature", "1", "--seed", "3"]
     result = printed(*command)

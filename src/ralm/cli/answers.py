@@ -22,6 +22,8 @@ from ralm.runs.report import render_page, to_float
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
 
+_SHOWN: Final = 0.005
+"""The lowest share that is not printed as 0%."""
 _WIDTH: Final = 200
 """Number of printed characters of a source."""
 _BEFORE: Final = 60
@@ -205,6 +207,9 @@ def print_sources(answer: citations.SourcedAnswer) -> None:
             share = f"{source.share:.0%}" + ("" if math.isnan(source.gain) else f" {source.gain:+.2f} nats")
         print_line(f"\n{rank:>3}. {share if tokens else '-'}  {passage_name(source.passage)}")
         print_beginning(source.passage, _WIDTH)
+    shares = [one.share for one in answer.sources if one.share is not None]
+    if tokens and shares and (none := 1 - sum(shares)) >= _SHOWN:
+        print_line(f"\n     {none:.0%}  no passage")
     if answer.cut:
         print_line(f"\nThe prompt did not fit: {answer.cut.documents:,} tokens of passages were cut at the beginning.")
     if tokens:
