@@ -239,6 +239,12 @@ def test_a_check_may_ask_the_server() -> None:
         list(model.client.answers([request.checked(lambda _: model.client.post("//tokenize", tokenize))]))
 
 
+def test_a_text_that_cannot_be_sent_is_an_error_of_the_server() -> None:
+    """Its own tokenizer may decode a token to half a character."""
+    with served(TABLE, EXACT["llama.cpp"]) as (_, model), pytest.raises(ServerError, match="lone surrogate"):
+        model.client.post("//tokenize", {"content": "\ud800"})
+
+
 # The campaign
 
 ODD: Sequence[Any] = (..., None, "x", "", [], {}, 0.5, math.nan, math.inf, True, [None], {"a": None}, 10**400, "\ud800")

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -84,9 +85,8 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, pad_e
     first, *others = headings
     cells = [[Text(visible(cell)) for cell in row] for row in rows]
     console = Console(file=sys.stdout, highlight=False)
-    widths = [
-        max(map(cell_len, "\n".join(map(str, column)).split("\n"))) for column in zip(headings, *cells, strict=True)
-    ]
+    by_column = zip_longest(headings, *cells, fillvalue="")  # the last cells of a row may be left out
+    widths = [max(map(cell_len, "\n".join(map(str, column)).split("\n"))) for column in by_column]
     is_narrow = sum(widths) + 2 * len(widths) > console.width
     table.add_column(first, overflow="fold", min_width=min(widths[0], _LABEL) if is_narrow else None)
     for heading in others:

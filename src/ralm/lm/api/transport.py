@@ -149,6 +149,11 @@ class Transport:
             problem = self._problem(error, path, time.monotonic() - begun)
         except _TooLongError as error:
             problem = ServerError(f"{self._endpoint.address(path)} cannot be used: {error}.", 200)
+        except UnicodeEncodeError:
+            problem = ServerError(
+                f"the text for {self._endpoint.address(path)} has half a character, a lone surrogate, which cannot be "
+                "sent: the tokenizer of this model is damaged or another one; name a `tokenizer`."
+            )
         else:
             answer = _object(text)
             rejection = None if answer is None else _rejection(answer)
