@@ -73,9 +73,9 @@ def score_text(
     Raises ReaderError, MixerError or RerankerError if one of them breaks its contract, UsageError if lengths do not
     fit.
     """
-    plan, scorer = prepared.plan, Scorer.of(model)
-    rows, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, passages, reader, reranker)
-    mixer, evidence = CheckedReader.of(reader).mixer, CheckedReader.of(reader).mixer.needs.evidence
+    plan, scorer, checked = prepared.plan, Scorer.of(model), CheckedReader.of(reader)
+    rows, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, passages, checked, reranker)
+    evidence = checked.mixer.needs.evidence
     log_probs: list[FloatArray] = []
     sources: list[tuple[IntArray, FloatArray]] = []
     numbers = rows_with_targets(plan)
@@ -84,7 +84,7 @@ def score_text(
         targets = int(plan.end_R[row] - plan.target_begin_R[row])
         log_probs_KT, log_weights = log_probs_KN[:, -targets:], log_weights_of(prompt_prefixes)
         if evidence and len(prompt_prefixes) > 1:
-            log_weights = mixer.log_weights(prompt_prefixes, evidence_of(log_probs_KN, targets, evidence))
+            log_weights = checked.mixer.log_weights(prompt_prefixes, evidence_of(log_probs_KN, targets, evidence))
         passages_K = credited_passages(prompt_prefixes)
         log_probs.append(mixture(log_probs_KT, log_weights))
         sources += [(passages_K, posteriors_K) for posteriors_K in posterior(log_probs_KT, log_weights)]

@@ -170,18 +170,13 @@ def _llama_3(settings: _Settings, rope: Config, pairs: int, factors: list[float]
     return {**rope, "rope_type": "llama3", "factor": max(factors), **_LLAMA_3} if max(factors) > 1 else rope
 
 
-def _qwen_2(settings: _Settings) -> "PretrainedConfig":
-    from transformers import Qwen2Config
+def _qwen(config: str, settings: _Settings) -> "PretrainedConfig":
+    """Qwen 2 and 3 differ in the tensors of a layer, which their configurations imply."""
+    import transformers
 
     base = _base_config(settings)
-    return Qwen2Config(**base, rope_parameters=_rope(settings, base["head_dim"]))
-
-
-def _qwen_3(settings: _Settings) -> "PretrainedConfig":
-    from transformers import Qwen3Config
-
-    base = _base_config(settings)
-    return Qwen3Config(**base, rope_parameters=_rope(settings, base["head_dim"]))
+    made: PretrainedConfig = getattr(transformers, config)(**base, rope_parameters=_rope(settings, base["head_dim"]))
+    return made
 
 
 def _phi_3(settings: _Settings) -> "PretrainedConfig":
@@ -249,8 +244,8 @@ class _Family:
 
 _FAMILIES: Final = {
     "llama": _Family(_llama, _LAYER, turns_neighbours=True),
-    "qwen2": _Family(_qwen_2, _LAYER),
-    "qwen3": _Family(_qwen_3, _LAYER),
+    "qwen2": _Family(partial(_qwen, "Qwen2Config"), _LAYER),
+    "qwen3": _Family(partial(_qwen, "Qwen3Config"), _LAYER),
     "phi3": _Family(_phi_3, _PHI_3),
     "gemma3": _Family(_gemma_3, _GEMMA_3, adds_one=True),
 }
