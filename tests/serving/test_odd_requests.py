@@ -104,7 +104,8 @@ def bodies(client: httpx.Client, path: str) -> st.SearchStrategy[Any]:
     changed = st.builds(lambda odd: {**usual, **odd}, some)
     few = st.builds(lambda name, odd: {**usual, name: odd.get(name)}, st.sampled_from(sorted(fields)), some)
     if path == CHATS:
-        return st.builds(lambda messages: {**usual, "messages": messages}, MESSAGES) | few | changed | ANYTHING
+        right = st.builds(lambda seed: {**usual, "seed": seed}, st.integers(0, 10**6))  # few of the others are answered
+        return right | st.builds(lambda messages: {**usual, "messages": messages}, MESSAGES) | few | changed | ANYTHING
     return few | changed | some | ANYTHING
 
 
@@ -143,7 +144,7 @@ def test_odd_bodies(client: httpx.Client, chats: httpx.Client, path: str) -> Non
         answered += answer.status_code == 200
 
     ask()
-    assert answered > COUNT // 50 or path == "/v1/embeddings"  # which needs a dense index
+    assert answered > COUNT // 20 or path == "/v1/embeddings"  # which needs a dense index
 
 
 def damaged(draw: random.Random) -> Iterator[bytes]:
