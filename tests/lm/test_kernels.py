@@ -10,10 +10,19 @@ from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedModel
 from transformers.activations import FastGELUActivation, GELUTanh, NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask, sliding_window_causal_mask_function
 
 from ralm.errors import LibraryWarning, ModelError
 from ralm.lm.local import kernels
-from ralm.lm.local.kernels import CAUSAL_BLOCKS, causal_blocks, speed_up
+from ralm.lm.local.kernels import (
+    CAUSAL_BLOCKS,
+    WINDOW_BLOCKS,
+    _WindowMask,
+    causal_blocks,
+    speed_up,
+    window_blocks,
+    window_mask,
+)
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.local.probe import check_causal
 from ralm.lm.registry import ModelOptions
@@ -34,6 +43,38 @@ def test_attention_equals_the_fused_kernel(length: int, heads: tuple[int, int], 
         found, _ = causal_blocks(module, query, key, value, None, **options)
         expected, _ = sdpa_attention_forward(module, query, key, value, None, **options)
         torch.testing.assert_close(found, expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.tuples(st.integers(2, 300), st.integers(0, 40)), window=st.integers(1, 200), unpadded=st.integers(0, 40)
+)
+def test_windows_equal_the_fused_kernel_with_a_whole_mask(lengths: tuple[int, int], window: int, unpadded: int) -> None:
+    """New and cached tokens; the first row is padded on the left, except for its last tokens."""
+    new, cached = lengths
+    torch.manual_seed(new)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 2  # type: ignore[assignment]
+    query, (key, value) = torch.randn(2, 4, new, 16), torch.randn(2, 2, 2, new + cached, 16)
+    padding = torch.ones(2, new + cached, dtype=torch.bool)
+    padding[0, : max(0, new + cached - unpadded - 1)] = False
+    options: dict[str, Any] = {
+        "batch_size": 2,
+        "q_length": new,
+        "kv_length": new + cached,
+        "q_offset": cached,
+        "kv_offset": 0,
+        "mask_function": sliding_window_causal_mask_function(window),
+        "local_size": window,
+        "attention_mask": padding if unpadded else None,
+    }
+    mask = window_mask(**options, allow_is_causal_skip=True)
+    assert isinstance(mask, _WindowMask) == (new + cached > window)
+    found, _ = window_blocks(module, query, key, value, mask)
+    expected, _ = sdpa_attention_forward(module, query, key, value, sdpa_mask(**options, allow_is_causal_skip=False))
+    shown = padding[:, cached:] if unpadded else slice(None)
+    torch.testing.assert_close(found[shown], expected[shown])
+    assert bool(found.isfinite().all())
 
 
 def test_masks_and_caches_and_looking_ahead_are_left_to_the_fused_kernel() -> None:
@@ -87,6 +128,35 @@ def test_families_that_never_call_the_fused_kernel(family: str, monkeypatch: pyt
     logits(model, 6)  # fewer than the sliding window of 8
     assert model.config._attn_implementation == CAUSAL_BLOCKS
     assert not calls
+
+
+WINDOWS = "cohere2 gemma3_text gemma4_text ministral mistral mixtral olmo3 phi3 recurrent_gemma starcoder2".split()
+
+
+@pytest.mark.parametrize("family", [family for family in WINDOWS if family in FAMILIES])
+def test_texts_longer_than_a_window(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, in blocks; no mask of a whole text is made."""
+    model, sizes = tiny_family_model(family), list[int]()
+    expected = logits(model, 48)
+    speed_up(model)
+    assert (model.config._attn_implementation, model.config.sliding_window) == (WINDOW_BLOCKS, 8)
+
+    def spy(**options: Any) -> Any:
+        mask = sdpa_mask(**options)
+        sizes.append(0 if mask is None else mask.numel())
+        return mask
+
+    monkeypatch.setattr(kernels, "sdpa_mask", spy)
+    monkeypatch.setattr(kernels, "_QUERIES_PER_BLOCK", 5)
+    torch.testing.assert_close(logits(model, 48), expected, rtol=1e-4, atol=2e-5)
+    assert max(sizes) == 5 * (8 + 5 - 1)
+
+
+@pytest.mark.skipif("inkling_text" not in FAMILIES, reason="transformers does not know the family yet")
+def test_biases_of_positions_in_windows_keep_the_attention_of_transformers() -> None:
+    model = tiny_family_model("inkling_text")
+    speed_up(model)
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_softcap_reaches_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ Shapes: R rows, I inputs, O outputs.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -20,6 +21,7 @@ from ralm.errors import ModelError
 from ralm.lm.local.loading import first_line
 
 CAUSAL_BLOCKS: Final = "ralm_causal_blocks"
+WINDOW_BLOCKS: Final = "ralm_window_blocks"
 _SDPA: Final = "sdpa"
 _QUERIES_PER_BLOCK: Final = 128
 _TRIAL_TOKENS: Final = 4
@@ -45,24 +47,22 @@ def speed_up(model: PreTrainedModel, *, attention: bool = True) -> None:
         for name, child in module.named_children():
             if isinstance(child, (NewGELUActivation, FastGELUActivation)):
                 setattr(module, name, GELUTanh())  # one pass over memory instead of eight
-    bfloat16_on_cpu = model.device.type == "cpu" and model.dtype == torch.bfloat16
-    if (
-        attention
-        and bfloat16_on_cpu
-        and model.config._attn_implementation == _SDPA
-        and model._can_set_attn_implementation()
-    ):
+    has_window = getattr(model.config.get_text_config(), "sliding_window", None) is not None
+    is_faster = model.device.type == "cpu" and (model.dtype == torch.bfloat16 or has_window)
+    if attention and is_faster and model.config._attn_implementation == _SDPA and model._can_set_attn_implementation():
         _speed_up_attention(model)
 
 
 def _speed_up_attention(model: PreTrainedModel) -> None:
-    """Use `causal_blocks`, unless a trial shows that the model passes more tensors to its attention.
+    """Use `causal_blocks` in bfloat16 and `window_blocks` otherwise, unless a trial shows that the model passes more
+    tensors to its attention.
 
     Sparse attention makes its mask for "sdpa" alone; under other names it passes the chosen positions.
     """
-    ALL_ATTENTION_FUNCTIONS.register(CAUSAL_BLOCKS, causal_blocks)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(CAUSAL_BLOCKS, sdpa_mask)
-    model.set_attn_implementation(CAUSAL_BLOCKS)
+    name, attend = (CAUSAL_BLOCKS, causal_blocks) if model.dtype == torch.bfloat16 else (WINDOW_BLOCKS, window_blocks)
+    ALL_ATTENTION_FUNCTIONS.register(name, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, window_mask)
+    model.set_attn_implementation(name)
     error = _trial_error(model)
     if error is not None:
         model.set_attn_implementation(_SDPA)
@@ -75,11 +75,76 @@ def _speed_up_attention(model: PreTrainedModel) -> None:
 
 @torch.inference_mode()
 def _trial_error(model: PreTrainedModel) -> Exception | None:
+    """The error of a short text, which is longer than the sliding window that the model has meanwhile."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
     try:
+        if window is not None:
+            config.sliding_window = _TRIAL_TOKENS // 2
         model(input_ids=torch.ones(1, _TRIAL_TOKENS, dtype=torch.int64), use_cache=False)
     except Exception as error:  # noqa: BLE001  # a model family may fail in any way
         return error
+    finally:
+        if window is not None:
+            config.sliding_window = window
     return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _WindowMask:
+    """The arguments of `sdpa_mask` for a layer with a sliding window. Its mask is made for a block of queries at a
+    time: that of a text of 30,000 tokens takes 0.9 GB as booleans, and 3.6 GB in the fused kernel."""
+
+    options: Mapping[str, Any]
+
+    def block(self, begin: int, end: int) -> tuple[slice, torch.Tensor]:
+        """The keys that the queries from `begin` to `end` may see, and which of them each query sees."""
+        options, before = self.options, self.options["q_offset"] - self.options["kv_offset"]
+        keys = slice(max(0, before + begin + 1 - options["local_size"]), before + end)
+        changed = {
+            "q_length": end - begin,
+            "q_offset": options["q_offset"] + begin,
+            "kv_length": keys.stop - keys.start,
+            "kv_offset": options["kv_offset"] + keys.start,
+            "allow_is_causal_skip": False,
+        }
+        return keys, sdpa_mask(**{**options, **changed})
+
+
+def window_mask(**options: Any) -> _WindowMask | torch.Tensor | None:
+    """The mask that transformers makes for the fused kernel; in blocks where a text is longer than a causal window."""
+    window = options.get("local_size")
+    is_plain = options.get("allow_is_causal_skip", False) and options.get("q_length", 1) > 1
+    return _WindowMask(options) if is_plain and window and options["kv_length"] > window else sdpa_mask(**options)
+
+
+def window_blocks(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: _WindowMask | torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of (batch, head, position, size) by the fused kernel. In a sliding window, a block of queries at a time
+    reads the keys that it sees: time and memory grow with the text, and not with its square."""
+    if not isinstance(attention_mask, _WindowMask):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    _check_tensors(options, set())
+    found = []
+    for begin in range(0, query.shape[2], _QUERIES_PER_BLOCK):
+        end = min(begin + _QUERIES_PER_BLOCK, query.shape[2])
+        keys, mask = attention_mask.block(begin, end)
+        parts = query[:, :, begin:end], key[:, :, keys], value[:, :, keys]
+        found.append(sdpa_attention_forward(module, *parts, mask, **options)[0])
+    return torch.cat(found, dim=1), None
+
+
+def _check_tensors(options: Mapping[str, Any], read: Set[str]) -> None:
+    """Raise ModelError if a model passes a tensor that is not `read`: its figures would be wrong."""
+    for name in options.keys() - read - _IGNORED_TENSORS:
+        if isinstance(options[name], torch.Tensor):
+            raise ModelError(f'the attention of this model needs `{name}`, which ralm does not read; use "sdpa".')
 
 
 def causal_blocks(
@@ -87,7 +152,7 @@ def causal_blocks(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: _WindowMask | torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of (batch, head, position, size) as matrix products, a block of queries at a time.
@@ -95,12 +160,10 @@ def causal_blocks(
     In bfloat16 on a CPU this is 2.5 times as fast as the fused kernel, which multiplies in float32. The fused kernel
     still does everything but plain causal attention over a whole text (masks, caches, biases).
     """
-    for name in options.keys() - _FUSED_OPTIONS - _IGNORED_TENSORS:
-        if isinstance(options[name], torch.Tensor):  # neither kernel reads it: the figures would be wrong
-            raise ModelError(f"the attention of this model needs `{name}`, which ralm does not read; use float32.")
+    _check_tensors(options, _FUSED_OPTIONS)
     square = query.shape[2] == key.shape[2] and query.shape[2] > 1
     if attention_mask is not None or not square or _needs_fused_kernel(module, options):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return window_blocks(module, query, key, value, attention_mask, **options)
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     groups = query.shape[1] // key.shape[1]
     queries = (query * scale).flatten(0, 1)
