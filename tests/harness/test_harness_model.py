@@ -369,7 +369,7 @@ def test_the_program_of_the_harness_runs_with_the_model(
 
     arguments = f"lm={tiny_folders['bloom']},index={index},reader=ensemble,documents=3"
     command = ["run", "--model", "ralm", "--model_args", arguments, "--tasks", "local_choosing,local_writing"]
-    more = ["--include_path", str(tasks), "--output_path", str(tmp_path / "out.json"), "--device", "cpu"]
+    more = ["--include_path", str(tasks), "--output_path", str(tmp_path / "out.json")]
     monkeypatch.setattr(sys, "argv", ["lm-eval", *command, *more])
     run_harness()
     assert "local_choosing" in capsys.readouterr().out

@@ -91,6 +91,15 @@ def test_an_argument_that_comes_twice_is_refused() -> None:
         RalmLM.create_from_arg_string("lm=gpt2,device=cpu", {"device": "cpu", "batch_size": None})
 
 
+@pytest.mark.parametrize(("given", "expected"), [("", "auto"), (",device=cpu", "cpu"), (",device=auto", "auto")])
+def test_the_default_device_of_the_harness_is_auto(given: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command line passes cuda:0 if no device is given."""
+    found: list[str] = []
+    monkeypatch.setattr(RalmLM, "of", lambda options: found.append(options.model.device))
+    RalmLM.create_from_arg_string(f"lm=gpt2{given}", {"device": "cuda:0", "batch_size": 1})
+    assert found == [expected]
+
+
 def test_every_argument_is_listed_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "lm-evaluation-harness.md").read_text(encoding="utf-8")
     assert [name for name in argument_types() if f"`{name}`" not in page] == []

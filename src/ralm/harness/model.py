@@ -45,6 +45,8 @@ with lm_eval_installed():
 
     from ralm.protocols import UNLIMITED
 
+_DEFAULT_DEVICE: Final = "cuda:0"
+"""What the harness's command line asks for without `--device`: the device that `auto` finds if there is one."""
 _UNKNOWN_LENGTH: Final = 2048
 """How many tokens `hf` reads at once if a model has no limit."""
 _WITHOUT_PASSAGES: Final[Mapping[str, Any]] = {"stride": 1, "document_tokens": 1}
@@ -116,6 +118,8 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         Raises UsageError if an argument is unknown, of the wrong type, without effect, or given twice.
         """
         more = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        if more.get("device") == _DEFAULT_DEVICE:
+            del more["device"]
         for name in more.keys() & arg_dict.keys():
             raise UsageError(
                 f"`{name}` comes twice: give it as the harness's own argument (--{name}), not in `model_args`."
