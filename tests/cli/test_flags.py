@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import BytesIO, TextIOWrapper
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 
+from ralm.cli import program
 from ralm.cli.flags import Flags, command
 from ralm.cli.options import read_input
 from ralm.errors import RalmError, UsageError
@@ -171,3 +173,15 @@ def test_what_is_not_utf8(tmp_path: Path) -> None:
 def test_paths_that_no_system_takes(tmp_path: Path) -> None:
     refused(ralm("search", "a" * 5000, "sea"), "File name too long")
     refused(ralm("search", "nul\0", "sea"), "an argument holds a NUL character")
+
+
+def test_help_lists_the_most_used_options_first_and_every_option_once() -> None:
+    sections = re.split(r"^(?=\S.*:$)", ralm("eval", "--help").out, flags=re.MULTILINE)
+    titles = [section.partition(":\n")[0] for section in sections]
+    assert titles[1:3] == ["Arguments", "Options"]
+    assert titles[-1] == "Output, limits and machines"
+    first = ["--lm", "--index", "--retriever", "--rerank", "--reader", "--documents", "--stride", "--baseline", "--out"]
+    assert re.findall(r"^  (?:-h, )?(--[\w-]+)", sections[2], re.MULTILINE) == [*first, "--help"]
+    listed = re.findall(r"^  (?:-h, )?(--[\w-]+)", "".join(sections[1:]), re.MULTILINE)
+    options = [max(one.opts, key=len) for one in program().commands["eval"].params if one.param_type_name == "option"]
+    assert sorted(listed) == sorted([*options, "--help"])

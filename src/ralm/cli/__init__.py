@@ -19,6 +19,7 @@ from ralm.cli.demo import demo_command
 from ralm.cli.eval import eval_command
 from ralm.cli.flags import Output, command
 from ralm.cli.generate import generate_command
+from ralm.cli.help import CommandsInGroups, CommandWithGroups
 from ralm.cli.index import encode_command, index_command, merge_command, update_command
 from ralm.cli.judge import judge_command
 from ralm.cli.models import end_command
@@ -44,7 +45,9 @@ from ralm.version import __version__
 
 def _group(**how: Any) -> typer.Typer:
     help_options = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-    return typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=help_options, **how)
+    return typer.Typer(
+        cls=CommandsInGroups, no_args_is_help=True, rich_markup_mode=None, context_settings=help_options, **how
+    )
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,25 +77,34 @@ def _ralm(
     context.call_on_close(end_command)
 
 
-def _add(group: typer.Typer, *functions: Callable[..., Output | None]) -> None:
-    """Add commands, named after their functions; a list of commands shows the first sentence of their help, whole."""
+def _add(group: typer.Typer, title: str, *functions: Callable[..., Output | None]) -> None:
+    """Add commands, named after their functions, under a title; a list of commands shows the first sentence of their
+    help, whole."""
     for function in functions:
         first, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
         sentence, _, _ = " ".join(first.split()).partition(". ")
         name = function.__name__.removesuffix("_command")
-        group.command(name, short_help=sentence.removesuffix("."))(command(function))
+        group.command(name, cls=CommandWithGroups, short_help=sentence.removesuffix("."), rich_help_panel=title)(
+            command(function)
+        )
 
 
 _train = _group(help="Train small models on what a language model makes of passages (`ralm signals`).")
 _recipe = _group(help="Run the tables and figures of both papers, with the paper's figures beside ours.")
-_add(app, index_command, update_command, merge_command, encode_command, search_command, judge_command)
-_add(app, eval_command, sweep_command, report_command, compare_command, retrieve_command)
-_add(app, ask_command, qa_command, curve_command, choice_command)
-_add(app, generate_command, serve_command, signals_command, probe_command, check_command, demo_command)
-_add(_train, reranker_command, retriever_command, bm25_command)
-_add(_recipe, list_command, show_command, run_command)
-for _name, _commands in (("train", _train), ("recipe", _recipe)):
-    app.add_typer(_commands, name=_name, short_help=str(_commands.info.help).removesuffix("."))
+_COMMANDS = "Commands"
+_add(app, "Start", demo_command)
+_add(
+    app, "Index and search", index_command, update_command, merge_command, encode_command, search_command, judge_command
+)
+_add(app, "Read and generate", eval_command, sweep_command, report_command, compare_command, retrieve_command)
+_add(app, "Read and generate", generate_command)
+_add(app, "Answer questions", ask_command, qa_command, curve_command, choice_command)
+_add(app, "Learn from the model", signals_command)
+_add(_train, _COMMANDS, reranker_command, retriever_command, bm25_command)
+_add(_recipe, _COMMANDS, list_command, show_command, run_command)
+for _name, _title, _commands in (("train", "Learn from the model", _train), ("recipe", "Rerun the papers", _recipe)):
+    app.add_typer(_commands, name=_name, short_help=str(_commands.info.help).removesuffix("."), rich_help_panel=_title)
+_add(app, "Serve and check", serve_command, probe_command, check_command)
 
 
 @cache

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_o
 import typer
 from pydantic import JsonValue
 
+from ralm.cli.help import group_of
 from ralm.cli.process import dry_run_outputs, with_flags
 from ralm.errors import RalmError, UsageError
 from ralm.options import Needs, Option, annotation, flag_of, negative_flag, without_none
@@ -279,6 +280,7 @@ def _parameter(key: str, same: list[_Part], names: Mapping[str, str]) -> inspect
         f"{part.written}/{negative_flag(part.written)}" if default is True else part.written,
         help=with_flags(part.option.help, names),
         show_default=said or default is not _REQUIRED,
+        rich_help_panel=group_of(key, part.owner),
     )
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 

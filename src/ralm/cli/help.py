@@ -1,0 +1,80 @@
+"""Help in groups: a command's most used options first, the others by what they decide, and commands by what they do."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from typer.core import TyperCommand, TyperGroup
+
+_FIRST: Final = "Options"
+_LAST: Final = "Output, limits and machines"
+_MOST_USED: Final = ("documents", "encoder", "host", "new_tokens", "port", "reader", "rerank", "retriever", "stride")
+_RECORDS: Final = {
+    "ralm.answering": "How questions are asked",
+    "ralm.corpus": "How documents are read",
+    "ralm.lm": "How the model runs",
+    "ralm.lm.api": "Models behind an API",
+    "ralm.reading": "How passages are read",
+    "ralm.reading.plan": "Strides and windows",
+    "ralm.reading.sampling": "How text is generated",
+    "ralm.reranking": "How passages are read",
+    "ralm.retrieval": "How passages are found",
+    "ralm.retrieval.bm25": "How the index is built",
+    "ralm.serving": "How the server works",
+    "ralm.training": "How the training runs",
+}
+"""The groups of options by the package or module whose record has them."""
+_OWN: Final = {
+    **dict.fromkeys(("forbidden_titles", "retrieved"), _RECORDS["ralm.retrieval"]),
+    **dict.fromkeys(("judge", "over", "prompt", "semantics", "system", "turns", "values"), _RECORDS["ralm.answering"]),
+    **dict.fromkeys(("demonstrations", "shots"), _RECORDS["ralm.answering"]),
+    **dict.fromkeys(("force", "json", "latex", "limit", "limit_tokens", "parts", "ray", "shards", "skip_bad"), _LAST),
+}
+"""The groups of options that the commands themselves have, by name; the others come first."""
+
+
+def group_of(name: str, owner: type | None) -> str:
+    """The title of the group of an option that a record has, or without an `owner` the command itself."""
+    if name in _MOST_USED:
+        return _FIRST
+    module = "ralm.cli" if owner is None else owner.__module__
+    titles = [title for package, title in _RECORDS.items() if f"{module}.".startswith(f"{package}.")]
+    return titles[-1] if titles else _OWN.get(name, _FIRST)
+
+
+class CommandWithGroups(TyperCommand):
+    """A command whose help lists its options in groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then the groups of options."""
+        parameters = [(one, one.get_help_record(ctx)) for one in self.get_params(ctx)]
+        shown = [(one, row) for one, row in parameters if row is not None]
+        arguments = [("Arguments", row) for one, row in shown if one.param_type_name == "argument"]
+        _write_groups(arguments, formatter)
+        _write_groups([(_title(one), row) for one, row in shown if one.param_type_name == "option"], formatter)
+
+
+class CommandsInGroups(TyperGroup):
+    """A list of commands in groups."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the groups of commands."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [(_title(one), (name, one.get_short_help_str(200))) for name, one in commands.items() if one is not None]
+        _write_groups(rows, formatter)
+
+
+def _title(declared: Any) -> str:
+    """The group of a parameter or command; typer declares --help without one."""
+    title = vars(declared).get("rich_help_panel")
+    return title if isinstance(title, str) else _FIRST
+
+
+def _write_groups(rows: Iterable[tuple[str, tuple[str, str]]], formatter: Any) -> None:
+    """Write each group under its title, in the order in which they begin; the first and last ones in their places."""
+    groups: dict[str, list[tuple[str, str]]] = {_FIRST: []}
+    for title, row in rows:
+        groups.setdefault(title, []).append(row)
+    for title in sorted(groups, key=lambda title: title == _LAST):
+        if groups[title]:
+            with formatter.section(title):
+                formatter.write_dl(groups[title])
