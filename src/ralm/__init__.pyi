@@ -82,11 +82,13 @@ from .reading.generate import (
 )
 from .reading.in_context import InContext as InContext
 from .reading.mixers import (
+    LearnedWeights as LearnedWeights,
     MixerOptions as MixerOptions,
     PosteriorWeights as PosteriorWeights,
     PriorWeights as PriorWeights,
     SimilarityWeights as SimilarityWeights,
     UniformWeights as UniformWeights,
+    open_mixer as open_mixer,
 )
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
 from .reading.sampling import GenerationOptions as GenerationOptions
@@ -140,10 +142,12 @@ from .runs.resume import run_evaluation as run_evaluation, run_sweep as run_swee
 from .runs.run import write_run as write_run
 from .training.bm25 import train_bm25 as train_bm25
 from .training.candidates import OnlineExamples as OnlineExamples
+from .training.mixer import train_mixer as train_mixer
 from .training.options import (
     CandidateOptions as CandidateOptions,
     ExampleOptions as ExampleOptions,
     LSROptions as LSROptions,
+    MixerTrainingOptions as MixerTrainingOptions,
     QueryEncoderOptions as QueryEncoderOptions,
     RerankerOptions as RerankerOptions,
     RetrieverTrainingOptions as RetrieverTrainingOptions,

@@ -162,13 +162,15 @@ class PromptPrefix:
 
     The model reads `tokens` (int64) first. `passages` are the numbers of the passages in them, best first; the reading
     is credited to the first one. `log_weight` is the natural logarithm of the reading's weight in the row's average.
-    `score` is the retrieval score of the credited passage, which ralm fills in for mixers.
+    ralm fills in what mixers look at: `score` is the retrieval score of the credited passage, and `overlap` how many of
+    the last tokens before the row stand in `tokens` in a row.
     """
 
     tokens: IntArray
     passages: tuple[int, ...] = ()
     log_weight: float = 0.0
     score: float = 0.0
+    overlap: int = 0
 
     @property
     def passage(self) -> int:
@@ -181,10 +183,12 @@ class MixerNeeds:
     """What a mixer needs besides the weights and scores of a row.
 
     `evidence` is how many tokens before each target it looks at. With `plain`, the row is also read without passages.
+    With `overlap`, passages are compared with the text before the row.
     """
 
     evidence: int = 0
     plain: bool = False
+    overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,13 +198,15 @@ class Predictions:
     `log_weights_K` (float64) are the logarithms of the weights that the reader gives, and `scores_K` (float64) the
     retrieval scores of the passages. `evidence_TKE` (float32) holds the natural log-probabilities of the E tokens
     before each target, oldest first, after each prompt prefix; where the text has fewer tokens they are 0, which
-    favours no passage. If the mixer needs the `plain` prediction, this is the last of the K, with weight and score
-    -inf.
+    favours no passage. `overlap_K` (int64) counts the last of the 32 tokens before the first target that stand in the
+    prompt prefix in a row; it is 0 unless the mixer needs it. If the mixer needs the `plain` prediction, this is the
+    last of the K, with weight and score -inf.
     """
 
     log_weights_K: DoubleArray
     scores_K: DoubleArray
     evidence_TKE: FloatArray
+    overlap_K: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,7 @@
 """Mixers against plain loops, and what must hold of any weights."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,16 @@ from ralm.protocols import Mixer
 from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
-from ralm.reading.in_context import stride_request
-from ralm.reading.mixers import MixerOptions, PosteriorWeights, PriorWeights, UniformWeights, evidence_of
+from ralm.reading.in_context import CheckedReader, rows_with_targets, stride_request
+from ralm.reading.mixers import (
+    LearnedWeights,
+    MixerOptions,
+    PosteriorWeights,
+    PriorWeights,
+    UniformWeights,
+    evidence_of,
+    overlap_of,
+)
 from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import total_gain
 from ralm.reading.sampling import GenerationOptions
@@ -119,6 +128,79 @@ def test_prior_weights_equal_the_plain_loop_and_credit_no_passage(model: LocalLa
     none_TK = mixed.provenance.passages_TK == NO_PASSAGE
     expected = (gain_T[:, None] * mixed.provenance.posteriors_TK)[none_TK].sum()
     assert total_gain(mixed.provenance, gain_T).unattributed == pytest.approx(expected, abs=1e-5)
+
+
+LEARNED = LearnedWeights(temperature=1.5, rank=-0.4, overlap=0.8, none=-0.5, eta=0.3, decay=4)
+
+
+@pytest.mark.parametrize("windows", PLANS)
+def test_learned_weights_equal_the_plain_loop(windows: str) -> None:
+    """Passages that hold the last tokens before a row count more; the last prediction is that without a passage."""
+    model = CountingModel(WordTokenizer("abcdefgh"), max_length=90)
+    options = replace(PLANS[windows], max_length=64)
+    if windows == "rolling":
+        options = replace(options, query_tokens=33, max_length=90)
+    text = " ".join(np.random.default_rng(0).choice([*"abcd"], 80))
+    prepared = prepare_text(text, model.tokenizer, options)
+    passages = passages_of("a b c d", "d c b a a", "e f g h", "b b", "a")
+    documents = PassageDocuments.planned(passages, model.tokenizer, prepared.plan.options)
+    hits, scorer = some_hits(prepared, 3), Scorer(model)
+    scored = score_text(prepared, scorer, hits, passages, Ensemble(documents=3, mixer=LEARNED))
+    at, overlaps = 0, []
+    for row in rows_with_targets(prepared.plan):
+        begin, end = int(prepared.plan.target_begin_R[row]), int(prepared.plan.end_R[row])
+        found = hits.of(row)
+        numbers = [*(number for number, _ in found), NO_PASSAGE]
+        requests = [stride_request(prepared.tokens, prepared.plan, row, documents[number], 32) for number in numbers]
+        log_probs = [one.astype(float).tolist() for one in scorer.log_probs(requests)]
+        before = prepared.tokens[max(0, begin - 32) : begin].tolist()
+        same = [mixers.overlap(documents[number].tolist(), before) for number in numbers[:-1]]
+        first = len(log_probs[0]) - (end - begin)
+        weights = mixers.learned([score for _, score in found], same, log_probs, first, asdict(LEARNED))
+        if not found:
+            weights = [[1.0]] * (end - begin)
+        expected = mixers.log_likelihood(weights, log_probs, first)
+        np.testing.assert_allclose(scored.log_probs_T[at : at + end - begin], expected, atol=1e-5)
+        at += end - begin
+        overlaps += same
+    assert at == len(scored)
+    assert len({*overlaps}) > 2
+
+
+TOKENS = st.lists(st.integers(0, 2), max_size=12)
+
+
+@given(TOKENS, TOKENS)
+def test_the_overlap_equals_the_plain_loop(passage: list[int], prefix: list[int]) -> None:
+    found = overlap_of(np.array(passage, dtype=np.int64), np.array(prefix, dtype=np.int64))
+    assert found == mixers.overlap(passage, prefix)
+
+
+def test_generation_with_learned_weights_compares_passages_with_the_growing_text() -> None:
+    """With an overwhelming weight, each stride is read with the passage that holds the last tokens of the text."""
+    passages = passages_of("a b c d", "g h a h")
+    source = FromRetriever(SomeHits(passages), passages, config={})
+    options = GenerationOptions(new_tokens=8, stride=1, query_tokens=2, document_tokens=4)
+    model = CountingModel(WordTokenizer("abcdefgh"))
+    reader = Ensemble(documents=2, mixer=replace(LEARNED, overlap=1000, none=-1e6, eta=0))
+    prompt = model.tokenizer.encode("c d")
+    (tokens,) = written(TokenWriter(model, options, source, reader=reader), prompt)
+    documents, text = PassageDocuments(passages, model.tokenizer, 4), prompt.tolist()
+    decided = 0
+    for token in tokens:
+        same = [mixers.overlap(documents[number].tolist(), text[-32:]) for number in token.passages_K[:-1].tolist()]
+        if len(same) == 2 and same[0] != same[1]:
+            decided += 1
+            assert int(token.posteriors_K.argmax()) == same.index(max(same))
+        text.append(token.token)
+    assert decided > 2
+
+
+def test_learned_weights_of_a_question_are_rejected() -> None:
+    """There is no text between a passage and a question's answer that could be compared."""
+    documents = PassageDocuments(passages_of("a b"), WordTokenizer("ab"), 4)
+    with pytest.raises(UsageError, match="LearnedWeights compares passages with the text before the row, and there is"):
+        CheckedReader(Ensemble(mixer=LEARNED)).prompt_prefixes([(0, 1.0)], documents, None)
 
 
 def test_a_place_for_no_passage_in_generation() -> None:
@@ -242,7 +324,8 @@ def predictions(draw: st.DrawFn) -> Predictions:
     of_all = draw(st.lists(values, min_size=targets * count * tokens, max_size=targets * count * tokens))
     scores_K = np.array(draw(st.lists(FLOATS, min_size=count, max_size=count)))
     log_weights_K = scores_K - np.logaddexp.reduce(scores_K)
-    return Predictions(log_weights_K, scores_K, np.array(of_all, dtype=np.float32).reshape(targets, count, tokens))
+    evidence_TKE = np.array(of_all, dtype=np.float32).reshape(targets, count, tokens)
+    return Predictions(log_weights_K, scores_K, evidence_TKE, np.zeros(count, dtype=np.int64))
 
 
 @given(
@@ -259,7 +342,9 @@ def test_posterior_weights_are_weights_in_any_order(
     weights_TK = np.exp(mixer.log_weights(made))
     np.testing.assert_allclose(weights_TK.sum(axis=1), 1, rtol=1e-9)
     turned = [place for place in order if place < weights_TK.shape[1]]
-    other = Predictions(made.log_weights_K[turned], made.scores_K[turned], made.evidence_TKE[:, turned])
+    other = Predictions(
+        made.log_weights_K[turned], made.scores_K[turned], made.evidence_TKE[:, turned], made.overlap_K[turned]
+    )
     np.testing.assert_allclose(np.exp(mixer.log_weights(other)), weights_TK[:, turned], rtol=1e-6, atol=1e-12)
 
 
@@ -293,7 +378,7 @@ def test_a_text_that_one_passage_foretells() -> None:
         (lambda: PriorWeights(temperature=0), "`temperature` must be above 0"),
         (
             lambda: MixerOptions(mixer="best"),  # type: ignore[arg-type]
-            "`mixer` must be one of similarity, uniform, posterior, prior, not 'best'",
+            "`mixer` must be one of similarity, uniform, posterior, prior, learned, not 'best'",
         ),
         (
             lambda: Ensemble(documents=1, mixer=PosteriorWeights()),

@@ -33,6 +33,41 @@ def with_none(scores: Sequence[float], temperature: float, none_score: float) ->
     return [power / sum(powers) for power in powers]
 
 
+def learned(
+    scores: Sequence[float],
+    overlaps: Sequence[int],
+    log_probs: Sequence[Sequence[float]],
+    first: int,
+    weights: Mapping[str, float],
+) -> list[list[float]]:
+    """The weights of the passages, and the last one without a passage, for each target from index `first` on; arguments
+    as for `posterior`, with 32 tokens of evidence."""
+    start = []
+    for rank, (score, same) in enumerate(zip(scores, overlaps, strict=True), start=1):
+        feature = weights["rank"] * math.log(rank) + weights["overlap"] * math.log(1 + same)
+        start.append(math.exp(score / weights["temperature"] + feature))
+    start.append(math.exp(weights["none"]))
+    return posterior(start, log_probs, first, weights["eta"], weights["decay"], 32)
+
+
+def log_likelihood(weights: Sequence[Sequence[float]], log_probs: Sequence[Sequence[float]], first: int) -> list[float]:
+    """The log-probability of each target from index `first` on in the mixture under these weights."""
+    return [
+        math.log(sum(w * math.exp(of_document[first + t]) for w, of_document in zip(of_target, log_probs, strict=True)))
+        for t, of_target in enumerate(weights)
+    ]
+
+
+def overlap(passage: Sequence[int], prefix: Sequence[int]) -> int:
+    """The length of the longest end of the prefix that stands in the passage."""
+    return max(
+        length
+        for length in range(len(prefix) + 1)
+        for at in range(len(passage) - length + 1)
+        if list(passage[at : at + length]) == list(prefix[len(prefix) - length :])
+    )
+
+
 def generate(
     prompt: Sequence[int],
     documents: Mapping[int, Sequence[int]],

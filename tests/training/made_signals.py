@@ -41,10 +41,11 @@ def save_signals(
     baselines: Sequence[float] | None = None,
     tokens: int = 4,
     documents: Sequence[str] | None = None,
+    rows: Sequence[tuple[int, int | None, float | None, int | None, list[float], list[float]]] | None = None,
     config: Mapping[str, JsonValue] | None = None,
 ) -> Signals:
     """Signals with these candidates and mean token log-probabilities for each prefix; every token of a continuation has
-    the mean."""
+    the mean. `rows` are those of the candidates if they are to be others."""
     count = len(prefixes)
     scores = scores or [np.arange(len(row), 0, -1, dtype=float).tolist() for row in passages]
     baselines = [-3.0] * count if baselines is None else baselines
@@ -59,12 +60,12 @@ def save_signals(
         "continuation_tokens": [list(range(tokens))] * count,
         "runs": [[]] * count,
     }
-    rows: list[tuple[int, int | None, float | None, list[float]]] = []
+    made: list[tuple[int, int | None, float | None, int | None, list[float], list[float]]] = []
     for example in range(count):
-        rows.append((example, None, None, [baselines[example]] * tokens))
+        made.append((example, None, None, None, [-3.0] * 7, [baselines[example]] * tokens))
         found = zip(passages[example], scores[example], mean_log_probs[example], strict=True)
-        rows += [(example, passage, score, [mean] * tokens) for passage, score, mean in found]
-    columns = list(zip(*rows, strict=True))
+        made += [(example, passage, score, 0, [-3.0] * 7, [mean] * tokens) for passage, score, mean in found]
+    columns = list(zip(*(rows or made), strict=True))
     (folder / CANDIDATES).mkdir(parents=True)
     pq.write_table(
         pa.table({name: list(values) for name, values in examples.items()}, EXAMPLE_SCHEMA), folder / EXAMPLES

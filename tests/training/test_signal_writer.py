@@ -15,6 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ralm.lm.registry import load_local_model
+from ralm.reading.tokens import PassageDocuments
+from ralm.records import NO_PASSAGE, ScoringSequence
+from ralm.retrieval.index import open_index
 from ralm.storage.atomic import file_lock
 from ralm.training import signal_writer
 from ralm.training.examples import Example
@@ -22,6 +26,7 @@ from ralm.training.signals import CANDIDATES, Signals, open_signals, signal_stat
 from tests.cli.program import Answer, ralm
 from tests.cli.test_signals import wait_until
 from tests.forked import Program, killing, started
+from tests.reference import mixers
 from tests.training.made_signals import save_signals, save_zipf_corpus
 
 SMALL = ["--prefix-tokens", 12, "--sequence-tokens", 32, "--query-tokens", 12, "--document-tokens", 30]
@@ -88,6 +93,31 @@ def test_the_command_says_what_signals_are_worth(work: Path, tmp_path: Path, ask
     assert as_json == asdict(signal_statistics(made))
     same(made, open_signals(out))
     assert ralm("check", out).status == 0
+
+
+def test_the_last_prefix_tokens_are_scored_in_the_same_passes(
+    work: Path, tmp_path: Path, asked: list[object], tiny_folders: dict[str, Path]
+) -> None:
+    """Each candidate has the log-probabilities of up to 32 tokens before the continuation, and the overlap."""
+    succeeded(ralm(*asked, "--out", tmp_path / "signals"))
+    model, index = load_local_model(str(tiny_folders["gpt2"])), open_index(work / "index")
+    documents = PassageDocuments(index.passages, model.tokenizer, 30, "auto")
+    examples = pq.read_table(tmp_path / "signals" / "examples.parquet").to_pylist()
+    rows = pq.read_table(tmp_path / "signals" / CANDIDATES / "00000.parquet").to_pylist()
+    overlaps = []
+    for row in rows:
+        example = examples[row["example"]]
+        prefix, continuation = example["prefix_tokens"], example["continuation_tokens"]
+        document = documents[NO_PASSAGE if row["passage"] is None else row["passage"]].tolist()
+        tokens = np.array([*document, *prefix, *continuation])
+        count = min(32, len(prefix) - 1)
+        targets_P = np.arange(len(tokens) - 4 - count, len(tokens))
+        [log_probs_P] = model.score([ScoringSequence(tokens, targets_P)])
+        np.testing.assert_allclose([*row["before"], *row["log_probs"]], log_probs_P, rtol=1e-4)
+        expected = None if row["passage"] is None else mixers.overlap(document, prefix[-32:])
+        assert row["overlap"] == expected
+        overlaps.append(expected)
+    assert len({*overlaps}) > 2
 
 
 def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -14,7 +14,7 @@ from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import NO_PASSAGE
 from ralm.storage.manifest import write_manifest
 from ralm.training.options import TrainingOptions
-from ralm.training.signals import EXAMPLES, SIGNALS_KIND, open_signals, split_with_choice
+from ralm.training.signals import CANDIDATES, EXAMPLES, SIGNALS_KIND, open_signals, split_with_choice
 from tests.training.made_signals import save_signals
 
 
@@ -56,6 +56,17 @@ def test_tables_that_do_not_belong_together(tmp_path: Path) -> None:
         open_signals(folder)
     (folder / EXAMPLES).write_bytes(b"nothing")
     with pytest.raises(DamagedFolderError, match="has 7 bytes"):
+        open_signals(folder)
+
+
+def test_candidates_without_the_tokens_before(tmp_path: Path) -> None:
+    folder = tmp_path / "signals"
+    save_signals(folder, "index", ["one"], [[7]], [[-1.0]])
+    [file] = (folder / CANDIDATES).iterdir()
+    pq.write_table(pq.read_table(file).drop_columns("before"), file)
+    (folder / "manifest.json").unlink()
+    write_manifest(folder, kind=SIGNALS_KIND, settings={}, counts={})
+    with pytest.raises(DamagedFolderError, match="a candidate without log-probabilities"):
         open_signals(folder)
 
 

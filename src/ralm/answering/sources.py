@@ -222,7 +222,7 @@ class PromptBuilder:
             tokens_N = documents.encoded(numbers, self._reader.hits > 1 if self._official else None, reader.in_order)
             prompts: Sequence[PromptPrefix] = [PromptPrefix(tokens_N, numbers)]
         else:
-            prompts = self._reader.prompt_prefixes(hits, documents)
+            prompts = self._reader.prompt_prefixes(hits, documents, None)
         return QuestionInput(
             question, prompts, [documents.cuts.get(one.passages, Cut()) for one in prompts], conversation
         )

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from ralm.training import reranker, retriever, signals
 
 if TYPE_CHECKING:
     from ralm.training.bm25 import LearnedWeighting
+    from ralm.training.mixer import TrainedMixer
 
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 
@@ -204,6 +206,24 @@ def print_weighting(folder: Path, learned: "LearnedWeighting") -> None:
         print_line(f"{folder}: all terms weigh the same, as in plain BM25, since no other weights are better")
     else:
         print_line(f"{folder}: search the same index with --weighting {folder}")
+
+
+def print_mixer(folder: Path, trained: "TrainedMixer") -> None:
+    """Print the weights of a mixer, and what they gain on held-out examples."""
+    weights = ", ".join(f"{name} {value:.3g}" for name, value in asdict(trained.weights).items())
+    print_line(f"fitted to {trained.examples:,} examples: {weights}")
+    print_line(f"gain on {trained.held_out:,} held-out examples of {trained.documents:,} documents, in nats per token:")
+    best = f"similarity weights, temperature {trained.best_temperature:.3g}"
+    for name, one in (
+        ("no passage", trained.over_none),
+        ("similarity weights", trained.over_similarity),
+        (best, trained.over_best_temperature),
+    ):
+        print_line(f"  over {name + ':':<40}{one.gain:+.4f} (95%: {one.low:+.4f} to {one.high:+.4f})")
+    if not trained.gains:
+        print_line(f"{folder}: nothing to gain, since an interval includes 0")
+    else:
+        print_line(f"{folder}: read with --reader ensemble --mixer learned --mixer-weights {folder}")
 
 
 _FULL_SHADE = 3.0

@@ -22,6 +22,7 @@ from ralm.training.options import (
     REPLUG_EXAMPLES,
     CandidateOptions,
     ExampleOptions,
+    MixerTrainingOptions,
     QueryEncoderOptions,
     RerankerOptions,
     RetrieverTrainingOptions,
@@ -162,6 +163,24 @@ def bm25_command(
     scoring = open_model(lm, model)
     learned = ralm.train_bm25(ralm.open_signals(*signals), scoring, out, learning, index=index, force=force)
     return Output(learned.as_json, partial(print_weighting, out, learned))
+
+
+def mixer_command(
+    *,
+    signals: _SignalFolders,
+    out: Annotated[Path, Option("Folder for the weights.")],
+    learning: MixerTrainingOptions,
+    force: options.Force = False,
+) -> Output:
+    """Learn how an ensemble weighs its passages: by score, rank, overlap, evidence, and against no passage.
+
+    The weights make the continuations of the signals most likely. Use them with `--reader ensemble --mixer learned
+    --mixer-weights OUT`. Nothing is scored; it takes seconds.
+    """
+    from ralm.cli.results import print_mixer
+
+    trained = ralm.train_mixer(ralm.open_signals(*signals), out, learning, force=force)
+    return Output(trained.as_json, partial(print_mixer, out, trained))
 
 
 def signals_command(

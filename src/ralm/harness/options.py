@@ -76,7 +76,7 @@ _ARGUMENTS: Final = Arguments(
     {
         PlanOptions: ("max_length",),
         ReadingOptions: ("reranking", "rerank_lm"),
-        MixerOptions: ("posterior",),
+        MixerOptions: ("posterior", "learned"),
         ModelOptions: ("template_arguments",),
     }
 )

@@ -156,13 +156,13 @@ class Contexts:
 
     def _prefixes(self, queries: Sequence[str]) -> Mapping[str, Sequence[PromptPrefix]]:
         """The prompt prefixes of each query; for an empty query, the prompt prefix without a passage."""
-        without = self._reader.prompt_prefixes([], self._documents)
+        without = self._reader.prompt_prefixes([], self._documents, None)
         prompt_prefixes = dict.fromkeys(queries, without)
         searched = [query for query in prompt_prefixes if query.strip()]
         if self._source is not None and searched:
             hits = retrieve_checked(self._source.retriever, searched, self._reader.hits, len(self._source.passages))
             for row, query in enumerate(searched):
-                prompt_prefixes[query] = self._reader.prompt_prefixes(hits.of(row), self._documents)
+                prompt_prefixes[query] = self._reader.prompt_prefixes(hits.of(row), self._documents, None)
         return prompt_prefixes
 
     def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray]:

@@ -140,7 +140,8 @@ class TokenWriter:
             raise UsageError("the prompt is empty: give at least one token to continue.")
         text = without_first(prompt, self._documents.first)
         generator = None if seed is None else np.random.default_rng(seed)
-        return self._decoder.add(PromptState(text, query, self._reader.prompt_prefixes([], self._documents), generator))
+        without = self._reader.prompt_prefixes([], self._documents, text)
+        return self._decoder.add(PromptState(text, query, without, generator))
 
     def end(self, number: int) -> None:
         """Stop continuing this prompt."""
@@ -164,7 +165,7 @@ class TokenWriter:
             rows = PromptRows(prompts, queries, self._model, self._documents, source.passages, self._options)
             hits = self._reranker.choose(rows, hits, source.passages, self._reader.hits)
         for row, prompt in enumerate(prompts):
-            prompt.prompt_prefixes = self._reader.prompt_prefixes(hits.of(row), self._documents)
+            prompt.prompt_prefixes = self._reader.prompt_prefixes(hits.of(row), self._documents, prompt.text)
             prompt.prefixes_end = prompt.written + self._options.stride
             self._reader.check_room(prompt.prompt_prefixes, self._options.stride, self._max_length)
         self._decoder.read_evidence(prompts, self._reader.mixer)

@@ -62,9 +62,12 @@ class CheckedReader:
         """The reader, wrapped unless it is already; `InContext` if there is none."""
         return reader if isinstance(reader, cls) else cls(reader or InContext())  # type: ignore[arg-type]
 
-    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
+    def prompt_prefixes(
+        self, hits: Sequence[tuple[int, float]], documents: Documents, before: IntArray | None
+    ) -> Sequence[PromptPrefix]:
         """The prompt prefixes of one row, weighed by the mixer unless it needs evidence; without hits, the one without
-        a passage. ReaderError if they are not of these hits, or their weights do not sum to 1."""
+        a passage. A mixer may compare passages with the tokens `before` the row (int64; None: there is no such text).
+        ReaderError if they are not of these hits, or their weights do not sum to 1."""
         if not hits:
             return [PromptPrefix(documents[NO_PASSAGE])]
         prompt_prefixes = self.reader.prompt_prefixes(hits, documents)
@@ -72,7 +75,7 @@ class CheckedReader:
             raise ReaderError(f"the reader {self._name} gives {fault}; see `Reader` for what it should give.")
         if isinstance(self.mixer.mixer, SimilarityWeights):
             return prompt_prefixes
-        return self.mixer.begin(prompt_prefixes, dict(hits), documents)
+        return self.mixer.begin(prompt_prefixes, dict(hits), documents, before)
 
     def check_room(self, prompt_prefixes: Sequence[PromptPrefix], after: int, max_length: int) -> None:
         """Raise UsageError if the longest prompt prefix leaves no room for the `after` tokens that must follow it."""

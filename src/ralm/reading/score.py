@@ -25,7 +25,7 @@ from ralm.protocols import Continuations, LanguageModel, Reader, Reranker, Writi
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import credited_passages, log_weights_of, mixture, posterior
 from ralm.reading.in_context import CheckedReader, check_plan_before, rows_with_targets, stride_request
-from ralm.reading.mixers import CheckedMixer, evidence_of
+from ralm.reading.mixers import EVIDENCE, CheckedMixer, evidence_of
 from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import StrideRows
 from ralm.reading.tokens import PreparedText
@@ -144,7 +144,11 @@ def rows_and_prompt_prefixes(
     rows = StrideRows(prepared, scorer.tokenizer, hits, passages, scorer)
     if (choice := CheckedReranker.of(reranker)) is not None:
         hits = choice.choose(rows, hits, passages, checked.hits)
-    prefixes_R = [checked.prompt_prefixes(hits.of(row), rows.documents) for row in rows_with_targets(plan)]
+    begins = [(row, int(plan.target_begin_R[row])) for row in rows_with_targets(plan)]
+    prefixes_R = [
+        checked.prompt_prefixes(hits.of(row), rows.documents, prepared.tokens[max(0, begin - EVIDENCE) : begin])
+        for row, begin in begins
+    ]
     after = check_evidence(checked.mixer, scorer, plan.options) + plan.options.after_document
     every = [one for prompt_prefixes in prefixes_R for one in prompt_prefixes]
     checked.check_room(every, after, plan.options.max_length)

@@ -10,4 +10,5 @@ reranker.py       the predictive reranker; cross_encoder.py is its trainable mod
 retriever.py      the query encoder alone or both encoders; encoders.py has the trainable models
 refresh.py        encodes the passages again in another process
 bm25.py           weights of query terms for BM25
+mixer.py          weights of a mixer, by maximum likelihood
 """

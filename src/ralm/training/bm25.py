@@ -106,7 +106,7 @@ def train_bm25(
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
     _check_model(signals, model)
-    training_E, held_out_E = _usable(signals, options)
+    training_E, held_out_E = usable_examples(signals, options)
     config: dict[str, JsonValue] = {
         "signals": signals.fingerprint,
         "index": index.fingerprint,
@@ -170,7 +170,7 @@ def weights_of(shape_G: DoubleArray, heaviest: int) -> tuple[int, ...]:
     return tuple(int(one) for one in np.rint(heaviest ** (logs_G / logs_G.max())))
 
 
-def _usable(signals: Signals, options: WeightingOptions) -> tuple[IntArray, IntArray]:
+def usable_examples(signals: Signals, options: WeightingOptions) -> tuple[IntArray, IntArray]:
     """The examples to train with and to hold out: those whose candidates are all possible, evenly chosen if there are
     more than wanted."""
     possible_E = signals.is_possible_E

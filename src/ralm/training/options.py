@@ -176,7 +176,7 @@ class QueryEncoderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightingOptions:
-    """How weights of query terms are learned for BM25.
+    """How few weights are learned from signals: those of query terms for BM25, or those of a mixer.
 
     Two weights need few examples. Weights that do not gain on the held-out documents are not used. Raises UsageError if
     a value is out of range.
@@ -190,6 +190,17 @@ class WeightingOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixerTrainingOptions(WeightingOptions):
+    """How the weights of a mixer are learned: for ensembles of so many `documents`, the first candidates of an example.
+
+    Six weights need few examples. Raises UsageError if a value is out of range.
+    """
+
+    most_examples: Annotated[int, Option("Most examples to learn from.", minimum=2)] = 2000
+    documents: Annotated[int, Option("First candidates that are read together, as in the ensemble.")] = 10
 
 
 def training_extra() -> AbstractContextManager[None]:

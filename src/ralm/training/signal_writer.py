@@ -24,6 +24,7 @@ from ralm.corpus.sources import read_documents
 from ralm.errors import DamagedFolderError, FolderError, WorkerError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
+from ralm.reading.mixers import EVIDENCE, overlap_of
 from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE
 from ralm.retrieval.index import Index, open_index
@@ -251,12 +252,13 @@ def _measure(job: _Job, sampled: pa.Table) -> pa.Table:
     documents = PassageDocuments(passages, job.model.tokenizer, reading.document_tokens, reading.bos)
     numbers_of = [[NO_PASSAGE, *(number for number, _ in hits.of(row))] for row in range(len(examples))]
     scorer = Scorer(Scorer.of(job.model).model, progress=False)
-    scored = score_candidates(examples, numbers_of, documents, scorer)
-    rows = [
-        (example, *hit, log_probs)
-        for row, example in enumerate(sampled["example"].to_pylist())
-        for hit, log_probs in zip([(None, None), *hits.of(row)], scored[row], strict=True)
-    ]
+    scored = score_candidates(examples, numbers_of, documents, scorer, EVIDENCE)
+    rows = []
+    for row, (number, one) in enumerate(zip(sampled["example"].to_pylist(), examples, strict=True)):
+        tokens, last = len(one.continuation), one.prefix[-EVIDENCE:]
+        for hit, log_probs in zip([None, *hits.of(row)], scored[row], strict=True):
+            found = (None, None, None) if hit is None else (*hit, overlap_of(documents[hit[0]], last))
+            rows.append((number, *found, log_probs[:-tokens], log_probs[-tokens:]))
     return pa.table([*zip(*rows, strict=True)], signals.CANDIDATE_SCHEMA)
 
 

@@ -3,8 +3,9 @@
 examples.parquet     a row per example: example, document_id, begin (the first token of the continuation, counted in the
                      document); query, prefix and continuation as text; prefix_tokens, continuation_tokens; runs
                      (hashes of the document's runs of 13 words that overlap the continuation)
-candidates/N.parquet a row per example and passage: example, passage, score (of the retriever), log_probs (of each token
-                     of the continuation). A row without passage and score is the continuation without any passage.
+candidates/N.parquet a row per example and passage: example, passage, score (of the retriever), overlap (how many of the
+                     prefix's last tokens stand in the passage), before and log_probs (of each of these last tokens, and
+                     of each token of the continuation). A row without passage is the text without any passage.
 manifest.json        what decided the figures, what the signals are worth, and a checksum of each file
 
 Letters of shapes: E examples, K candidates.
@@ -47,7 +48,14 @@ _MAY_DIFFER: Final = (
 )
 """Beginnings of the settings that may differ between folders that are read as one."""
 CANDIDATE_SCHEMA: Final = pa.schema(
-    {"example": pa.int64(), "passage": pa.int64(), "score": pa.float32(), "log_probs": pa.list_(pa.float32())}
+    {
+        "example": pa.int64(),
+        "passage": pa.int64(),
+        "score": pa.float32(),
+        "overlap": pa.int32(),
+        "before": pa.list_(pa.float32()),
+        "log_probs": pa.list_(pa.float32()),
+    }
 )
 
 TextColumn = Literal["query", "prefix", "continuation"]
@@ -64,6 +72,11 @@ class SignalsFolder:
     def fingerprint(self) -> str:
         """A short hash of all files: equal for equal signals in any folder."""
         return hashlib.sha256(str(sorted(self.manifest.files.items())).encode()).hexdigest()[:16]
+
+    @property
+    def candidate_files(self) -> Sequence[str]:
+        """The names of the files with candidates, in order."""
+        return sorted(name for name in self.manifest.files if name.startswith(f"{CANDIDATES}/"))
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -150,6 +163,22 @@ class Signals:
         for one in self.folders:
             with _readable(one.path):
                 tables.append(pq.read_table(one.path / EXAMPLES, columns=[*columns]))
+        return pa.concat_tables(tables)
+
+    def candidates(self, examples_E: IntArray) -> pa.Table:
+        """The rows of `CANDIDATE_SCHEMA` of some examples, which are numbered as here.
+
+        Raises DamagedFolderError if they cannot be read.
+        """
+        tables, first = [], 0
+        for one in self.folders:
+            with _readable(one.path):
+                for name in one.candidate_files:
+                    table = pq.read_table(one.path / name, schema=CANDIDATE_SCHEMA)
+                    example_R = table["example"].to_numpy() + first
+                    numbered = table.set_column(0, "example", [example_R])
+                    tables.append(numbered.filter(np.isin(example_R, examples_E)))
+                first += pq.read_metadata(one.path / EXAMPLES).num_rows
         return pa.concat_tables(tables)
 
     def split(self, held_out: float, seed: int = 0) -> tuple[IntArray, IntArray]:
@@ -280,12 +309,11 @@ def evenly_spaced(examples_E: IntArray, max_count: int) -> IntArray:
 
 
 def _open(path: Path) -> Signals:
-    manifest = read_manifest(path, kind=SIGNALS_KIND)
+    folder = SignalsFolder(path, read_manifest(path, kind=SIGNALS_KIND))
     with _readable(path):
         examples = pq.read_table(path / EXAMPLES, columns=["document_id", "continuation_tokens"])
-        files = sorted(name for name in manifest.files if name.startswith(f"{CANDIDATES}/"))
         documents = examples["document_id"].to_pylist()
-        candidates = pa.concat_tables([_read_totals(path / name) for name in files])
+        candidates = pa.concat_tables([_read_totals(path / name) for name in folder.candidate_files])
         tokens_E = pc.list_value_length(examples["continuation_tokens"]).to_numpy().astype(np.int64)
         passage = candidates["passage"]
         example, score, total, count = (candidates[name].to_numpy() for name in ("example", "score", "total", "count"))
@@ -304,7 +332,7 @@ def _open(path: Path) -> Signals:
     scores_EK[places] = score[~is_baseline]
     log_probs_EK[places] = total[~is_baseline]
     return Signals(
-        folders=[SignalsFolder(path, manifest)],
+        folders=[folder],
         documents_E=documents,
         tokens_E=tokens_E,
         passages_EK=passages_EK,
@@ -330,12 +358,12 @@ def _read_totals(file: Path) -> pa.Table:
     table = pq.read_table(file, schema=CANDIDATE_SCHEMA)
     log_probs = table["log_probs"].combine_chunks()
     counts = np.diff(log_probs.offsets.to_numpy())
-    if log_probs.null_count or (counts == 0).any():
+    if log_probs.null_count or table["before"].null_count or (counts == 0).any():
         raise ValueError(f"{file.name} has a candidate without log-probabilities")
     begins = (np.cumsum(counts) - counts).astype(np.int64)
     flat = log_probs.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
     totals = np.add.reduceat(flat, begins) if len(begins) else np.zeros(0)
-    return table.drop_columns("log_probs").append_column("total", [totals]).append_column("count", [counts])
+    return table.drop_columns(["log_probs", "before"]).append_column("total", [totals]).append_column("count", [counts])
 
 
 def _draw(text: str) -> float:
