@@ -1,16 +1,19 @@
 """What the mixers of an ensemble gain, over no passage and over similarity weights at their best temperature.
 
-    python -m benchmarks.mixers TEXT INDEX [--lm ralm-tiny] [--stride 4] [--limit-tokens N]
+    python -m benchmarks.mixers TEXT INDEX [--lm ralm-tiny] [--stride 4] [--limit-tokens N] [--retriever random]
+        [--learned FOLDER] [--few]
 
-Reads the text with BM25's ten passages once for all mixers: similarity weights are posterior weights with `eta` 0. The
-nats a token that each gains over no passage have 95% intervals of a paired bootstrap over the documents of the text,
-and so has the difference to similarity weights at the temperature that is best on this very text. `permuted` gives each
-passage the evidence of another one: what it gains is not due to the evidence.
+Reads the text with a retriever's ten passages once for all mixers: similarity weights are posterior weights with `eta`
+0. The nats a token that each gains over no passage have 95% intervals of a paired bootstrap over the documents of the
+text, and so has the difference to similarity weights at the temperature that is best on this very text. `permuted`
+gives each passage the evidence of another one: what it gains is not due to the evidence. `learned` has the weights of a
+folder that `ralm train mixer` made from another text. `--few` leaves out all but it, similarity weights, and
+`posterior` at temperature 4.
 """
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +23,7 @@ import ralm
 from benchmarks.held_out_texts import DOCUMENT
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.records import DoubleArray, FloatArray, IntArray
+from ralm.retrieval.retriever import RetrieverName
 
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
 NONE_SCORES = (0.0, 5.0, 10.0)
@@ -46,11 +50,16 @@ class Permuted:
         return self.posterior.log_weights(replace(given, evidence_TKE=np.roll(given.evidence_TKE, 1, axis=1)))
 
 
-def readers() -> Iterator[tuple[str, ralm.Reader]]:
+def readers(learned: Path | None, *, few: bool) -> Iterator[tuple[str, ralm.Reader]]:
     """The readers, by name; similarity weights first."""
     for temperature in TEMPERATURES:
         similarity = ralm.PosteriorWeights(eta=0)
         yield f"similarity {temperature:g}", ralm.Ensemble(temperature=temperature, mixer=similarity)
+    if learned is not None:
+        yield "learned", ralm.Ensemble(mixer=ralm.open_mixer(learned))
+    if few:
+        yield "posterior, temperature 4", ralm.Ensemble(temperature=4, mixer=ralm.PosteriorWeights())
+        return
     yield "one passage", ralm.InContext()
     for temperature in TEMPERATURES:
         yield (
@@ -82,14 +91,23 @@ def nats(gains_TR: FloatArray, document_T: IntArray) -> tuple[DoubleArray, Doubl
     return gains_TR.mean(axis=0, dtype=np.float64), bootstrap_means(sums_UR, np.bincount(document_T))
 
 
-def main(text: Path, index: Path, lm: str, stride: int, limit: int | None) -> None:
+def main(
+    text: Path,
+    index: Path,
+    lm: str,
+    stride: int,
+    limit: int | None,
+    retriever: RetrieverName,
+    chosen: Sequence[tuple[str, ralm.Reader]],
+) -> None:
     """Print the table of one text."""
     scorer = ralm.Scorer(ralm.load_language_model(lm))
     opened = ralm.open_index(index)
     plan = ralm.PlanOptions(stride=stride, windows="blocked", max_length=768)
-    source = ralm.FromRetriever(opened.bm25, opened.passages, config={})
+    finds = ralm.open_retriever(opened, ralm.RetrieverOptions(retriever=retriever))
+    source = ralm.FromRetriever(finds, opened.passages, config={})
     names, gains, first = [], [], None
-    for name, reader in readers():
+    for name, reader in chosen:
         read = ralm.evaluate_text(
             text.read_text(), scorer, plan, source=source, reader=reader, limit_tokens=limit, baseline=True
         )
@@ -102,7 +120,7 @@ def main(text: Path, index: Path, lm: str, stride: int, limit: int | None) -> No
     means_R, draws_DR = nats(np.stack(gains, axis=1), documents_of(first))
     best = int(means_R[: len(TEMPERATURES)].argmax())
     none = first.baseline.measures.token_perplexity
-    print(f"{text.name}: {len(first.reading.scored):,} targets; no passage: perplexity {none:.2f}")
+    print(f"{text.name}, {retriever}: {len(first.reading.scored):,} targets; no passage: perplexity {none:.2f}")
     print("| mixer | perplexity | gain in nats | over the best similarity weights | times their gain |")
     print("|---|---|---|---|---|")
     for row, name in enumerate(names):
@@ -123,5 +141,9 @@ if __name__ == "__main__":
     parser.add_argument("--lm", default="ralm-tiny")
     parser.add_argument("--stride", type=int, default=4)
     parser.add_argument("--limit-tokens", type=int)
+    parser.add_argument("--retriever", choices=("bm25", "random"), default="bm25")
+    parser.add_argument("--learned", type=Path)
+    parser.add_argument("--few", action="store_true")
     given = parser.parse_args()
-    main(given.text, given.index, given.lm, given.stride, given.limit_tokens)
+    chosen = [*readers(given.learned, few=given.few)]
+    main(given.text, given.index, given.lm, given.stride, given.limit_tokens, given.retriever, chosen)
