@@ -1,7 +1,7 @@
 """Prompts of questions: templates in TOML files, conversations, and prompts as token ids that fit into the model.
 
-In a template, `{question}`, `{choices}`, `{documents}`, `{title}`, `{text}`, `{answer}`, `{letter}` and `{choice}` are
-filled in. The templates that have a name are in `prompt_files/`.
+In a template, `{question}`, `{choices}`, `{documents}`, `{number}` (of a passage, from 1), `{title}`, `{text}`,
+`{answer}`, `{letter}` and `{choice}` are filled in. The templates that have a name are in `prompt_files/`.
 """
 
 import re
@@ -29,18 +29,18 @@ QuestionForm = Literal["as it is", "lower first letter, question mark"]
 """The form of a question in a prompt. The second is that of In-Context RALM's code: a question mark is appended unless
 it has one, and the first letter is lowered."""
 
-PROMPTS: Final = ("in-context-ralm", "replug", "replug-choice", "replug-choice-code", "chat", "chat-choice")
+PROMPTS: Final = ("in-context-ralm", "replug", "replug-choice", "replug-choice-code", "chat", "chat-choice", "numbered")
 """The prompts that have a name: those of the two papers, and those for models with a chat template."""
 LETTERS: Final = string.ascii_uppercase
 """The letters of choices, in order."""
 _SUFFIX: Final = ".toml"
-_PLACE: Final = re.compile(r"\{(question|choices|documents|title|text|answer|letter|choice)\}")
+_PLACE: Final = re.compile(r"\{(question|choices|documents|number|title|text|answer|letter|choice)\}")
 _ASKS: Final = (("documents", "question"), ("choices",))
 _PLACES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "closed": (("question",), ("choices",)),
     "one": _ASKS,
     "several": _ASKS,
-    "document": (("text",), ("title",)),
+    "document": (("text",), ("title", "number")),
     "answer": (("answer",), ()),
     "choice": (("letter", "choice"), ()),
 }
@@ -126,7 +126,8 @@ class QuestionPrompt:
             return PromptText(documents="", question=_filled(self.closed, values))
         form = self.several if several or (several is None and len(passages) > 1) else self.one
         documents = self.between.join(
-            _filled(self.document, {"title": passage.title, "text": passage.text}) for passage in passages
+            _filled(self.document, {"number": str(number), "title": passage.title, "text": passage.text})
+            for number, passage in enumerate(passages, 1)
         )
         begin, _, rest = form.partition("{documents}")
         filled = [_filled(part, values) for part in (begin, rest)]

@@ -48,6 +48,15 @@ def open_model(name: str, options: ModelOptions, ray: str | None = None) -> "Wri
     return model
 
 
+def open_served(name: str, options: ModelOptions, *, proxy: bool) -> "WritingModel":
+    """The language model of a name for a server; raises the errors of loading it."""
+    from ralm.lm.registry import open_served_model
+
+    _opened.append(open_served_model(name, options, proxy=proxy))
+    gc.freeze()
+    return _opened[-1]
+
+
 def open_retrieval(index: "Path", options: "RetrieverOptions") -> "FromRetriever":
     """The passages of an index, retrieved according to the options; raises what `open_retriever` raises."""
     from ralm.reading.sources import FromRetriever

@@ -3,6 +3,7 @@
 import json
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +14,18 @@ from ralm.corpus.files import read_utf8
 from ralm.errors import InputError, UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
+from ralm.protocols import traits_of
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.options import ServeOptions
 
 _DEMO = Path("ralm-demo")
+_UNUSED = (
+    *("stride", "query_tokens", "document_tokens", "bos", "max_length", "max_tokens", "strict", "tokenizer"),
+    *("top_logprobs", "context_length", "requests_at_once", "retries", "max_requests", "max_cost", "prices", "answers"),
+)
+"""Options without effect on a server that passes requests on."""
 _PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
 
 
@@ -74,7 +81,12 @@ def serve_command(
             is_eager=True,
         ),
     ] = None,
-    serving: Annotated[ServeOptions, flags.Flags(needs={"batch": options.NEEDS_LOCAL})],
+    serving: Annotated[
+        ServeOptions,
+        flags.Flags(
+            needs={"batch": options.NEEDS_LOCAL, **dict.fromkeys(("proxy", "strict", "query"), options.NEEDS_API)}
+        ),
+    ],
     retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_PASSAGES)],
     reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_PASSAGES)],
     plan: Annotated[
@@ -117,7 +129,10 @@ def serve_command(
         process.print_note(f"making {_DEMO}, the documentation of this Python as an index")
         build_demo_folder(_DEMO)
     with server.bound_socket(serving.host, serving.port) as listening:
-        model = models.open_model(lm, model_options)
+        model = models.open_served(lm, model_options, proxy=serving.proxy)
+        if traits_of(model).answers_only:
+            _check_passed_on(model.name, given)
+            reading = reading if "reader" in given else replace(reading, reader="concatenation")
         service = Service(
             model,
             serving,
@@ -134,6 +149,14 @@ def serve_command(
                 _print_requests(url, service.name)
 
         server.run_server(service, listening, ready)
+
+
+def _check_passed_on(name: str, given: flags.Given) -> None:
+    """Report that requests are passed on; UsageError if an option has no effect on them."""
+    for option in _UNUSED:
+        if option in given:
+            raise UsageError(f"{given[option]} has no effect: requests to {name} are passed on as they are.")
+    process.print_note(f"requests to {name} are passed on as they are, with passages")
 
 
 def _folders(given: tuple[str, ...]) -> dict[str, Path]:

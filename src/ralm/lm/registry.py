@@ -146,6 +146,16 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Writi
     return load_local_model(name, options)
 
 
+def open_served_model(name: str, options: ModelOptions | None = None, *, proxy: bool = False) -> WritingModel:
+    """As `load_language_model`, for a server: a model that only answers messages, or any with `proxy`, is one to which
+    requests are passed on."""
+    if not is_api(name):
+        return load_local_model(name, options)
+    with extra("api", "models behind an API need", _API_PACKAGES):
+        from ralm.lm.api.probe import open_server
+    return open_server(name, (options or ModelOptions()).api, proxy=proxy)
+
+
 def probe_language_model(name: str, options: ApiOptions | None = None) -> "ApiModel":
     """A model behind an API, probed again from the start; see `ralm.lm.api.probe`."""
     with extra("api", "models behind an API need", _API_PACKAGES):

@@ -6,6 +6,7 @@ Each request is one thread that runs the library's own code; the asyncio side ch
     indexes, service                    the indexes, the model, and how requests read with them
     model, batcher                      one model for many threads, which reads together what they ask
     prompts, completion, chat           what one request computes, as a generator of events, and its response
+    proxy                               requests that the server of the model answers
     requests, answers, errors           OpenAI's JSON
     jobs, routes, middleware            HTTP: threads and responses, routes, keys and metrics
     connections, server                 connections and their limits, the process

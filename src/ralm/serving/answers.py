@@ -208,17 +208,7 @@ class ServedAnswer(ABC):
         passages = self._passages.values()
         return {
             "ralm": {**config, "passages": [passage_json(one) for one in passages], "choices": choices},
-            "search_results": [self._search_result(one) for one in passages],
-        }
-
-    def _search_result(self, passage: Passage) -> ResponseJson:
-        return {
-            "title": passage.title or passage.document_id,
-            "url": self._url(passage),
-            "date": passage.metadata.get("date"),
-            "snippet": passage.text,
-            "passage": passage.number,
-            "document_id": passage.document_id,
+            "search_results": [search_result(one, self._url(one)) for one in passages],
         }
 
     def _url(self, passage: Passage) -> str | None:
@@ -255,6 +245,18 @@ class ServedAnswer(ABC):
 
     def _name(self, token: int) -> str:
         return self._names.of(token, as_id=self._as_ids)
+
+
+def search_result(passage: Passage, url: str | None) -> ResponseJson:
+    """A passage as an entry of `search_results`."""
+    return {
+        "title": passage.title or passage.document_id,
+        "url": url,
+        "date": passage.metadata.get("date"),
+        "snippet": passage.text,
+        "passage": passage.number,
+        "document_id": passage.document_id,
+    }
 
 
 def passage_json(passage: Passage) -> ResponseJson:

@@ -8,9 +8,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, suppress
 from threading import Event, Thread
+from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import Depends, Request
@@ -18,7 +19,9 @@ from pydantic import JsonValue
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ralm.records import Passage
 from ralm.serving import answers, errors, model, requests
+from ralm.serving.indexes import ReadConfig
 from ralm.serving.service import Service
 
 _LOG: Final = logging.getLogger("ralm.serving")
@@ -33,7 +36,8 @@ Job: TypeAlias = Callable[[], Iterator[bytes]]
 class Workers:
     """Runs at most `at_once` jobs; at most `most_waiting` more wait in a queue. A job ends `seconds` after it came.
 
-    Belongs to one event loop. `running` are the jobs that run, `waiting` is the length of the queue.
+    Belongs to one event loop. `running` are the jobs that run, `under_way` is the number of places that are taken, and
+    `waiting` the length of the queue.
     """
 
     def __init__(self, at_once: int, most_waiting: int, seconds: float) -> None:
@@ -41,13 +45,24 @@ class Workers:
         self._most_waiting = most_waiting
         self._seconds = seconds
         self.running: set[RunningJob] = set()
+        self.under_way = 0
         self.waiting = 0
 
     async def start(self, job: Job) -> "RunningJob":
-        """Begin a job once there is a place for it; RequestError if the queue is full, or no place is free in time."""
+        """Begin a job once there is a place for it; raises what `take_place` raises."""
+        running = RunningJob(job, model.RequestScope(Event(), await self.take_place()), self._ended)
+        self.running.add(running)
+        running.thread.start()
+        return running
+
+    async def take_place(self) -> float:
+        """Wait for a place, to be freed with `free_place`; returns the deadline (seconds of `time.monotonic`).
+
+        Raises RequestError if the queue is full, or no place is free in time.
+        """
         if self._free.locked() and self.waiting >= self._most_waiting:
             raise errors.RequestError("the queue is full: try again later.", code="busy", status=429)
-        scope = model.RequestScope(Event(), time.monotonic() + self._seconds)
+        deadline = time.monotonic() + self._seconds
         self.waiting += 1
         try:
             async with asyncio.timeout(self._seconds):
@@ -56,10 +71,13 @@ class Workers:
             raise model.timed_out("waited in the queue too long: try again later") from None
         finally:
             self.waiting -= 1
-        running = RunningJob(job, scope, self._ended)
-        self.running.add(running)
-        running.thread.start()
-        return running
+        self.under_way += 1
+        return deadline
+
+    def free_place(self) -> None:
+        """Free a place that was taken."""
+        self.under_way -= 1
+        self._free.release()
 
     def stop(self) -> None:
         """End all jobs soon."""
@@ -68,7 +86,7 @@ class Workers:
 
     def _ended(self, running: "RunningJob") -> None:
         self.running.discard(running)
-        self._free.release()
+        self.free_place()
 
 
 class RunningJob:
@@ -122,50 +140,71 @@ class RunningJob:
             self._loop.call_soon_threadsafe(call, *arguments)
 
 
-def _service(request: Request) -> Service:
+def service_of(request: Request) -> Service:
+    """The service that answers a request."""
     service: Service = request.app.state.service
     return service
 
 
-Served = Annotated[Service, Depends(_service)]
+Served = Annotated[Service, Depends(service_of)]
 
 
-async def respond(request: Request, body: requests.TextRequest, begin: Callable[[], answers.ServedAnswer]) -> Response:
-    """The answer that `begin` makes in the thread of the request: whole, or streamed if requested."""
+def passage_address(request: Request, reads: ReadConfig, passage: Passage) -> str:
+    """The URL of a passage on this server."""
+    return str(request.url_for("passage", index=reads.settings.index, number=passage.number))
+
+
+async def respond(
+    request: Request,
+    body: requests.TextRequest,
+    begin: Callable[[], answers.ServedAnswer],
+    otherwise: Callable[[Exception], Awaitable[Response]],
+) -> Response:
+    """The answer that `begin` makes in the thread of the request: whole, or streamed if requested; after an error
+    before its first event, the response that `otherwise` makes."""
 
     def job() -> Iterator[bytes]:
         with_usage = body.streams_usage()
         answer = begin()
         try:
             if body.stream:
-                yield from map(_server_sent, answer.pieces(usage=with_usage))
+                yield from map(server_sent, answer.pieces(usage=with_usage))
             else:
-                yield _as_bytes(answer.whole())
+                yield json_bytes(answer.whole())
         finally:
-            _service(request).metrics.count_tokens(answer.prompt_tokens, answer.written_tokens)
+            service_of(request).metrics.count_tokens(answer.prompt_tokens, answer.written_tokens)
 
-    return await _run(request, job, stream=bool(body.stream))
+    return await _run(request, job, otherwise, stream=bool(body.stream))
 
 
 async def respond_with(request: Request, compute: Callable[[], JsonValue]) -> Response:
     """A value that `compute` returns in the thread of the request, as JSON."""
 
     def job() -> Iterator[bytes]:
-        yield _as_bytes(compute())
+        yield json_bytes(compute())
 
-    return await _run(request, job, stream=False)
+    return await _run(request, job, as_response, stream=False)
 
 
-def _as_bytes(value: JsonValue) -> bytes:
+def json_bytes(value: JsonValue) -> bytes:
+    """A value as JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _server_sent(value: JsonValue) -> bytes:
-    return b"data: " + _as_bytes(value) + b"\n\n"
+def server_sent(value: JsonValue) -> bytes:
+    """A value as a server-sent event."""
+    return b"data: " + json_bytes(value) + b"\n\n"
 
 
-async def _run(request: Request, job: Job, *, stream: bool) -> Response:
-    """The events of a job as one body, or as server-sent events; an error before the first one is the response."""
+async def as_response(error: Exception) -> Response:
+    """The response to a request that failed with an error."""
+    return errors.error_response(error)
+
+
+async def _run(
+    request: Request, job: Job, otherwise: Callable[[Exception], Awaitable[Response]], *, stream: bool
+) -> Response:
+    """The events of a job as one body, or as server-sent events; an error before the first one is for `otherwise`."""
     begin = time.monotonic()
 
     async def work() -> Response:
@@ -173,26 +212,31 @@ async def _run(request: Request, job: Job, *, stream: bool) -> Response:
         events = running.events()
         first = await anext(events, b"")
         if stream:
-            _service(request).metrics.first.observe(time.monotonic() - begin)
-            return _Stream(_sent(first, events), running)
+            service_of(request).metrics.first.observe(time.monotonic() - begin)
+            at_end = AsyncExitStack()
+            at_end.callback(running.stop)
+            return EventStream(_sent(first, events), at_end)
         return Response(first + b"".join([event async for event in events]), media_type="application/json")
 
-    return await _unless_gone(request, work)
+    try:
+        return await unless_gone(request, work)
+    except Exception as error:  # noqa: BLE001  # every error is a response
+        return await otherwise(error)
 
 
-class _Stream(StreamingResponse):
-    """The events of a job; the job ends when the stream ends."""
+class EventStream(StreamingResponse):
+    """Server-sent events; `at_end` is closed when the stream ends, also if its client goes away."""
 
-    def __init__(self, events: AsyncIterator[bytes], running: RunningJob) -> None:
-        super().__init__(events, media_type="text/event-stream", headers=_NOT_BUFFERED)
-        self._running = running
+    def __init__(
+        self, events: AsyncIterator[bytes], at_end: AsyncExitStack, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={**headers, **_NOT_BUFFERED})
+        self._at_end = at_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
-        try:
+        async with self._at_end:
             await super().__call__(scope, receive, send)
-        finally:
-            self._running.stop()
 
 
 async def _sent(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -201,14 +245,19 @@ async def _sent(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[byt
         async for event in events:
             yield event
         yield _DONE
-    except Exception as error:  # noqa: BLE001  # the status is sent already: the error is the last event
-        status, body = errors.status_and_body(error)
-        _LOG.info("a stream ended with status %s", status)
-        yield _server_sent(body)
+    except Exception as error:  # noqa: BLE001  # the status is sent already
+        yield error_event(error)
 
 
-async def _unless_gone(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
-    """The response that `work` makes, or the one to its error; it is cancelled if the client goes away first."""
+def error_event(error: Exception) -> bytes:
+    """The last event of a stream that ends with an error."""
+    status, body = errors.status_and_body(error)
+    _LOG.info("a stream ended with status %s", status)
+    return server_sent(body)
+
+
+async def unless_gone(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
+    """The response that `work` makes; it is cancelled if the client goes away first."""
 
     async def client_gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -218,8 +267,6 @@ async def _unless_gone(request: Request, work: Callable[[], Awaitable[Response]]
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else Response(status_code=errors.GONE)
-    except Exception as error:  # noqa: BLE001  # every error is a response
-        return errors.error_response(error)
     finally:
         working.cancel()
         gone.cancel()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from ralm.errors import UsageError
 from ralm.options import Arguments, Declared, Needs, Option, check_options
@@ -34,6 +34,9 @@ CHOICES: Final = (
 )
 """The choices of a request in its field `ralm`. None of these names a file, a model or an address."""
 
+PASSED_ON: Final = ("index", "retriever", "query", "documents", "order")
+"""Those of a request that is passed on to the server of the model."""
+QuerySource = Literal["message", "rewrite"]
 _INDEX: Final = Needs("`index`", lambda settings: settings.index is not None)
 
 
@@ -128,12 +131,27 @@ class ServeOptions:
         ),
     ] = CHOICES
     prompt: Annotated[
-        str,
+        str | None,
         Option(
             "Prompt of chats, which puts passages into the question, by name or from a TOML file; one without chat is "
-            "for models without a chat template."
+            "for models without a chat template.",
+            default_text="chat; passed on: numbered",
         ),
-    ] = "chat"
+    ] = None
+    proxy: Annotated[
+        bool,
+        Option(
+            "API: pass all requests on as they are, with passages in the last message of the user; it is so without "
+            "this flag if the model only answers messages, or its tokenizer is not known."
+        ),
+    ] = False
+    strict: Annotated[
+        bool, Option("API: reject requests that this server cannot answer by itself, instead of passing them on.")
+    ] = False
+    query: Annotated[
+        QuerySource,
+        Option("API: query of a chat that is passed on: the last message of the user, or a rewrite by the model."),
+    ] = "message"
     log_prompts: Annotated[bool, Option("Write the beginning of each prompt to the log.")] = False
     limits: Annotated[Limits, Option("How much a request may ask for.")] = field(default_factory=Limits)
     batch: Annotated[BatchOptions, Option("How much a local model reads at a time.")] = field(
@@ -142,6 +160,10 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.proxy and self.strict:
+            raise UsageError(
+                "`strict` has no effect with `proxy`, which passes all requests on: leave one of them out."
+            )
         for name in self.allow:
             if name not in (*CHOICES, "none"):
                 raise UsageError(f"`allow` must be one of {', '.join(CHOICES)}, or none, not {name!r}.")

@@ -176,9 +176,11 @@ class TokenLabels:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._before = tokenizer.encode(_BEFORE)
-        self._indent = len(tokenizer.decode(self._before))
         self._known: dict[int, str] = {}
+
+    @cached_property
+    def _before(self) -> IntArray:
+        return self._tokenizer.encode(_BEFORE)
 
     def of(self, token: int, *, as_id: bool = False) -> str:
         """The name of a token; with `as_id` always by its id."""
@@ -186,7 +188,7 @@ class TokenLabels:
             return f"token_id:{token}"
         if token not in self._known:
             ids = np.concatenate([self._before, np.array([token], dtype=np.int64)])
-            text = self._tokenizer.decode(ids)[self._indent :]
+            text = self._tokenizer.decode(ids)[len(self._tokenizer.decode(self._before)) :]
             unclear = not text or "\N{REPLACEMENT CHARACTER}" in text
             self._known[token] = f"token_id:{token}" if unclear else text
         return self._known[token]

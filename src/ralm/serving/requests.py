@@ -92,22 +92,11 @@ else:
     Chosen = _make_choice()
 
 
-class TextRequest(Body):
-    """The fields of completions and chats alike."""
+class ChoosingRequest(Body):
+    """A request for a model, with choices in its field `ralm`."""
 
     model: str
-    frequency_penalty: Annotated[float | None, _only(0)] = None
-    n: int | None = None
-    presence_penalty: Annotated[float | None, _only(0)] = None
     ralm: Chosen | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    user: str | None = None
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -116,6 +105,26 @@ class TextRequest(Body):
             return {}
         values = {name: getattr(self.ralm, name) for name in self.ralm.model_fields_set if name != "sources"}
         return {name: value for name, value in values.items() if value is not None or name == "index"}
+
+
+class PassedOnRequest(ChoosingRequest, extra="allow"):
+    """The fields of a request to the server of the model that are read here."""
+
+
+class TextRequest(ChoosingRequest):
+    """The fields of completions and chats alike."""
+
+    frequency_penalty: Annotated[float | None, _only(0)] = None
+    n: int | None = None
+    presence_penalty: Annotated[float | None, _only(0)] = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    user: str | None = None
 
     def streams_usage(self) -> bool:
         """Whether a stream ends with the usage; RequestError if it is asked for without a stream."""

@@ -1,6 +1,7 @@
 """The routes of clients: completions, chats, models, search, embeddings and the tokenizer."""
 
 import base64
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -11,8 +12,7 @@ from starlette.responses import Response
 from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.reading.provenance import hits_as_json
-from ralm.records import Passage
-from ralm.serving import answers, errors, jobs, requests
+from ralm.serving import answers, errors, jobs, proxy, requests
 from ralm.serving.chat import ChatAnswer, answer_chat
 from ralm.serving.completion import CompletionAnswer, complete
 from ralm.serving.prompts import check_bytes, read_prompt
@@ -25,6 +25,8 @@ router = APIRouter()
 @router.post("/v1/completions")
 async def completions(request: Request, body: requests.CompletionRequest, service: jobs.Served) -> Response:
     """Continue prompts, or score them (`echo`), with passages in front."""
+    if service.passes_on:
+        return await proxy.pass_on(request, await request.json())
 
     def begin() -> answers.ServedAnswer:
         limits = service.options.limits
@@ -35,12 +37,14 @@ async def completions(request: Request, body: requests.CompletionRequest, servic
         events = complete(completion, service.model, reads, limits)
         return CompletionAnswer(completion, events, reads, service.names, model=body.model)
 
-    return await jobs.respond(request, body, begin)
+    return await jobs.respond(request, body, begin, proxy.otherwise(request, await request.json()))
 
 
 @router.post("/v1/chat/completions")
 async def chat(request: Request, body: requests.ChatRequest, service: jobs.Served) -> Response:
     """Answer the last message of the user in a conversation, with passages in it."""
+    if service.passes_on:
+        return await proxy.pass_on(request, await request.json())
 
     def begin() -> answers.ServedAnswer:
         limits = service.options.limits
@@ -48,14 +52,11 @@ async def chat(request: Request, body: requests.ChatRequest, service: jobs.Serve
         completion = requests.chat_of(body, limits)
         reads = service.reads(choice, in_strides=False)
         service.log_prompts([completion.conversation.question])
-
-        def address(one: Passage) -> str:
-            return str(request.url_for("passage", index=reads.settings.index, number=one.number))
-
+        address = partial(jobs.passage_address, request, reads)
         events = answer_chat(completion, service.model, reads, service.prompt, limits)
         return ChatAnswer(completion, events, reads, service.names, address, model=body.model)
 
-    return await jobs.respond(request, body, begin)
+    return await jobs.respond(request, body, begin, proxy.otherwise(request, await request.json()))
 
 
 @router.get("/passages/{index}/{number}")
@@ -85,6 +86,8 @@ async def model(name: str, service: jobs.Served) -> JsonValue:
 def _models(service: Service) -> dict[str, JsonValue]:
     head: dict[str, JsonValue] = {"object": "model", "created": service.created, "owned_by": "ralm"}
     own: dict[str, JsonValue] = {"max_model_len": service.max_length, "indexes": [*service.indexes.names]}
+    if service.open_upstream is None:
+        own["root"] = service.model.name  # where the tokenizer is, as vLLM reports it
     models: dict[str, JsonValue] = {
         name: {"id": name, **head, **own, "index": index} for name, index in service.models.items()
     }

@@ -30,7 +30,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from ralm.errors import UsageError
 from ralm.options import without_none
 from ralm.runs.report import render_page
-from ralm.serving import connections, errors, jobs, middleware, options, requests, routes
+from ralm.serving import connections, errors, jobs, middleware, options, proxy, requests, routes
 from ralm.serving.service import Service
 from ralm.terminal import no_progress
 from ralm.version import __version__
@@ -57,7 +57,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     part = next((name for name in fields if name in faults[0]["loc"]), "")
     known = [*fields[part].model_fields] if part in fields else []
     message, param = errors.validation_message(faults[0], known)
-    return errors.error_response(errors.RequestError(message, param=param))
+    rejected = errors.RequestError(message, param=param)
+    return await proxy.otherwise(request, error.body)(rejected) if fields else errors.error_response(rejected)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -131,12 +132,13 @@ async def root(service: jobs.Served) -> HTMLResponse:
 @_ROUTER.get("/choices")
 async def list_choices(service: jobs.Served) -> dict[str, JsonValue]:
     """The model, its default settings, and the choices of requests."""
-    allowed = {name: _values(name, service) for name in service.options.allow if name != "none"}
+    allowed = {name: _values(name, service) for name in service.choices}
     new_tokens = service.options.limits.new_tokens
     return {
         "model": service.name,
         "max_model_len": service.max_length,
         "most_new_tokens": service.max_length if new_tokens is None else new_tokens,
+        "passes_on": service.passes_on,
         "defaults": service.settings.config,
         "choices": {**allowed},
     }
@@ -198,10 +200,13 @@ def make_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         workers = app.state.workers = jobs.Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds)
-        metrics.watch("requests_under_way", "Requests that are computed.", lambda: len(workers.running))
+        metrics.watch("requests_under_way", "Requests that are computed.", lambda: workers.under_way)
         metrics.watch("requests_waiting", "Requests in the queue.", lambda: workers.waiting)
+        upstream = app.state.upstream = None if service.open_upstream is None else service.open_upstream()
         yield
         workers.stop()
+        if upstream is not None:
+            await upstream.close()
 
     app = FastAPI(title="ralm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service

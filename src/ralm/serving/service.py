@@ -2,18 +2,20 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ralm.errors import UsageError
-from ralm.protocols import LanguageModel, WritingModel
+from ralm.protocols import UNLIMITED, LanguageModel, WritingModel, traits_of
 from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
 from ralm.serving import chat, completion, errors, indexes, middleware
 from ralm.serving.model import SharedModel
 from ralm.serving.options import (
+    CHOICES,
+    PASSED_ON,
     PLAIN,
     ServeOptions,
     Settings,
@@ -24,6 +26,9 @@ from ralm.serving.options import (
     with_length,
 )
 from ralm.serving.prompts import TokenLabels
+
+if TYPE_CHECKING:
+    from ralm.lm.api.upstream import Upstream
 
 _LOG: Final = logging.getLogger("ralm.serving")
 _LOGGED: Final = 200
@@ -59,19 +64,29 @@ class Service:
         self.options = options or ServeOptions()
         self.key = key
         self.created = int(time.time())
-        last_part = model.name.rpartition("#")[2].rstrip("/").rpartition("/")[2]
-        self.name = self.options.name or last_part or model.name
+        self.open_upstream: Callable[[], Upstream] | None = getattr(model, "upstream", None)
+        self.passes_on = self.open_upstream is not None and (self.options.proxy or traits_of(model).answers_only)
+        full_name = model.name.rpartition("#")[2]
+        last_part = full_name.rstrip("/").rpartition("/")[2]
+        self.name = self.options.name or (full_name if self.passes_on else last_part) or model.name
         self.model = SharedModel(model, self.options.batch)
         self.metrics = middleware.Metrics()
         self.indexes = indexes.Indexes(folders or {}, self.metrics)
         default = next(iter(self.indexes.names), None)
         if PLAIN in self.indexes.names:
             raise UsageError(f"no index can be called {PLAIN}, which is the model without passages: give NAME=DIR.")
-        self.settings = with_length(replace(settings or Settings(), index=default), model, max_length)
+        settings = replace(settings or Settings(), index=default)
+        self.settings = settings if self.passes_on else with_length(settings, model, max_length)
+        if self.passes_on and (self.settings.reading.reader == "ensemble" or self.settings.reading.reranks):
+            raise UsageError(
+                f"requests to {model.name} are passed on, with passages as they are found in one context: leave out "
+                "`reader` ensemble and `rerank`."
+            )
         self.models = self._models()
         check_documents(self.settings.reading, self.options.limits)
         self._rerankers = indexes.Rerankers(self.settings.reading, ranker)
-        self.prompt = chat.open_chat_prompt(self.options.prompt)
+        self.prompt = chat.open_chat_prompt(self.options.prompt or "chat")
+        self.passed_on_prompt = chat.open_chat_prompt(self.options.prompt or "numbered")
         self.names = TokenLabels(self.model.tokenizer)
         if self.model.batcher is not None:
             for name, description in _BATCH_FIGURES.items():
@@ -79,9 +94,17 @@ class Service:
         self.reads({})  # fail at startup if a retriever cannot be opened
 
     @property
-    def max_length(self) -> int:
-        """The number of tokens that the model reads at once."""
+    def max_length(self) -> int | None:
+        """The number of tokens that the model reads at once; None if requests are passed on and it is not known."""
+        if self.passes_on:
+            return self.model.max_length if self.model.max_length < UNLIMITED else None
         return self.settings.plan.max_length
+
+    @property
+    def choices(self) -> Sequence[str]:
+        """The choices that requests have here."""
+        possible = PASSED_ON if self.passes_on else CHOICES
+        return [name for name in self.options.allow if name in possible]
 
     def warm_up(self) -> None:
         """Generate a token, so that the first request does not wait for compiling."""
@@ -135,7 +158,7 @@ class Service:
         """
         try:
             settings = with_choices(self.settings, choice, self.options, self.indexes.names)
-            if in_strides and settings.index is not None:
+            if in_strides and settings.index is not None and not self.passes_on:
                 check_stride_fits(settings)
             if settings.index is None:
                 return indexes.ReadConfig(settings)

@@ -4,6 +4,7 @@
     transport.py      one request, and the errors of servers in a sentence
     client.py         many requests: in order, several at once, equal ones once
     budget.py         usage, prices and limits
+    upstream.py       requests that `ralm serve` passes on
     store.py          stored answers, and detection of a changed model
     predictions.py    a server's prediction of one next token
     backends/         requests and answers of each kind of server
@@ -12,5 +13,5 @@
     probe.py          first contact: the best backend that works
     model.py          the language model, the texts that it continues, several tokens ahead, and its dry run
 
-Needs the extra `api`, except for `endpoint.py`. No other package imports `openai`.
+Needs the extra `api`, except for `endpoint.py`. No other package imports `openai` or `httpx2`.
 """

@@ -16,6 +16,7 @@ from ralm.lm.api import servers, transport
 from ralm.lm.api.backends import END, Backend, end_prediction, unexpected
 from ralm.lm.api.client import Client
 from ralm.lm.api.predictions import Prediction, merge_predictions
+from ralm.lm.api.upstream import Upstream
 from ralm.protocols import UNLIMITED, FullTokenizer, LanguageModel, Tier
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
 
@@ -109,6 +110,10 @@ class ApiModel:
     def continuations(self) -> "ApiContinuations":
         """A new state for continuing texts."""
         return ApiContinuations(self)
+
+    def upstream(self) -> Upstream:
+        """The server, to pass requests on, for one event loop."""
+        return Upstream(self.client.endpoint, self.client.options.timeout)
 
     def _score_prompts(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         answers = self.client.answers(self.backend.checked_scoring(one.tokens_N) for one in passes)

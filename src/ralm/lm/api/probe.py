@@ -8,6 +8,7 @@ The result is stored. Later processes only compare the greedy tokens: the same o
 """
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -24,8 +25,10 @@ from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import ApiOptions, endpoint_of
 from ralm.lm.api.model import ApiModel, as_dry_run
 from ralm.lm.api.predictions import Prediction, ServerTokenNames
+from ralm.lm.api.upstream import ProxiedModel
 from ralm.records import IntArray
 
+_LOG: Final = logging.getLogger(__name__)
 _TEXT: Final = (
     "The history of the city begins in the 12th century: its name, Caf\u00e9-Br\u00fccke, is older. It's 3.14 km "
     "long.\n\n"
@@ -48,7 +51,7 @@ def load_api_model(name: str, options: ApiOptions | None = None) -> ApiModel:
     if the name or the options are wrong, ServerError if the server does not answer, and ModelError if no backend works
     or the tokenizer is that of another model.
     """
-    model = _probed(name, options, anew=False)
+    model = _with_length(_probed(name, options, anew=False))
     return as_dry_run(model) if options is not None and options.dry_run else model
 
 
@@ -57,10 +60,53 @@ def probe_server(name: str, options: ApiOptions | None = None) -> ApiModel:
     return _probed(name, options, anew=True)
 
 
+def open_server(name: str, options: ApiOptions | None = None, *, proxy: bool = False) -> ApiModel | ProxiedModel:
+    """The model behind an API for a server of its own, which passes requests on if the model only answers messages, if
+    its tokenizer is not known, or with `proxy`.
+
+    Raises what `load_api_model` raises.
+    """
+    client = Client(endpoint_of(name), options)
+    try:
+        server = servers.detect_server(client)
+        if not proxy and _continues_texts(client, server):
+            with suppress(tokenizers.UnknownTokenizerError):
+                probe = _Probe(name, client, server)
+                model = probe.stored() or probe.run()
+                if not model.answers_only:
+                    return _with_length(model)
+    except BaseException:
+        client.close()
+        raise
+    client.close()
+    return ProxiedModel(name, client.endpoint, client.options.timeout, server.length)
+
+
+def _with_length(model: ApiModel) -> ApiModel:
+    """The model, after a warning if its length is not known."""
+    if model.capabilities.max_length is None:
+        _LOG.warning("%s does not report its length; set --context-length, or long texts may be cut", model.name)
+    return model
+
+
+def _continues_texts(client: Client, server: servers.ServerInfo) -> bool:
+    """Whether a server has /completions for the model; all known kinds do."""
+    if server.kind is not None:
+        return True
+    body: transport.JsonObject = {"model": client.endpoint.model, "prompt": "The", "max_tokens": 1}
+    try:
+        [_] = client.answers([transport.ApiRequest("/completions", body, 1, 1, retries=1)])
+    except ServerError as error:
+        if not (error.rejects_request or error.fails):
+            raise
+        return False
+    return True
+
+
 def _probed(name: str, options: ApiOptions | None, *, anew: bool) -> ApiModel:
     client = Client(endpoint_of(name), options)
     try:
-        probe = _Probe(name, client)
+        probe = _Probe(name, client, servers.detect_server(client))
         return (None if anew else probe.stored()) or probe.run()
     except BaseException:
         client.close()
@@ -70,10 +116,10 @@ def _probed(name: str, options: ApiOptions | None, *, anew: bool) -> ApiModel:
 class _Probe:
     """Finds and stores the best backend that works on one server."""
 
-    def __init__(self, name: str, client: Client) -> None:
+    def __init__(self, name: str, client: Client, server: servers.ServerInfo) -> None:
         self._name = name
         self._client = client
-        self._server = servers.detect_server(client)
+        self._server = server
         self._tokenizer = tokenizers.open_tokenizer(client, self._server)
         self._trials = _Trials(name, client, self._tokenizer)
         self._length = _length(client, self._server)

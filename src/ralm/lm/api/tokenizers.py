@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from typing import Any, Final
 
+import httpx2
 import numpy as np
 import tiktoken
 from pydantic import JsonValue
 
-from ralm.errors import ChatError, ModelError, UsageError
+from ralm.errors import ChatError, MissingExtraError, ModelError, RalmError, UsageError
 from ralm.lm import model_path
 from ralm.lm.api.backends import llamacpp, parsing
 from ralm.lm.api.client import Client
 from ralm.lm.api.servers import ServerInfo
-from ralm.lm.local.tokenization import load_model_tokenizer
 from ralm.lm.tokenizer import full_tokenizer, last_of_user
 from ralm.protocols import FullTokenizer
 from ralm.records import IntArray, Message, SpecialTokens
@@ -24,9 +24,14 @@ from ralm.records import IntArray, Message, SpecialTokens
 _TIKTOKEN: Final = "tiktoken:"
 _NAMES: Final = ("tokenizer_path", "root", "model_path", "model_id")
 """Fields in which servers report the hub name or folder of a model."""
+_SECONDS_FOR_HUB: Final = 3.0
 _CACHED: Final = 1 << 16
 """Texts that a server's own tokenizer caches."""
 _NONE: Final[IntArray] = np.zeros(0, dtype=np.int64)
+
+
+class UnknownTokenizerError(UsageError):
+    """No tokenizer is named, and the server does not report one that can be loaded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +47,7 @@ class ApiTokenizer:
 def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
     """The tokenizer in the options; else OpenAI's, the one that the server reports, or the server's own.
 
-    Raises UsageError if there is none, ModelError if the one in the options cannot be loaded.
+    Raises UnknownTokenizerError if there is none, ModelError if the one in the options cannot be loaded.
     """
     option, model = client.options.tokenizer, client.endpoint.model
     if option is not None:
@@ -52,20 +57,39 @@ def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
     if server.kind is llamacpp.LLAMA_CPP:
         return _server_tokenizer(client, server)
     reported = [str(server.fields[key]) for key in _NAMES if server.fields.get(key)]
-    failure = None
+    failure: RalmError | None = None
     for name in dict.fromkeys([*reported, model]):
-        try:
-            return _hub_or_folder(name, name)
-        except ModelError as error:
-            failure = error
-    raise UsageError(
-        f"{client.endpoint.url} does not report the tokenizer of {model}: name it as `tokenizer`, a hub name, "
-        f"folder, GGUF file, or tiktoken:NAME. ({failure})"
+        for local_files_only in (True, False):  # a hub is asked for what is not here, if it can be reached
+            if local_files_only or _hub_answers():
+                try:
+                    return _hub_or_folder(name, model_path(name), local_files_only=local_files_only)
+                except (ModelError, MissingExtraError) as error:
+                    failure = error
+    raise UnknownTokenizerError(
+        f"{client.endpoint.url} does not report the tokenizer of {model}, without which `ralm serve` passes requests "
+        f"on: name it as `tokenizer`, a hub name, folder, GGUF file, or tiktoken:NAME. ({failure})"
     ) from failure
 
 
-def _hub_or_folder(name: str, folder: str) -> ApiTokenizer:
-    tokenizer = load_model_tokenizer(folder)
+@cache
+def _hub_answers() -> bool:
+    """Whether the model hub can be reached: one short try, since its own package tries for minutes."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        httpx2.head(constants.ENDPOINT, timeout=_SECONDS_FOR_HUB)
+    except httpx2.HTTPError:
+        return False
+    return True
+
+
+def _hub_or_folder(name: str, folder: str, *, local_files_only: bool = False) -> ApiTokenizer:
+    from ralm.lm.local.tokenization import load_model_tokenizer  # its import takes seconds
+
+    source = {"trust_remote_code": False, "local_files_only": local_files_only}
+    tokenizer = load_model_tokenizer(folder, source)
     return ApiTokenizer(tokenizer, name, tokenizer.vocabulary, tokenizer.fingerprint)
 
 
@@ -77,7 +101,9 @@ def _tiktoken(name: str) -> ApiTokenizer:
         encoding = tiktoken.get_encoding(wanted) if known else tiktoken.encoding_for_model(wanted)
     except KeyError:
         choices = ", ".join(tiktoken.list_encoding_names())
-        raise UsageError(f"tiktoken has no encoding for {wanted}; give tiktoken:NAME with one of {choices}.") from None
+        raise UnknownTokenizerError(
+            f"tiktoken has no encoding for {wanted}; give tiktoken:NAME with one of {choices}."
+        ) from None
     except Exception as error:  # it downloads its files, and lets the errors of that through
         raise ModelError(f"the encoding {wanted} of tiktoken cannot be loaded: {error}") from error
     tokenizer = _TiktokenTokenizer(encoding)
@@ -116,7 +142,7 @@ class _TiktokenTokenizer:
 def _server_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
     size = server.meta.get("n_vocab")
     if not isinstance(size, int):
-        raise UsageError(
+        raise UnknownTokenizerError(
             f"{client.endpoint.url} does not report the size of its vocabulary: name the model's `tokenizer`."
         )
     tokenizer = _LlamaCppTokenizer(client)

@@ -38,7 +38,12 @@ JsonObject: TypeAlias = dict[str, JsonValue]
 _STORED: Final = "Answers so far are stored; run this again to continue."
 _LONGEST: Final = 300
 """Characters of a server's message that an error repeats."""
-_SECONDS_TO_CONNECT: Final = 10.0
+SECONDS_TO_CONNECT: Final = 10.0
+HEADERS: Final = {
+    "Accept": "application/json",
+    "Content-Type": "application/json",
+    "User-Agent": f"ralm/{__version__}",
+}
 _MESSAGES: Final = ("message", "error", "detail", "msg")
 """Fields of an error's body that may hold its message."""
 _TRIES: Final = "x-stainless-retry-count"
@@ -117,7 +122,7 @@ class Transport:
             base_url=endpoint.url,
             api_key=endpoint.key or "none",
             max_retries=options.retries,
-            timeout=Timeout(options.timeout, connect=min(options.timeout, _SECONDS_TO_CONNECT)),
+            timeout=Timeout(options.timeout, connect=min(options.timeout, SECONDS_TO_CONNECT)),
             http_client=http,
         )
 
@@ -147,7 +152,7 @@ class Transport:
             text = await ask(self._endpoint.address(path), cast_to=str, options=options, **arguments)
         except APIError as error:
             problem = self._problem(error, path, time.monotonic() - begun)
-        except _TooLongError as error:
+        except TooLongError as error:
             problem = ServerError(f"{self._endpoint.address(path)} cannot be used: {error}.", 200)
         except UnicodeEncodeError:
             problem = ServerError(
@@ -175,7 +180,7 @@ class Transport:
         url = self._endpoint.url
         if isinstance(error, APITimeoutError):
             return f"{url} did not answer within {self._timeout:g} seconds"
-        return f"{url} cannot be reached or broke off ({self._quote(_cause(error))})"
+        return f"{url} cannot be reached or broke off ({self._quote(cause_of(error))})"
 
     def _status(self, error: APIStatusError, path: str, quoted: str, tried: str) -> str:
         """The meaning of an HTTP status for the user."""
@@ -232,7 +237,7 @@ class _BoundedHttp(DefaultAsyncHttpxClient):
             async with asyncio.timeout(self._seconds):
                 response = await super().send(request, **{**options, "stream": True})
                 try:
-                    content = await _content(response, _max_bytes.get())
+                    content = await read_content(response, _max_bytes.get())
                 finally:
                     await response.aclose()
         except TimeoutError:
@@ -241,18 +246,18 @@ class _BoundedHttp(DefaultAsyncHttpxClient):
         return httpx2.Response(response.status_code, headers=headers, content=content, request=request)
 
 
-async def _content(response: httpx2.Response, limit: int) -> bytes:
-    """The decompressed body. Raises _TooLongError if it has more bytes than `limit`."""
+async def read_content(response: httpx2.Response, limit: int) -> bytes:
+    """The decompressed body. Raises TooLongError if it has more bytes than `limit`."""
     parts, size = [], 0
     async for part in response.aiter_bytes():
         parts.append(part)
         size += len(part)
         if size > limit:
-            raise _TooLongError(f"its answer has more than {limit:,} bytes, so that it cannot be one to the request")
+            raise TooLongError(f"its answer has more than {limit:,} bytes, so that it cannot be one to the request")
     return b"".join(parts)
 
 
-class _TooLongError(OpenAIError):
+class TooLongError(OpenAIError):
     """A body is too long; `openai` lets its own errors through without a retry."""
 
 
@@ -261,14 +266,10 @@ class _OurHeaders(AsyncOpenAI):
 
     @property
     def default_headers(self) -> dict[str, str | Omit]:
-        return {
-            "Accept": "application/json",
-            "Content-Type": "application/json",
-            "User-Agent": f"ralm/{__version__}",
-        }
+        return {**HEADERS}
 
 
-def _cause(error: BaseException) -> str:
+def cause_of(error: BaseException) -> str:
     """The reason for a broken connection, by the operating system or the HTTP package."""
     reason, inner = "no reason given", error.__cause__ or error.__context__
     while inner is not None:

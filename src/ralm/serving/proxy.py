@@ -1,0 +1,317 @@
+"""Passes requests on to the server of the model, with passages in one place, and its answers back as they come.
+
+The passages stand in the last message of the user, or before a prompt. All other fields go on and come back as they
+are, except for `ralm`, which is for this server, and the name of the model.
+"""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import pydantic
+from fastapi import Request
+from pydantic import JsonValue
+from starlette.responses import Response
+
+from ralm.answering import citations
+from ralm.answering.prompts import QuestionPrompt
+from ralm.errors import ServerError, UsageError
+from ralm.records import Passage
+from ralm.serving import answers, errors, jobs, model, requests
+from ralm.serving.indexes import ReadConfig
+from ralm.serving.options import PASSED_ON
+from ralm.serving.prompts import TOO_LONG
+from ralm.serving.service import Service
+from ralm.terminal import one_line
+from ralm.validation import retrieve_checked
+
+if TYPE_CHECKING:
+    from ralm.lm.api.upstream import Upstream, UpstreamAnswer
+
+_WARNING: Final = "X-Ralm-Warning"
+"""The header that says why a request was passed on, if this server usually answers itself."""
+_MAX_HEADER: Final = 500
+_CHAT: Final = "/chat/completions"
+_QUESTION: Final = "\0"
+"""Stands for the message in a prompt, which may have parts that are no text."""
+_END_OF_EVENT: Final = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
+_MAX_EVENT: Final = 16 << 20
+"""Bytes of a server-sent event."""
+_REWRITE: Final = (
+    "Write one search query that finds texts for answering the last message of the user in this conversation. Replace "
+    "its pronouns by what they stand for. Write the query alone, on one line."
+)
+"""The message that asks the model for a query; the conversation follows."""
+_LIMITED: Final = ("max_tokens", "max_completion_tokens", "n")
+_Body = dict[str, Any]
+
+
+def otherwise(request: Request, body: Any) -> Callable[[Exception], Awaitable[Response]]:
+    """What is done about an error before the answer: a request that only this server rejects is passed on."""
+
+    async def respond(error: Exception) -> Response:
+        service = jobs.service_of(request)
+        if not isinstance(body, dict) or not _may_be_passed_on(error, body.get("ralm"), service):
+            return errors.error_response(error)
+        return await pass_on(request, body, "" if service.passes_on else str(error))
+
+    return respond
+
+
+def _may_be_passed_on(error: Exception, choices: Any, service: Service) -> bool:
+    """Whether the server of the model may still answer a request that failed here, as its choices say."""
+    if service.open_upstream is None or service.options.strict:
+        return False
+    if isinstance(choices, dict) and not set(choices) <= {*PASSED_ON} and not service.passes_on:
+        return False
+    if isinstance(error, errors.RequestError):
+        is_limit = error.code == TOO_LONG and service.options.limits.prompt_tokens is not None
+        return error.status == 400 and not is_limit and not (error.param or "").startswith("ralm")
+    return isinstance(error, UsageError) or (isinstance(error, ServerError) and error.rejects_request)
+
+
+async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
+    """The answer of the server of the model to a request, with passages in it; `warning` is for its header."""
+    begin = time.monotonic()
+    service, workers = jobs.service_of(request), request.app.state.workers
+    upstream: Upstream = request.app.state.upstream
+    path = request.url.path.removeprefix("/v1")
+
+    def address(reads: ReadConfig, passage: Passage) -> str:
+        return citations.web_address(passage) or jobs.passage_address(request, reads, passage)
+
+    async def work() -> Response:
+        deadline = await workers.take_place()
+        async with AsyncExitStack() as at_end:
+            at_end.callback(workers.free_place)
+            async with _until(deadline):
+                choice, reads = await asyncio.to_thread(_checked, body, service)
+                texts, told = _texts(path, body), answers.ResponseJson()
+                if "query" in choice and not texts:
+                    message = "`ralm.query` has no effect without a message of the user: leave it out."
+                    raise errors.RequestError(message, param="ralm.query")
+                if "query" in choice:
+                    texts = [choice["query"]] * len(texts)
+                elif texts and path == _CHAT and reads.source is not None and service.options.query == "rewrite":
+                    answer = await upstream.send(path, _rewriting(body, upstream.endpoint.model))
+                    at_end.push_async_callback(answer.close)
+                    content = await answer.content()
+                    if answer.status >= 400:
+                        return _response(content, answer, {}, warning)
+                    told = _rewritten(content)
+                    texts = [str(told["query"] or texts[0])]
+                service.log_prompts([text for text in texts if text])
+                queries = [text[: service.options.limits.text_bytes] for text in texts]
+                found = await asyncio.to_thread(_retrieve, queries, reads)
+                sent = _with_passages(path, body, found, service.passed_on_prompt)
+                answer = await upstream.send(path, {**sent, "model": upstream.endpoint.model})
+                at_end.push_async_callback(answer.close)
+                fields = _fields(found, reads, told, address)
+                if not answer.is_stream:
+                    content = await answer.content()
+                    return _response(content, answer, fields, warning, service.metrics.count_tokens)
+            service.metrics.first.observe(time.monotonic() - begin)
+            return jobs.EventStream(_events(answer, fields, deadline), at_end.pop_all(), _headers(answer, warning))
+
+    try:
+        return await jobs.unless_gone(request, work)
+    except Exception as error:  # noqa: BLE001  # every error is a response
+        return errors.error_response(error)
+
+
+@asynccontextmanager
+async def _until(deadline: float) -> AsyncIterator[None]:
+    """Raise RequestError if the block does not end before the deadline (seconds of `time.monotonic`)."""
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            yield
+    except TimeoutError:
+        raise model.timed_out("timed out: ask for fewer tokens") from None
+
+
+def _checked(body: _Body, service: Service) -> tuple[Mapping[str, Any], ReadConfig]:
+    """The choices of a request and how passages are found for it; RequestError if they are not possible here."""
+    try:
+        given = requests.PassedOnRequest.model_validate(body)
+    except pydantic.ValidationError as error:
+        message, param = errors.validation_message({**error.errors()[0]}, [*requests.Chosen.model_fields])
+        raise errors.RequestError(message, param=param) from None
+    for name in _LIMITED:
+        most = service.options.limits.texts if name == "n" else service.options.limits.new_tokens
+        if most is not None and isinstance(body.get(name), int) and body[name] > most:
+            raise errors.RequestError(f"`{name}` must be at most {most:,} here.", param=name)
+    choice = service.chosen(given.model, given.chosen)
+    for name in choice:
+        if name not in PASSED_ON:
+            message = f"`{name}` has no effect here, where requests are passed on: leave it out."
+            raise errors.RequestError(message, param=f"ralm.{name}")
+    return choice, service.reads(choice, in_strides=False)
+
+
+def _texts(path: str, body: _Body) -> list[str]:
+    """The texts that passages are found for: the last message of the user, or prompts; "" for one that is no text."""
+    if path == _CHAT:
+        place = _place_of_question(body)
+        return [] if place is None else [_message_text(body["messages"][place].get("content"))]
+    return [one if isinstance(one, str) else "" for one in _prompts(body)]
+
+
+def _prompts(body: _Body) -> list[Any]:
+    """The prompts of a completion; token ids, alone or in a list, are one prompt that is no text."""
+    given = body.get("prompt")
+    return given if isinstance(given, list) and all(isinstance(one, str) for one in given) else [given]
+
+
+def _place_of_question(body: _Body) -> int | None:
+    """The place of the last message of the user; None if there is none."""
+    messages = body.get("messages")
+    given = enumerate(messages) if isinstance(messages, list) else ()
+    return max((place for place, one in given if isinstance(one, dict) and one.get("role") == "user"), default=None)
+
+
+def _message_text(content: Any) -> str:
+    """The text of a message, without other parts."""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [one.get("text") for one in parts if isinstance(one, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _rewriting(body: _Body, name: str) -> _Body:
+    """The request for a query from a conversation."""
+    turns = [one for one in body["messages"] if isinstance(one, dict)]
+    said = "\n".join(f"{one.get('role')}: {text}" for one in turns if (text := _message_text(one.get("content"))))
+    return {"model": name, "messages": [{"role": "user", "content": f"{_REWRITE}\n\n{said}"}]}
+
+
+def _rewritten(content: bytes) -> answers.ResponseJson:
+    """The query that the model wrote, its last line, and what writing it took; a query of None if it wrote none."""
+    try:
+        answer = json.loads(content)
+        lines = _message_text(answer["choices"][0]["message"]["content"]).split("\n")
+    except (LookupError, TypeError, ValueError):
+        raise ServerError("the server of the model answered the request for a query in an unexpected format.") from None
+    query = next((line.strip() for line in reversed(lines) if line.strip()), None)
+    return {"query": query, "query_usage": answer.get("usage")}
+
+
+def _retrieve(queries: Sequence[str], reads: ReadConfig) -> list[Sequence[Passage]]:
+    """The passages for each query, in the order of their numbers; none for an empty one, and without an index."""
+    found: list[Sequence[Passage]] = [()] * len(queries)
+    asked = [place for place, one in enumerate(queries) if one.strip()]
+    if reads.source is None or not asked:
+        return found
+    reading, wanted = reads.settings.reading, [queries[place] for place in asked]
+    hits = retrieve_checked(reads.source.retriever, wanted, reading.chosen_reader.hits, len(reads.passages))
+    for row, place in enumerate(asked):
+        numbers = tuple(number for number, _ in hits.of(row))
+        if reading.reader == "concatenation":
+            numbers = reading.concatenation.in_order(numbers)
+        found[place] = [reads.passages[number] for number in numbers]
+    return found
+
+
+def _with_passages(path: str, body: _Body, found: Sequence[Sequence[Passage]], prompt: QuestionPrompt) -> _Body:
+    """The request with these passages for its texts, and without the choices."""
+    sent = {name: value for name, value in body.items() if name != "ralm"}
+    if not any(found):
+        return sent
+    place = _place_of_question(body)
+    if path != _CHAT or place is None:
+        pairs = zip(found, _prompts(body), strict=True)
+        texts = ["\n\n".join([*(one.contents for one in some), text]) if some else text for some, text in pairs]
+        return {**sent, "prompt": texts if isinstance(body["prompt"], list) else texts[0]}
+    messages = [*body["messages"]]
+    before, _, after = str(prompt.text(_QUESTION, found[0])).partition(_QUESTION)
+    content = messages[place].get("content")
+    if isinstance(content, list):
+        parts = [{"type": "text", "text": text} for text in (before, after)]
+        content = [parts[0], *content, *(parts[1:] if after else ())]
+    else:
+        content = f"{before}{content or ''}{after}"
+    messages[place] = {**messages[place], "content": content}
+    return {**sent, "messages": messages}
+
+
+def _fields(
+    found: Sequence[Sequence[Passage]],
+    reads: ReadConfig,
+    told: answers.ResponseJson,
+    address: Callable[[ReadConfig, Passage], str],
+) -> answers.ResponseJson:
+    """The fields of a response about its passages; none without an index."""
+    if reads.source is None:
+        return {}
+    passages = [one for some in found for one in some]
+    config: answers.ResponseJson = {"index": reads.settings.index, "retriever": reads.settings.retrieval.retriever}
+    return {
+        "ralm": {**config, **told, "passages": [answers.passage_json(one) for one in passages]},
+        "search_results": [answers.search_result(one, address(reads, one)) for one in passages],
+    }
+
+
+def _headers(answer: "UpstreamAnswer", warning: str) -> dict[str, str]:
+    text = one_line(f"passed on to the server of the model: {warning}").encode("ascii", "replace").decode()
+    return {**answer.headers, _WARNING: text[:_MAX_HEADER]} if warning else answer.headers
+
+
+def _response(
+    content: bytes,
+    answer: "UpstreamAnswer",
+    fields: answers.ResponseJson,
+    warning: str,
+    count: Callable[[int, int], None] = lambda *_: None,
+) -> Response:
+    """An answer that is whole, with these fields unless it is an error."""
+    if answer.status < 400 and (value := _json_object(content)) is not None:
+        usage = value.get("usage")
+        if isinstance(usage, dict):
+            read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+            count(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
+        content = _json({**fields, **value}) if fields else content
+    return Response(content, answer.status, _headers(answer, warning), answer.kind)
+
+
+async def _events(answer: "UpstreamAnswer", fields: answers.ResponseJson, deadline: float) -> AsyncIterator[bytes]:
+    """The events of an answer as they come; the first that ends a choice has the fields."""
+    parts, held, waiting = aiter(answer.parts()), b"", bool(fields)
+    try:
+        while True:
+            async with _until(deadline):
+                part = await anext(parts, b"")
+            if not part:
+                break
+            *events, held = _END_OF_EVENT.split(held + part)
+            for number, event in enumerate(events if waiting else ()):
+                if waiting and (value := _last_piece(event)) is not None:
+                    events[number], waiting = b"data: " + _json({**fields, **value}) + b"\n\n", False
+            if len(held) > _MAX_EVENT:
+                raise ServerError(f"the server of the model sent an event of more than {_MAX_EVENT:,} bytes.", 200)
+            yield b"".join(events)
+        yield held
+    except Exception as error:  # noqa: BLE001  # the status is sent already
+        yield jobs.error_event(error)
+
+
+def _last_piece(event: bytes) -> dict[str, JsonValue] | None:
+    """The JSON of an event that ends a choice; None for others."""
+    value = _json_object(event.removeprefix(b"data:")) if event.startswith(b"data:") else None
+    choices = None if value is None else value.get("choices")
+    ends = isinstance(choices, list) and any(isinstance(one, dict) and one.get("finish_reason") for one in choices)
+    return value if ends else None
+
+
+def _json(value: dict[str, JsonValue]) -> bytes:
+    """A value as JSON in ASCII: a server may send half a character, a lone surrogate, which UTF-8 does not have."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _json_object(content: bytes) -> dict[str, JsonValue] | None:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

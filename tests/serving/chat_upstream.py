@@ -1,0 +1,99 @@
+"""A chat API that streams slowly, as hosted ones do, and a server of ralm that passes requests on to it."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ralm.lm.api.endpoint import Endpoint
+from ralm.lm.api.upstream import ProxiedModel
+from ralm.reading import ReadingOptions
+from ralm.reading.concatenation import Concatenation
+from ralm.serving.options import ServeOptions, Settings
+from ralm.serving.service import Service
+from tests.api.scripted_server import HttpServer, Request
+from tests.api.writing import Reply
+from tests.serving.served import serving
+
+WORDS = ["The", " whales", " sing", " \U0001f40b", " [1]", "."]
+USAGE = {"prompt_tokens": 71, "completion_tokens": 6, "total_tokens": 77}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bergen"}'}}
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Request-Id: req_7\r\nConnection: close\r\n\r\n"
+NAME = "hosted/chat-1"
+
+
+class ChatUpstream:
+    """What the API answers; `seconds` pass before each word, `instead` is an answer to all requests."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.instead: Reply | None = None
+        self.left = threading.Event()
+        self.server = HttpServer(self.reply)
+
+    @property
+    def last(self) -> Request:
+        return self.server.posts[-1]
+
+    def reply(self, request: Request) -> Reply:
+        if request.method == "GET":
+            return Reply({"object": "list", "data": [{"id": NAME, "owned_by": "hosted", "context_length": 9_000}]})
+        if self.instead is not None:
+            return self.instead
+        if request.path != "/v1/chat/completions":
+            return Reply({"error": {"message": "This is a chat model", "type": "invalid_request_error"}}, 404)
+        body = request.body
+        if body.get("stream"):
+            return Reply({}, raw=lambda _: self.stream(body))
+        wants_call = body.get("tools") and body["messages"][-1]["role"] != "tool"
+        message = {"content": None, "tool_calls": [CALL]} if wants_call else {"content": "".join(WORDS)}
+        reason = "tool_calls" if wants_call else "stop"
+        choices = [
+            {"index": number, "message": {"role": "assistant", **message}, "finish_reason": reason}
+            for number in range(body.get("n") or 1)
+        ]
+        return Reply({**head("chat.completion"), "choices": choices, "usage": USAGE}, headers={"X-Request-Id": "req_7"})
+
+    def stream(self, body: dict[str, Any]) -> Iterator[bytes | float]:
+        try:
+            yield EVENTS
+            yield b": waiting\n\n"
+            yield event({"delta": {"role": "assistant", "content": ""}})
+            for word in WORDS:
+                yield self.seconds
+                whole = event({"delta": {"content": word}})
+                yield whole[:40]  # events are cut anywhere, also within a character
+                yield whole[40:]
+            yield event({"delta": {}, "finish_reason": "stop"})
+            if (body.get("stream_options") or {}).get("include_usage"):
+                yield b"data: " + json.dumps({**head("chat.completion.chunk"), "choices": [], "usage": USAGE}).encode()
+                yield b"\n\n"
+            yield b"data: [DONE]\n\n"
+        finally:
+            self.left.set()
+
+
+def head(kind: str) -> dict[str, Any]:
+    return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": "chat-1-0613", "system_fingerprint": "fp_1"}
+
+
+def event(choice: dict[str, Any]) -> bytes:
+    choices = [{"index": 0, "finish_reason": None, **choice}]
+    value = json.dumps({**head("chat.completion.chunk"), "choices": choices}, ensure_ascii=False)
+    return b"data: " + value.encode() + b"\n\n"
+
+
+@contextmanager
+def passing_on(
+    index: Path | None, seconds: float = 0.0, key: str | None = None, **options: Any
+) -> Iterator[tuple[ChatUpstream, str]]:
+    """A chat API, and the address of a server in front of it with an index; `key` is the API's."""
+    upstream = ChatUpstream(seconds)
+    with upstream.server as server:
+        model = ProxiedModel(f"{server.url}#{NAME}", Endpoint(server.url, NAME, key), 5.0, 9_000)
+        reading = ReadingOptions(reader="concatenation", concatenation=Concatenation(documents=2))
+        folders = {} if index is None else {"few": index}
+        with serving(Service(model, ServeOptions(**options), Settings(reading=reading), folders)) as url:
+            yield upstream, url

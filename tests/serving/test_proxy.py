@@ -1,0 +1,291 @@
+"""Requests that are passed on to a chat API: what it gets, what the client gets, and when."""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
+
+from tests.api.writing import Reply
+from tests.serving.chat_upstream import CALL, EVENTS, NAME, USAGE, WORDS, ChatUpstream, event, passing_on
+from tests.serving.served import events_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+QUESTION = "What sings in the deep sea by night?"
+ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Tell me of the sea.", "name": "ada"},
+    {"role": "assistant", "content": "It is deep.", "annotations": [], "refusal": None},
+    *ASKED,
+]
+TOOL_TURNS = [
+    *ASKED,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+]
+OF_CLIENTS: dict[str, dict[str, Any]] = {
+    "bare": {"messages": ASKED},
+    "turns": {"messages": TURNS, "temperature": 0.7, "top_p": 0.9, "max_tokens": 64, "stop": ["\n"], "seed": 3},
+    "tools": {"messages": ASKED, "tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": False},
+    "tool result": {"messages": TOOL_TURNS, "tools": TOOLS},
+    "image": {"messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}, IMAGE]}]},
+    "json": {"messages": ASKED, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
+    "penalties": {"messages": ASKED, "frequency_penalty": 0.5, "logit_bias": {"7": -100}, "logprobs": True, "n": 2},
+    "unknown": {"messages": ASKED, "reasoning_effort": "low", "provider": {"sort": "price"}, "user": "u1"},
+    # as recorded of LiteLLM, LlamaIndex's OpenAILike and Open WebUI
+    "litellm": {"messages": ASKED, "extra_body": {}, "max_retries": 0},
+    "llama-index": {"messages": ASKED, "temperature": 0.1, "stream": False},
+    "open-webui": {"messages": TURNS, "stream": False, "stream_options": None, "features": {"web_search": False}},
+}
+
+
+@pytest.fixture(scope="module")
+def pair(index: Path) -> Iterator[tuple[ChatUpstream, str]]:
+    with passing_on(index, key="sk-upstream") as both:
+        yield both
+
+
+@pytest.fixture
+def upstream(pair: tuple[ChatUpstream, str]) -> Iterator[ChatUpstream]:
+    yield pair[0]
+    pair[0].instead = None
+
+
+@pytest.fixture(scope="module")
+def url(pair: tuple[ChatUpstream, str]) -> str:
+    return pair[1]
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="sk-client", max_retries=0) as client:
+        yield client
+
+
+def posted(url: str, body: dict[str, Any], path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
+    return httpx.post(f"{url}{path}", json={"model": NAME, **body}, timeout=30, **more)
+
+
+@pytest.mark.parametrize("name", OF_CLIENTS)
+def test_all_but_passages_goes_on_and_comes_back_as_it_is(name: str, upstream: ChatUpstream, url: str) -> None:
+    body = OF_CLIENTS[name]
+    straight, sent_straight = posted(upstream.server.root, body), upstream.last.body
+    through, sent = posted(url, body), upstream.last.body
+    place = max(place for place, one in enumerate(sent["messages"]) if one["role"] == "user")
+    with_passages = sent["messages"][place]
+    text = (
+        with_passages["content"] if isinstance(with_passages["content"], str) else with_passages["content"][0]["text"]
+    )
+    assert "\n[1] The Sea\nThe whales sing in the deep blue sea by night.\n\n[2] " in text
+    own = body["messages"][place]["content"]
+    assert (
+        with_passages["content"].endswith(f"\n\n{QUESTION}")
+        if isinstance(own, str)
+        else with_passages["content"][1:] == own
+    )
+    with_passages["content"] = own
+    assert sent == sent_straight
+    answer = through.json()
+    assert [one["title"] for one in answer.pop("search_results")] == ["The Sea", "night"]
+    assert [one["title"] for one in answer.pop("ralm")["passages"]] == ["The Sea", ""]
+    assert (through.status_code, answer, through.headers["x-request-id"]) == (200, straight.json(), "req_7")
+
+
+def test_a_stream_comes_as_it_is_and_when_it_is_written(index: Path) -> None:
+    with passing_on(index, seconds=0.1) as (upstream, url):
+        seen: list[tuple[list[float], bytes]] = []
+        for root in (upstream.server.root, url):
+            body = {"model": NAME, "messages": ASKED, "stream": True, "stream_options": {"include_usage": True}}
+            with httpx.stream("POST", f"{root}/v1/chat/completions", json=body, timeout=30) as response:
+                parts = [(time.perf_counter(), part) for part in response.iter_raw()]
+            seen.append(([at for at, _ in parts], b"".join(part for _, part in parts)))
+    [(_, direct), (times, passed)] = seen
+    assert sum(after - before > 0.05 for before, after in itertools.pairwise(times)) >= len(WORDS) - 1
+    *before, last, usage, done = passed.split(b"\n\n")[:-1]
+    *before_straight, last_straight, usage_straight, _ = direct.split(b"\n\n")[:-1]
+    assert (before, usage, done) == (before_straight, usage_straight, b"data: [DONE]")
+    value = json.loads(last.removeprefix(b"data: "))
+    assert [one["title"] for one in value.pop("search_results")] == ["The Sea", "night"]
+    assert value.pop("ralm")["index"] == "few"
+    assert value == json.loads(last_straight.removeprefix(b"data: "))
+
+
+def test_openai(upstream: ChatUpstream, url: str) -> None:
+    client: Any = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-client", max_retries=0)
+    answer = client.chat.completions.create(model=NAME, messages=TURNS)
+    assert answer.choices[0].message.content == "".join(WORDS)
+    assert answer.usage.model_dump(exclude_none=True) == USAGE
+    assert answer.search_results[0]["title"] == "The Sea"
+    assert upstream.last.key == "sk-upstream"
+    called = client.chat.completions.create(model=NAME, messages=ASKED, tools=TOOLS).choices[0].message
+    assert called.tool_calls[0].function.name == "weather"
+    result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "rain"}
+    again = client.chat.completions.create(model=NAME, messages=[*ASKED, called, result], tools=TOOLS)
+    assert again.choices[0].message.content == "".join(WORDS)
+    pieces = client.chat.completions.create(model=NAME, messages=ASKED, stream=True)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == "".join(WORDS)
+
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as other:
+
+            async def one() -> str:
+                stream: Any = await other.chat.completions.create(model=NAME, messages=ASKED, stream=True)
+                return "".join([piece.choices[0].delta.content or "" async for piece in stream])
+
+            return await asyncio.gather(*(one() for _ in range(32)))
+
+    assert asyncio.run(ask()) == ["".join(WORDS)] * 32
+
+
+def test_langchain_with_its_defaults(url: str) -> None:
+    model = ChatOpenAI(base_url=f"{url}/v1", api_key=SecretStr("any"), model=NAME)
+    said = [SystemMessage("Be brief."), HumanMessage(QUESTION)]
+    assert model.invoke(said).content == "".join(WORDS)
+    assert "".join(str(piece.content) for piece in model.stream(said)) == "".join(WORDS)
+    [call] = model.bind_tools(TOOLS).invoke(QUESTION).tool_calls
+    assert call["name"] == "weather"
+
+
+def test_errors_come_back_with_their_status(upstream: ChatUpstream, client: openai.OpenAI, url: str) -> None:
+    limited = {"error": {"message": "slow down", "type": "rate_limit", "param": None, "code": "rate"}}
+    upstream.instead = Reply(
+        limited, 429, {"Retry-After": "7", "X-RateLimit-Remaining-Requests": "0", "Set-Cookie": "a"}
+    )
+    for stream in (False, True):
+        answer = posted(url, {"messages": ASKED, "stream": stream})
+        assert (answer.status_code, answer.json()) == (429, limited)
+        assert (answer.headers["retry-after"], answer.headers["x-ratelimit-remaining-requests"]) == ("7", "0")
+        assert "set-cookie" not in answer.headers
+    with pytest.raises(openai.RateLimitError, match="slow down"):
+        client.chat.completions.create(model=NAME, messages=ASKED)
+    upstream.instead = Reply({"error": {"message": "wrong key: sk-upstream"}}, 401)
+    assert posted(url, {"messages": ASKED}).json() == {"error": {"message": "wrong key: [key]"}}
+    upstream.instead = Reply("<h1>Bad Gateway</h1>", 502)
+    assert posted(url, {"messages": ASKED}).text == "<h1>Bad Gateway</h1>"
+    upstream.instead = Reply({}, 307, {"Location": "http://other/"})
+    assert posted(url, {"messages": ASKED}).status_code == 502
+    upstream.instead = Reply({}, cut_after=-1)
+    assert (
+        posted(url, {"messages": ASKED})
+        .json()["error"]["message"]
+        .startswith("the server of the language model failed")
+    )
+
+
+def test_a_server_that_breaks_off(upstream: ChatUpstream, url: str) -> None:
+    whole = event({"delta": {"content": "The"}})
+    upstream.instead = Reply(
+        {}, raw=lambda _: iter([EVENTS.replace(b"close", b"close\r\nContent-Length: 9999"), whole])
+    )
+    first, last, end = posted(url, {"messages": ASKED, "stream": True}).content.split(b"\n\n")
+    assert (first + b"\n\n", end) == (whole, b"")
+    assert json.loads(last.removeprefix(b"data: "))["error"]["type"] == "server_error"
+
+
+def test_a_client_that_goes_away_stops_the_server(index: Path) -> None:
+    with passing_on(index, seconds=0.5) as (upstream, url):
+        body = {"model": NAME, "messages": ASKED, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as response:
+            next(response.iter_raw())
+        assert upstream.left.wait(2)  # of the 3 seconds that the answer takes
+        end = time.monotonic() + 5
+        while "ralm_requests_under_way 0.0" not in httpx.get(f"{url}/metrics").text:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_places_for_passages(upstream: ChatUpstream, url: str) -> None:
+    system = [{"role": "system", "content": "Say hello."}]
+    for messages in (system, [{"role": "user", "content": [IMAGE]}], [{"role": "user", "content": ""}], [], "none"):
+        answer = posted(url, {"messages": messages})
+        assert upstream.last.body["messages"] == messages
+        if answer.status_code == 200:
+            assert answer.json()["search_results"] == []
+    plain = posted(url, {"messages": ASKED, "ralm": {"index": None}}).json()
+    assert upstream.last.body == {"model": NAME, "messages": ASKED}
+    assert "search_results" not in plain
+    assert posted(url, {"messages": ASKED, "model": f"{NAME}:plain"}).json() == plain
+    assert upstream.last.body == {"model": NAME, "messages": ASKED}
+    found = posted(
+        url, {"messages": [{"role": "user", "content": [IMAGE]}], "ralm": {"query": "sheep hill", "documents": 1}}
+    )
+    assert [one["title"] for one in found.json()["search_results"]] == ["The Hill"]
+    text, image = upstream.last.body["messages"][0]["content"]
+    assert text["text"].endswith("[1] The Hill\nThe dog keeps the sheep together on the green hill.\n\n")
+    assert image == IMAGE
+
+
+REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({"model": "other"}, 404, "the model 'other' is not served; there is: hosted/chat-1, hosted/chat-1:few"),
+    ({"model": 3}, 400, "`model` must be text."),
+    ({"ralm": {"reader": "ensemble"}}, 400, "`reader` has no effect here, where requests are passed on: leave it out."),
+    ({"ralm": {"gain": True}}, 400, "`gain` has no effect here, where requests are passed on: leave it out."),
+    ({"ralm": {"document": 3}}, 400, "`ralm.document` is not a field of this request; the nearest is `documents`."),
+    ({"ralm": {"index": "none"}}, 400, "`index` 'none' is not served; there is: few."),
+    ({"ralm": {"documents": 101}}, 400, "`documents` must be at most 100 here, not 101."),
+    ({"n": 129}, 400, "`n` must be at most 128 here."),
+    ({"ralm": {"query": "sea"}, "messages": []}, 400, "`ralm.query` has no effect without a message of the user"),
+]
+
+
+@pytest.mark.parametrize(("more", "status", "message"), REFUSED)
+def test_what_is_refused_here(
+    more: dict[str, Any], status: int, message: str, upstream: ChatUpstream, url: str
+) -> None:
+    before = len(upstream.server.posts)
+    answer = posted(url, {"messages": ASKED, **more})
+    assert (answer.status_code, answer.json()["error"]["message"][: len(message)]) == (status, message)
+    assert len(upstream.server.posts) == before
+
+
+def test_a_query_that_the_model_rewrites(index: Path) -> None:
+    with passing_on(index, query="rewrite") as (upstream, url):
+        upstream.reply, own = lambda request: reply(request), upstream.reply  # type: ignore[method-assign]
+        upstream.server._reply = upstream.reply
+
+        def reply(request: Any) -> Reply:
+            asks = "search query" in str(request.body.get("messages"))
+            query = {"content": "<think>\nhm\n</think>\n\nsheep dog hill\n"}
+            return Reply({"choices": [{"message": query}], "usage": USAGE}) if asks else own(request)
+
+        answer = posted(url, {"messages": TURNS, "stream": True})
+        asked, sent = upstream.server.posts
+        assert asked.body["messages"][0]["content"].endswith(
+            "\n\nsystem: Be brief.\nuser: Tell me of the sea.\nassistant: It is deep.\nuser: " + QUESTION
+        )
+        assert "[1] The Hill" in sent.body["messages"][-1]["content"]
+        told = next(one["ralm"] for one in events_of(answer.text.removeprefix(": waiting\n\n")) if "ralm" in one)
+        assert (told["query"], told["query_usage"]) == ("sheep dog hill", USAGE)
+        upstream.server._reply = lambda _: Reply({"error": {"message": "slow down"}}, 429, {"Retry-After": "7"})
+        answer = posted(url, {"messages": TURNS})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+
+
+def test_other_routes(url: str) -> None:
+    assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == [NAME, f"{NAME}:few", f"{NAME}:plain"]
+    assert httpx.get(f"{url}/v1/models/{NAME}").json()["max_model_len"] == 9_000
+    choices = httpx.get(f"{url}/choices").json()
+    assert (choices["passes_on"], [*choices["choices"]]) == (
+        True,
+        ["index", "retriever", "query", "documents", "order"],
+    )
+    assert httpx.get(f"{url}/search", params={"q": "whales"}).json()["hits"][0]["title"] == "The Sea"
+    told = httpx.post(f"{url}/tokenize", json={"prompt": "a"})
+    assert (told.status_code, told.json()["error"]["message"]) == (
+        400,
+        "this server passes requests on, so that the model's tokens are not known here.",
+    )
