@@ -21,9 +21,11 @@ SILENT: list[Dialect] = [OpenAI(), TransformersServe()]
 
 
 @pytest.mark.parametrize("dialect", SILENT)
-def test_a_server_that_does_not_say_it(dialect: Dialect) -> None:
+def test_a_server_that_does_not_say_it(dialect: Dialect, caplog: pytest.LogCaptureFixture) -> None:
     with served(TABLE, dialect) as (_, model):
         assert model.max_length == UNLIMITED
+    [told] = caplog.messages
+    assert told.endswith("does not report its length; set --context-length, or long texts may be cut")
     with served(TABLE, dialect, options={"context_length": 100}) as (_, model):
         assert model.max_length == 100 - model.backend.reserved_tokens
     with served(TABLE, dialect) as (_, model):

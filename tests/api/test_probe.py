@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
 from ralm.errors import ModelError, RalmError, ServerError, UsageError
+from ralm.lm.api import tokenizers
+from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.api.model import ApiModel
 from ralm.lm.api.probe import load_api_model, probe_server
 from ralm.lm.scoring import Scorer
@@ -329,3 +333,30 @@ def test_a_way_that_failed_is_tried_again_by_the_next_process() -> None:
         assert [model.backend.name for model in models] == ["bias", "echo"]
         for model in models:
             model.client.close()
+
+
+def test_the_hub_is_asked_last_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def head(url: str, timeout: float) -> httpx2.Response:
+        asked.append(url)
+        return own(url, timeout=timeout)
+
+    own = httpx2.head
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(httpx2, "head", head)
+    tokenizers._hub_answers.cache_clear()
+    with ScriptedServer(behind(), ChatsOnly(), model="no-such/model") as server:
+        for _ in range(2):
+            with pytest.raises(
+                UsageError, match="without which `ralm serve` passes requests on: name it as `tokenizer`"
+            ):
+                load_api_model(f"{server.url}#no-such/model", ApiOptions(answers=tmp_path / "answers.sqlite"))
+        assert asked == ["http://127.0.0.1:9"]
+        assert not server.posts
+    tokenizers._hub_answers.cache_clear()
+    with pytest.raises(ServerError, match="cannot be reached"):
+        load_api_model(f"{server.url}#no-such/model", ApiOptions(retries=0))
+    assert len(asked) == 1
+    tokenizers._hub_answers.cache_clear()

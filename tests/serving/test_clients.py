@@ -102,7 +102,7 @@ def test_our_own_api_model_is_of_the_first_tier(
 ) -> None:
     """Scores, ensembles and generation through the server are those of the same model in this process, also if the
     server reads an index by default."""
-    options = ApiOptions(answers=tmp_path / "answers.sqlite", tokenizer=MODEL)
+    options = ApiOptions(answers=tmp_path / "answers.sqlite")  # the server reports the tokenizer
     model: Any = load_language_model(f"{request.getfixturevalue(of)}/v1#{name}", ModelOptions(api=options))
     try:
         assert model.backend.name == "echo"
