@@ -20,7 +20,8 @@
 # make bench-cluster     an index and an evaluation on a Ray cluster of one machine against the plain commands
 # make bench-api         requests to models behind an API, certified tokens, reading ahead
 # make bench-real MODELS=FOLDER   both papers' orders on real models, in transformers folders; SCALE=full needs a GPU
-# make docs    write docs/command-line.md from the program's own help, and docs/python-api.md from the docstrings
+# make docs    write docs/command-line.md from the program's own help and docs/python-api.md from the docstrings, and the
+#              website to site/
 # make test-lowest   run the demo and the fast tests with the lowest versions of dependencies that pyproject.toml allows
 # make test-latest   run the demo and the fast tests with the newest versions of all packages, whatever pyproject.toml allows
 # make lock    write requirements/locked.txt anew, with the newest versions that pyproject.toml allows
@@ -31,6 +32,7 @@ VENV := .venv
 LOWEST := .venv-lowest
 LATEST := .venv-latest
 LOCKER := .venv-lock
+SITE := .venv-site
 LOCK := requirements/locked.txt
 BIN := $(VENV)/bin
 # The lock holds for builds too: pip reads the constraints of its isolated builds from the environment.
@@ -148,9 +150,14 @@ bench-real: $(VENV)/installed-dev
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m tools.command_line_page > docs/command-line.md
 	$(BIN)/python -m tools.python_api_page > docs/python-api.md
+	$(call venv,$(SITE))
+	$(SITE)/bin/$(PIP_UNLOCKED) install --requirement requirements/docs.txt
+	rm -rf .site-docs && cp -R docs .site-docs
+	for page in docs/*.md; do sed -E 's#\[([^]]*)\]\((\.\./|deploy/)[^)]*\)#\1#g' $$page > .site-docs/$$(basename $$page); done
+	$(SITE)/bin/zensical build --clean --strict
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(LATEST) $(LOCKER) ralm-demo ralm-demo-real .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(LATEST) $(LOCKER) $(SITE) site .site-docs .cache ralm-demo ralm-demo-real .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/installed: pyproject.toml $(LOCK)
 	$(call venv,$(VENV))

@@ -137,7 +137,8 @@ def _text_of(nodes: list[ast.stmt]) -> str:
 
 def _section(public: Public) -> str:
     source = public.file.relative_to(ROOT).as_posix()
-    parts = [f"### {public.name}", f"```python\n{_signature(public)}\n```", public.doc]
+    heading = f"`{public.name}`" if public.name.startswith("_") else public.name  # bold without the quotes
+    parts = [f"### {heading}", f"```python\n{_signature(public)}\n```", public.doc]
     if isinstance(public.node, ast.ClassDef):
         parts.append("\n".join(_members(public)))
     return "\n\n".join(part for part in (*parts, f"[Source](../{source})") if part)
