@@ -118,6 +118,11 @@ def test_the_last_prefix_tokens_are_scored_in_the_same_passes(
         assert row["overlap"] == expected
         overlaps.append(expected)
     assert len({*overlaps}) > 2
+    succeeded(ralm(*asked, "--no-evidence", "--out", tmp_path / "without"))
+    shorter = pq.read_table(tmp_path / "without" / CANDIDATES / "00000.parquet").to_pylist()
+    for row, before in zip(rows, shorter, strict=True):
+        assert before["before"] == []
+        np.testing.assert_allclose(before["log_probs"], row["log_probs"], rtol=1e-4)
 
 
 def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -180,6 +180,12 @@ def test_documents_are_never_on_both_sides(tmp_path: Path) -> None:
         )
     with pytest.raises(UsageError, match="`documents` 10 are more than the 3 candidates of an example"):
         train_mixer(made(tmp_path / "few", 0, count=60, documents=20), tmp_path / "mixer")
+    hits = (None, None, None), (1, 2.0, 3), (2, 1.0, 0)
+    rows: list[Row] = [(example, *hit, [], [-1.0] * 4) for example in range(60) for hit in hits]
+    given = ["x"] * 60, [[1, 2]] * 60, [[-1.0, -2.0]] * 60
+    without = save_signals(tmp_path / "without", "index", *given, rows=rows)
+    with pytest.raises(UsageError, match="without was measured without `evidence`: measure it again, with it"):
+        train_mixer(without, tmp_path / "mixer", MixerTrainingOptions(documents=2))
     assert not (tmp_path / "mixer").exists()
 
 

@@ -93,7 +93,7 @@ def retriever_command(
     training: TrainingOptions = REPLUG,
     sampled: Annotated[ExampleOptions, Option("The examples.", needs=_FROM_TEXT)] = REPLUG_EXAMPLES,
     candidates: Annotated[
-        CandidateOptions, Option("The candidates.", needs=_FROM_TEXT), Flags(without=("candidates",))
+        CandidateOptions, Option("The candidates.", needs=_FROM_TEXT), Flags(without=("candidates", "evidence"))
     ],
     model: Annotated[
         ModelOptions,

@@ -266,7 +266,8 @@ def _trained(training: MixtureExamples, held_out: MixtureExamples, document_E: I
 def read_examples(signals: Signals, examples_E: IntArray, documents: int) -> MixtureExamples:
     """What a mixer sees of some examples (rising) with their first `documents` candidates.
 
-    Raises UsageError if no example has as many, DamagedFolderError if the tables cannot be read.
+    Raises UsageError if no example has as many, or if their prefixes were not scored, DamagedFolderError if the tables
+    cannot be read.
     """
     if documents > signals.width:
         raise UsageError(
@@ -274,6 +275,8 @@ def read_examples(signals: Signals, examples_E: IntArray, documents: int) -> Mix
             f"{signals.description}: lower it, or measure more candidates."
         )
     table = signals.candidates(examples_E)
+    if not pc.max(pc.list_value_length(table["before"])).as_py():
+        raise UsageError(f"{signals.description} was measured without `evidence`: measure it again, with it.")
     example_R = table["example"].to_numpy()
     column_R = np.arange(len(table)) - np.searchsorted(example_R, example_R) - 1  # -1, the last: without a passage
     read_R = column_R < documents

@@ -274,6 +274,13 @@ class CandidateOptions:
             "its continuation."
         ),
     ] = True
+    evidence: Annotated[
+        bool,
+        Option(
+            "Score the last 32 tokens of each prefix too, in the same passes, for `ralm train mixer`; a server may "
+            "need a request for each."
+        ),
+    ] = True
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -252,7 +252,7 @@ def _measure(job: _Job, sampled: pa.Table) -> pa.Table:
     documents = PassageDocuments(passages, job.model.tokenizer, reading.document_tokens, reading.bos)
     numbers_of = [[NO_PASSAGE, *(number for number, _ in hits.of(row))] for row in range(len(examples))]
     scorer = Scorer(Scorer.of(job.model).model, progress=False)
-    scored = score_candidates(examples, numbers_of, documents, scorer, EVIDENCE)
+    scored = score_candidates(examples, numbers_of, documents, scorer, EVIDENCE * reading.evidence)
     rows = []
     for row, (number, one) in enumerate(zip(sampled["example"].to_pylist(), examples, strict=True)):
         tokens, last = len(one.continuation), one.prefix[-EVIDENCE:]
