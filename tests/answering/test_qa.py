@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.answering.answers import answer_all, gold_log_probs, room_for_prompts
+from ralm.answering.answers import answer_all, room_for_prompts
 from ralm.answering.evaluation import evaluate_questions
+from ralm.answering.likelihoods import gold_log_probs
 from ralm.answering.metrics import exact_match, f1
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt

@@ -160,9 +160,19 @@ def test_retrieval_has_no_documents_that_must_fit(work: Path, model: Path, tmp_p
 
 
 @pytest.mark.parametrize("command", ["ask", "qa", "choice", "curve"])
-def test_weights_by_evidence_are_rejected_before_a_model_is_loaded(command: str) -> None:
-    parts = ["--lm", "no-model", "--index", "no-index", "--reader", "ensemble", "--mixer", "posterior"]
-    failed(ralm(command, "Which?", *parts), 2, "and a question does not read these: choose another mixer")
+def test_learned_weights_are_rejected_before_a_model_is_loaded(command: str) -> None:
+    parts = ["--lm", "no-model", "--index", "no-index", "--reader", "ensemble", "--mixer", "learned"]
+    said = "compares passages with the text before a row: choose another mixer"
+    failed(ralm(command, "Which?", *parts, "--mixer-weights", "no-mixer"), 2, said)
+
+
+def test_a_question_weighs_its_passages(work: Path, model: Path) -> None:
+    parts = ["--lm", model, "--index", work / "index", "--reader", "ensemble", "--documents", 2, "--json"]
+    plain = printed("ask", PROMPT, *parts)
+    same, other = (printed("ask", PROMPT, *parts, "--mixer", "posterior", "--eta", eta) for eta in (0, 50))
+    shares, of_same, of_other = ([one["share"] for one in found["sources"]] for found in (plain, same, other))
+    assert of_same == pytest.approx(shares, abs=1e-5)
+    assert of_other != pytest.approx(shares, abs=1e-2)
 
 
 def test_an_answer_without_help_from_passages(work: Path, model: Path) -> None:

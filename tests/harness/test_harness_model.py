@@ -25,12 +25,13 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import Prompt, generate_many
 from ralm.reading.in_context import InContext
+from ralm.reading.mixers import PosteriorWeights
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from tests.cli.program import ralm
 from tests.harness.local_tasks import PAGES, QUESTIONS, answers, assert_alike, evaluated, of, requests, save_tasks
-from tests.reference import ensemble
+from tests.reference import ensemble, mixers
 from tests.serving.served import DOCUMENTS, save_index
 from tests.tiny_models import FAMILIES
 from tests.tiny_tokenizers import TOKENIZERS, save_with_tokenizer
@@ -165,9 +166,9 @@ def test_whole_texts_are_as_likely_as_ralm_eval_says(
     tasks = save_tasks(tmp_path, {"pages": PAGES[:1]})
     (tmp_path / "page.txt").write_text(PAGES[0]["page"])
     lengths = {"stride": 3, "query_tokens": 25, "document_tokens": 12, "max_length": 60}
-    more: dict[str, float] = {} if reader == "in-context" else {"documents": 2}
+    more: dict[str, Any] = {} if reader == "in-context" else {"documents": 2}
     if reader == "ensemble":
-        more |= {"weights_temperature": 0.5}
+        more |= {"weights_temperature": 0.5, "mixer": "posterior", "eta": 0.3, "evidence": 9}
     model_args = {"lm": str(tiny_folders[family]), "index": str(index), "reader": reader, **lengths, **more}
     found = evaluated("ralm", tasks, ["pages"], model_args=model_args)
     flags = [part for name, value in model_args.items() for part in (f"--{name.replace('_', '-')}", value)]
@@ -175,7 +176,33 @@ def test_whole_texts_are_as_likely_as_ralm_eval_says(
     assert found["results"]["local_pages"]["word_perplexity,none"] == pytest.approx(expected["word_perplexity"])
 
 
-@pytest.mark.parametrize("reader", [InContext(), Ensemble(documents=2), Concatenation(documents=2)])
+def test_endings_with_evidence_are_scored_as_in_the_plain_loop(index: Path) -> None:
+    """The end of the context is evidence, and then the ending; greedy decoding writes what `generate_until` does."""
+    model, source = load_local_model("ralm-tiny"), FromRetriever.of_index(index)
+    reader = Ensemble(documents=3, mixer=PosteriorWeights(eta=2.0, decay=5.0, evidence=7))
+    ralm_lm, question = RalmLM(model, source, reader=reader), {"question": "what sings in the sea"}
+    context, ending = "The answer to it: what sings in the sea?", " The whales"
+    [asked] = requests("loglikelihood", (context, ending), document=question)
+    [(found, _)] = ralm_lm.loglikelihood([asked])
+    hits = source.retriever.retrieve([question["question"]], 3).of(0)
+    text, targets = (model.tokenizer.encode(one).tolist() for one in (context, ending))
+
+    def next_log_probs(read: Sequence[int]) -> Any:
+        return model.continuations().next_tokens([np.array(read)]).log_probs_BC[0].astype(np.float64)
+
+    totals, _ = mixers.score(
+        [[*prefix, *text] for prefix in _each_alone(model, source, hits)], len(text), targets,
+        ensemble.weights([score for _, score in hits]), next_log_probs, eta=2.0, decay=5.0, evidence=7,
+    )  # fmt: skip
+    assert found == pytest.approx(sum(totals), abs=1e-3)
+    [written] = ralm_lm.generate_until(requests("generate_until", (context, {"max_gen_toks": 3}), document=question))
+    endings = requests("loglikelihood", (context, written), (context, f"{written}z"), document=question)
+    assert [held for _, held in ralm_lm.loglikelihood(endings)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "reader", [InContext(), Ensemble(documents=2, mixer=PosteriorWeights()), Concatenation(documents=2)]
+)
 def test_texts_are_written_as_by_ralm_generate(index: Path, tasks: Path, reader: Any) -> None:
     model, source = load_local_model("ralm-tiny"), FromRetriever.of_index(index)
     lengths: dict[str, Any] = {"stride": 5, "query_tokens": 30, "document_tokens": 20, "max_length": 200}

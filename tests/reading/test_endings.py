@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.scoring import Scorer
-from ralm.reading.score import Ending, are_greedy, ending_log_probs
+from ralm.reading.mixers import CheckedMixer, PosteriorWeights
+from ralm.reading.score import Ending, are_greedy, ending_log_probs, weighed_endings
 from ralm.records import IntArray, NextTokens, PromptPrefix
 from tests.fakes import CountingModel, WordTokenizer
-from tests.reference import ensemble
+from tests.reference import ensemble, mixers
 
 LENGTH = 32
 TOKENS = st.lists(st.integers(0, 9), min_size=0, max_size=40)
@@ -76,6 +77,44 @@ def test_endings_are_as_likely_as_in_the_plain_loop(
     np.testing.assert_allclose(log_probs, np.log(expected[np.arange(len(targets)), targets]), rtol=1e-4)
     best = expected.argmax(axis=1).tolist()
     assert are_greedy([ending], model) == [best == targets]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    context=TOKENS,
+    targets=st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    passages=st.lists(TOKENS.map(lambda some: some[:20]), min_size=2, max_size=4),
+    evidence=st.integers(1, 12),
+)
+def test_endings_with_evidence_are_as_likely_as_in_the_plain_loop(
+    context: list[int], targets: list[int], passages: list[list[int]], evidence: int
+) -> None:
+    model: Any = CountingModel(WordTokenizer(), vocabulary=10)
+    start = ensemble.weights([0.3 * len(some) for some in passages])
+    prefixes = [PromptPrefix(ids(*some), (), np.log(weight)) for some, weight in zip(passages, start, strict=True)]
+    mixer, scorer = CheckedMixer(PosteriorWeights(eta=2, decay=3, evidence=evidence)), Scorer(model, progress=False)
+    [ending] = weighed_endings(
+        [Ending.after(prefixes, ids(*context), ids(*targets), LENGTH, 5, evidence)], mixer, scorer
+    )
+    read = [
+        [*some, *context[max(0, len(some) + len(context) + len(targets) - LENGTH - 1) :]] or [5] for some in passages
+    ]
+    shared = min(len(one) - max(1, len(some)) for one, some in zip(read, passages, strict=True))
+
+    def next_log_probs(tokens: Any) -> Any:
+        return model.next_log_probs_V(np.array(tokens)).astype(np.float64)
+
+    totals, shares = mixers.score(read, shared, targets, start, next_log_probs, eta=2, decay=3, evidence=evidence)
+    (log_probs,) = ending_log_probs([ending], scorer)
+    np.testing.assert_allclose(log_probs, totals, atol=1e-5)
+    best = True
+    for place, target in enumerate(targets):
+        each_V = [np.exp(next_log_probs([*one, *targets[:place]])) for one in read]
+        weights = np.array(shares[place]) / [one_V[target] for one_V in each_V]
+        mixed_V = sum(w * one_V for w, one_V in zip(weights / weights.sum(), each_V, strict=True))
+        best = best and bool(mixed_V[target] > np.delete(mixed_V, target).max() * (1 + 1e-5))
+        assume(best or mixed_V[target] < mixed_V.max() * (1 - 1e-5))  # two tokens may be equally likely
+    assert are_greedy([ending], model) == [best]
 
 
 def test_greedy_endings_are_those_that_greedy_decoding_writes(model: LocalLanguageModel) -> None:

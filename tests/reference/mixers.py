@@ -113,6 +113,35 @@ def generate(
     return written
 
 
+def score(
+    texts: Sequence[Sequence[int]],
+    shared: int,
+    targets: Sequence[int],
+    start: Sequence[float],
+    next_log_probs: Callable[[Sequence[int]], np.ndarray],
+    *,
+    eta: float,
+    decay: float,
+    evidence: int,
+) -> tuple[list[float], list[list[float]]]:
+    """The log-probability of each target after texts of which the last `shared` tokens are the same, and the shares of
+    the texts in it. These tokens, and then the targets, are the evidence."""
+    last = min(evidence, shared)
+    log_probs = [
+        [
+            float(next_log_probs([*text, *targets][:s])[[*text, *targets][s]])
+            for s in range(len(text) - last, len(text) + len(targets))
+        ]
+        for text in texts
+    ]
+    totals, shares = [], []
+    for t, weights in enumerate(posterior(start, log_probs, last, eta, decay, evidence), start=last):
+        joint = [weight * math.exp(of_text[t]) for weight, of_text in zip(weights, log_probs, strict=True)]
+        totals.append(math.log(sum(joint)))
+        shares.append([one / sum(joint) for one in joint])
+    return totals, shares
+
+
 def trimmed(document: Sequence[int], text: Sequence[int], max_length: int) -> list[int]:
     """The document and the text, without its oldest tokens, so that they and the next token fit."""
     return [*document, *text[max(0, len(document) + len(text) + 1 - max_length) :]]

@@ -25,7 +25,7 @@ from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
-from ralm.reading.mixers import UniformWeights
+from ralm.reading.mixers import PosteriorWeights, UniformWeights
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
@@ -55,6 +55,10 @@ CONVERSATIONS = (SAID, QUESTION, SAID[3:], SAID[1:2])
 READERS: list[tuple[dict[str, Any], Reader]] = [
     ({}, InContext()),
     ({"reader": "ensemble", "documents": 2, "mixer": "uniform"}, Ensemble(documents=2, mixer=UniformWeights())),
+    (
+        {"reader": "ensemble", "documents": 2, "mixer": "posterior", "eta": 2.0},
+        Ensemble(documents=2, mixer=PosteriorWeights(eta=2.0)),
+    ),
     ({"reader": "concatenation", "documents": 2}, Concatenation(documents=2)),
     (
         {"reader": "concatenation", "documents": 2, "order": "best-last"},

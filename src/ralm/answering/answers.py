@@ -1,12 +1,13 @@
-"""Answers that a language model writes after the prompts of a question, and the likelihood of gold answers there.
+"""Answers that a language model writes after the prompts of a question.
 
     p(y_t | y_<t, q) = sum over prompts d of  weight_d  p(y_t | prompt_d, y_<t)          (REPLUG, Eq. 2)
 
 With one prompt this is In-Context RALM, section 7. Letters of shapes: K prompts of a question, T tokens of a text.
 """
 
+import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -15,20 +16,21 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ralm.answering.likelihoods import GoldScore, evidence_before_answers, gold_log_probs
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import QuestionPrompt, tokens_after
+from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.sources import QuestionInput
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer, SharedCache
-from ralm.protocols import LanguageModel, WritingModel
-from ralm.reading.ensemble import mixture, posterior
+from ralm.protocols import Reader, WritingModel
 from ralm.reading.generate import Decoder, pieces_of
+from ralm.reading.in_context import CheckedReader
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, passage_shares
 from ralm.reading.rows import PromptState
 from ralm.reading.sampling import GenerationOptions, Sampling
-from ralm.records import FloatArray, IntArray, PromptPrefix, Request
+from ralm.records import IntArray, PromptPrefix
 from ralm.storage.store import Store
-from ralm.validation import check_length, scores_given_texts
+from ralm.validation import check_length, config_of
 
 _PROMPTS_AT_ONCE: Final = 32
 """Prompts that are continued together."""
@@ -37,8 +39,6 @@ _END: Final = -1
 """Stands for the token that ended an answer, of which only `robust` is stored."""
 _NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
-GoldScore: TypeAlias = tuple[float, int]
-"""The natural log-probability of a gold answer, and its number of tokens."""
 AnsweredInput: TypeAlias = tuple[int, "Answer", GoldScore | None]
 """The number of a question, its answer, and the score of its gold answer."""
 _Prompts: TypeAlias = Sequence[PromptPrefix]
@@ -84,47 +84,16 @@ class Answer:
         return float(np.mean(self.robust_steps)) if self.robust_steps else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TextLikelihood:
-    """A text after the prompts of a question: the natural log-probability of each token after each prompt (float32,
-    K x T), and the logarithm of the weight of each prompt (float64, K)."""
-
-    log_probs_KT: FloatArray
-    log_weights_K: NDArray[np.float64]
-
-    @property
-    def tokens(self) -> int:
-        """T."""
-        return self.log_probs_KT.shape[1]
-
-    @property
-    def log_prob(self) -> float:
-        """The natural log-probability of the text under the average of all prompts."""
-        return float(mixture(self.log_probs_KT, self.log_weights_K).sum(dtype=np.float64))
-
-    @property
-    def shares_K(self) -> NDArray[np.float64]:
-        """The share of each prompt in the tokens' probability, averaged over tokens; they sum to 1."""
-        return posterior(self.log_probs_KT, self.log_weights_K).mean(axis=0, dtype=np.float64)
-
-
-def likelihoods(texts: Sequence[tuple[_Prompts, IntArray]], scorer: Scorer) -> list[TextLikelihood]:
-    """The likelihood of each text (token ids, at least one) after its prompts.
-
-    Raises ModelError if a prompt and its text are longer than the model reads.
-    """
-    requests = [
-        Request(document=prompt.tokens, context=_NO_TOKENS, targets=tokens)
-        for prompts, tokens in texts
-        for prompt in prompts
-    ]
-    scored = iter(scorer.log_probs(requests))
-    return [
-        TextLikelihood(
-            np.stack([next(scored) for _ in prompts]), np.array([one.log_weight for one in prompts], dtype=np.float64)
-        )
-        for prompts, _ in texts
-    ]
+def check_mixer(reader: Reader, model: WritingModel, options: AnswerOptions) -> None:
+    """Raise UsageError if the mixer of a reader needs evidence that the model does not give, or that a certificate of
+    robustness does not read."""
+    mixer = CheckedReader.of(reader).mixer
+    if options.robust:
+        mixer.require_fixed("a certificate of robustness")
+    if options.join == "tokens":
+        mixer.require_every_token(model)
+    else:
+        mixer.require_exact(model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +119,7 @@ class AnswerMethod:
         """The answer to each question with its number, in order."""
         cache = SharedCache(model)
         scorer = Scorer(model, stores.scores, progress=False, cache=cache)
-        writer = _AnswerWriter(model, self.options, cache, stores.answers)
+        writer = _AnswerWriter(model, self.options, scorer, cache, stores.answers)
         for group in groups_of(inputs):
             some = [inputs[number] for number in group]
             golds: list[GoldScore | None] = [None] * len(some)
@@ -222,30 +191,6 @@ def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
     return length - options.new_tokens
 
 
-def gold_log_probs(
-    inputs: Sequence[QuestionInput], prompt: QuestionPrompt, model: LanguageModel, max_length: int | None = None
-) -> list[GoldScore | None]:
-    """The natural log-probability of each question's first gold answer after its prompts, and its number of tokens.
-
-    None for a question without answers or prompts, for an answer of no tokens, where prompt and answer do not fit into
-    `max_length` tokens (None: the model's), and for all if the model returns no log-probabilities of given texts.
-    """
-    if not scores_given_texts(model):
-        return [None] * len(inputs)
-    length = (max_length or model.max_length) + 1  # the last token is predicted, not read
-    texts: list[tuple[_Prompts, IntArray] | None] = []
-    for one in inputs:
-        gold = _NO_TOKENS
-        if one.question.answers and one.prompts:
-            answer = prompt.format_answer(one.question.answers[0])
-            gold = tokens_after(one.prompts[0].tokens, answer, model.tokenizer)
-        longest = max((len(prompt.tokens) for prompt in one.prompts), default=length)
-        texts.append((one.prompts, gold) if 0 < len(gold) <= length - longest else None)
-    scored = iter(likelihoods([text for text in texts if text is not None], Scorer.of(model)))
-    found = [None if text is None else next(scored) for text in texts]
-    return [None if one is None else (one.log_prob, one.tokens) for one in found]
-
-
 class DrawnAnswers:
     """Several answers to one question, one for each seed, drawn together from the average over its prompts.
 
@@ -257,12 +202,12 @@ class DrawnAnswers:
         self, question: QuestionInput, model: WritingModel, options: AnswerOptions, seeds: Sequence[int]
     ) -> None:
         self._new_tokens = options.new_tokens
-        decoder = _decoder(model, options)
-        self._states = []
-        for seed in seeds:
-            key = _key(question.prompts, replace(options, seed=seed))
-            self._states.append(PromptState(_NO_TOKENS, None, question.prompts, _generator(key)))
-            decoder.add(self._states[-1])
+        cache = SharedCache(model)
+        decoder, scorer = _decoder(model, options, cache), Scorer(model, progress=False, cache=cache)
+        keys = [_key(question, replace(options, seed=seed)) for seed in seeds]
+        self._states = _states([question] * len(keys), keys, scorer)
+        for state in self._states:
+            decoder.add(state)
         self._texts = [StoppedText(question.prompts[0].tokens, model.tokenizer, options.stop) for _ in seeds]
         self._written: list[list[GeneratedText]] = [[] for _ in seeds]
         self._pieces = pieces_of(decoder, self._texts)
@@ -285,9 +230,12 @@ class DrawnAnswers:
 class _AnswerWriter:
     """Writes answers after prompts, and reads answers that were written before from a store."""
 
-    def __init__(self, model: WritingModel, options: AnswerOptions, cache: SharedCache, store: Store | None) -> None:
+    def __init__(
+        self, model: WritingModel, options: AnswerOptions, scorer: Scorer, cache: SharedCache, store: Store | None
+    ) -> None:
         self._model = model
         self._options = options
+        self._scorer = scorer
         self._cache = cache
         self._store = store
 
@@ -302,39 +250,48 @@ class _AnswerWriter:
         With `join="tokens"` one text continues all prompts of a question, otherwise one text each.
         """
         if self._options.join == "tokens":
-            written = iter(self._continuations([one.prompts for one in inputs if one.prompts]))
+            written = iter(self._continuations([one for one in inputs if one.prompts]))
             return [next(written) if one.prompts else Answer("", [], {}) for one in inputs]
-        alone = [[PromptPrefix(prompt.tokens, prompt.passages)] for one in inputs for prompt in one.prompts]
+        alone = [
+            QuestionInput(one.question, [PromptPrefix(prompt.tokens, prompt.passages)], ())
+            for one in inputs
+            for prompt in one.prompts
+        ]
         written = iter(self._continuations(alone))
-        return [_most_voted([next(written) for _ in one.prompts], one.prompts) for one in inputs]
+        return [
+            _most_voted(
+                [next(written) for _ in one.prompts], evidence.weighed(one.prompts) if evidence else one.prompts
+            )
+            for one, evidence in zip(inputs, evidence_before_answers(inputs, self._scorer), strict=True)
+        ]
 
-    def _continuations(self, texts: Sequence[_Prompts]) -> list[Answer]:
-        """The answer after each group of prompts."""
-        keys = [_key(prompts, self._options) for prompts in texts]
-        new = dict(zip(keys, texts, strict=True))
+    def _continuations(self, inputs: Sequence[QuestionInput]) -> list[Answer]:
+        """The answer after the prompts of each input."""
+        keys = [_key(one, self._options) for one in inputs]
+        new = dict(zip(keys, inputs, strict=True))
         stored = {} if self._store is None else self._store.get(map(self._store_key, new))
         known = {
-            key: np.frombuffer(stored[store_key], _token_type(len(prompts)))
-            for key, prompts in new.items()
+            key: np.frombuffer(stored[store_key], _token_type(len(one.prompts)))
+            for key, one in new.items()
             if (store_key := self._store_key(key)) in stored
         }
-        new = {key: prompts for key, prompts in new.items() if key not in known}
+        new = {key: one for key, one in new.items() if key not in known}
         for key, drawn in zip(new, self._drawn(new) if new else [], strict=True):
             known[key] = drawn
             if self._store is not None:
                 self._store.put([(self._store_key(key), drawn.tobytes())])
-        return [self._answer(prompts, known[key]) for key, prompts in zip(keys, texts, strict=True)]
+        return [self._answer(one.prompts, known[key]) for key, one in zip(keys, inputs, strict=True)]
 
     def _store_key(self, key: bytes) -> bytes:
         """The key of an answer in the store, which depends on where the answer ends, too."""
         ends = repr((self._options.new_tokens, self._options.stop, self._options.robust))
         return blake2b(key + ends.encode(), digest_size=_KEY_BYTES).digest()
 
-    def _drawn(self, texts: Mapping[bytes, _Prompts]) -> list[_TokenTable]:
-        """The tokens after each group of prompts, as rows of `_token_type`. The key of a group seeds its draws."""
-        states = [PromptState(_NO_TOKENS, None, prompts, _generator(key)) for key, prompts in texts.items()]
+    def _drawn(self, inputs: Mapping[bytes, QuestionInput]) -> list[_TokenTable]:
+        """The tokens after the prompts of each input, as rows of `_token_type`. Its key seeds the draws."""
+        states = _states([*inputs.values()], inputs, self._scorer)
         numbers = [self._decoder.add(state) for state in states]
-        written = dict(zip(numbers, map(self._text_after, texts.values()), strict=True))
+        written = dict(zip(numbers, (self._text_after(one.prompts) for one in inputs.values()), strict=True))
         drawn: dict[int, list[tuple[Any, ...]]] = {number: [] for number in numbers}
         while self._decoder.unfinished:
             for number, token in self._decoder.step():
@@ -346,7 +303,7 @@ class _AnswerWriter:
         for state, rows in zip(states, drawn.values(), strict=True):
             if len(state.robust) > len(rows):  # the model ended the answer
                 rows.append((_END, 0.0, 0.0, True, state.robust[-1], 0.0))
-        types = (_token_type(len(prompts)) for prompts in texts.values())
+        types = (_token_type(len(one.prompts)) for one in inputs.values())
         return [np.array(rows, dtype=kind) for rows, kind in zip(drawn.values(), types, strict=True)]
 
     def _answer(self, prompts: _Prompts, drawn: _TokenTable) -> Answer:
@@ -377,18 +334,29 @@ def _decoder(model: WritingModel, options: AnswerOptions, cache: SharedCache | N
     return Decoder(model, GenerationOptions(new_tokens=options.new_tokens, **sampling), model.max_length, cache)
 
 
+def _states(inputs: Sequence[QuestionInput], keys: Iterable[bytes], scorer: Scorer) -> list[PromptState]:
+    """The answers that are to be drawn, each with its evidence and a generator that its key seeds."""
+    return [
+        PromptState(_NO_TOKENS, None, one.prompts, _generator(key), evidence=evidence)
+        for one, key, evidence in zip(inputs, keys, evidence_before_answers(inputs, scorer), strict=True)
+    ]
+
+
 def _generator(key: bytes) -> np.random.Generator:
     """The random generator of an answer: the same for the same prompts, whichever others are answered with them."""
     return np.random.default_rng(int.from_bytes(key, "little"))
 
 
-def _key(prompts: _Prompts, sampling: Sampling) -> bytes:
-    """A hash of prompts, their weights, and the options that decide the draws of an answer that is not greedy."""
+def _key(one: QuestionInput, sampling: Sampling) -> bytes:
+    """A hash of prompts, what decides their weights, and the options that decide the draws of an answer that is not
+    greedy."""
     digest = blake2b(digest_size=_KEY_BYTES)
     if sampling.temperature > 0:
         drawn = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
         digest.update(repr(drawn).encode())
-    for prompt in prompts:
+    if one.mixer is not None:
+        digest.update(json.dumps([config_of(one.mixer.mixer, "mixer"), one.evidence], sort_keys=True).encode())
+    for prompt in one.prompts:
         digest.update(len(prompt.tokens).to_bytes(8, "little"))
         digest.update(prompt.tokens.tobytes())
         digest.update(np.float64(prompt.log_weight).tobytes())

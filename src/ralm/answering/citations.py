@@ -27,7 +27,7 @@ from unicodedata import category, east_asian_width
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.answering.answers import Answer, DrawnAnswers, answer_all, room_for_prompts
+from ralm.answering.answers import Answer, DrawnAnswers, answer_all, check_mixer, room_for_prompts
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, Cut, QuestionPrompt
 from ralm.answering.questions import Question
@@ -139,6 +139,7 @@ class Answerer:
             raise UsageError('answers with their sources are drawn token by token: leave out `join="answers"`.')
         self._source = source
         self._reader = reader or in_context.InContext()
+        check_mixer(self._reader, model, self._options)
         self._scorer = Scorer(model, progress=False)
         room = room_for_prompts(model, self._options)
         self._with_passages = PromptBuilder(prompt, model.tokenizer, room, self._reader)

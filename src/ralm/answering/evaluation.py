@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.answering import metrics, multiple_choice, prompts, sources
-from ralm.answering.answers import Answer, AnswerStores, GoldScore, answer_and_score, room_for_prompts
+from ralm.answering.answers import Answer, AnswerStores, answer_and_score, check_mixer, room_for_prompts
 from ralm.answering.judge import Judge
+from ralm.answering.likelihoods import GoldScore
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.errors import UsageError
 from ralm.evaluation.retrieval import RetrievalRun
 from ralm.protocols import Reader, WritingModel
-from ralm.reading.in_context import InContext
+from ralm.reading.in_context import CheckedReader, InContext
 from ralm.records import Hits, IntArray, Passage, Passages
 from ralm.terminal import progress_bar
 
@@ -194,6 +195,7 @@ def evaluate_questions(
     """
     begun = perf_counter()
     options, reader = options or AnswerOptions(), reader or InContext()
+    check_mixer(reader, model, options)
     room = room_for_prompts(model, options)
 
     def answer(book: _Book) -> list[tuple[prompts.Cut, JudgedAnswer]]:
@@ -354,6 +356,7 @@ def evaluate_choices(
     """
     begun = perf_counter()
     reader, options = reader or InContext(), options or ChoiceOptions()
+    CheckedReader.of(reader).mixer.require_exact(model)
     method = multiple_choice.choice_method(model, prompt, options, stores or AnswerStores())
     for subject in sorted({one.subject for one in questions}):
         _of_subject(subject, demonstrations)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.answering import metrics, questions, sources
-from ralm.answering.answers import AnswerStores, TextLikelihood, answer_all, likelihoods, room_for_prompts
+from ralm.answering.answers import AnswerStores, answer_all, room_for_prompts
+from ralm.answering.likelihoods import TextLikelihood, likelihoods
 from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_after
 from ralm.errors import UsageError
@@ -152,11 +153,11 @@ class _ByLikelihood(ChoiceMethod):
 
     def choose(self, inputs: Sequence[ChoiceInput]) -> list[Choice]:
         """The choice with the highest score for each question."""
-        texts = [(one.prompts, tokens) for question, one in inputs for tokens in self._tokens(question)]
+        texts = [(one, tokens) for question, one in inputs for tokens in self._tokens(question)]
         found = iter(zip(*self._bounds(texts), strict=True))
         return [self._best(question, one, [next(found) for _ in question.choices]) for question, one in inputs]
 
-    def _bounds(self, texts: Sequence[tuple[Sequence[PromptPrefix], IntArray]]) -> Sequence[Sequence[TextLikelihood]]:
+    def _bounds(self, texts: Sequence[tuple[sources.QuestionInput, IntArray]]) -> Sequence[Sequence[TextLikelihood]]:
         """The lower and the upper bounds of the likelihood of each text; equal if the model returns it exactly."""
         if self._scorer.bounds is None:
             return (likelihoods(texts, self._scorer),) * 2

@@ -90,6 +90,11 @@ class QuestionPrompt:
         """Whether choices stand in the prompt."""
         return _CHOICES in self.closed
 
+    @property
+    def asks_after_passages(self) -> bool:
+        """Whether the question stands after the passages."""
+        return all("{question}" in form.partition("{documents}")[2] for form in (self.one, self.several))
+
     def format_question(self, question: str) -> str:
         """The question in the form of this prompt."""
         if self.question == "as it is":
@@ -301,10 +306,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """A prompt as token ids (int64), special tokens first, and what was cut of it."""
+    """A prompt as token ids (int64), special tokens first, and what was cut of it. The last `after_passages` of its
+    tokens begin after the passages."""
 
     tokens: IntArray
     cut: Cut
+    after_passages: int
 
 
 class PromptEncoder:
@@ -349,9 +356,10 @@ class PromptEncoder:
         tokens, spans_N2 = encoded
         before, documents = len(demonstrations), len(demonstrations) + len(prompt.documents)
         first = int(np.searchsorted(spans_N2[:, 1], 0, side="right"))
+        after_passages = len(tokens) - max(first, int(np.searchsorted(spans_N2[:, 0], documents)))
         excess = len(tokens) - self._room
         if excess <= 0:
-            return Encoded(tokens, Cut())
+            return Encoded(tokens, Cut(), after_passages)
         dropped = excess if self._keep_first else max(0, excess - first)
         in_demonstrations = int(np.searchsorted(spans_N2[:, 1], before, side="right")) - first
         in_documents = int(np.searchsorted(spans_N2[:, 1], documents, side="right")) - first
@@ -365,7 +373,7 @@ class PromptEncoder:
             )
         special = 0 if self._keep_first else min(excess, first)
         cut = Cut(min(dropped, in_demonstrations), max(0, dropped - in_demonstrations), special)
-        return Encoded(np.concatenate([tokens[special:first], tokens[first + dropped :]]), cut)
+        return Encoded(np.concatenate([tokens[special:first], tokens[first + dropped :]]), cut, after_passages)
 
     def encode_turns(
         self,

@@ -1,7 +1,7 @@
 """Where the passages of questions come from, and the prompts with them as token ids."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
@@ -12,8 +12,10 @@ from ralm.answering.options import AnswerSemantics, ChoiceFields, QuestionFields
 from ralm.answering.prompts import Conversation, Cut, Encoded, PromptEncoder, PromptText, QuestionPrompt
 from ralm.answering.questions import Question, read_choice_questions, read_questions
 from ralm.errors import QuestionFileError, UsageError
+from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
 from ralm.reading import concatenation, in_context, sampling, sources, tokens
+from ralm.reading.mixers import CheckedMixer
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passage, Passages, PromptPrefix
 from ralm.reranking import CheckedReranker
@@ -143,13 +145,16 @@ def first_passages(questions: Sequence[Question], source: QuestionSource | None)
 class QuestionInput:
     """The prompts of a question, each with its weight and its passages, and what was cut of each.
 
-    A question without prompts is not answered. It may be a message of a `conversation`.
+    A question without prompts is not answered. It may be a message of a `conversation`. If a `mixer` weighs the prompts
+    by evidence, that before an answer is the last `evidence` tokens, which are the same in all prompts.
     """
 
     question: Question
     prompts: Sequence[PromptPrefix]
     cuts: Sequence[Cut]
     conversation: Conversation | None = None
+    mixer: CheckedMixer | None = None
+    evidence: int = 0
 
     @property
     def largest_cut(self) -> Cut:
@@ -167,7 +172,8 @@ class PromptBuilder:
     `demonstrations` stand before every prompt (in a chat with `turns`, as messages before its own), except before a
     question that is one of them. With `official` semantics such a question has no prompts, as in the code of REPLUG;
     too long a prompt loses its special tokens first, and the wording for several passages depends on how many were
-    requested, as in the code of In-Context RALM.
+    requested, as in the code of In-Context RALM. Raises UsageError if the mixer of `reader` needs evidence, and the
+    prompt has the question before its passages.
     """
 
     def __init__(
@@ -182,7 +188,11 @@ class PromptBuilder:
     ) -> None:
         self._prompt = prompt
         self._reader = in_context.CheckedReader.of(reader)
-        self._reader.mixer.require_fixed("a question")
+        if self._reader.mixer.needs.evidence and not prompt.asks_after_passages:
+            raise UsageError(
+                f"the prompt {prompt.name} has the question before the passages, and the mixer weighs these by the "
+                "tokens after them: choose another prompt or mixer."
+            )
         self._official = semantics == "official"
         self._encoder = PromptEncoder(tokenizer, room, keep_first=not self._official, chat=prompt.chat)
         self._demonstrations = [
@@ -223,9 +233,29 @@ class PromptBuilder:
             prompts: Sequence[PromptPrefix] = [PromptPrefix(tokens_N, numbers)]
         else:
             prompts = self._reader.prompt_prefixes(hits, documents, None)
-        return QuestionInput(
-            question, prompts, [documents.cuts.get(one.passages, Cut()) for one in prompts], conversation
+        found = QuestionInput(
+            question,
+            prompts,
+            [documents.written[one.passages].cut if one.passages in documents.written else Cut() for one in prompts],
+            conversation,
         )
+        mixer = self._reader.mixer
+        if not mixer.needs.evidence or len(prompts) == 1:
+            return found
+        return replace(found, mixer=mixer, evidence=min(mixer.needs.evidence, _common_end(name, prompts, documents)))
+
+
+def _common_end(name: str, prompts: Sequence[PromptPrefix], documents: "_PromptDocuments") -> int:
+    """The number of tokens after the passages that all prompts end with; UsageError if there are none."""
+    after = [documents.written[one.passages].after_passages for one in prompts if one.passages in documents.written]
+    ends = [one.tokens[:0:-1] for one in prompts]  # nothing is before the first token
+    common = min(*(common_prefix_length(ends[0], one) for one in ends), *after) if len(after) == len(ends) else 0
+    if common == 0:
+        raise UsageError(
+            f"the prompts of {name} end with different tokens, and the mixer weighs passages by the tokens after them: "
+            "choose another prompt or mixer."
+        )
+    return common
 
 
 def _are_equal(one: Question, other: Question) -> bool:
@@ -246,7 +276,7 @@ class _PromptDocuments:
     passages: Passages
     prompt: QuestionPrompt
     tokens_of: Callable[[PromptText], Encoded]
-    cuts: dict[tuple[int, ...], Cut] = field(default_factory=dict)
+    written: dict[tuple[int, ...], Encoded] = field(default_factory=dict)
 
     def __getitem__(self, number: int) -> IntArray:
         return self.encoded(() if number == NO_PASSAGE else (number,))
@@ -271,6 +301,5 @@ class _PromptDocuments:
         """The prompt with these passages in it, in this order."""
         passages = [self.passages[number] for number in in_order(numbers)]
         text = self.prompt.text(self.question.text, passages, self.question.choices, several=several)
-        encoded = self.tokens_of(text)
-        self.cuts[numbers] = encoded.cut
-        return encoded.tokens
+        self.written[numbers] = self.tokens_of(text)
+        return self.written[numbers].tokens

@@ -86,9 +86,7 @@ ModelName = Annotated[
 ]
 ModelRay = Annotated[str | None, Option(_RAY, needs=NEEDS_LOCAL)]
 QuestionReading = Annotated[
-    ReadingOptions,
-    Option("How passages are read."),
-    Flags(without=("reranking", "rerank_lm", "cut_together", "posterior")),
+    ReadingOptions, Option("How passages are read."), Flags(without=("reranking", "rerank_lm", "cut_together"))
 ]
 Ray = Annotated[str | None, Option(_RAY)]
 ReadIndex = Annotated[Path | None, Option("Read with passages from this index.")]
@@ -109,10 +107,9 @@ def check_passage_sources(index: Path | None, retrieved: Path | None, reading: R
 
 
 def check_question_reading(reading: ReadingOptions) -> None:
-    """Raise UsageError if passages are weighed by tokens that a question does not have."""
-    from ralm.reading.in_context import CheckedReader
-
-    CheckedReader.of(reading.chosen_reader).mixer.require_fixed("a question")
+    """Raise UsageError if passages are compared with the text before a row, which a question does not have."""
+    if reading.reader == "ensemble" and reading.mixing.mixer == "learned":
+        raise UsageError('`mixer="learned"` compares passages with the text before a row: choose another mixer.')
 
 
 def choose_prompt(

@@ -67,7 +67,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     model's own length; its `semantics` and `windows` apply to whole texts. `batch_size` contexts are continued
     together; None is as many as make 32 texts, and at most `max_batch_size`.
 
-    Raises UsageError if lengths do not fit into the model.
+    Raises UsageError if lengths do not fit into the model, or if it does not return the evidence that a mixer needs.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         self._scorer = scoring.Scorer(model)
         self._source = source
         self._reader = in_context.CheckedReader.of(reader)
-        self._reader.mixer.require_fixed("a task of the harness")
+        self._reader.mixer.require_exact(model)
         self._plan = _plan_of(model, plan, None if plan is None else plan.max_length, passages=source is not None)
         self._plan.check_documents(self._reader.joined)
         self._question_field = question_field
@@ -177,6 +177,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return answers
 
     def _scored(self, endings: Sequence[score.Ending]) -> list[tuple[float, bool]]:
+        endings = score.weighed_endings(endings, self._reader.mixer, self._scorer)
         log_probs = score.ending_log_probs(endings, self._scorer)
         greedy = score.are_greedy(endings, self._model)
         return [(float(one.sum(dtype=np.float64)), held) for one, held in zip(log_probs, greedy, strict=True)]

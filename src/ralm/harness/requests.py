@@ -146,9 +146,9 @@ class Contexts:
             self._tokenizer.decode(context[-self._plan.query_tokens :]) if question is None else question
             for context, question in zip(contexts, questions, strict=True)
         ]
-        prompt_prefixes = self._prefixes(queries)
+        prompt_prefixes, evidence = self._prefixes(queries), self._reader.mixer.needs.evidence
         endings = [
-            score.Ending.after(prompt_prefixes[query], context, targets, self._plan.max_length, self.prefix)
+            score.Ending.after(prompt_prefixes[query], context, targets, self._plan.max_length, self.prefix, evidence)
             for query, context, (_, targets) in zip(queries, contexts, texts, strict=True)
         ]
         self.warn_of_cuts(sum(one.dropped > 0 for one in endings), len(endings))

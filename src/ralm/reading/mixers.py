@@ -26,7 +26,7 @@ from ralm.protocols import Documents, LanguageModel, Mixer, WritingModel, traits
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray, MixerNeeds, Predictions, PromptPrefix
 from ralm.storage.manifest import open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
-from ralm.validation import check_number
+from ralm.validation import check_number, scores_given_texts
 
 MixerName = Literal["similarity", "uniform", "posterior", "prior", "learned"]
 Start: TypeAlias = Literal["similarity", "uniform"]
@@ -316,11 +316,11 @@ class CheckedMixer:
             )
 
     def require_exact(self, model: LanguageModel) -> None:
-        """Raise UsageError if the weights depend on log-probabilities of which the model gives only bounds."""
-        if self.needs.evidence and (traits_of(model).bounds or traits_of(model).bound):
+        """Raise UsageError if the weights depend on log-probabilities that the model does not return."""
+        if self.needs.evidence and (traits_of(model).bound or not scores_given_texts(model)):
             raise UsageError(
-                f"{model.name} gives bounds of log-probabilities, which are no evidence for the mixer {self._name}: "
-                "choose another mixer, or use a server that returns log-probabilities of given texts."
+                f"{model.name} does not return log-probabilities of given texts, which are the evidence of the mixer "
+                f"{self._name}: choose another mixer, or use a server that returns them."
             )
 
     def _reject(self, fault: str) -> None:

@@ -14,7 +14,7 @@ Letters of shapes: R rows, K prompt prefixes of a row, T targets.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -97,18 +97,6 @@ def score_text(
     )
 
 
-def row_log_weights(
-    prepared: PreparedText, scorer: Scorer, mixer: CheckedMixer, row: int, prompt_prefixes: Sequence[PromptPrefix]
-) -> DoubleArray:
-    """The logarithms of the weights (float64, T x K) of a row's prompt prefixes for each of its targets."""
-    targets, evidence = int(prepared.plan.end_R[row] - prepared.plan.target_begin_R[row]), mixer.needs.evidence
-    if not evidence or len(prompt_prefixes) == 1:
-        return np.tile(log_weights_of(prompt_prefixes), (targets, 1))
-    requests = [stride_request(prepared.tokens, prepared.plan, row, one.tokens, evidence) for one in prompt_prefixes]
-    log_probs_KN = np.stack(scorer.log_probs(requests))
-    return mixer.log_weights(prompt_prefixes, evidence_of(log_probs_KN, targets, evidence))
-
-
 def _scored_rows(
     prepared: PreparedText,
     scorer: Scorer,
@@ -166,17 +154,20 @@ def check_evidence(mixer: CheckedMixer, model: LanguageModel, options: PlanOptio
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ending:
-    """A given ending of a context: a request for each of its K prompt prefixes, the logarithms of their weights
-    (float64, K), and how many tokens of the context the longest prompt prefix pushed out (`dropped`)."""
+    """A given ending of a context: a request for each of its K prompt prefixes, the logarithms of their weights for
+    each target (float64, T x K), and how many tokens of the context the longest prompt prefix pushed out (`dropped`).
+    The first `evidence` targets of the requests are the end of the context."""
 
+    prompt_prefixes: Sequence[PromptPrefix]
     requests: Sequence[Request]
-    log_weights_K: DoubleArray
+    log_weights_TK: DoubleArray
     dropped: int
+    evidence: int
 
     @property
     def targets(self) -> IntArray:
         """The token ids of the ending."""
-        return self.requests[0].targets
+        return self.requests[0].targets[self.evidence :]
 
     @classmethod
     def after(
@@ -186,14 +177,16 @@ class Ending:
         targets: IntArray,
         max_length: int,
         first_token: int | None,
+        evidence: int = 0,
     ) -> "Ending":
-        """The ending `targets` (int64, not empty) of a context (int64) that follows each of the prompt prefixes.
+        """The ending `targets` (int64, not empty) of a context (int64) that follows each of the prompt prefixes. With
+        several, up to `evidence` tokens before it are scored too.
 
         If the context is too long for a model that reads `max_length` tokens, its oldest tokens are dropped, never
         those of a prompt prefix. If nothing comes before the targets, `first_token` does. Raises UsageError if a prompt
         prefix and the targets do not fit, or if a `first_token` is needed and there is none.
         """
-        requests, begins = [], []
+        befores, begins = [], []
         for prompt_prefix in prompt_prefixes:
             document, before = prompt_prefix.tokens, context
             room = max_length + 1 - len(targets) - len(document)  # the last target is not read
@@ -209,14 +202,43 @@ class Ending:
                     )
                 before = np.array([first_token], dtype=np.int64)
             begins.append(max(0, len(context) - room))
-            requests.append(Request(document=document, context=before[begins[-1] :], targets=targets))
-        return cls(requests, log_weights_of(prompt_prefixes), max(begins))
+            befores.append(before[begins[-1] :])
+        pairs = [*zip(prompt_prefixes, befores, strict=True)]
+        known = [len(before) - (len(one.tokens) == 0) for one, before in pairs]  # nothing is before a first token
+        evidence = min(evidence, *known) if len(pairs) > 1 else 0
+        requests = [
+            Request(one.tokens, before[: len(before) - evidence], np.append(before[len(before) - evidence :], targets))
+            for one, before in pairs
+        ]
+        log_weights_TK = np.tile(log_weights_of(prompt_prefixes), (len(targets), 1))
+        return cls(prompt_prefixes, requests, log_weights_TK, max(begins), evidence)
+
+
+def weighed_endings(endings: Sequence[Ending], mixer: CheckedMixer, scorer: Scorer) -> list[Ending]:
+    """The endings with the weights that a mixer gives by evidence, if it needs any."""
+    count = mixer.needs.evidence
+    weighed = [*endings]
+    for place, log_probs_KN in enumerate(_request_log_probs(endings, scorer) if count else ()):
+        if len(log_probs_KN) > 1:
+            one = endings[place]
+            evidence_TKE = evidence_of(log_probs_KN, len(one.targets), count)
+            weighed[place] = replace(one, log_weights_TK=mixer.log_weights(one.prompt_prefixes, evidence_TKE))
+    return weighed
 
 
 def ending_log_probs(endings: Sequence[Ending], scorer: Scorer) -> list[FloatArray]:
     """The natural log-probability (float32, T) of each target of each ending."""
+    scored = _request_log_probs(endings, scorer)
+    return [
+        mixture(log_probs_KN[:, one.evidence :], one.log_weights_TK)
+        for one, log_probs_KN in zip(endings, scored, strict=True)
+    ]
+
+
+def _request_log_probs(endings: Sequence[Ending], scorer: Scorer) -> list[FloatArray]:
+    """The log-probabilities (float32, K x N) of the targets of each ending's requests."""
     scored = iter(scorer.log_probs([request for one in endings for request in one.requests]))
-    return [mixture(np.stack([next(scored) for _ in one.requests]), one.log_weights_K) for one in endings]
+    return [np.stack([next(scored) for _ in one.requests]) for one in endings]
 
 
 def are_greedy(endings: Sequence[Ending], model: WritingModel) -> list[bool]:
@@ -239,7 +261,7 @@ def are_greedy(endings: Sequence[Ending], model: WritingModel) -> list[bool]:
 def _best_tokens(group: Sequence[Ending], place: int, continuations: Continuations) -> list[int]:
     """The most likely token of each ending in the place of one of its targets."""
     texts_K = [
-        [np.concatenate([one.document, one.context, one.targets[:place]]) for one in ending.requests]
+        [np.concatenate([one.document, one.context, one.targets[: ending.evidence + place]]) for one in ending.requests]
         for ending in group
     ]
     distinct = {text.tobytes(): text for texts in texts_K for text in texts}
@@ -248,9 +270,9 @@ def _best_tokens(group: Sequence[Ending], place: int, continuations: Continuatio
     for one, texts in zip(group, texts_K, strict=True):
         own = given.of([rows[text.tobytes()] for text in texts])
         if own.tokens_BC is None:
-            best.append(int(mixture(own.log_probs_BC, one.log_weights_K).argmax()))
+            best.append(int(mixture(own.log_probs_BC, one.log_weights_TK[place]).argmax()))
             continue
-        bounds = bounds_of(own, one.log_weights_K)
+        bounds = bounds_of(own, one.log_weights_TK[place])
         if not bounds.certified:
             raise UsageError(
                 f"the model lists only its {own.tokens_BC.shape[1]} top next tokens, which does not decide the most "

@@ -7,6 +7,7 @@ The tokens of a prompt are scored as `ralm eval` scores a text, with the top log
 Shapes: K prompt prefixes, T targets, N tokens of a prompt, P targets of a sequence, V vocabulary.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,6 +22,7 @@ from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import ensemble, in_context, plan, score
+from ralm.reading.mixers import evidence_of
 from ralm.reading.pieces import GeneratedToken, StoppedText
 from ralm.reading.tokens import PreparedText, first_tokens, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, PromptPrefix, Request, ScoringSequence
@@ -306,12 +308,18 @@ def _score_with_top(
     _, prefixes_R = score.rows_and_prompt_prefixes(prepared, scorer, hits, reads.passages, reads.reader, reads.reranker)
     rows = [*zip(in_context.rows_with_targets(prepared.plan), prefixes_R, strict=True)]
     for some in _chunks(rows, prepared, model.vocabulary or 1):
-        by_prefix = _read_rows(some, prepared, model)
+        by_prefix = _read_rows(some, prepared, model, mixer.needs.evidence)
         for row, prefixes in some:
-            log_weights_TK = score.row_log_weights(prepared, scorer, mixer, row, prefixes)
+            log_weights_TK = np.tile(ensemble.log_weights_of(prefixes), (len(_targets(prepared, row)), 1))
+            if mixer.needs.evidence and len(prefixes) > 1:
+                log_probs_KN = np.array([by_prefix[row, number].own for number in range(len(prefixes))], np.float32)
+                evidence_TKE = evidence_of(log_probs_KN, len(log_weights_TK), mixer.needs.evidence)
+                log_weights_TK = mixer.log_weights(prefixes, evidence_TKE)
             for place, log_weights_K in zip(_targets(prepared, row), log_weights_TK, strict=True):
                 token = scored[place]
-                log_probs_KV = np.stack([by_prefix[row, number][place] for number in range(len(prefixes))])
+                log_probs_KV = np.stack(
+                    [by_prefix[row, number].distributions[place] for number in range(len(prefixes))]
+                )
                 log_probs_V = ensemble.mixture(log_probs_KV, log_weights_K)
                 token.log_prob = float(log_probs_V[token.token])
                 token.passages_K = ensemble.credited_passages(prefixes)
@@ -340,8 +348,8 @@ def _targets(prepared: PreparedText, row: int) -> range:
 class _Reading(NamedTuple):
     """A prompt prefix, and the context after it, which begins at the token `begin` of the text.
 
-    `targets` are the row, the number of the prefix and the place of each target; `shift` is the position of a place in
-    the sequence less the place.
+    `targets` are the row, the number of the prefix and the place of each target and of its evidence; `shift` is the
+    position of a place in the sequence less the place.
     """
 
     prefix: IntArray
@@ -356,8 +364,19 @@ class _Reading(NamedTuple):
         return ScoringSequence(text, np.array(places, dtype=np.int64) + self.shift)
 
 
-def _read_rows(rows: _Rows, prepared: PreparedText, model: SharedModel) -> dict[tuple[int, int], dict[int, FloatArray]]:
-    """The distributions (float32, V) by row and number of the prefix, then by place.
+@dataclass(slots=True, eq=False)
+class _ReadRow:
+    """The distributions (float32, V) of the targets of a row after a prefix by place, and the log-probabilities of the
+    evidence and of the targets."""
+
+    distributions: dict[int, FloatArray] = field(default_factory=dict)
+    own: list[float] = field(default_factory=list)
+
+
+def _read_rows(
+    rows: _Rows, prepared: PreparedText, model: SharedModel, evidence: int
+) -> dict[tuple[int, int], _ReadRow]:
+    """What is read of each row, by row and number of the prefix; up to `evidence` tokens before it if it has several.
 
     If the model allows it, rows with the same prompt prefix and the same begin of the context share a sequence: the
     shorter one is the beginning of the longer.
@@ -369,15 +388,20 @@ def _read_rows(rows: _Rows, prepared: PreparedText, model: SharedModel) -> dict[
             begin = prepared.plan.context_begins(row, len(tokens))
             key = tokens.tobytes(), begin, -1 if model.merges_prefixes else row
             reading = readings.setdefault(key, _Reading(tokens, begin, len(tokens) - begin, []))
-            reading.targets.extend((row, number, place) for place in _targets(prepared, row))
+            targets = _targets(prepared, row)
+            first = max(1, targets.start - evidence) if len(prefixes) > 1 else targets.start
+            reading.targets.extend((row, number, place) for place in range(first, targets.stop))
     longest_first = sorted(readings.values(), key=lambda one: -(one.targets[-1][2] + one.shift))
     sequences = [one.sequence(prepared.tokens) for one in longest_first]
-    found: dict[tuple[int, int], dict[int, FloatArray]] = {}
+    found: dict[tuple[int, int], _ReadRow] = defaultdict(_ReadRow)
     distributions = _read_distributions(model, sequences)
     for reading, sequence, log_probs_PV in zip(longest_first, sequences, distributions, strict=True):
         at = {int(target): row for row, target in enumerate(sequence.targets_P)}
         for row, number, place in reading.targets:
-            found.setdefault((row, number), {})[place] = log_probs_PV[at[place + reading.shift]]
+            log_probs_V = log_probs_PV[at[place + reading.shift]]
+            found[row, number].own.append(float(log_probs_V[prepared.tokens[place]]))
+            if place in _targets(prepared, row):
+                found[row, number].distributions[place] = log_probs_V.copy()  # a view would keep those of the evidence
     return found
 
 

@@ -1,0 +1,232 @@
+"""Mixers that weigh passages by the tokens of the question, against plain loops."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from ralm.answering.answers import DrawnAnswers, answer_all
+from ralm.answering.citations import Answerer
+from ralm.answering.evaluation import evaluate_choices, evaluate_questions
+from ralm.answering.likelihoods import gold_log_probs
+from ralm.answering.options import AnswerOptions, ChoiceOptions
+from ralm.answering.prompts import QuestionPrompt, open_prompt
+from ralm.answering.questions import ChoiceQuestion, Question
+from ralm.answering.sources import PromptBuilder, QuestionInput
+from ralm.errors import UsageError
+from ralm.protocols import Documents
+from ralm.reading.ensemble import Ensemble
+from ralm.reading.mixers import PosteriorWeights
+from ralm.records import PromptPrefix
+from ralm.storage.store import Store
+from tests.answering.given import PASSAGES, Given
+from tests.fakes import CountingModel, WordTokenizer, passages_of
+from tests.reference import ensemble, mixers
+
+FORM = "use {documents} ask {question} so"
+PROMPT = QuestionPrompt(closed="now ask {question} so", one=FORM, several=FORM, document="{text}", between=" ")
+HOW: Final[dict[str, Any]] = {"eta": 0.8, "decay": 4.0}
+WORDS = st.lists(st.sampled_from("abcdefgh"), max_size=5)
+
+
+class WithNone:
+    """Equal weights at the start, with a place for the prediction without passages."""
+
+    def __init__(self, evidence: int) -> None:
+        self.mixer = PosteriorWeights(evidence=evidence, start="uniform", **HOW)
+        self.needs = replace(self.mixer.needs, plain=True)
+        self.config = self.mixer.config
+        self.log_weights = self.mixer.log_weights
+
+
+def model_of_words() -> Any:
+    return CountingModel(WordTokenizer([*"abcdefgh", "use", "ask", "so", "now"]), vocabulary=16)
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> tuple[Any, QuestionInput, list[list[int]], list[float], int]:
+    """A model, a question, its prompts written out, their weights before any evidence, and the length of the evidence.
+    Passages may end alike, and like the question."""
+    texts = draw(st.lists(WORDS, min_size=2, max_size=3))
+    words, answer = draw(WORDS), draw(WORDS.filter(bool))
+    evidence, with_none = draw(st.integers(1, 12)), draw(st.booleans())
+    model, scores = model_of_words(), [1.0, 0.5, -0.5][: len(texts)]
+    reader = Ensemble(
+        documents=3, mixer=WithNone(evidence) if with_none else PosteriorWeights(evidence=evidence, **HOW)
+    )
+    builder = PromptBuilder(PROMPT, model.tokenizer, 40, reader)
+    question = Question("1", " ".join(words), (" ".join(answer),))
+    one = builder.build(question, [*enumerate(scores)], passages_of(*map(" ".join, texts)))
+    written = [f"use {' '.join(text)} ask {' '.join(words)} so" for text in texts]
+    if with_none:
+        written.append(f"now ask {' '.join(words)} so")
+    prompts = [model.tokenizer.encode(text).tolist() for text in written]
+    start = [1 / len(prompts)] * len(prompts) if with_none else ensemble.weights(scores)
+    assert [prompt.tokens.tolist() for prompt in one.prompts] == prompts
+    return model, one, prompts, start, evidence
+
+
+def next_log_probs(model: Any) -> Any:
+    return lambda read: model.next_log_probs_V(np.array(read)).astype(np.float64)
+
+
+@settings(deadline=None)
+@given(asked())
+def test_gold_answers_are_as_likely_as_in_the_plain_loop(made: Any) -> None:
+    model, one, prompts, start, evidence = made
+    shared = 2 + len(one.question.text.split())
+    gold = model.tokenizer.encode(one.question.answers[0]).tolist()
+    totals, _ = mixers.score(prompts, shared, gold, start, next_log_probs(model), evidence=evidence, **HOW)
+    [found] = gold_log_probs([one], PROMPT, model)
+    assert found is not None
+    assert found == pytest.approx((sum(totals), len(gold)), abs=1e-5)
+
+
+@settings(deadline=None)
+@given(asked(), st.sampled_from(["together", "drawn"]))
+def test_answers_are_those_of_the_plain_loop(made: Any, how: str) -> None:
+    model, one, prompts, start, evidence = made
+    shared = 2 + len(one.question.text.split())
+    options = AnswerOptions(new_tokens=5, stop=("?",))
+    if how == "together":
+        [(_, answer)] = answer_all([one], model, options)
+    else:
+        drawn = DrawnAnswers(one, model, options, [0, 0])
+        answer = drawn.answer(1)
+        assert drawn.answer(0).log_prob == answer.log_prob
+    picked = iter([token.token for token in answer.tokens])
+
+    def same(mixed: np.ndarray) -> int:
+        token = next(picked)
+        assert mixed[token] >= mixed.max() * (1 - 1e-5)
+        return token
+
+    expected = mixers.generate(
+        prompts[0][-shared:],
+        {number: prompt[:-shared] for number, prompt in enumerate(prompts)},
+        lambda _: [*enumerate(start)],
+        next_log_probs(model),
+        same,
+        evidence=evidence,
+        new_tokens=len(answer.tokens),
+        stride=5,
+        max_length=64,
+        **HOW,
+    )
+    assert answer.tokens
+    for token, (_, log_prob, shares) in zip(answer.tokens, expected, strict=True):
+        assert token.log_prob == pytest.approx(log_prob, abs=1e-5)
+        np.testing.assert_allclose(token.posteriors_K, shares, atol=1e-5)
+
+
+@settings(deadline=None)
+@given(asked())
+def test_answers_of_each_passage_count_with_the_weights_before_the_first_token(made: Any) -> None:
+    model, one, prompts, start, evidence = made
+    shared = 2 + len(one.question.text.split())
+    [(_, found)] = answer_all([one], model, AnswerOptions(new_tokens=2, join="answers", stop=("?",)))
+    last = min(evidence, shared)
+    log_probs = [
+        [float(next_log_probs(model)(text[:s])[text[s]]) for s in range(len(text) - last, len(text))] + [0.0]
+        for text in prompts
+    ]
+    [weights] = mixers.posterior(start, log_probs, last, evidence=evidence, **HOW)
+    sums: dict[str, float] = {}
+    for prompt, weight in zip(one.prompts, weights, strict=True):
+        alone = replace(one, prompts=[PromptPrefix(prompt.tokens)], mixer=None, evidence=0)
+        [(_, answer)] = answer_all([alone], model, AnswerOptions(new_tokens=2, stop=("?",)))
+        text = answer.text.strip()
+        sums[text] = sums.get(text, 0) + weight * np.exp(answer.log_prob / len(answer.tokens))
+    assert sums[found.text] == pytest.approx(max(sums.values()), rel=1e-5)
+
+
+READER = Ensemble(documents=3, mixer=PosteriorWeights(evidence=12, **HOW))
+CHOICES = [
+    ChoiceQuestion("a", "Who keeps the sheep?", ("the dog", "a whale"), 0),
+    ChoiceQuestion("b", "What is sold?", ("the sea", "wool", "bread"), 1),
+]
+
+
+@pytest.mark.parametrize("score", ["letter", "text"])
+def test_choices_are_those_of_the_plain_loop(score: Any) -> None:
+    model: Any = CountingModel(WordTokenizer())
+    prompt = open_prompt("replug-choice" if score == "letter" else "replug")
+    options = ChoiceOptions(score=score)
+    for row in evaluate_choices(CHOICES, model, prompt, source=Given(), reader=READER, options=options).rows:
+        listed = " ".join(f"{letter}. {one}" for letter, one in zip("ABC", row.question.choices, strict=False))
+        rest = f"Question: {row.question.text} {listed if score == 'letter' else ''} Answer:"
+        texts = [model.tokenizer.encode(f"Knowledge: {one.text} {rest}").tolist() for one in row.passages]
+        start = ensemble.weights([3.0, 2.0, 1.0])
+        for place, own in enumerate(row.question.choices):
+            tokens = model.tokenizer.encode("ABC"[place] if score == "letter" else own).tolist()
+            totals, shares = mixers.score(
+                texts, len(rest.split()), tokens, start, next_log_probs(model), evidence=12, **HOW
+            )
+            assert row.choice.log_probs_C is not None
+            assert row.choice.log_probs_C[place] == pytest.approx(sum(totals), abs=1e-5)
+            if place == row.choice.chosen:
+                found = [row.choice.shares[one.number] for one in row.passages]
+                np.testing.assert_allclose(found, np.mean(shares, axis=0), atol=1e-5)
+
+
+def test_stored_answers_of_another_mixer_are_not_read(tmp_path: Path) -> None:
+    """The prompts and the weights before any evidence are the same."""
+    model: Any = CountingModel(WordTokenizer())
+    options, store = AnswerOptions(new_tokens=3, stop=("~",)), Store(tmp_path / "answers")
+    found = []
+    for eta in (0.5, 5.0, 0.5):
+        reader = Ensemble(documents=3, mixer=PosteriorWeights(eta=eta))
+        builder = PromptBuilder(open_prompt("replug"), model.tokenizer, 400, reader)
+        one = builder.build(Question("1", "Who sings in the sea?"), [(0, 1.0), (1, 0.5), (2, 0.0)], PASSAGES)
+        [(_, answer)] = answer_all([one], model, options, store)
+        found.append(answer.log_prob)
+    assert found[0] == found[2] != found[1]
+
+
+class OwnEnds:
+    """Appends other tokens to each prompt."""
+
+    hits: ClassVar[int] = 2
+
+    def __init__(self) -> None:
+        self.mixer = PosteriorWeights()
+        self.config = {"reader": "own", "mixer": self.mixer.config}
+
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
+        return [PromptPrefix(np.append(documents[n], n + 1), (n,), np.log(1 / len(hits))) for n, _ in hits]
+
+
+def test_a_question_that_is_no_evidence() -> None:
+    turned = replace(PROMPT, one="ask {question} use {documents} so", several="ask {question} use {documents} so")
+    model = model_of_words()
+    with pytest.raises(UsageError, match="the prompt own has the question before the passages, and the mixer weighs"):
+        PromptBuilder(turned, model.tokenizer, 40, Ensemble(mixer=PosteriorWeights()))
+    builder = PromptBuilder(PROMPT, model.tokenizer, 40, OwnEnds())
+    question, passages = Question("7", "a b"), passages_of("c", "d")
+    with pytest.raises(UsageError, match="the prompts of question 7 end with different tokens, and the mixer"):
+        builder.build(question, [(0, 0.0), (1, 0.0)], passages)
+    assert builder.build(question, [(0, 0.0)], passages).mixer is None, "one passage has the whole weight"
+
+
+def test_models_without_evidence_are_rejected_before_a_question_is_asked() -> None:
+    model, listed = model_of_words(), AnswerOptions(join="answers")
+    model.tier = "text"
+    for call in (
+        lambda: Answerer(model, PROMPT, Given(), reader=READER),
+        lambda: evaluate_questions([Question("a", "a")], model, PROMPT, source=Given(), reader=READER, options=listed),
+        lambda: evaluate_choices(CHOICES, model, open_prompt("replug-choice"), source=Given(), reader=READER),
+    ):
+        with pytest.raises(
+            UsageError, match="counting does not return log-probabilities of given texts, which are the"
+        ):
+            call()
+    model.tier = "top_k"
+    with pytest.raises(UsageError, match="gives its top next tokens alone, and the mixer PosteriorWeights needs"):
+        Answerer(model, PROMPT, Given(), reader=READER)
+    model.tier, equal = "all", Ensemble(documents=2, mixer=PosteriorWeights(start="uniform"))
+    with pytest.raises(UsageError, match="and a certificate of robustness does not read these"):
+        Answerer(model, PROMPT, Given(), reader=equal, options=AnswerOptions(robust=1))
