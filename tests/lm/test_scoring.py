@@ -90,6 +90,16 @@ def test_what_was_scored_needs_no_pass() -> None:
     assert (len(model.passes), scorer.asked, scorer.scored) == (2, 5, 3), "one pass for both"
 
 
+def test_a_long_text_in_one_context_is_one_pass_however_short_its_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "TOKENS_AT_ONCE", 200)
+    strides = [request([7], range(begin), [begin]) for begin in range(1, 60)]
+    model = watched()
+    Scorer(model).log_probs(strides)
+    assert [one.targets_P.tolist() for one in model.passes] == [[*range(2, 61)]]
+    Scorer(model).log_probs([*strides, *(request([8, number], [1], [2]) for number in range(100))])
+    assert len(model.passes) == 1 + 1 + 100
+
+
 class KilledError(Exception):
     pass
 

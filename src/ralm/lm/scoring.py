@@ -109,7 +109,7 @@ class Scorer:
         self.asked += len(requests)
         found: list[FloatArray] = []
         with progress_bar("Scoring", total=len(requests), shown=self._progress) as advance:
-            for some in split_by_tokens(requests, TOKENS_AT_ONCE):
+            for some in _at_once(requests, prefixes=self.traits.merges_prefixes):
                 found += self._score(some, advance)
         return found
 
@@ -161,13 +161,15 @@ class Scorer:
                 results.close()  # now, and not when it is garbage-collected: threads may be working for it
 
 
-def split_by_tokens(texts: Iterable[_Text], tokens: int) -> Iterator[list[_Text]]:
+def split_by_tokens(
+    texts: Iterable[_Text], tokens: int, count_of: Callable[[_Text], int] = len
+) -> Iterator[list[_Text]]:
     """Requests or sequences in order, about `tokens` tokens at a time."""
     some: list[_Text] = []
     count = 0
     for text in texts:
         some.append(text)
-        count += len(text)
+        count += count_of(text)
         if count >= tokens:
             yield some
             some, count = [], 0
@@ -175,29 +177,57 @@ def split_by_tokens(texts: Iterable[_Text], tokens: int) -> Iterator[list[_Text]
         yield some
 
 
+def _at_once(requests: Iterable[Request], *, prefixes: bool) -> Iterator[list[Request]]:
+    """Requests in order, in parts that are merged; with `prefixes`, one that begins with the request before counts as
+    what it adds. So a long text without passages stays one sequence, however short its strides are."""
+    before_N = np.zeros(0, dtype=np.int64)
+
+    def added(request: Request) -> int:
+        nonlocal before_N
+        shared, before_N = before_N, _tokens(request)
+        return len(request) - (len(shared) if prefixes and _begins(before_N, shared) else 0)
+
+    return split_by_tokens(requests, TOKENS_AT_ONCE, added)
+
+
 def _merge(new: Mapping[bytes, Request], *, prefixes: bool) -> list[tuple[ScoringSequence, list[bytes]]]:
     """The sequences to read, each with the keys of the requests that it answers; with `prefixes`, a request that is a
     prefix of another shares its sequence.
 
     In lexicographic order a request comes directly before all requests that begin with it. So it is enough to compare
-    each request with its successor, from the last to the first.
+    each request with its successor, from the last to the first. Of requests that follow as prefixes of one another,
+    as the strides of a text do, only the longest is compared.
     """
-    tokens = {}
+    chains: list[list[bytes]] = []
+    longest: list[IntArray] = []
     for key, one in new.items():
-        parts = (one.document, one.context, one.targets)
-        # big-endian, so that bytes sort like the ids, which are not negative
-        tokens[key] = b"".join(part.astype(">i4").tobytes() for part in parts)
-    groups: list[list[bytes]] = []
-    for key in sorted(new, key=tokens.__getitem__, reverse=True):
-        if not (prefixes and groups and tokens[groups[-1][0]].startswith(tokens[key])):
-            groups.append([])
-        groups[-1].append(key)
+        tokens_N = _tokens(one)
+        if prefixes and longest and _begins(tokens_N, longest[-1]):
+            chains[-1].append(key)
+            longest[-1] = tokens_N
+        else:
+            chains.append([key])
+            longest.append(tokens_N)
+    # big-endian, so that bytes sort like the ids, which are not negative
+    tokens = [tokens_N.astype(">i4").tobytes() for tokens_N in longest]
+    groups: list[tuple[int, list[bytes]]] = []
+    for number in sorted(range(len(chains)), key=tokens.__getitem__, reverse=True):
+        if not (prefixes and groups and tokens[groups[-1][0]].startswith(tokens[number])):
+            groups.append((number, []))
+        groups[-1][1].extend(reversed(chains[number]))
     merged = []
-    for keys in groups:
+    for number, keys in groups:
         targets_P = np.unique(np.concatenate([np.arange(_first_target(new[key]), len(new[key])) for key in keys]))
-        longest_N = np.frombuffer(tokens[keys[0]], dtype=">i4").astype(np.int64)
-        merged.append((ScoringSequence(longest_N, targets_P), keys))
+        merged.append((ScoringSequence(longest[number], targets_P), keys))
     return merged
+
+
+def _tokens(request: Request) -> IntArray:
+    return np.concatenate([request.document, request.context, request.targets])
+
+
+def _begins(text_N: IntArray, beginning_N: IntArray) -> bool:
+    return np.array_equal(text_N[: len(beginning_N)], beginning_N)
 
 
 def _first_target(request: Request) -> int:

@@ -110,7 +110,9 @@ def can_continue_state(logits: engine.TargetLogits, max_length: int, kind: type[
     try:
         with deprecations_shown("transformers"):
             found_BV = np.concatenate([decoder.next_tokens(texts).log_probs_BC for texts in steps])
-    except Exception:  # noqa: BLE001  # a model family may fail in any way with its own state
+    except Exception as error:  # a model family may fail in any way with its own state
+        if isinstance(error.__context__, torch.OutOfMemoryError):  # says nothing about the family
+            raise
         return False
     uncached = continuation.UncachedDecoder(logits, max_length, tokens)
     expected_BV = uncached.next_tokens([text for texts in steps for text in texts]).log_probs_BC
