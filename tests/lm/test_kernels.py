@@ -135,7 +135,6 @@ WINDOWS = "cohere2 gemma3_text gemma4_text ministral mistral mixtral olmo3 phi3 
 
 @pytest.mark.parametrize("family", [family for family in WINDOWS if family in FAMILIES])
 def test_texts_longer_than_a_window(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32, in blocks; no mask of a whole text is made."""
     model, sizes = tiny_family_model(family), list[int]()
     expected = logits(model, 48)
     speed_up(model)
