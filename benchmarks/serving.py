@@ -43,7 +43,7 @@ from benchmarks.api.material import Material, material_of, print_table
 from benchmarks.scoring import gpt2_tokenizer
 
 NEW_TOKENS, SHORT_NEW, LONG_TOKENS = 64, 16, 600
-_SERVING = re.compile(r"serving (\S+) at (\S+)")
+SERVING = re.compile(r"serving (\S+) at (\S+)")
 _RUNNING = re.compile(r"Uvicorn running on (\S+)")
 _SECONDS = re.compile(r"^ralm_search_seconds (\S+)", re.MULTILINE)
 
@@ -70,7 +70,7 @@ def program(command: list[str], said: re.Pattern[str]) -> Iterator[re.Match[str]
 def served(model: str, index: Path) -> Iterator[tuple[str, str]]:
     """The name of a model that is served in a process of its own, and the address."""
     command = [sys.executable, "-m", "ralm", "serve", "--lm", model, "--index", str(index), "--port", "0"]
-    with program([*command, "--max-concurrency", "32"], _SERVING) as found:
+    with program([*command, "--max-concurrency", "32"], SERVING) as found:
         yield found[1], found[2]
 
 
