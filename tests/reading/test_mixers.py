@@ -389,7 +389,7 @@ def test_a_text_that_one_passage_foretells() -> None:
             lambda: ReadingOptions(
                 reader="ensemble", ensemble=Ensemble(temperature=2), mixing=MixerOptions(mixer="uniform")
             ),
-            "the temperature of the weights has no effect on the equal weights",
+            'the temperature of the weights has no effect with `mixer="uniform"',
         ),
     ],
 )

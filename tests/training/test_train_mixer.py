@@ -204,7 +204,7 @@ def test_folders_that_are_no_mixer(tmp_path: Path) -> None:
 def test_options_of_learned_weights(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='`mixer="learned"` needs the folder that `ralm train mixer` made'):
         MixerOptions(mixer="learned")
-    with pytest.raises(UsageError, match='no effect on the equal weights of `mixer="learned"`'):
+    with pytest.raises(UsageError, match='no effect with `mixer="learned"`'):
         mixing = MixerOptions(mixer="learned", learned=tmp_path)
         ReadingOptions(reader="ensemble", ensemble=Ensemble(temperature=2), mixing=mixing)
 

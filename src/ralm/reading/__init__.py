@@ -85,8 +85,7 @@ class ReadingOptions:
         check_options(self)
         if not self.mixing.by_similarity and self.ensemble.temperature != Ensemble().temperature:
             raise UsageError(
-                f'the temperature of the weights has no effect on the equal weights of `mixer="{self.mixing.mixer}"`: '
-                "leave it out."
+                f'the temperature of the weights has no effect with `mixer="{self.mixing.mixer}"`: leave it out.'
             )
         candidates, documents = self.reranking.candidates, self.chosen_reader.hits
         if self.reranks and candidates < documents:
