@@ -3,12 +3,12 @@
     python -m benchmarks.mixers TEXT INDEX [--lm ralm-tiny] [--stride 4] [--limit-tokens N] [--retriever random]
         [--learned FOLDER] [--few]
 
-Reads the text with a retriever's ten passages once for all mixers: similarity weights are posterior weights with `eta`
-0. The nats a token that each gains over no passage have 95% intervals of a paired bootstrap over the documents of the
-text, and so has the difference to similarity weights at the temperature that is best on this very text. `permuted`
-gives each passage the evidence of another one: what it gains is not due to the evidence. `learned` has the weights of a
-folder that `ralm train mixer` made from another text. `--few` leaves out all but it, similarity weights, and
-`posterior` at temperature 4.
+Reads the text with a retriever's ten passages, once for all mixers that look at log-probabilities alone: similarity
+weights are posterior weights with `eta` 0. The nats a token that each gains over no passage have 95% intervals of a
+paired bootstrap over the documents of the text, and so has the difference to similarity weights at the temperature that
+is best on this very text. `permuted` gives each passage the evidence of another one: what it gains is not due to the
+evidence. `learned` has the weights of a folder that `ralm train mixer` made from another text. `--few` leaves out all
+but it, similarity weights, and `posterior` at temperature 4.
 """
 
 import argparse
@@ -27,6 +27,14 @@ from ralm.retrieval.retriever import RetrieverName
 
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
 NONE_SCORES = (0.0, 5.0, 10.0)
+ENTROPY_TEMPERATURES = (0.1, 0.5, 1.0)
+LOOKING: tuple[ralm.Contrast | ralm.AdaptiveContrast | ralm.Backoff, ...] = (
+    *(ralm.Contrast(alpha=alpha) for alpha in (0.1, 0.25, 0.5)),
+    ralm.AdaptiveContrast(),
+    ralm.AdaptiveContrast(floor=0.3),
+    *(ralm.Backoff(margin=margin) for margin in (0.0, 0.1)),
+)
+"""Mixers that look at whole distributions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +82,14 @@ def readers(learned: Path | None, *, few: bool) -> Iterator[tuple[str, ralm.Read
     yield "uniform", ralm.Ensemble(mixer=ralm.PosteriorWeights(eta=0, start="uniform"))
     for score in NONE_SCORES:
         yield f"prior, none score {score:g}", ralm.Ensemble(mixer=ralm.PriorWeights(none_score=score))
+    for temperature in ENTROPY_TEMPERATURES:
+        mixed = ralm.EntropyWeights(temperature=temperature)
+        yield f"entropy, temperature {temperature:g}", ralm.Ensemble(mixer=mixed)
+    for documents in (1, 10):
+        for looking in LOOKING:
+            options = ", ".join(f"{name} {value}" for name, value in looking.config.items() if name != "mixer")
+            named = f"{looking.config['mixer']}, {options}, temperature 4, {documents} passages"
+            yield named, ralm.Ensemble(documents=documents, temperature=4, mixer=looking)
 
 
 def documents_of(evaluation: ralm.Evaluation) -> IntArray:

@@ -60,6 +60,7 @@ from .lm.registry import ModelOptions as ModelOptions, load_language_model as lo
 from .lm.scoring import Scorer as Scorer
 from .protocols import (
     Continuations as Continuations,
+    DistributionMixer as DistributionMixer,
     Documents as Documents,
     Encoder as Encoder,
     LanguageModel as LanguageModel,
@@ -73,6 +74,12 @@ from .protocols import (
 )
 from .reading import ReadingOptions as ReadingOptions
 from .reading.concatenation import Concatenation as Concatenation
+from .reading.contrast import (
+    AdaptiveContrast as AdaptiveContrast,
+    Backoff as Backoff,
+    Contrast as Contrast,
+    EntropyWeights as EntropyWeights,
+)
 from .reading.ensemble import Ensemble as Ensemble
 from .reading.generate import (
     Prompt as Prompt,

@@ -16,6 +16,7 @@ from ralm.records import (
     Hits,
     IntArray,
     Message,
+    MixerNeeds,
     NextTokens,
     Passage,
     Passages,
@@ -23,6 +24,7 @@ from ralm.records import (
     PromptPrefix,
     ScoringSequence,
     SpecialTokens,
+    TargetGroup,
 )
 from ralm.terminal import Advance
 
@@ -123,6 +125,8 @@ class LanguageModel(Protocol):
         """
 
 
+TargetGroups: TypeAlias = tuple[Sequence[ScoringSequence], Sequence[TargetGroup]]
+"""Sequences, and the groups of their targets."""
 Tier: TypeAlias = Literal["all", "chosen", "top_k", "text"]
 """Which next tokens a model returns log-probabilities for; see `WritingModel.tier`."""
 
@@ -139,6 +143,13 @@ class ModelTraits:
     distributions: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]] | None = None
     """As `score`, but with the log-probabilities (float32, P x V) of the whole vocabulary in the place of each
     target."""
+    summaries: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]] | None = None
+    """As `score`, but three numbers of each target (float32, P x 3): its log-probability, the entropy of its
+    distribution in nats, and the highest log-probability. Without this member they come from `distributions`."""
+    grouped: Callable[[Iterable[TargetGroups]], Iterable[list[FloatArray]]] | None = None
+    """For some sequences and the groups of their targets, the longest sequence first: for each group, the
+    log-probability of each target after each of the K sequences, and the numbers of `reduce` (float32, T x (K + S)).
+    The distributions need not leave the device. Without this member they come from `distributions`."""
     bounds: tuple[LanguageModel, LanguageModel] | None = None
     """Two models whose scores are lower and upper bounds of those that this model cannot give."""
     bound: Literal["lower", "upper"] | None = None
@@ -350,7 +361,8 @@ class Mixer(Protocol):
     """Weighs the predictions after the prompt prefixes of a row; their average under these weights predicts the text.
 
     An optional attribute `needs` (`MixerNeeds`) says what it looks at besides the reader's weights and the scores. A
-    mixer belongs to a reader: `Ensemble(mixer=...)`, or the attribute `mixer` of your own.
+    mixer belongs to a reader: `Ensemble(mixer=...)`, or the attribute `mixer` of your own. One whose predictions are no
+    average is a `DistributionMixer`.
     """
 
     @property
@@ -360,3 +372,20 @@ class Mixer(Protocol):
     def log_weights(self, given: Predictions) -> DoubleArray:
         """The natural logarithms of the weights (float64) of the K predictions: K of them for all targets, or T x K,
         a row per target. The weights of a target must sum to 1."""
+
+
+class DistributionMixer(Protocol):
+    """Makes one distribution of the distributions after the prompt prefixes of a row, which need not be an average; so
+    no passage has a share of a token.
+    """
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Everything about the mixer that affects the figures, as JSON. The key `mixer` holds its name."""
+
+    @property
+    def needs(self) -> MixerNeeds:
+        """What it looks at: `MixerNeeds(distributions=True)`, also with `plain=True`."""
+
+    def log_probs(self, given: Predictions) -> Any:
+        """The natural log-probabilities of the vocabulary (a torch tensor, float32, T x V) for each target."""

@@ -4,7 +4,7 @@ Letters for shapes, here and elsewhere: Q queries (rows of a plan), K hits per q
 tokens, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
@@ -184,11 +184,20 @@ class MixerNeeds:
 
     `evidence` is how many tokens before each target it looks at. With `plain`, the row is also read without passages.
     With `overlap`, passages are compared with the text before the row.
+    `summaries` are the entropy and the highest log-probability of each prediction, `distributions` all
+    log-probabilities; a mixer that needs distributions can have no evidence and no summaries.
     """
 
     evidence: int = 0
     plain: bool = False
     overlap: bool = False
+    summaries: bool = False
+    distributions: bool = False
+
+    @property
+    def next_tokens(self) -> bool:
+        """Whether it looks at the predictions of a target."""
+        return self.summaries or self.distributions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,12 +210,23 @@ class Predictions:
     favours no passage. `overlap_K` (int64) counts the last of the 32 tokens before the first target that stand in the
     prompt prefix in a row; it is 0 unless the mixer needs it. If the mixer needs the `plain` prediction, this is the
     last of the K, with weight and score -inf.
+
+    Two more fields are there if the mixer needs them: `summaries_TK2` (float32), the entropy in nats and the highest
+    log-probability of each prediction; and `log_probs_KTV`, the natural log-probabilities of the vocabulary, a torch
+    tensor (float32) on the device of the model, of which large T come in parts.
     """
 
     log_weights_K: DoubleArray
     scores_K: DoubleArray
     evidence_TKE: FloatArray
     overlap_K: IntArray
+    summaries_TK2: FloatArray | None = None
+    log_probs_KTV: Any = None
+
+    @property
+    def average_TV(self) -> Any:
+        """The log-probabilities (a torch tensor, float32) of the average under the weights of the reader."""
+        return (self.log_probs_KTV + self.log_probs_KTV.new_tensor(self.log_weights_K)[:, None, None]).logsumexp(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,6 +264,21 @@ class ScoringSequence:
     def __len__(self) -> int:
         """The number of tokens that the model reads: all but the last, which is only predicted."""
         return len(self.tokens_N) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetGroup:
+    """T targets that K sequences predict, and what becomes of the K distributions of each.
+
+    `sequences_K` (int64) are the indices of the sequences, and `firsts_K` (int64) that of the first of T consecutive
+    targets in each. `reduce` turns the log-probabilities of the vocabulary and the token ids of targets (torch tensors,
+    float32, K x T x V, and int64, T; in parts) into numbers (T x S).
+    """
+
+    sequences_K: IntArray
+    firsts_K: IntArray
+    targets: int
+    reduce: Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -316,7 +351,8 @@ class Provenance:
     """How much each of K passages contributed to each of T target tokens, one row per target.
 
     `passages_TK` (int64) holds the passages read for the target, padded with `NO_PASSAGE`. `posteriors_TK` (float32)
-    holds the share of the target's probability that came from each passage; a row sums to 1.
+    holds the share of the target's probability that came from each passage; a row sums to 1. The shares of a target
+    whose prediction is no average of those after its passages are NaN.
     """
 
     passages_TK: IntArray
@@ -324,6 +360,17 @@ class Provenance:
 
     def __post_init__(self) -> None:
         assert self.passages_TK.shape == self.posteriors_TK.shape
+
+    @property
+    def shared_T(self) -> NDArray[np.bool_]:
+        """Whether each target has shares."""
+        return ~np.isnan(self.posteriors_TK[:, 0])
+
+    @property
+    def passages_T(self) -> IntArray:
+        """The passage (int64) with the largest share of each target; `NO_PASSAGE` if there is none, or no shares."""
+        best_T = self.posteriors_TK.argmax(axis=1)
+        return np.where(self.shared_T, self.passages_TK[np.arange(len(best_T)), best_T], NO_PASSAGE)
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[IntArray, FloatArray]]) -> Self:
@@ -357,8 +404,7 @@ class ScoredTokens:
     @property
     def passages_T(self) -> IntArray:
         """The passage (int64) that contributed most to each token, or `NO_PASSAGE`."""
-        best_T = self.provenance.posteriors_TK.argmax(axis=1)
-        return self.provenance.passages_TK[np.arange(len(best_T)), best_T]
+        return self.provenance.passages_T
 
     @property
     def nll(self) -> float:

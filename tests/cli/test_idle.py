@@ -25,6 +25,8 @@ SEVERAL, EITHER = "--reader ensemble or --reader concatenation", "--retriever de
         (INDEXED + "--reader concatenation --mixer uniform", "--reader ensemble"),
         (INDEXED + "--reader ensemble --mixer uniform --eta 0.5", "--mixer posterior"),
         (INDEXED + "--reader ensemble --none-score 2", "--mixer prior"),
+        (INDEXED + "--reader ensemble --mixer entropy --alpha 1", "--mixer contrast"),
+        (INDEXED + "--reader ensemble --alpha-floor 1", "--mixer adaptive-contrast"),
         (INDEXED + "--candidates 4", "--rerank"),
         (INDEXED + "--rerank oracle --rerank-tokens 4", "--rerank zero-shot"),
         (INDEXED + "--rerank oracle --rerank-lm x", "--rerank zero-shot"),

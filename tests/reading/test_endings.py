@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings, strategies as st
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.scoring import Scorer
-from ralm.reading.mixers import CheckedMixer, PosteriorWeights
+from ralm.reading.mixers import PosteriorWeights
+from ralm.reading.mixing import CheckedMixer
 from ralm.reading.score import Ending, are_greedy, ending_log_probs, weighed_endings
 from ralm.records import IntArray, NextTokens, PromptPrefix
 from tests.fakes import CountingModel, WordTokenizer

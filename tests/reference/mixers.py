@@ -68,6 +68,41 @@ def overlap(passage: Sequence[int], prefix: Sequence[int]) -> int:
     )
 
 
+def by_entropy(log_probs: Sequence[np.ndarray], temperature: float) -> list[float]:
+    """softmax(-H / temperature) over the entropies of the distributions `log_probs[d]`."""
+    powers = [math.exp(float(np.sum(np.exp(one) * one)) / temperature) for one in log_probs]
+    return [power / sum(powers) for power in powers]
+
+
+def average(weights: Sequence[float], log_probs: Sequence[np.ndarray]) -> np.ndarray:
+    """The logarithm of the average of the distributions `log_probs[d]`."""
+    probabilities = np.zeros(len(log_probs[0]))
+    for weight, one in zip(weights, log_probs, strict=True):
+        probabilities += weight * np.exp(one)
+    return np.asarray(np.log(probabilities))
+
+
+def contrast(with_documents: np.ndarray, without: np.ndarray, alpha: float) -> np.ndarray:
+    """CAD: log softmax of (1 + alpha) times the logits with documents less alpha times those without."""
+    scores = (1 + alpha) * with_documents - alpha * without
+    return np.asarray(scores - scores.max() - math.log(np.sum(np.exp(scores - scores.max()))))
+
+
+def divergence(logits: np.ndarray, others: np.ndarray) -> float:
+    """AdaCAD: the Jensen-Shannon divergence of the softmax of two vectors of logits, in nats as in its code."""
+    p, q = (np.exp(contrast(one, one, 0)) for one in (logits, others))
+    total = 0.0
+    for of_one in (p, q):
+        there = of_one > 0
+        total += 0.5 * float(np.sum(of_one[there] * np.log(of_one[there] / (0.5 * (p + q))[there])))
+    return total
+
+
+def backs_off(average: np.ndarray, plain: np.ndarray, margin: float) -> bool:
+    """Whether the likeliest token of `plain` is more probable than that of the average by more than the margin."""
+    return bool(math.exp(plain.max()) - math.exp(average.max()) > margin)
+
+
 def generate(
     prompt: Sequence[int],
     documents: Mapping[int, Sequence[int]],

@@ -15,7 +15,7 @@ from ralm.errors import QuestionFileError, UsageError
 from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
 from ralm.reading import concatenation, in_context, sampling, sources, tokens
-from ralm.reading.mixers import CheckedMixer
+from ralm.reading.mixing import CheckedMixer
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passage, Passages, PromptPrefix
 from ralm.reranking import CheckedReranker
@@ -188,6 +188,7 @@ class PromptBuilder:
     ) -> None:
         self._prompt = prompt
         self._reader = in_context.CheckedReader.of(reader)
+        self._reader.mixer.require_log_probs_alone("a question")
         if self._reader.mixer.needs.evidence and not prompt.asks_after_passages:
             raise UsageError(
                 f"the prompt {prompt.name} has the question before the passages, and the mixer weighs these by the "

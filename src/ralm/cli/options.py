@@ -86,7 +86,9 @@ ModelName = Annotated[
 ]
 ModelRay = Annotated[str | None, Option(_RAY, needs=NEEDS_LOCAL)]
 QuestionReading = Annotated[
-    ReadingOptions, Option("How passages are read."), Flags(without=("reranking", "rerank_lm", "cut_together"))
+    ReadingOptions,
+    Option("How passages are read."),
+    Flags(without=("reranking", "rerank_lm", "cut_together", "entropy", "contrast", "adaptive_contrast", "backoff")),
 ]
 Ray = Annotated[str | None, Option(_RAY)]
 ReadIndex = Annotated[Path | None, Option("Read with passages from this index.")]
@@ -107,9 +109,12 @@ def check_passage_sources(index: Path | None, retrieved: Path | None, reading: R
 
 
 def check_question_reading(reading: ReadingOptions) -> None:
-    """Raise UsageError if passages are compared with the text before a row, which a question does not have."""
+    """Raise UsageError if a mixer needs the text before a row, which a question does not have, or whole predictions."""
     if reading.reader == "ensemble" and reading.mixing.mixer == "learned":
         raise UsageError('`mixer="learned"` compares passages with the text before a row: choose another mixer.')
+    from ralm.reading.in_context import CheckedReader
+
+    CheckedReader.of(reading.chosen_reader).mixer.require_log_probs_alone("a question")
 
 
 def choose_prompt(

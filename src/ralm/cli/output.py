@@ -236,6 +236,8 @@ def _sources(span: GeneratedText, passages: Passages) -> str:
     if len(given) <= 1:
         return source_name(span.passage, passages)
     most = list(given.items())[:_SOURCES]
+    if any(np.isnan(share) for share in given.values()):
+        return ", ".join(source_name(number, passages) for number in given) + ", contrasted; no shares"
     return ", ".join(f"{source_name(number, passages)} {share:.0%}" for number, share in most)
 
 

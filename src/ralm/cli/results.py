@@ -255,6 +255,8 @@ def print_report(report: Report) -> None:
     if report.shown_tokens < len(text):
         print_line(f"\n(the first {report.shown_tokens:,} of {len(text):,} tokens)")
     print_line("\nPassages by contribution, in nats:\n")
+    if without := int((~text.provenance.shared_T).sum()):
+        print_line(f"  {without:,} tokens mix predictions as no average: passages have no shares of their gain")
     rows = text.contributions
     for row in rows[:_SHOWN_PASSAGES]:
         name = passage_name(text.passages[row.passage])

@@ -6,7 +6,9 @@ sources.py         where passages come from: a retriever, or a file
 in_context.py      the best passage before the context (In-Context RALM, Eq. 2); the check of any reader
 concatenation.py   several passages in one context
 ensemble.py        each passage alone: weights, mixture, posterior (REPLUG, Eq. 2 and 3)
-mixers.py          weights that depend on more: uniform, by evidence, with a place for no passage
+mixers.py          weights that depend on more: uniform, by evidence, by certainty, with a place for no passage
+contrast.py        whole distributions: contrast with no passage (CAD, AdaCAD), backoff to it
+mixing.py          the check of any mixer, and what it is given
 bounds.py          the same if only the top tokens of each prediction are known
 rows.py            what rerankers see of a text or of unfinished prompts
 score.py           scores a text; lists the files from `ralm eval` to a log-probability

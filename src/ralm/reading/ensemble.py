@@ -16,8 +16,9 @@ from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.options import Option, check_options
-from ralm.protocols import Documents, Mixer
-from ralm.reading.mixers import CheckedMixer, PriorWeights, SimilarityWeights, log_sum_exp
+from ralm.protocols import DistributionMixer, Documents, Mixer
+from ralm.reading.mixers import PriorWeights, SimilarityWeights, log_sum_exp
+from ralm.reading.mixing import CheckedMixer
 from ralm.records import DoubleArray, FloatArray, IntArray, PromptPrefix
 from ralm.validation import config_of
 
@@ -45,12 +46,12 @@ class Ensemble:
             flag="weights-temperature",
         ),
     ] = 1.0
-    mixer: Mixer = field(default_factory=SimilarityWeights)
+    mixer: Mixer | DistributionMixer = field(default_factory=SimilarityWeights)
 
     def __post_init__(self) -> None:
         check_options(self)
         needs = CheckedMixer(self.mixer).needs
-        if self.documents == 1 and needs.evidence and not needs.plain:
+        if self.documents == 1 and (needs.evidence or needs.summaries) and not needs.plain:
             raise UsageError(
                 f"the mixer {type(self.mixer).__name__} weighs several passages: set `documents` to 2 or more."
             )

@@ -17,7 +17,7 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import SharedCache
 from ralm.protocols import Reader, Reranker, WritingModel, traits_of
 from ralm.reading import ensemble, in_context, score
-from ralm.reading.mixers import CheckedMixer, Evidence
+from ralm.reading.mixing import CheckedMixer, Evidence
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.sampling import GenerationOptions, draw_token
@@ -218,7 +218,7 @@ class Decoder:
         sequences: list[ScoringSequence] = []
         for state in states:
             state.evidence = None
-            if mixer.needs.evidence and len(state.prompt_prefixes) > 1:
+            if mixer.looks_at(state.prompt_prefixes):
                 texts = self._texts(state)
                 shared = min(
                     len(text) - max(1, len(one.tokens)) for text, one in zip(texts, state.prompt_prefixes, strict=True)
@@ -276,10 +276,14 @@ class Decoder:
         chosen = partial(self._cache.continuations.next_tokens, texts) if self._model.tier == "chosen" else None
         if state.evidence is None:
             return draw_token(given, state.prompt_prefixes, state.generator, self._options, chosen)
-        prompt_prefixes = state.evidence.weighed(state.prompt_prefixes)
-        token = draw_token(given, prompt_prefixes, state.generator, self._options, chosen)
-        if token.token in self._model.end_tokens:  # it may have no id to ask for
-            return token
+        mixer, mixed_V = state.evidence.mixer, None
+        if mixer.needs.next_tokens:
+            prompt_prefixes, mixed_V = mixer.next_token(state.prompt_prefixes, given.log_probs_BC)
+        else:
+            prompt_prefixes = state.evidence.weighed(state.prompt_prefixes)
+        token = draw_token(given, prompt_prefixes, state.generator, self._options, chosen, mixed_V)
+        if token.token in self._model.end_tokens or not mixer.needs.evidence:
+            return token  # the end may have no id to ask for
         if chosen is not None:
             given = chosen(np.array([token.token], dtype=np.int64))
         state.evidence.add(given.log_probs_BC[:, 0 if chosen is not None else token.token])

@@ -16,7 +16,8 @@ from pydantic import JsonValue
 from ralm.errors import ReaderError, UsageError
 from ralm.protocols import Documents, Reader
 from ralm.reading.ensemble import log_weights_of
-from ralm.reading.mixers import CheckedMixer, SimilarityWeights
+from ralm.reading.mixers import SimilarityWeights
+from ralm.reading.mixing import CheckedMixer
 from ralm.reading.plan import Plan, PlanOptions
 from ralm.records import NO_PASSAGE, IntArray, PromptPrefix, Request
 from ralm.validation import check_count, config_of

@@ -12,7 +12,6 @@ The evidence for a target is read from the tokens before it alone. Weights are f
 K predictions of a row, T targets, E tokens of evidence.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -20,21 +19,22 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import DamagedFolderError, MixerError, UsageError
+from ralm.errors import DamagedFolderError, UsageError
 from ralm.options import Needs, Option, check_options
-from ralm.protocols import Documents, LanguageModel, Mixer, WritingModel, traits_of
-from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray, MixerNeeds, Predictions, PromptPrefix
+from ralm.protocols import DistributionMixer, Mixer
+from ralm.reading.contrast import AdaptiveContrast, Backoff, Contrast, EntropyWeights
+from ralm.records import DoubleArray, FloatArray, IntArray, MixerNeeds, Predictions
 from ralm.storage.manifest import open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
-from ralm.validation import check_number, scores_given_texts
+from ralm.validation import check_number
 
-MixerName = Literal["similarity", "uniform", "posterior", "prior", "learned"]
+MixerName = Literal[
+    "similarity", "uniform", "posterior", "prior", "learned", "entropy", "contrast", "adaptive-contrast", "backoff"
+]
 Start: TypeAlias = Literal["similarity", "uniform"]
 EVIDENCE: Final = 32
 """Tokens before each target that are evidence, unless an option says otherwise; `overlap_of` looks at as many."""
 MIXER_KIND: Final = FolderKind("mixer")
-_ROUNDING: Final = 1e-5
-_NOTHING: Final = MixerNeeds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +195,16 @@ def open_mixer(path: Path | str) -> LearnedWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixerOptions:
-    """Which mixer weighs the predictions of an ensemble; `posterior` and `prior` are the options of these mixers."""
+    """Which mixer an ensemble has; the other fields are the options of the mixers of these names."""
 
     mixer: Annotated[
         MixerName,
         Option(
             "Weights of an ensemble: softmax of the scores of retrieval (similarity: REPLUG), all the same (uniform), "
             "by how well each passage predicted the tokens before (posterior), similarity with a place for the "
-            "prediction without passages (prior), or as `ralm train mixer` learned (learned)."
+            "prediction without passages (prior), as `ralm train mixer` learned (learned), or by the certainty of each "
+            "prediction (entropy). Or their average contrasted with the prediction without passages (contrast: CAD; "
+            "adaptive-contrast: AdaCAD), or replaced by it where that is more certain (backoff)."
         ),
     ] = "similarity"
     posterior: Annotated[
@@ -221,6 +223,23 @@ class MixerOptions:
             needs=Needs('`mixer="learned"`', lambda mixing: mixing.mixer == "learned"),
         ),
     ] = None
+    entropy: Annotated[
+        EntropyWeights,
+        Option("Weights by certainty.", needs=Needs('`mixer="entropy"`', lambda mixing: mixing.mixer == "entropy")),
+    ] = field(default_factory=EntropyWeights)
+    contrast: Annotated[
+        Contrast, Option("Contrast.", needs=Needs('`mixer="contrast"`', lambda mixing: mixing.mixer == "contrast"))
+    ] = field(default_factory=Contrast)
+    adaptive_contrast: Annotated[
+        AdaptiveContrast,
+        Option(
+            "Adaptive contrast.",
+            needs=Needs('`mixer="adaptive-contrast"`', lambda mixing: mixing.mixer == "adaptive-contrast"),
+        ),
+    ] = field(default_factory=AdaptiveContrast)
+    backoff: Annotated[
+        Backoff, Option("Backoff.", needs=Needs('`mixer="backoff"`', lambda mixing: mixing.mixer == "backoff"))
+    ] = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -231,10 +250,11 @@ class MixerOptions:
     def by_similarity(self) -> bool:
         """Whether the temperature of retrieval scores has an effect."""
         return not (
-            self.mixer in ("uniform", "learned") or (self.mixer == "posterior" and self.posterior.start == "uniform")
+            self.mixer in ("uniform", "learned", "entropy")
+            or (self.mixer == "posterior" and self.posterior.start == "uniform")
         )
 
-    def chosen(self, temperature: float) -> Mixer:
+    def chosen(self, temperature: float) -> Mixer | DistributionMixer:
         """The selected mixer, for scores that are divided by this temperature."""
         match self.mixer:
             case "similarity":
@@ -248,111 +268,14 @@ class MixerOptions:
             case "learned":
                 assert self.learned is not None, "checked when it was made"
                 return open_mixer(self.learned)
-
-
-class CheckedMixer:
-    """A mixer with its optional members, whose weights are checked."""
-
-    def __init__(self, mixer: Mixer) -> None:
-        self.mixer = mixer
-        self.needs: MixerNeeds = getattr(mixer, "needs", _NOTHING)
-        self._name = type(mixer).__name__
-
-    def begin(
-        self,
-        prompt_prefixes: Sequence[PromptPrefix],
-        scores: dict[int, float],
-        documents: Documents,
-        before: IntArray | None,
-    ) -> list[PromptPrefix]:
-        """The prompt prefixes of a row with the scores of their passages and, if it is needed, the overlap with the
-        tokens `before` the row and the one without a passage. Their weights are final unless the mixer needs
-        evidence. UsageError if nothing is before the row that the mixer compares passages with."""
-        given = [replace(one, score=scores.get(one.passage, 0.0)) for one in prompt_prefixes]
-        if self.needs.overlap:
-            if before is None:
-                raise UsageError(
-                    f"the mixer {self._name} compares passages with the text before the row, and there is none here: "
-                    "choose another mixer."
-                )
-            given = [replace(one, overlap=overlap_of(one.tokens, before[-EVIDENCE:])) for one in given]
-        if self.needs.plain:
-            given.append(PromptPrefix(documents[NO_PASSAGE], log_weight=-np.inf, score=-np.inf))
-        if self.needs.evidence:
-            return given
-        [log_weights_K] = self.log_weights(given, np.zeros((1, len(given), 0), dtype=np.float32))
-        return [replace(one, log_weight=weight) for one, weight in zip(given, log_weights_K.tolist(), strict=True)]
-
-    def log_weights(self, prompt_prefixes: Sequence[PromptPrefix], evidence_TKE: FloatArray) -> DoubleArray:
-        """The logarithms of the weights (float64, T x K) for each target, given the log-probabilities of the tokens
-        before it. MixerError if the mixer does not give weights that sum to 1."""
-        log_weights_K = np.array([one.log_weight for one in prompt_prefixes], dtype=np.float64)
-        scores_K = np.array([one.score for one in prompt_prefixes], dtype=np.float64)
-        overlap_K = np.array([one.overlap for one in prompt_prefixes], dtype=np.int64)
-        targets, count, _ = evidence_TKE.shape
-        given = np.asarray(self.mixer.log_weights(Predictions(log_weights_K, scores_K, evidence_TKE, overlap_K)))
-        if given.shape not in ((count,), (targets, count)) or given.dtype.kind != "f":
-            self._reject(f"{given.dtype} values of shape {given.shape} for {targets} targets and {count} predictions")
-        total_T = np.exp(np.atleast_2d(given)).sum(axis=1)
-        if not (abs(total_T - 1) < _ROUNDING).all():
-            self._reject(f"weights that sum to {total_T[int(abs(total_T - 1).argmax())]:g}, not 1")
-        return np.broadcast_to(given.astype(np.float64), (targets, count))
-
-    def require_fixed(self, what: str) -> None:
-        """Raise UsageError if the weights depend on evidence, which `what` does not read."""
-        if self.needs.evidence:
-            raise UsageError(
-                f"the mixer {self._name} weighs passages by the tokens before each target, and {what} does not read "
-                "these: choose another mixer."
-            )
-
-    def require_every_token(self, model: WritingModel) -> None:
-        """Raise UsageError if the weights depend on generated tokens whose log-probabilities the model may not give."""
-        self.require_exact(model)
-        if self.needs.evidence and model.tier not in ("all", "chosen"):
-            raise UsageError(
-                f"{model.name} gives its top next tokens alone, and the mixer {self._name} needs the log-probability "
-                "of each generated token after every passage: choose another mixer."
-            )
-
-    def require_exact(self, model: LanguageModel) -> None:
-        """Raise UsageError if the weights depend on log-probabilities that the model does not return."""
-        if self.needs.evidence and (traits_of(model).bound or not scores_given_texts(model)):
-            raise UsageError(
-                f"{model.name} does not return log-probabilities of given texts, which are the evidence of the mixer "
-                f"{self._name}: choose another mixer, or use a server that returns them."
-            )
-
-    def _reject(self, fault: str) -> None:
-        raise MixerError(f"the mixer {self._name} gives {fault}; see `Mixer` for what it should give.")
-
-
-@dataclass(slots=True, eq=False)
-class Evidence:
-    """The last log-probabilities (float32, K x N) after the prompt prefixes of a text that is being continued."""
-
-    mixer: CheckedMixer
-    log_probs_KN: FloatArray
-
-    def weighed(self, prompt_prefixes: Sequence[PromptPrefix]) -> Sequence[PromptPrefix]:
-        """The prompt prefixes with their weights for the next token."""
-        next_KN = np.hstack([self.log_probs_KN, np.zeros((len(prompt_prefixes), 1), dtype=np.float32)])
-        [log_weights_K] = self.mixer.log_weights(prompt_prefixes, evidence_of(next_KN, 1, self.mixer.needs.evidence))
-        pairs = zip(prompt_prefixes, log_weights_K.tolist(), strict=True)
-        return [replace(one, log_weight=weight) for one, weight in pairs]
-
-    def add(self, log_probs_K: FloatArray) -> None:
-        """Add the token that was drawn."""
-        kept_KN = self.log_probs_KN[:, max(0, self.log_probs_KN.shape[1] + 1 - self.mixer.needs.evidence) :]
-        self.log_probs_KN = np.hstack([kept_KN, log_probs_K.astype(np.float32)[:, None]])
-
-
-def evidence_of(log_probs_KN: FloatArray, targets: int, count: int) -> FloatArray:
-    """The log-probabilities (float32, T x K x E) of the `count` tokens before each of the last `targets` of N tokens;
-    0 before the first of the N."""
-    before = np.zeros((len(log_probs_KN), count), dtype=np.float32)
-    padded_KN = np.hstack([before, log_probs_KN])[:, -(targets + count) : -1]
-    return np.lib.stride_tricks.sliding_window_view(padded_KN, count, axis=1).swapaxes(0, 1)
+            case "entropy":
+                return self.entropy
+            case "contrast":
+                return self.contrast
+            case "adaptive-contrast":
+                return self.adaptive_contrast
+            case "backoff":
+                return self.backoff
 
 
 def overlap_of(passage: IntArray, prefix: IntArray) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from ralm.protocols import Tokenizer
-from ralm.records import FloatArray, IntArray
+from ralm.records import NO_PASSAGE, FloatArray, IntArray
 
 _DECODED_BEFORE: Final = 8
 """How many tokens of the prompt are decoded with the first piece, so that it joins the prompt as in a whole text."""
@@ -22,7 +22,8 @@ class GeneratedToken:
 
     `log_prob` is natural, under the mixture itself (before temperature, top-k and top-p); NaN if the model gives text
     alone. `passages_K` (int64) are the passages of the K documents, or a single `NO_PASSAGE`. `posteriors_K` (float32)
-    are the shares of the token's probability that came from each; they sum to 1.
+    are the shares of the token's probability that came from each; they sum to 1, or are NaN if the mixture is no
+    average.
 
     If the model lists its top tokens only, `log_prob` is a lower bound, from the documents that list the token, and so
     are the shares; `bound_width` is the upper bound less the lower one, 0 if all list it. `certified` says whether a
@@ -51,8 +52,8 @@ class GeneratedToken:
 
     @property
     def passage(self) -> int:
-        """The passage that contributed most of the token's probability; may be `NO_PASSAGE`."""
-        return int(self.passages_K[self.posteriors_K.argmax()])
+        """The passage that contributed most of the token's probability; `NO_PASSAGE` without shares, or if none did."""
+        return NO_PASSAGE if np.isnan(self.posteriors_K).any() else int(self.passages_K[self.posteriors_K.argmax()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ def texts_of_tokens(pieces: Iterable[GeneratedText]) -> tuple[str, list[str]]:
 
 
 def passage_shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
-    """The average share of the tokens' probability that came from each passage, largest first; the shares sum to 1."""
+    """The average share of the tokens' probability that came from each passage, largest first; the shares sum to 1, or
+    are NaN if those of a token are."""
     shares: dict[int, float] = {}
     for token in tokens:
         for passage, share in zip(token.passages_K.tolist(), token.posteriors_K.tolist(), strict=True):

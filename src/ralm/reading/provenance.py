@@ -8,7 +8,8 @@ For a target y_t, read after [d; x] with documents and after x without:
 The posteriors of a target sum to 1 (in the mixture of REPLUG, Eq. 2; with one document it is 1), so its contributions
 sum to its gain, and those of all passages to the gain of the text. Gains may be negative: a passage can hurt. The gain
 of a target read without a document is attributed to no passage; both readings request the same from the model, so this
-gain is rounding error. All sums are float64. Letters of shapes: T targets, K documents of a target.
+gain is rounding error. The gain of a target without shares, whose mixture is no average, stands, but no passage has a
+part of it. All sums are float64. Letters of shapes: T targets, K documents of a target.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,7 +58,7 @@ class Contribution:
 class Gain:
     """The gain from retrieval for a text of `targets` targets.
 
-    `nats` is the sum of all gains, of which `unattributed` belongs to predictions without a document.
+    `nats` is the sum of all gains, of which `unattributed` belongs to predictions without a document or without shares.
     `helped` targets became likelier than without documents, and `hurt` targets less likely.
     """
 
@@ -84,9 +85,11 @@ def gains(log_probs_T: FloatArray, baseline_T: FloatArray) -> DoubleArray:
 
 
 def attributed(provenance: Provenance, gain_T: DoubleArray) -> DoubleArray:
-    """The part of each target's gain (float64, T x K) that each document contributed: every row sums to the gain."""
-    posteriors_TK = provenance.posteriors_TK.astype(np.float64)
-    return gain_T[:, None] * posteriors_TK / posteriors_TK.sum(axis=1, keepdims=True)
+    """The part of each target's gain (float64, T x K) that each document contributed: every row sums to the gain; to 0
+    without shares."""
+    posteriors_TK = np.where(provenance.shared_T[:, None], provenance.posteriors_TK, 0).astype(np.float64)
+    total_T1 = posteriors_TK.sum(axis=1, keepdims=True)
+    return gain_T[:, None] * posteriors_TK / np.where(provenance.shared_T[:, None], total_T1, 1)
 
 
 def total_gain(provenance: Provenance, gain_T: DoubleArray) -> Gain:
@@ -98,17 +101,16 @@ def total_gain(provenance: Provenance, gain_T: DoubleArray) -> Gain:
         targets=len(gain_T),
         helped=int((gain_T > 0).sum()),
         hurt=int((gain_T < 0).sum()),
-        unattributed=float(without_T[without_TK.any(axis=1)].sum()),
+        unattributed=float(without_T[without_TK.any(axis=1)].sum() + gain_T[~provenance.shared_T].sum()),
     )
 
 
 def contributions(provenance: Provenance, gain_T: DoubleArray) -> list[Contribution]:
-    """The contribution of each passage that was read: largest gain first, equal gains by number."""
-    read_TK = provenance.passages_TK != NO_PASSAGE
+    """The contribution of each passage that has shares: largest gain first, equal gains by number."""
+    read_TK = (provenance.passages_TK != NO_PASSAGE) & provenance.shared_T[:, None]
     numbers, places = np.unique(provenance.passages_TK[read_TK], return_inverse=True)
     gain = np.bincount(places, weights=attributed(provenance, gain_T)[read_TK], minlength=len(numbers))
-    most_T = provenance.posteriors_TK.argmax(axis=1)
-    passages_T = provenance.passages_TK[np.arange(len(most_T)), most_T]
+    passages_T = provenance.passages_T
     led_T = np.where(passages_T == NO_PASSAGE, len(numbers), np.searchsorted(numbers, passages_T))
     led = [
         np.bincount(led_T[chosen_T], minlength=len(numbers) + 1)[:-1].tolist()
@@ -190,13 +192,13 @@ def contribution_as_json(row: Contribution, passages: Mapping[int, Passage]) -> 
 def token_as_json(
     token: int, text: str, log_prob: float | None, passages_K: IntArray, posteriors_K: FloatArray
 ) -> dict[str, JsonValue]:
-    """A token with its log-probability, its passages, and the share of the probability from each."""
+    """A token with its log-probability, its passages, and the share of the probability from each, null without."""
     return {
         "token": token,
         "text": text,
         "log_prob": log_prob,
         "passages": [None if number == NO_PASSAGE else number for number in passages_K.tolist()],
-        "posteriors": posteriors_K.tolist(),
+        "posteriors": [None if np.isnan(share) else share for share in posteriors_K.tolist()],
     }
 
 

@@ -111,16 +111,19 @@ def draw_token(
     generator: np.random.Generator,
     sampling: Sampling,
     chosen: Callable[[IntArray], NextTokens] | None = None,
+    mixed_V: FloatArray | None = None,
 ) -> GeneratedToken:
-    """The next token, drawn from the mixture of the predictions after K prompt prefixes (REPLUG, Eq. 2). `chosen`
-    returns the predictions of more tokens, NaN where there is none. UsageError if a draw needs more than the listed
-    tokens."""
+    """The next token, drawn from the mixture of the predictions after K prompt prefixes (REPLUG, Eq. 2), or from other
+    log-probabilities `mixed_V`, of which no passage has a share. `chosen` returns the predictions of more tokens, NaN
+    where there is none. UsageError if a draw needs more than the listed tokens."""
     passages_K, log_weights_K = credited_passages(prompt_prefixes), log_weights_of(prompt_prefixes)
     replaced = _replaced(prompt_prefixes, log_weights_K, sampling)
     if given.tokens_BC is None:
-        log_probs_V = mixture(given.log_probs_BC, log_weights_K)
+        log_probs_V = mixture(given.log_probs_BC, log_weights_K) if mixed_V is None else mixed_V
         token = sample(log_probs_V, generator, sampling)
-        posteriors_K = posterior(given.log_probs_BC[:, [token]], log_weights_K)[0]
+        posteriors_K = np.full(len(passages_K), np.nan, dtype=np.float32)
+        if mixed_V is None:
+            posteriors_K = posterior(given.log_probs_BC[:, [token]], log_weights_K)[0]
         top = _top(log_probs_V, sampling.top_logprobs)
         robust = None
         if replaced is not None:

@@ -25,7 +25,8 @@ from ralm.protocols import Continuations, LanguageModel, Reader, Reranker, Writi
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import credited_passages, log_weights_of, mixture, posterior
 from ralm.reading.in_context import CheckedReader, check_plan_before, rows_with_targets, stride_request
-from ralm.reading.mixers import EVIDENCE, CheckedMixer, evidence_of
+from ralm.reading.mixers import EVIDENCE
+from ralm.reading.mixing import CheckedMixer, evidence_of
 from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import StrideRows
 from ralm.reading.tokens import PreparedText
@@ -75,19 +76,19 @@ def score_text(
     """
     plan, scorer, checked = prepared.plan, Scorer.of(model), CheckedReader.of(reader)
     rows, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, passages, checked, reranker)
-    evidence = checked.mixer.needs.evidence
     log_probs: list[FloatArray] = []
     sources: list[tuple[IntArray, FloatArray]] = []
     numbers = rows_with_targets(plan)
-    scored = _scored_rows(prepared, scorer, rows, [*zip(numbers, prefixes_R, strict=True)], evidence)
-    for row, prompt_prefixes, log_probs_KN in zip(numbers, prefixes_R, scored, strict=True):
-        targets = int(plan.end_R[row] - plan.target_begin_R[row])
-        log_probs_KT, log_weights = log_probs_KN[:, -targets:], log_weights_of(prompt_prefixes)
-        if evidence and len(prompt_prefixes) > 1:
-            log_weights = checked.mixer.log_weights(prompt_prefixes, evidence_of(log_probs_KN, targets, evidence))
+    pairs = [*zip(numbers, prefixes_R, strict=True)]
+    looked_at = _looked_at(prepared, scorer, checked.mixer, pairs)
+    left = [(row, prompt_prefixes) for row, prompt_prefixes in pairs if row not in looked_at]
+    scored = iter(_scored_rows(prepared, scorer, rows, left, checked.mixer.needs.evidence))
+    for row, prompt_prefixes in pairs:
+        numbers_KTS = looked_at[row] if row in looked_at else next(scored)
+        log_probs_T, posteriors_TK = _mixed_row(prepared, checked.mixer, row, prompt_prefixes, numbers_KTS)
+        log_probs.append(log_probs_T)
         passages_K = credited_passages(prompt_prefixes)
-        log_probs.append(mixture(log_probs_KT, log_weights))
-        sources += [(passages_K, posteriors_K) for posteriors_K in posterior(log_probs_KT, log_weights)]
+        sources += [(passages_K, posteriors_K) for posteriors_K in posteriors_TK]
     positions_T = np.arange(plan.target_begin_R.min(), plan.end_R.max(), dtype=np.int64)
     return ScoredTokens(
         positions_T=positions_T,
@@ -95,6 +96,50 @@ def score_text(
         log_probs_T=np.concatenate(log_probs).astype(np.float32, copy=False),
         provenance=Provenance.of_rows(sources),
     )
+
+
+def _looked_at(
+    prepared: PreparedText, scorer: Scorer, mixer: CheckedMixer, rows: Sequence[tuple[int, Sequence[PromptPrefix]]]
+) -> dict[int, FloatArray]:
+    """For each row of whose predictions the mixer needs more than log-probabilities, the numbers of `Scorer.summaries`
+    (float32, K x T x 3), or those of `Scorer.grouped` (float32, T x (K + S))."""
+    if not mixer.needs.next_tokens:
+        return {}
+    requests = {
+        row: [stride_request(prepared.tokens, prepared.plan, row, one.tokens) for one in prompt_prefixes]
+        for row, prompt_prefixes in rows
+        if mixer.looks_at(prompt_prefixes)
+    }
+    if mixer.needs.distributions:
+        given = [mixer.group(prompt_prefixes, requests[row]) for row, prompt_prefixes in rows if row in requests]
+        return dict(zip(requests, scorer.grouped(given), strict=True))
+    found = iter(scorer.summaries([one for of_row in requests.values() for one in of_row]))
+    return {row: np.stack([next(found) for _ in of_row]) for row, of_row in requests.items()}
+
+
+def _mixed_row(
+    prepared: PreparedText,
+    mixer: CheckedMixer,
+    row: int,
+    prompt_prefixes: Sequence[PromptPrefix],
+    numbers: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """The log-probability (float32, T) of each target of a row, and the shares (float32, T x K) of its prompt prefixes,
+    NaN if the mixture is no average; from log-probabilities (K x N), or what `_looked_at` gives."""
+    targets, count = int(prepared.plan.end_R[row] - prepared.plan.target_begin_R[row]), len(prompt_prefixes)
+    log_probs_KT, log_weights = numbers[:, -targets:], log_weights_of(prompt_prefixes)
+    if mixer.looks_at(prompt_prefixes):
+        if mixer.needs.evidence:
+            evidence_TKE = evidence_of(numbers, targets, mixer.needs.evidence)
+            log_weights = mixer.log_weights(prompt_prefixes, targets, evidence_TKE=evidence_TKE)
+        elif mixer.needs.summaries:
+            log_probs_KT, summaries_TK2 = numbers[..., 0], numbers[..., 1:].swapaxes(0, 1)
+            log_weights = mixer.log_weights(prompt_prefixes, targets, summaries_TK2=summaries_TK2)
+        elif mixer.averages:
+            log_probs_KT, log_weights = numbers[:, :count].T, numbers[:, count:].astype(np.float64)
+        else:
+            return mixer.mixed(numbers[:, count:]), np.full((targets, count), np.nan, dtype=np.float32)
+    return mixture(log_probs_KT, log_weights), posterior(log_probs_KT, log_weights)
 
 
 def _scored_rows(
@@ -147,6 +192,7 @@ def check_evidence(mixer: CheckedMixer, model: LanguageModel, options: PlanOptio
     """The tokens of evidence for which a document must leave room; UsageError if there is none, or if the model gives
     only bounds of their log-probabilities."""
     mixer.require_exact(model)
+    mixer.require_distributions(model)
     if mixer.needs.evidence:
         check_plan_before(options, mixer.needs.evidence, "`evidence`")
     return 0 if options.windows == "rolling" else mixer.needs.evidence  # rolling windows count their own tokens
@@ -222,7 +268,8 @@ def weighed_endings(endings: Sequence[Ending], mixer: CheckedMixer, scorer: Scor
         if len(log_probs_KN) > 1:
             one = endings[place]
             evidence_TKE = evidence_of(log_probs_KN, len(one.targets), count)
-            weighed[place] = replace(one, log_weights_TK=mixer.log_weights(one.prompt_prefixes, evidence_TKE))
+            log_weights_TK = mixer.log_weights(one.prompt_prefixes, len(one.targets), evidence_TKE=evidence_TKE)
+            weighed[place] = replace(one, log_weights_TK=log_weights_TK)
     return weighed
 
 

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.reading.provenance import Contribution, TracedText, contribution_as_json
+from ralm.reading.provenance import Contribution, TracedText, contribution_as_json, passage_as_json
 from ralm.records import NO_PASSAGE, FloatArray
 from ralm.runs.run import Run, to_json
 from ralm.terminal import one_line
@@ -58,6 +58,11 @@ class Report:
             "passages": [
                 {**contribution_as_json(row, self.text.passages), "text": self.text.passages[row.passage].text}
                 for row in listed
+            ],
+            "without_shares": [
+                {**passage_as_json(passage), "text": passage.text}
+                for number, passage in self.text.passages.items()
+                if number in self.text.provenance.passages_TK[~self.text.provenance.shared_T]
             ],
             "other_passages": {
                 "count": len(rows) - len(listed),
@@ -111,7 +116,7 @@ def _token(text: TracedText, place: int) -> dict[str, JsonValue]:
         "baseline_log_prob": round(baseline, _DECIMALS),
         "gain": round(log_prob - baseline, _DECIMALS),
         "passages": [passage for passage, _ in read],
-        "posteriors": [round(posterior, _DECIMALS) for _, posterior in read],
+        "posteriors": [round(posterior, _DECIMALS) if provenance.shared_T[place] else None for _, posterior in read],
     }
 
 

@@ -95,7 +95,8 @@ def _log_prob_columns(reading: Reading, prefix: str) -> dict[str, pa.Array]:
 def build_passage_table(evaluation: Evaluation) -> pa.Table:
     """The table with a row per passage that was read, the largest contribution first.
 
-    Without a baseline, rows are in the order of passage numbers, and the columns of contributions are null.
+    Without a baseline, rows are in the order of passage numbers, and the columns of contributions are null; so are
+    those of passages without shares, which come last.
     """
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     provenance = scored.provenance
@@ -104,10 +105,12 @@ def build_passage_table(evaluation: Evaluation) -> pa.Table:
         unknown = {name: pa.nulls(len(used), of) for name, of in _CONTRIBUTION_COLUMNS.items()}
         return pa.table({**passage_columns(list(used.values())), **unknown})
     rows = contributions(provenance, gains(scored.log_probs_T, baseline.scored.log_probs_T))
+    others = [used[number] for number in sorted({*used} - {row.passage for row in rows})]
     contributed = {
-        name: pa.array([getattr(row, name) for row in rows], of) for name, of in _CONTRIBUTION_COLUMNS.items()
+        name: pa.array([getattr(row, name) for row in rows] + [None] * len(others), of)
+        for name, of in _CONTRIBUTION_COLUMNS.items()
     }
-    return pa.table({**passage_columns([used[row.passage] for row in rows]), **contributed})
+    return pa.table({**passage_columns([*(used[row.passage] for row in rows), *others]), **contributed})
 
 
 def parse_tokens(run: Path, tokens: pa.Table) -> RunTokens:

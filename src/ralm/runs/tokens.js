@@ -126,10 +126,12 @@ class TracedText {
     const row = (label, log_prob, kind) => !isKnown(log_prob) ? [] : [make("span", {class: "soft"}, label),
       bar(Math.exp(log_prob), kind), make("span", {class: "number"}, percent(Math.exp(log_prob)))];
     const docs = make("ul", {class: "docs"});
+    const share = weight => isKnown(weight) ? [bar(weight, kind), make("span", {class: "number"}, percent(weight))] : [];
     token.passages.map((number, d) => [this.passages.get(number), token.posteriors[d]])
       .sort((a, b) => b[1] - a[1])
       .forEach(([passage, weight]) => docs.append(make("li", {}, this.traceButton(passage,
-        make("span", {class: "name"}, nameOf(passage)), bar(weight, kind), make("span", {class: "number"}, percent(weight))))));
+        make("span", {class: "name"}, nameOf(passage)), ...share(weight)))));
+    if (token.passages.length && !isKnown(token.posteriors[0])) docs.append(make("li", {class: "soft"}, "mixed as no average: no shares"));
     if (!token.passages.length) docs.append(make("li", {class: "soft"}, "read without a passage"));
     const word = token.text.trim() ? token.text.trim() : JSON.stringify(token.text).slice(1, -1).replace(/ /g, "␣") || "(part of a character)";
     const gain = isKnown(token.gain) ? [make("b", {class: "number " + tone(token.gain)}, nats(token.gain) + " nats")] : [];

@@ -22,7 +22,7 @@ from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import ensemble, in_context, plan, score
-from ralm.reading.mixers import evidence_of
+from ralm.reading.mixing import evidence_of
 from ralm.reading.pieces import GeneratedToken, StoppedText
 from ralm.reading.tokens import PreparedText, first_tokens, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, PromptPrefix, Request, ScoringSequence
@@ -314,16 +314,22 @@ def _score_with_top(
             if mixer.needs.evidence and len(prefixes) > 1:
                 log_probs_KN = np.array([by_prefix[row, number].own for number in range(len(prefixes))], np.float32)
                 evidence_TKE = evidence_of(log_probs_KN, len(log_weights_TK), mixer.needs.evidence)
-                log_weights_TK = mixer.log_weights(prefixes, evidence_TKE)
+                log_weights_TK = mixer.log_weights(prefixes, len(evidence_TKE), evidence_TKE=evidence_TKE)
             for place, log_weights_K in zip(_targets(prepared, row), log_weights_TK, strict=True):
                 token = scored[place]
                 log_probs_KV = np.stack(
                     [by_prefix[row, number].distributions[place] for number in range(len(prefixes))]
                 )
-                log_probs_V = ensemble.mixture(log_probs_KV, log_weights_K)
+                mixed_V = None
+                if mixer.needs.next_tokens and mixer.looks_at(prefixes):
+                    own, mixed_V = mixer.next_token(prefixes, log_probs_KV)
+                    log_weights_K = ensemble.log_weights_of(own)
+                log_probs_V = ensemble.mixture(log_probs_KV, log_weights_K) if mixed_V is None else mixed_V
                 token.log_prob = float(log_probs_V[token.token])
                 token.passages_K = ensemble.credited_passages(prefixes)
-                token.posteriors_K = ensemble.posterior(log_probs_KV[:, [token.token]], log_weights_K)[0]
+                token.posteriors_K = np.full(len(prefixes), np.nan, dtype=np.float32)
+                if mixed_V is None:
+                    token.posteriors_K = ensemble.posterior(log_probs_KV[:, [token.token]], log_weights_K)[0]
                 token.top_logprobs = _top(log_probs_V, top_logprobs)
 
 
