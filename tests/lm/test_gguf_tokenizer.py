@@ -228,8 +228,8 @@ def test_a_chat_has_the_template_of_the_file(folder: Path) -> None:
 def test_a_real_model_knows_its_language() -> None:
     """SmolLM2-135M-Instruct in Q4_1."""
     model = load_local_model("smollm2")
-    years = model.tokenizer.encode("The year 1984")
-    assert [model.tokenizer.decode(years[number : number + 1]) for number in range(-4, 0)] == [*"1984"]
+    digits = model.tokenizer.encode("The year 1984")[-4:, None]
+    assert [model.tokenizer.decode(digit) for digit in digits] == [*"1984"]
     text = "The capital of France is Paris. The capital of Germany is Berlin. The capital of Italy is"
     with torch.no_grad():
         logits = model.model(torch.tensor(model.tokenizer.encode(text))[None]).logits
