@@ -8,12 +8,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from ralm.cli.results import print_mixer
 from ralm.errors import DamagedFolderError, NotAFolderOfThisKindError, UsageError
 from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import EVIDENCE, MIXER_KIND, LearnedWeights, MixerOptions, open_mixer
 from ralm.storage.manifest import write_manifest
-from ralm.training.mixer import MixtureExamples, fit_temperature, fit_weights, read_examples, train_mixer
+from ralm.training.mixer import (
+    HeldOutGain,
+    MixtureExamples,
+    TrainedMixer,
+    fit_temperature,
+    fit_weights,
+    read_examples,
+    train_mixer,
+)
 from ralm.training.options import MixerTrainingOptions
 from ralm.training.signals import Signals, open_signals
 from tests.cli.program import ralm
@@ -246,3 +255,16 @@ def test_end_to_end(tmp_path: Path) -> None:
         answer = ralm("eval", tmp_path / "text.txt", *arguments, *plan)
         assert answer.status != 0
         assert message in answer.err
+
+
+def test_the_report_of_a_mixer_that_loses_with_a_huge_temperature(capsys: pytest.CaptureFixture[str]) -> None:
+    """As measured with SmolLM2 and few signals: columns stay apart, and no interval includes 0."""
+    loss = HeldOutGain(gain=-0.2, low=-0.3, high=-0.1)
+    found = TrainedMixer(
+        weights=WEIGHTS, best_temperature=1.47e7, examples=4, held_out=12, documents=3,
+        over_none=loss, over_similarity=loss, over_best_temperature=loss,
+    )  # fmt: skip
+    print_mixer(Path("out"), found)
+    printed = capsys.readouterr().out
+    assert len({line.index(" -0.2") for line in printed.splitlines() if "  over" in line}) == 1
+    assert "since an interval is not above 0" in printed

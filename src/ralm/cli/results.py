@@ -219,9 +219,9 @@ def print_mixer(folder: Path, trained: "TrainedMixer") -> None:
         ("similarity weights", trained.over_similarity),
         (best, trained.over_best_temperature),
     ):
-        print_line(f"  over {name + ':':<40}{one.gain:+.4f} (95%: {one.low:+.4f} to {one.high:+.4f})")
+        print_line(f"  over {name + ':':<43}{one.gain:+.4f} (95%: {one.low:+.4f} to {one.high:+.4f})")
     if not trained.gains:
-        print_line(f"{folder}: nothing to gain, since an interval includes 0")
+        print_line(f"{folder}: nothing to gain, since an interval is not above 0")
     else:
         print_line(f"{folder}: read with --reader ensemble --mixer learned --mixer-weights {folder}")
 
