@@ -150,7 +150,7 @@ def test_the_arithmetic_of_cad_and_adacad_on_logits(
 
 def test_impossible_tokens_stay_impossible() -> None:
     """A token that no passage allows stays impossible, and one that only the passages allow makes no NaN."""
-    log_probs_KV = np.log(np.array([[0.5, 0.5, 0, 0], [0, 0.5, 0, 0.5]], dtype=np.float32) + np.float32(0))
+    log_probs_KV = torch.tensor([[0.5, 0.5, 0, 0], [0, 0.5, 0, 0.5]]).log().numpy()
     prefixes = [PromptPrefix(np.zeros(1, np.int64), (0,)), PromptPrefix(np.zeros(0, np.int64), log_weight=-np.inf)]
     for mixer in (Contrast(alpha=0), Contrast(), AdaptiveContrast()):
         _, mixed_V = CheckedMixer(mixer).next_token(prefixes, log_probs_KV)
@@ -290,9 +290,7 @@ def test_generation_equals_the_plain_loop(name: str) -> None:
         if step % 2 == 0:
             found = source.retriever.retrieve([model.tokenizer.decode(np.array(text[-2:]))], 3).of(0)
         *log_probs, plain = (
-            model.next_log_probs_V(np.array(mixers.trimmed(documents[number].tolist(), text, 16)))
-            .astype(float)
-            .tolist()
+            model.next_log_probs_V(np.array(mixers.trimmed(documents[number].tolist(), text, 16))).astype(float)
             for number in [*(number for number, _ in found), NO_PASSAGE]
         )
         mixed, weights = plainly(mixer, ensemble.weights([score for _, score in found]), log_probs, plain)
