@@ -1,20 +1,22 @@
 """What the mixers of an ensemble gain, over no passage and over similarity weights at their best temperature.
 
     python -m benchmarks.mixers TEXT INDEX [--lm ralm-tiny] [--stride 4] [--limit-tokens N] [--retriever random]
-        [--learned FOLDER] [--few]
+        [--learned FOLDER] [--rows GLOB] [--small]
 
 Reads the text with a retriever's ten passages, once for all mixers that look at log-probabilities alone: similarity
 weights are posterior weights with `eta` 0. The nats a token that each gains over no passage have 95% intervals of a
 paired bootstrap over the documents of the text, and so has the difference to similarity weights at the temperature that
 is best on this very text. `permuted` gives each passage the evidence of another one: what it gains is not due to the
-evidence. `learned` has the weights of a folder that `ralm train mixer` made from another text. `--few` leaves out all
-but it, similarity weights, and `posterior` at temperature 4.
+evidence. `learned` has the weights of a folder that `ralm train mixer` made from another text. `--rows` selects rows
+beside similarity weights. `--small` reads windows of 224 tokens and passages of 80, as the small scale of
+`benchmarks.real_rows` does.
 """
 
 import argparse
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -58,16 +60,13 @@ class Permuted:
         return self.posterior.log_weights(replace(given, evidence_TKE=np.roll(given.evidence_TKE, 1, axis=1)))
 
 
-def readers(learned: Path | None, *, few: bool) -> Iterator[tuple[str, ralm.Reader]]:
+def readers(learned: Path | None) -> Iterator[tuple[str, ralm.Reader]]:
     """The readers, by name; similarity weights first."""
     for temperature in TEMPERATURES:
         similarity = ralm.PosteriorWeights(eta=0)
         yield f"similarity {temperature:g}", ralm.Ensemble(temperature=temperature, mixer=similarity)
     if learned is not None:
         yield "learned", ralm.Ensemble(mixer=ralm.open_mixer(learned))
-    if few:
-        yield "posterior, temperature 4", ralm.Ensemble(temperature=4, mixer=ralm.PosteriorWeights())
-        return
     yield "one passage", ralm.InContext()
     for temperature in TEMPERATURES:
         yield (
@@ -111,7 +110,7 @@ def main(
     text: Path,
     index: Path,
     lm: str,
-    stride: int,
+    plan: ralm.PlanOptions,
     limit: int | None,
     retriever: RetrieverName,
     chosen: Sequence[tuple[str, ralm.Reader]],
@@ -119,7 +118,6 @@ def main(
     """Print the table of one text."""
     scorer = ralm.Scorer(ralm.load_language_model(lm))
     opened = ralm.open_index(index)
-    plan = ralm.PlanOptions(stride=stride, windows="blocked", max_length=768)
     finds = ralm.open_retriever(opened, ralm.RetrieverOptions(retriever=retriever))
     source = ralm.FromRetriever(finds, opened.passages, config={})
     names, gains, first = [], [], None
@@ -159,7 +157,12 @@ if __name__ == "__main__":
     parser.add_argument("--limit-tokens", type=int)
     parser.add_argument("--retriever", choices=("bm25", "random"), default="bm25")
     parser.add_argument("--learned", type=Path)
-    parser.add_argument("--few", action="store_true")
+    parser.add_argument("--rows", default="*")
+    parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
-    chosen = [*readers(given.learned, few=given.few)]
-    main(given.text, given.index, given.lm, given.stride, given.limit_tokens, given.retriever, chosen)
+    plan = ralm.PlanOptions(stride=given.stride, windows="blocked", max_length=768)
+    if given.small:
+        plan = replace(plan, max_length=224, document_tokens=80, block=32)
+    every = readers(given.learned)
+    chosen = [one for one in every if one[0].startswith("similarity") or fnmatch(one[0], given.rows)]
+    main(given.text, given.index, given.lm, plan, given.limit_tokens, given.retriever, chosen)
