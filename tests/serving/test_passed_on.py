@@ -152,6 +152,7 @@ def test_the_command(index: Path, tmp_path: Path) -> None:
         arguments = ("--lm", f"{api.url}#{NAME}", "--index", f"few={index}", "--query", "rewrite")
         with running(*arguments, RALM_API_KEY="sk-upstream", RALM_CACHE=str(tmp_path)) as served:
             assert "requests to" in served.wait_for("are passed on as they are")
-            answer = httpx.post(f"{served.url}/v1/chat/completions", json={"model": NAME, **QUESTION}).json()
+            body = {"model": NAME, **QUESTION}
+            answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).json()
             assert answer["ralm"]["query"] == "The whales sing \U0001f40b [1]."
             assert upstream.last.key == "sk-upstream"

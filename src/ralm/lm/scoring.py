@@ -136,7 +136,7 @@ class Scorer:
         Raises ModelError if a request is longer than the model reads, a token is not in its vocabulary, or the model
         does not return log-probabilities of the targets.
         """
-        return self._all(requests, self._read_by.score, ())
+        return self._all(requests, self.score, ())
 
     def summaries(self, requests: Sequence[Request]) -> list[FloatArray]:
         """For each request, in order, the log-probability, the entropy and the highest log-probability (float32, T x 3)
