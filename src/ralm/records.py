@@ -208,8 +208,8 @@ class Predictions:
     retrieval scores of the passages. `evidence_TKE` (float32) holds the natural log-probabilities of the E tokens
     before each target, oldest first, after each prompt prefix; where the text has fewer tokens they are 0, which
     favours no passage. `overlap_K` (int64) counts the last of the 32 tokens before the first target that stand in the
-    prompt prefix in a row; it is 0 unless the mixer needs it. If the mixer needs the `plain` prediction, this is the
-    last of the K, with weight and score -inf.
+    prompt prefix in a row (in a prompt with a question: of its end, in its passages); it is 0 unless the mixer needs
+    it. If the mixer needs the `plain` prediction, this is the last of the K, with weight and score -inf.
 
     Two more fields are there if the mixer needs them: `summaries_TK2` (float32), the entropy in nats and the highest
     log-probability of each prediction; and `log_probs_KTV`, the natural log-probabilities of the vocabulary, a torch

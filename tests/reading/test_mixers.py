@@ -16,7 +16,7 @@ from ralm.protocols import Mixer
 from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
-from ralm.reading.in_context import CheckedReader, rows_with_targets, stride_request
+from ralm.reading.in_context import rows_with_targets, stride_request
 from ralm.reading.mixers import LearnedWeights, MixerOptions, PosteriorWeights, PriorWeights, UniformWeights, overlap_of
 from ralm.reading.mixing import evidence_of
 from ralm.reading.plan import PlanOptions
@@ -184,13 +184,6 @@ def test_generation_with_learned_weights_compares_passages_with_the_growing_text
             assert int(token.posteriors_K.argmax()) == same.index(max(same))
         text.append(token.token)
     assert decided > 2
-
-
-def test_learned_weights_of_a_question_are_rejected() -> None:
-    """There is no text between a passage and a question's answer that could be compared."""
-    documents = PassageDocuments(passages_of("a b"), WordTokenizer("ab"), 4)
-    with pytest.raises(UsageError, match="LearnedWeights compares passages with the text before the row, and there is"):
-        CheckedReader(Ensemble(mixer=LEARNED)).prompt_prefixes([(0, 1.0)], documents, None)
 
 
 def test_a_place_for_no_passage_in_generation() -> None:

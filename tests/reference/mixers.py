@@ -42,12 +42,16 @@ def learned(
 ) -> list[list[float]]:
     """The weights of the passages, and the last one without a passage, for each target from index `first` on; arguments
     as for `posterior`, with 32 tokens of evidence."""
+    return posterior(learned_start(scores, overlaps, weights), log_probs, first, weights["eta"], weights["decay"], 32)
+
+
+def learned_start(scores: Sequence[float], overlaps: Sequence[int], weights: Mapping[str, float]) -> list[float]:
+    """The same before any evidence, not normalised."""
     start = []
     for rank, (score, same) in enumerate(zip(scores, overlaps, strict=True), start=1):
         feature = weights["rank"] * math.log(rank) + weights["overlap"] * math.log(1 + same)
         start.append(math.exp(score / weights["temperature"] + feature))
-    start.append(math.exp(weights["none"]))
-    return posterior(start, log_probs, first, weights["eta"], weights["decay"], 32)
+    return [*start, math.exp(weights["none"])]
 
 
 def log_likelihood(weights: Sequence[Sequence[float]], log_probs: Sequence[Sequence[float]], first: int) -> list[float]:

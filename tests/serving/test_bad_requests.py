@@ -72,6 +72,12 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"ralm": {"retriever": "google"}}, "ralm.retriever", "is wrong"),
         ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
         ({"ralm": {"rerank": "predictive"}}, "ralm.rerank", "needs a cross-encoder, and this server has none."),
+        (
+            {"ralm": {"reader": "ensemble", "mixer": "learned"}},
+            "ralm.mixer",
+            "and this server has none: choose another",
+        ),
+        ({"ralm": {"mixer_weights": "/tmp"}}, "ralm.mixer_weights", "is not a field of this request"),
         ({"ralm": {"index": None, "stride": 2}}, "ralm.stride", "`stride` has no effect without an `index`."),
         ({"ralm": {"index": None, "gain": True}}, "ralm.gain", "has no effect without an `index`"),
         ({"ralm": {"query": "a"}, "echo": True}, "ralm.query", "`ralm.query` has no effect with `echo`"),

@@ -359,7 +359,7 @@ def _key(one: QuestionInput, sampling: Sampling) -> bytes:
     for prompt in one.prompts:
         digest.update(len(prompt.tokens).to_bytes(8, "little"))
         digest.update(prompt.tokens.tobytes())
-        digest.update(np.float64(prompt.log_weight).tobytes())
+        digest.update(np.array([prompt.log_weight, prompt.score, prompt.overlap], dtype=np.float64).tobytes())
     return digest.digest()
 
 

@@ -307,11 +307,12 @@ class Cut:
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """A prompt as token ids (int64), special tokens first, and what was cut of it. The last `after_passages` of its
-    tokens begin after the passages."""
+    tokens begin after the passages, and the `of_passages` before them in the passages or the words before these."""
 
     tokens: IntArray
     cut: Cut
     after_passages: int
+    of_passages: int
 
 
 class PromptEncoder:
@@ -356,10 +357,10 @@ class PromptEncoder:
         tokens, spans_N2 = encoded
         before, documents = len(demonstrations), len(demonstrations) + len(prompt.documents)
         first = int(np.searchsorted(spans_N2[:, 1], 0, side="right"))
-        after_passages = len(tokens) - max(first, int(np.searchsorted(spans_N2[:, 0], documents)))
-        excess = len(tokens) - self._room
+        begin, end = (max(first, int(np.searchsorted(spans_N2[:, 0], place))) for place in (before, documents))
+        excess, after_passages = len(tokens) - self._room, len(tokens) - end
         if excess <= 0:
-            return Encoded(tokens, Cut(), after_passages)
+            return Encoded(tokens, Cut(), after_passages, end - begin)
         dropped = excess if self._keep_first else max(0, excess - first)
         in_demonstrations = int(np.searchsorted(spans_N2[:, 1], before, side="right")) - first
         in_documents = int(np.searchsorted(spans_N2[:, 1], documents, side="right")) - first
@@ -373,7 +374,8 @@ class PromptEncoder:
             )
         special = 0 if self._keep_first else min(excess, first)
         cut = Cut(min(dropped, in_demonstrations), max(0, dropped - in_demonstrations), special)
-        return Encoded(np.concatenate([tokens[special:first], tokens[first + dropped :]]), cut, after_passages)
+        remaining = np.concatenate([tokens[special:first], tokens[first + dropped :]])
+        return Encoded(remaining, cut, after_passages, end - max(begin, first + dropped))
 
     def encode_turns(
         self,

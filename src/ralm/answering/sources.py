@@ -15,6 +15,7 @@ from ralm.errors import QuestionFileError, UsageError
 from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
 from ralm.reading import concatenation, in_context, sampling, sources, tokens
+from ralm.reading.mixers import EVIDENCE, overlap_of
 from ralm.reading.mixing import CheckedMixer
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passage, Passages, PromptPrefix
@@ -189,7 +190,8 @@ class PromptBuilder:
         self._prompt = prompt
         self._reader = in_context.CheckedReader.of(reader)
         self._reader.mixer.require_log_probs_alone("a question")
-        if self._reader.mixer.needs.evidence and not prompt.asks_after_passages:
+        needs = self._reader.mixer.needs
+        if (needs.evidence or needs.overlap) and not prompt.asks_after_passages:
             raise UsageError(
                 f"the prompt {prompt.name} has the question before the passages, and the mixer weighs these by the "
                 "tokens after them: choose another prompt or mixer."
@@ -233,7 +235,7 @@ class PromptBuilder:
             tokens_N = documents.encoded(numbers, self._reader.hits > 1 if self._official else None, reader.in_order)
             prompts: Sequence[PromptPrefix] = [PromptPrefix(tokens_N, numbers)]
         else:
-            prompts = self._reader.prompt_prefixes(hits, documents, None)
+            prompts = self._reader.prompt_prefixes(hits, documents, partial(_overlaps, name, documents))
         found = QuestionInput(
             question,
             prompts,
@@ -257,6 +259,17 @@ def _common_end(name: str, prompts: Sequence[PromptPrefix], documents: "_PromptD
             "choose another prompt or mixer."
         )
     return common
+
+
+def _overlaps(name: str, documents: "_PromptDocuments", prompts: Sequence[PromptPrefix]) -> list[int]:
+    """How many of the last tokens that all prompts end with stand in the passages of each prompt, in a row."""
+    last = min(EVIDENCE, _common_end(name, prompts, documents))
+    counts = []
+    for one in prompts:
+        encoded = documents.written[one.passages]
+        end = len(one.tokens) - encoded.after_passages
+        counts.append(overlap_of(one.tokens[end - encoded.of_passages : end], one.tokens[-last:]))
+    return counts
 
 
 def _are_equal(one: Question, other: Question) -> bool:

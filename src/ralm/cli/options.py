@@ -109,9 +109,7 @@ def check_passage_sources(index: Path | None, retrieved: Path | None, reading: R
 
 
 def check_question_reading(reading: ReadingOptions) -> None:
-    """Raise UsageError if a mixer needs the text before a row, which a question does not have, or whole predictions."""
-    if reading.reader == "ensemble" and reading.mixing.mixer == "learned":
-        raise UsageError('`mixer="learned"` compares passages with the text before a row: choose another mixer.')
+    """Raise UsageError if a mixer needs whole predictions."""
     from ralm.reading.in_context import CheckedReader
 
     CheckedReader.of(reading.chosen_reader).mixer.require_log_probs_alone("a question")

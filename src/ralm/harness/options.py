@@ -76,7 +76,7 @@ _ARGUMENTS: Final = Arguments(
     {
         PlanOptions: ("max_length",),
         ReadingOptions: ("reranking", "rerank_lm"),
-        MixerOptions: ("learned", "entropy", "contrast", "adaptive_contrast", "backoff"),
+        MixerOptions: ("entropy", "contrast", "adaptive_contrast", "backoff"),
         ModelOptions: ("template_arguments",),
     }
 )

@@ -16,7 +16,7 @@ from ralm.protocols import Tokenizer
 from ralm.reading import in_context, pieces, sampling, score, sources
 from ralm.reading.plan import PlanOptions
 from ralm.reading.tokens import PassageDocuments, without_first
-from ralm.records import IntArray, PromptPrefix
+from ralm.records import IntArray
 from ralm.validation import retrieve_checked
 
 QUESTION_FIELDS: Final = (
@@ -146,24 +146,21 @@ class Contexts:
             self._tokenizer.decode(context[-self._plan.query_tokens :]) if question is None else question
             for context, question in zip(contexts, questions, strict=True)
         ]
-        prompt_prefixes, evidence = self._prefixes(queries), self._reader.mixer.needs.evidence
-        endings = [
-            score.Ending.after(prompt_prefixes[query], context, targets, self._plan.max_length, self.prefix, evidence)
-            for query, context, (_, targets) in zip(queries, contexts, texts, strict=True)
-        ]
+        hits, evidence = self._hits(queries), self._reader.mixer.needs.evidence
+        endings = []
+        for query, context, (_, targets) in zip(queries, contexts, texts, strict=True):
+            prefixes = self._reader.prompt_prefixes(hits.get(query, []), self._documents, context)
+            endings.append(score.Ending.after(prefixes, context, targets, self._plan.max_length, self.prefix, evidence))
         self.warn_of_cuts(sum(one.dropped > 0 for one in endings), len(endings))
         return endings
 
-    def _prefixes(self, queries: Sequence[str]) -> Mapping[str, Sequence[PromptPrefix]]:
-        """The prompt prefixes of each query; for an empty query, the prompt prefix without a passage."""
-        without = self._reader.prompt_prefixes([], self._documents, None)
-        prompt_prefixes = dict.fromkeys(queries, without)
-        searched = [query for query in prompt_prefixes if query.strip()]
-        if self._source is not None and searched:
-            hits = retrieve_checked(self._source.retriever, searched, self._reader.hits, len(self._source.passages))
-            for row, query in enumerate(searched):
-                prompt_prefixes[query] = self._reader.prompt_prefixes(hits.of(row), self._documents, None)
-        return prompt_prefixes
+    def _hits(self, queries: Sequence[str]) -> Mapping[str, Sequence[tuple[int, float]]]:
+        """The hits of each query that is not empty."""
+        searched = [query for query in dict.fromkeys(queries) if query.strip()]
+        if self._source is None or not searched:
+            return {}
+        hits = retrieve_checked(self._source.retriever, searched, self._reader.hits, len(self._source.passages))
+        return {query: hits.of(row) for row, query in enumerate(searched)}
 
     def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray]:
         """The tokens of a context and of its ending, encoded as one text; spaces between them belong to the ending.

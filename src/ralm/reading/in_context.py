@@ -17,7 +17,7 @@ from ralm.errors import ReaderError, UsageError
 from ralm.protocols import Documents, Reader
 from ralm.reading.ensemble import log_weights_of
 from ralm.reading.mixers import SimilarityWeights
-from ralm.reading.mixing import CheckedMixer
+from ralm.reading.mixing import CheckedMixer, TextBefore
 from ralm.reading.plan import Plan, PlanOptions
 from ralm.records import NO_PASSAGE, IntArray, PromptPrefix, Request
 from ralm.validation import check_count, config_of
@@ -64,11 +64,11 @@ class CheckedReader:
         return reader if isinstance(reader, cls) else cls(reader or InContext())  # type: ignore[arg-type]
 
     def prompt_prefixes(
-        self, hits: Sequence[tuple[int, float]], documents: Documents, before: IntArray | None
+        self, hits: Sequence[tuple[int, float]], documents: Documents, before: TextBefore
     ) -> Sequence[PromptPrefix]:
         """The prompt prefixes of one row, weighed by the mixer unless it needs evidence; without hits, the one without
-        a passage. A mixer may compare passages with the tokens `before` the row (int64; None: there is no such text).
-        ReaderError if they are not of these hits, or their weights do not sum to 1."""
+        a passage. A mixer may compare passages with the text `before` the row. ReaderError if they are not of these
+        hits, or their weights do not sum to 1."""
         if not hits:
             return [PromptPrefix(documents[NO_PASSAGE])]
         prompt_prefixes = self.reader.prompt_prefixes(hits, documents)

@@ -5,10 +5,10 @@ at summaries of its predictions, at whole distributions, or at none of them. Let
 T targets, E tokens of evidence, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, TypeAlias, cast
 
 import numpy as np
 
@@ -23,6 +23,9 @@ _ROUNDING: Final = 1e-5
 _DISTRIBUTION_ROUNDING: Final = 1e-3
 """How far the float32 probabilities of a vocabulary may be from a sum of 1."""
 _NOTHING: Final = MixerNeeds()
+
+TextBefore: TypeAlias = IntArray | Callable[[Sequence[PromptPrefix]], Sequence[int]]
+"""The tokens before a row (int64), or, where a prompt prefix is a whole prompt, what counts the overlap of each."""
 
 
 class CheckedMixer:
@@ -55,21 +58,21 @@ class CheckedMixer:
         prompt_prefixes: Sequence[PromptPrefix],
         scores: dict[int, float],
         documents: Documents,
-        before: IntArray | None,
+        before: TextBefore,
     ) -> list[PromptPrefix]:
         """The prompt prefixes of a row with the scores of their passages and, if it is needed, the overlap with the
-        tokens `before` the row and the one without a passage. Their weights are final unless the mixer looks at
-        log-probabilities. UsageError if nothing is before the row that the mixer compares passages with."""
+        text `before` the row and the one without a passage. Their weights are final unless the mixer looks at
+        log-probabilities."""
         given = [replace(one, score=scores.get(one.passage, 0.0)) for one in prompt_prefixes]
-        if self.needs.overlap:
-            if before is None:
-                raise UsageError(
-                    f"the mixer {self._name} compares passages with the text before the row, and there is none here: "
-                    "choose another mixer."
-                )
-            given = [replace(one, overlap=overlap_of(one.tokens, before[-EVIDENCE:])) for one in given]
         if self.needs.plain:
             given.append(PromptPrefix(documents[NO_PASSAGE], log_weight=-np.inf, score=-np.inf))
+        if self.needs.overlap:
+            counts = (
+                before(given) if callable(before) else [overlap_of(one.tokens, before[-EVIDENCE:]) for one in given]
+            )
+            given = [
+                replace(one, overlap=count if one.passages else 0) for one, count in zip(given, counts, strict=True)
+            ]
         if self.needs.evidence or self.needs.next_tokens:
             return given
         [log_weights_K] = self.log_weights(given, 1)

@@ -262,6 +262,8 @@ def with_choices(
     values = {name: value for name, value in choice.items() if name not in _NOT_IN_RECORDS}
     if values.get("rerank") == "predictive" and settings.reading.reranking.method != "predictive":
         raise UsageError('`rerank="predictive"` needs a cross-encoder, and this server has none.')
+    if values.get("mixer") == "learned" and settings.reading.mixing.learned is None:
+        raise UsageError('`mixer="learned"` needs learned weights, and this server has none: choose another mixer.')
     settings = _ARGUMENTS.changed(replace(settings, index=index), values)
     if index is None:
         unused = [name for name in choice if name != "index"]
