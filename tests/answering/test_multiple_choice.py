@@ -26,7 +26,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from tests.answering.given import PASSAGES, Given, order_for
-from tests.cli.program import failed, ralm
+from tests.cli.program import failed, printed, ralm
 from tests.fakes import CountingModel, WordTokenizer
 from tests.shared_data import shared
 
@@ -483,8 +483,8 @@ def test_questions_with_choices_are_no_questions_of_qa(files: Path) -> None:
 @pytest.mark.slow
 def test_mmlu_by_the_command(tmp_path: Path) -> None:
     """One question of every subject, with a demonstration: chance is 25%, and ralm-tiny knows no better."""
-    asking = ["choice", shared("data", "mmlu", "test"), "--lm", "ralm-tiny", "--limit", "1", "--shots", "1", "--json"]
-    found = json.loads(ralm(*asking, "--demonstrations", shared("data", "mmlu", "dev")).out)
+    asking = ["choice", shared("data", "mmlu", "test"), "--lm", "ralm-tiny", "--limit", "1", "--shots", "1"]
+    found = printed(*asking, "--demonstrations", shared("data", "mmlu", "dev"))
     assert found["questions"] == 57
     assert len(found["subjects"]) == 57
     assert [one["questions"] for one in found["categories"].values()] == [13, 12, 19, 13]

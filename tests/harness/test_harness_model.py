@@ -189,11 +189,13 @@ def test_endings_with_evidence_are_scored_as_in_the_plain_loop(index: Path, mixe
     model, source = load_local_model("ralm-tiny"), FromRetriever.of_index(index)
     reader = Ensemble(documents=3, mixer=mixer)
     ralm_lm, question = RalmLM(model, source, reader=reader), {"question": "what sings in the sea by night"}
-    context, ending = "The answer to it: what sings in the sea? Something in the deep", " blue whales"
+    before = "Sheep graze on the green hill, a dog keeps the sheep together, and ships cross the deep blue sea. "
+    context, ending = f"{before}The answer to it: what sings in the sea? Something in the deep", " blue whales"
     [asked] = requests("loglikelihood", (context, ending), document=question)
     [(found, _)] = ralm_lm.loglikelihood([asked])
     hits = source.retriever.retrieve([question["question"]], 3).of(0)
     text, targets = (model.tokenizer.encode(one).tolist() for one in (context, ending))
+    assert len(text) > mixer.needs.evidence, "the first token has no likelihood without a passage"
 
     def next_log_probs(read: Sequence[int]) -> Any:
         return model.continuations().next_tokens([np.array(read)]).log_probs_BC[0].astype(np.float64)
