@@ -74,12 +74,7 @@ from .protocols import (
 )
 from .reading import ReadingOptions as ReadingOptions
 from .reading.concatenation import Concatenation as Concatenation
-from .reading.contrast import (
-    AdaptiveContrast as AdaptiveContrast,
-    Backoff as Backoff,
-    Contrast as Contrast,
-    EntropyWeights as EntropyWeights,
-)
+from .reading.contrast import AdaptiveContrast as AdaptiveContrast, Backoff as Backoff, Contrast as Contrast
 from .reading.ensemble import Ensemble as Ensemble
 from .reading.generate import (
     Prompt as Prompt,
@@ -89,6 +84,7 @@ from .reading.generate import (
 )
 from .reading.in_context import InContext as InContext
 from .reading.mixers import (
+    EntropyWeights as EntropyWeights,
     LearnedWeights as LearnedWeights,
     MixerOptions as MixerOptions,
     PosteriorWeights as PosteriorWeights,

@@ -29,6 +29,13 @@ class Needs:
     text: str
     met: Callable[[Any], bool]
 
+    @classmethod
+    def value(cls, name: str, *values: str) -> "Needs":
+        """The condition that the record's option `name` has one of these values."""
+        *others, last = (f'`"{one}"`' for one in values)
+        listed = f"{', '.join(others)} or {last}" if others else last
+        return cls(f"`{name}={listed.removeprefix('`')}", lambda record: getattr(record, name) in values)
+
 
 @dataclass(frozen=True, slots=True)
 class Option:

@@ -17,11 +17,11 @@ from ralm.lm.local import grouped
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import DistributionMixer, Mixer
-from ralm.reading.contrast import AdaptiveContrast, Backoff, Contrast, EntropyWeights
+from ralm.reading.contrast import AdaptiveContrast, Backoff, Contrast
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
 from ralm.reading.in_context import stride_request
-from ralm.reading.mixers import MixerOptions, PosteriorWeights
+from ralm.reading.mixers import EntropyWeights, MixerOptions, PosteriorWeights
 from ralm.reading.mixing import CheckedMixer
 from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import TracedText, contributions, total_gain

@@ -76,7 +76,7 @@ class ChoiceOptions:
         int,
         Option(
             "Maximum number of tokens of a generated answer.",
-            needs=Needs('`score="generated"`', lambda options: options.score == "generated"),
+            needs=Needs.value("score", "generated"),
         ),
     ] = 10
     max_length: _AnswerLength = None

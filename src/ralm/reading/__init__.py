@@ -64,22 +64,20 @@ class ReadingOptions:
     ] = "in-context"
     ensemble: Annotated[
         Ensemble,
-        Option(
-            "How an ensemble reads.", needs=Needs('`reader="ensemble"`', lambda reading: reading.reader == "ensemble")
-        ),
+        Option("How an ensemble reads.", needs=Needs.value("reader", "ensemble")),
     ] = field(default_factory=Ensemble)
     mixing: Annotated[
         MixerOptions,
         Option(
             "How the predictions of an ensemble are weighed.",
-            needs=Needs('`reader="ensemble"`', lambda reading: reading.reader == "ensemble"),
+            needs=Needs.value("reader", "ensemble"),
         ),
     ] = field(default_factory=MixerOptions)
     concatenation: Annotated[
         Concatenation,
         Option(
             "How several passages are put into one context.",
-            needs=Needs('`reader="concatenation"`', lambda reading: reading.reader == "concatenation"),
+            needs=Needs.value("reader", "concatenation"),
         ),
     ] = field(default_factory=Concatenation)
 

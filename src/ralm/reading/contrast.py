@@ -1,6 +1,4 @@
-"""Mixers that look at all that is predicted for a target: how certain each prediction is, or whole distributions.
-
-    entropy              the average with the weights softmax(-H(p_d) / temperature)             arXiv 2406.17519
+"""Mixers that look at whole distributions: contrast with the prediction without passages, and backoff to it.
 
 With p the average over the passages of a row (REPLUG, Eq. 2) and p_0 the prediction without passages:
 
@@ -26,41 +24,6 @@ from ralm.records import DoubleArray, MixerNeeds, Predictions
 _NEEDS: Final = MixerNeeds(plain=True, distributions=True)
 _LOWEST: Final = -1e4
 """A log-probability for impossible tokens of p_0, whose logarithm would turn a sum into NaN."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntropyWeights:
-    """Weights by the certainty of each prediction, softmax(-entropy / `temperature`) for each target (arXiv 2406.17519,
-    which multiplies the predictions where this averages them). Raises UsageError if `temperature` is out of range."""
-
-    temperature: Annotated[
-        float,
-        Option(
-            "Entropy: temperature of the softmax over entropies in nats.",
-            minimum=1e-3,
-            maximum=1e6,
-            flag="entropy-temperature",
-        ),
-    ] = 1.0
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """All options, by name."""
-        return {"mixer": "entropy", **asdict(self)}
-
-    @property
-    def needs(self) -> MixerNeeds:
-        """The entropies."""
-        return MixerNeeds(summaries=True)
-
-    def log_weights(self, given: Predictions) -> DoubleArray:
-        """The weights for each target (T x K)."""
-        assert given.summaries_TK2 is not None
-        certainty_TK = -given.summaries_TK2[..., 0].astype(np.float64) / self.temperature
-        return np.asarray(certainty_TK - np.logaddexp.reduce(certainty_TK, axis=1, keepdims=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@
 
     w(d, t) = w(d, 0) exp( eta sum over s < t of exp(-(t - s) / decay) log p(x_s | [d; x_<s]) ),  normalised over d
 
+`EntropyWeights` are softmax(-H(p_d) / temperature) over the entropies of the predictions (arXiv 2406.17519).
 `LearnedWeights` add features of the passages and a place for no passage, all with fitted weights.
 
 The evidence for a target is read from the tokens before it alone. Weights are float64, in log space. Letters of shapes:
@@ -22,7 +23,7 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import DistributionMixer, Mixer
-from ralm.reading.contrast import AdaptiveContrast, Backoff, Contrast, EntropyWeights
+from ralm.reading.contrast import AdaptiveContrast, Backoff, Contrast
 from ralm.records import DoubleArray, FloatArray, IntArray, MixerNeeds, Predictions
 from ralm.storage.manifest import open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
@@ -134,6 +135,41 @@ class PriorWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EntropyWeights:
+    """Weights by the certainty of each prediction, softmax(-entropy / `temperature`) for each target (arXiv 2406.17519,
+    which multiplies the predictions where this averages them). Raises UsageError if `temperature` is out of range."""
+
+    temperature: Annotated[
+        float,
+        Option(
+            "Entropy: temperature of the softmax over entropies in nats.",
+            minimum=1e-3,
+            maximum=1e6,
+            flag="entropy-temperature",
+        ),
+    ] = 1.0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """All options, by name."""
+        return {"mixer": "entropy", **asdict(self)}
+
+    @property
+    def needs(self) -> MixerNeeds:
+        """The entropies."""
+        return MixerNeeds(summaries=True)
+
+    def log_weights(self, given: Predictions) -> DoubleArray:
+        """The weights for each target (T x K)."""
+        assert given.summaries_TK2 is not None
+        certainty_TK = -given.summaries_TK2[..., 0].astype(np.float64) / self.temperature
+        return np.asarray(certainty_TK - np.logaddexp.reduce(certainty_TK, axis=1, keepdims=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedWeights:
     """Weights that `ralm train mixer` fitted: softmax of [score / `temperature` + `rank` log(rank) + `overlap` log(1 +
     overlap)] over the passages and `none` without a passage, times evidence as in `PosteriorWeights`.
@@ -209,37 +245,37 @@ class MixerOptions:
     ] = "similarity"
     posterior: Annotated[
         PosteriorWeights,
-        Option("Weights by evidence.", needs=Needs('`mixer="posterior"`', lambda mixing: mixing.mixer == "posterior")),
+        Option("Weights by evidence.", needs=Needs.value("mixer", "posterior")),
     ] = field(default_factory=PosteriorWeights)
     prior: Annotated[
         PriorWeights,
-        Option("A place for no passage.", needs=Needs('`mixer="prior"`', lambda mixing: mixing.mixer == "prior")),
+        Option("A place for no passage.", needs=Needs.value("mixer", "prior")),
     ] = field(default_factory=PriorWeights)
     learned: Annotated[
         Path | None,
         Option(
             "Learned: the weights, a folder that `ralm train mixer` made.",
             flag="mixer-weights",
-            needs=Needs('`mixer="learned"`', lambda mixing: mixing.mixer == "learned"),
+            needs=Needs.value("mixer", "learned"),
         ),
     ] = None
     entropy: Annotated[
         EntropyWeights,
-        Option("Weights by certainty.", needs=Needs('`mixer="entropy"`', lambda mixing: mixing.mixer == "entropy")),
+        Option("Weights by certainty.", needs=Needs.value("mixer", "entropy")),
     ] = field(default_factory=EntropyWeights)
-    contrast: Annotated[
-        Contrast, Option("Contrast.", needs=Needs('`mixer="contrast"`', lambda mixing: mixing.mixer == "contrast"))
-    ] = field(default_factory=Contrast)
+    contrast: Annotated[Contrast, Option("Contrast.", needs=Needs.value("mixer", "contrast"))] = field(
+        default_factory=Contrast
+    )
     adaptive_contrast: Annotated[
         AdaptiveContrast,
         Option(
             "Adaptive contrast.",
-            needs=Needs('`mixer="adaptive-contrast"`', lambda mixing: mixing.mixer == "adaptive-contrast"),
+            needs=Needs.value("mixer", "adaptive-contrast"),
         ),
     ] = field(default_factory=AdaptiveContrast)
-    backoff: Annotated[
-        Backoff, Option("Backoff.", needs=Needs('`mixer="backoff"`', lambda mixing: mixing.mixer == "backoff"))
-    ] = field(default_factory=Backoff)
+    backoff: Annotated[Backoff, Option("Backoff.", needs=Needs.value("mixer", "backoff"))] = field(
+        default_factory=Backoff
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -48,7 +48,7 @@ class RerankOptions:
         Option(
             "Cross-encoder to choose with (predictive): a folder that `ralm train reranker` made, or any hub name.",
             flag="reranker",
-            needs=Needs('`method="predictive"`', lambda reranking: reranking.method == "predictive"),
+            needs=Needs.value("method", "predictive"),
         ),
     ] = None
     candidates: Annotated[
@@ -67,15 +67,12 @@ class RerankOptions:
             "Number of last tokens of the prefix to rank by (zero-shot, predictive).",
             flag="rerank-tokens",
             default_text=f"zero-shot: {ZeroShot().tokens}; predictive: as the cross-encoder was trained",
-            needs=Needs(
-                '`method="zero-shot"` or `"predictive"`',
-                lambda reranking: reranking.method in ("zero-shot", "predictive"),
-            ),
+            needs=Needs.value("method", "zero-shot", "predictive"),
         ),
     ] = None
     seed: Annotated[
         int,
-        seed_option(Needs('`method="random"`', lambda reranking: reranking.method == "random")),
+        seed_option(Needs.value("method", "random")),
     ] = 0
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ class FusionOptions:
             "Hybrid: weight of dense in interpolation; BM25 gets the rest.",
             minimum=0,
             maximum=1,
-            needs=Needs('`method="interpolation"`', lambda fusion: fusion.method == "interpolation"),
+            needs=Needs.value("method", "interpolation"),
         ),
     ] = 0.5
     depth: Annotated[int, Option("Hits of each ranking that are used.", flag="")] = 100

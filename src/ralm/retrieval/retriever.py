@@ -49,13 +49,13 @@ class RetrieverOptions:
     ] = "bm25"
     seed: Annotated[
         int,
-        seed_option(Needs('`retriever="random"`', lambda options: options.retriever == "random")),
+        seed_option(Needs.value("retriever", "random")),
     ] = 0
     weighting: Annotated[
         Path | None,
         Option(
             "BM25: weights of query terms, a folder that `ralm train bm25` made.",
-            needs=Needs('`retriever="bm25"` or `"hybrid"`', lambda options: options.retriever in ("bm25", "hybrid")),
+            needs=Needs.value("retriever", "bm25", "hybrid"),
         ),
     ] = None
     vectors: Annotated[
@@ -76,7 +76,7 @@ class RetrieverOptions:
         FusionOptions,
         Option(
             "How the two rankings of hybrid retrieval become one.",
-            needs=Needs('`retriever="hybrid"`', lambda options: options.retriever == "hybrid"),
+            needs=Needs.value("retriever", "hybrid"),
         ),
     ] = field(default_factory=FusionOptions)
     forbidden_titles: Annotated[
