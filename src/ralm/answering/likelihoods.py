@@ -17,7 +17,7 @@ from ralm.answering.sources import QuestionInput
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
 from ralm.reading.ensemble import log_weights_of, mixture, posterior
-from ralm.reading.mixing import Evidence, evidence_of
+from ralm.reading.mixing import Evidence
 from ralm.records import FloatArray, IntArray, Request
 from ralm.validation import scores_given_texts
 
@@ -60,8 +60,7 @@ def likelihoods(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer)
     for (one, tokens), log_probs_KN in zip(texts, _scored(texts, scorer), strict=True):
         log_weights = log_weights_of(one.prompts)
         if one.mixer is not None:
-            evidence_TKE = evidence_of(log_probs_KN, len(tokens), one.mixer.needs.evidence)
-            log_weights = one.mixer.log_weights(one.prompts, len(evidence_TKE), evidence_TKE=evidence_TKE)
+            log_weights = one.mixer.weights_by_evidence(one.prompts, log_probs_KN, len(tokens))
         found.append(TextLikelihood(log_probs_KN[:, one.evidence :], log_weights))
     return found
 

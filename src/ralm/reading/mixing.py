@@ -90,6 +90,14 @@ class CheckedMixer:
             self._reject(f"weights that sum to {total_T[int(abs(total_T - 1).argmax())]:g}, not 1")
         return np.broadcast_to(given.astype(np.float64), (targets, count))
 
+    def weights_by_evidence(
+        self, prompt_prefixes: Sequence[PromptPrefix], log_probs_KN: FloatArray, targets: int
+    ) -> DoubleArray:
+        """The logarithms of the weights (float64, T x K) for the last T of N tokens, with the log-probabilities of the
+        tokens before each as evidence."""
+        evidence_TKE = evidence_of(log_probs_KN, targets, self.needs.evidence)
+        return self.log_weights(prompt_prefixes, targets, evidence_TKE=evidence_TKE)
+
     def group(self, prompt_prefixes: Sequence[PromptPrefix], requests: Sequence[Request]) -> RequestGroup:
         """The requests of a row whose distributions are mixed; the numbers of a target are the logarithms of K weights,
         or its mixed log-probability and the logarithm of the sum of all probabilities."""
@@ -206,9 +214,7 @@ class Evidence:
     def weighed(self, prompt_prefixes: Sequence[PromptPrefix]) -> Sequence[PromptPrefix]:
         """The prompt prefixes with their weights for the next token."""
         next_KN = np.hstack([self.log_probs_KN, np.zeros((len(prompt_prefixes), 1), dtype=np.float32)])
-        [log_weights_K] = self.mixer.log_weights(
-            prompt_prefixes, 1, evidence_TKE=evidence_of(next_KN, 1, self.mixer.needs.evidence)
-        )
+        [log_weights_K] = self.mixer.weights_by_evidence(prompt_prefixes, next_KN, 1)
         return weighed(prompt_prefixes, log_weights_K)
 
     def add(self, log_probs_K: FloatArray) -> None:

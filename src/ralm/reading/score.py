@@ -26,7 +26,7 @@ from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import credited_passages, log_weights_of, mixture, posterior
 from ralm.reading.in_context import CheckedReader, check_plan_before, rows_with_targets, stride_request
 from ralm.reading.mixers import EVIDENCE
-from ralm.reading.mixing import CheckedMixer, evidence_of
+from ralm.reading.mixing import CheckedMixer
 from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import StrideRows
 from ralm.reading.tokens import PreparedText
@@ -130,8 +130,7 @@ def _mixed_row(
     log_probs_KT, log_weights = numbers[:, -targets:], log_weights_of(prompt_prefixes)
     if mixer.looks_at(prompt_prefixes):
         if mixer.needs.evidence:
-            evidence_TKE = evidence_of(numbers, targets, mixer.needs.evidence)
-            log_weights = mixer.log_weights(prompt_prefixes, targets, evidence_TKE=evidence_TKE)
+            log_weights = mixer.weights_by_evidence(prompt_prefixes, numbers, targets)
         elif mixer.needs.summaries:
             log_probs_KT, summaries_TK2 = numbers[..., 0], numbers[..., 1:].swapaxes(0, 1)
             log_weights = mixer.log_weights(prompt_prefixes, targets, summaries_TK2=summaries_TK2)
@@ -262,14 +261,15 @@ class Ending:
 
 def weighed_endings(endings: Sequence[Ending], mixer: CheckedMixer, scorer: Scorer) -> list[Ending]:
     """The endings with the weights that a mixer gives by evidence, if it needs any."""
-    count = mixer.needs.evidence
-    weighed = [*endings]
-    for place, log_probs_KN in enumerate(_request_log_probs(endings, scorer) if count else ()):
+    if not mixer.needs.evidence:
+        return [*endings]
+    weighed = []
+    for one, log_probs_KN in zip(endings, _request_log_probs(endings, scorer), strict=True):
+        found = one
         if len(log_probs_KN) > 1:
-            one = endings[place]
-            evidence_TKE = evidence_of(log_probs_KN, len(one.targets), count)
-            log_weights_TK = mixer.log_weights(one.prompt_prefixes, len(one.targets), evidence_TKE=evidence_TKE)
-            weighed[place] = replace(one, log_weights_TK=log_weights_TK)
+            log_weights_TK = mixer.weights_by_evidence(one.prompt_prefixes, log_probs_KN, len(one.targets))
+            found = replace(one, log_weights_TK=log_weights_TK)
+        weighed.append(found)
     return weighed
 
 

@@ -22,7 +22,6 @@ from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import ensemble, in_context, plan, score
-from ralm.reading.mixing import evidence_of
 from ralm.reading.pieces import GeneratedToken, StoppedText
 from ralm.reading.tokens import PreparedText, first_tokens, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, PromptPrefix, Request, ScoringSequence
@@ -313,8 +312,7 @@ def _score_with_top(
             log_weights_TK = np.tile(ensemble.log_weights_of(prefixes), (len(_targets(prepared, row)), 1))
             if mixer.needs.evidence and len(prefixes) > 1:
                 log_probs_KN = np.array([by_prefix[row, number].own for number in range(len(prefixes))], np.float32)
-                evidence_TKE = evidence_of(log_probs_KN, len(log_weights_TK), mixer.needs.evidence)
-                log_weights_TK = mixer.log_weights(prefixes, len(evidence_TKE), evidence_TKE=evidence_TKE)
+                log_weights_TK = mixer.weights_by_evidence(prefixes, log_probs_KN, len(log_weights_TK))
             for place, log_weights_K in zip(_targets(prepared, row), log_weights_TK, strict=True):
                 token = scored[place]
                 log_probs_KV = np.stack(
