@@ -23,7 +23,7 @@ import numpy as np
 
 import ralm
 from benchmarks.held_out_texts import DOCUMENT
-from ralm.evaluation.bootstrap import bootstrap_means, interval
+from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
 from ralm.records import DoubleArray, FloatArray, IntArray
 from ralm.retrieval.retriever import RetrieverName
 
@@ -101,9 +101,8 @@ def documents_of(evaluation: ralm.Evaluation) -> IntArray:
 
 def nats(gains_TR: FloatArray, document_T: IntArray) -> tuple[DoubleArray, DoubleArray]:
     """The mean gain of each of R readings over targets, and its draws (D x R)."""
-    sums_UR = np.zeros((document_T.max() + 1, gains_TR.shape[1]))
-    np.add.at(sums_UR, document_T, gains_TR)
-    return gains_TR.mean(axis=0, dtype=np.float64), bootstrap_means(sums_UR, np.bincount(document_T))
+    draws_DR = bootstrap_means(sums_of_units(gains_TR, document_T), np.bincount(document_T))
+    return gains_TR.mean(axis=0, dtype=np.float64), draws_DR
 
 
 def main(

@@ -4,11 +4,18 @@ from typing import Final
 
 import numpy as np
 
-from ralm.records import DoubleArray, IntArray
+from ralm.records import DoubleArray, FloatArray, IntArray
 
 DRAWS: Final = 10_000
 LEVEL: Final = 0.95
 _AT_ONCE: Final = 1_000
+
+
+def sums_of_units(values_TR: FloatArray | DoubleArray, unit_T: IntArray) -> DoubleArray:
+    """The sum of the values (T x R) in each unit (float64, U x R); `unit_T` is the number of each value's unit."""
+    sums_UR = np.zeros((int(unit_T.max()) + 1, values_TR.shape[1]))
+    np.add.at(sums_UR, unit_T, values_TR)
+    return sums_UR
 
 
 def bootstrap_means(

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
+from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval, sums_of_units
 from ralm.records import IntArray
 from ralm.runs.run import read_tokens
 from ralm.runs.tables import RunTokens
@@ -76,8 +76,7 @@ def compare_runs(
     document_T = _document_of_targets(runs[0], documents)
     counts_U = np.bincount(document_T)
     nll_TR = -np.stack([run.log_probs_T for run in runs], axis=1).astype(np.float64)
-    nll_UR = np.zeros((len(counts_U), len(runs)))
-    np.add.at(nll_UR, document_T, nll_TR)
+    nll_UR = sums_of_units(nll_TR, document_T)
     means_R = nll_UR.sum(axis=0) / len(document_T)
     drawn_DR = bootstrap_means(nll_UR, counts_U, draws=draws, seed=seed)
     compared = []

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import bootstrap_means, interval
+from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
 from ralm.reading.mixers import EVIDENCE, MIXER_KIND, LearnedWeights, log_sum_exp, mixer_features
 from ralm.records import DoubleArray, IntArray
 from ralm.runs import run
@@ -243,8 +243,7 @@ def _trained(training: MixtureExamples, held_out: MixtureExamples, document_E: I
     compared = (held_out.log_probs_EKN[:, -1, EVIDENCE:], *others)
     learned_ET = held_out.log_likelihood(weights)
     gains_ER = np.stack([(learned_ET - one).sum(axis=1) for one in compared], axis=1)
-    sums_UR, counts_U = np.zeros((document_E.max() + 1, len(compared))), np.bincount(document_E) * held_out.targets
-    np.add.at(sums_UR, document_E, gains_ER)
+    sums_UR, counts_U = sums_of_units(gains_ER, document_E), np.bincount(document_E) * held_out.targets
     draws_DR = bootstrap_means(sums_UR, counts_U, seed=seed)
     means = (sums_UR.sum(axis=0) / counts_U.sum()).tolist()
     over_none, over_similarity, over_best = (
