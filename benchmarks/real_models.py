@@ -1,6 +1,6 @@
 """Both papers' orders on real models: texts, questions and multiple choice, each row a `ralm` command with a folder.
 
-    python -m benchmarks.real_models MODELS [--out real-models] [--rows GLOB] [--scale small|full] [--report]
+    python -m benchmarks.real_models MODELS [--out real-models] [--rows GLOB] [--scale small|wide|full] [--report]
 
 MODELS is a folder of transformers folders, such as those of SmolLM2-135M-Instruct and Gemma 3 270M. Runs the rows of
 `benchmarks.real_rows` whose names match, those worth most first; a row with a complete folder is skipped, and one that

@@ -8,7 +8,7 @@ the folder of the results. The data must be beside the checkout.
 import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
@@ -57,19 +57,21 @@ class Scale:
         return ["--windows", "blocked", *(part for name, size in sizes.items() for part in (f"--{name}", str(size)))]
 
 
+_SMALL: Final = Scale(
+    documents=12,
+    words=48,
+    questions=60,
+    subject_questions=2,
+    stride=16,
+    passage_words=64,
+    document_tokens=80,
+    max_length=224,
+    block=32,
+    candidates=4,
+)
 SCALES: Final = {
-    "small": Scale(
-        documents=12,
-        words=48,
-        questions=60,
-        subject_questions=2,
-        stride=16,
-        passage_words=64,
-        document_tokens=80,
-        max_length=224,
-        block=32,
-        candidates=4,
-    ),
+    "small": _SMALL,
+    "wide": replace(_SMALL, documents=60),
     "full": Scale(
         documents=100,
         words=256,
