@@ -384,5 +384,7 @@ def test_models_that_give_no_distributions(mixer: Any) -> None:
         next(generate("a b", model, GenerationOptions(document_tokens=4), source, reader=reader))
     with pytest.raises(UsageError, match="and a certificate of robustness"):
         CheckedMixer(PosteriorWeights()).require_fixed("a certificate of robustness")
-    with pytest.raises(UsageError, match="looks at all that is predicted for each token.*not for a question"):
-        CheckedMixer(mixer).require_fixed("a question")
+    with pytest.raises(
+        UsageError, match="looks at all that is predicted for each token: choose another mixer for answers"
+    ):
+        CheckedMixer(mixer).require_fixed("answers")

@@ -85,14 +85,15 @@ class Answer:
 
 
 def check_mixer(reader: Reader, model: WritingModel, options: AnswerOptions) -> None:
-    """Raise UsageError if the mixer of a reader needs evidence that the model does not give, or that a certificate of
-    robustness does not read."""
+    """Raise UsageError if the mixer of a reader needs what the model does not give, or what a certificate of robustness
+    or a vote of answers does not read."""
     mixer = CheckedReader.of(reader).mixer
     if options.robust:
         mixer.require_fixed("a certificate of robustness")
     if options.join == "tokens":
         mixer.require_every_token(model)
     else:
+        mixer.require_log_probs_alone('answers of `join="answers"`')
         mixer.require_exact(model)
 
 

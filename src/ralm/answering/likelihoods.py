@@ -5,23 +5,27 @@
 Letters of shapes: K prompts of a question, E tokens of evidence at their ends, T tokens of a text, N = E + T.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ralm.answering.prompts import QuestionPrompt, tokens_after
 from ralm.answering.sources import QuestionInput
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
-from ralm.reading.ensemble import log_weights_of, mixture, posterior
-from ralm.reading.mixing import Evidence
-from ralm.records import FloatArray, IntArray, Request
+from ralm.reading.mixers import SimilarityWeights
+from ralm.reading.mixing import CheckedMixer, Evidence
+from ralm.reading.score import mixed, predictions
+from ralm.records import DoubleArray, FloatArray, IntArray, Request
 from ralm.validation import scores_given_texts
 
 _NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
+_NOTHING: Final[FloatArray] = np.zeros((0, 0), dtype=np.float32)
+_FIXED: Final = CheckedMixer(SimilarityWeights())
+"""The mixer of prompts whose weights are known before they are read."""
 
 GoldScore: TypeAlias = tuple[float, int]
 """The natural log-probability of a gold answer, and its number of tokens."""
@@ -29,26 +33,26 @@ GoldScore: TypeAlias = tuple[float, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextLikelihood:
-    """A text after the prompts of a question: the natural log-probability of each token after each prompt (float32,
-    K x T), and the logarithm of the weight of each prompt (float64, K; with evidence T x K)."""
+    """A text after the prompts of a question: the natural log-probability of each token (float32, T), mixed from the
+    predictions after all prompts, and the share of each prompt in it (float32, T x K; NaN if that is no average)."""
 
-    log_probs_KT: FloatArray
-    log_weights: NDArray[np.float64]
+    log_probs_T: FloatArray
+    shares_TK: FloatArray
 
     @property
     def tokens(self) -> int:
         """T."""
-        return self.log_probs_KT.shape[1]
+        return len(self.log_probs_T)
 
     @property
     def log_prob(self) -> float:
-        """The natural log-probability of the text under the average of all prompts."""
-        return float(mixture(self.log_probs_KT, self.log_weights).sum(dtype=np.float64))
+        """The natural log-probability of the text."""
+        return float(self.log_probs_T.sum(dtype=np.float64))
 
     @property
-    def shares_K(self) -> NDArray[np.float64]:
+    def shares_K(self) -> DoubleArray:
         """The share of each prompt in the tokens' probability, averaged over tokens; they sum to 1."""
-        return posterior(self.log_probs_KT, self.log_weights).mean(axis=0, dtype=np.float64)
+        return self.shares_TK.mean(axis=0, dtype=np.float64)
 
 
 def likelihoods(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer) -> list[TextLikelihood]:
@@ -56,32 +60,47 @@ def likelihoods(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer)
 
     Raises ModelError if a prompt and its text are longer than the model reads.
     """
-    found = []
-    for (one, tokens), log_probs_KN in zip(texts, _scored(texts, scorer), strict=True):
-        log_weights = log_weights_of(one.prompts)
-        if one.mixer is not None:
-            log_weights = one.mixer.weights_by_evidence(one.prompts, log_probs_KN, len(tokens))
-        found.append(TextLikelihood(log_probs_KN[:, one.evidence :], log_weights))
-    return found
+    return [
+        TextLikelihood(*mixed(one.mixer or _FIXED, one.prompts, numbers, len(tokens)))
+        for (one, tokens), numbers in zip(texts, _scored(texts, scorer), strict=True)
+    ]
 
 
 def evidence_before_answers(inputs: Sequence[QuestionInput], scorer: Scorer) -> list[Evidence | None]:
     """The evidence for the first token of each answer; None for a question without a mixer that needs it."""
-    asked = [(one, _NO_TOKENS) for one in inputs if one.mixer is not None]
-    scored = iter(_scored(asked, scorer))
-    return [None if one.mixer is None else Evidence(one.mixer, next(scored)) for one in inputs]
+    scored = iter(_scored([(one, _NO_TOKENS) for one in inputs if one.evidence], scorer))
+    found: list[Evidence | None] = []
+    for one in inputs:
+        nothing = np.zeros((len(one.prompts), 0), dtype=np.float32)
+        found.append(None if one.mixer is None else Evidence(one.mixer, next(scored) if one.evidence else nothing))
+    return found
 
 
 def _scored(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer) -> list[FloatArray]:
-    """The log-probabilities (float32, K x N) of the evidence and of each text after the prompts of its question."""
-    requests = []
-    for one, tokens in texts:
-        for prompt in one.prompts:
-            asked = len(prompt.tokens) - one.evidence
-            targets = np.concatenate([prompt.tokens[asked:], tokens])
-            requests.append(Request(document=prompt.tokens[:asked], context=_NO_TOKENS, targets=targets))
-    scored = iter(scorer.log_probs(requests))
-    return [np.stack([next(scored) for _ in one.prompts]) for one, _ in texts]
+    """What `mixed` reads of each text after the prompts of its question."""
+    found: list[FloatArray] = [_NOTHING] * len(texts)
+    looking: defaultdict[CheckedMixer, list[tuple[int, list[Request]]]] = defaultdict(list)
+    left = []
+    for place, (one, tokens) in enumerate(texts):
+        requests = [_request(prompt.tokens, one.evidence, tokens) for prompt in one.prompts]
+        if one.mixer is not None and one.mixer.needs.next_tokens:
+            looking[one.mixer].append((place, requests))
+        else:
+            left.append((place, requests))
+    for mixer, rows in looking.items():
+        given = predictions([(texts[place][0].prompts, requests) for place, requests in rows], scorer, mixer)
+        for (place, _), numbers in zip(rows, given, strict=True):
+            found[place] = numbers
+    scored = iter(scorer.log_probs([one for _, requests in left for one in requests]))
+    for place, requests in left:
+        found[place] = np.stack([next(scored) for _ in requests])
+    return found
+
+
+def _request(prompt: IntArray, evidence: int, tokens: IntArray) -> Request:
+    """The last tokens of a prompt that are evidence, and those of a text, after the rest of the prompt."""
+    asked = len(prompt) - evidence
+    return Request(document=prompt[:asked], context=_NO_TOKENS, targets=np.concatenate([prompt[asked:], tokens]))
 
 
 def gold_log_probs(

@@ -146,8 +146,9 @@ def first_passages(questions: Sequence[Question], source: QuestionSource | None)
 class QuestionInput:
     """The prompts of a question, each with its weight and its passages, and what was cut of each.
 
-    A question without prompts is not answered. It may be a message of a `conversation`. If a `mixer` weighs the prompts
-    by evidence, that before an answer is the last `evidence` tokens, which are the same in all prompts.
+    A question without prompts is not answered. It may be a message of a `conversation`. With a `mixer` it looks at what
+    is predicted after the prompts; the evidence before an answer is the last `evidence` tokens, the same in all
+    prompts.
     """
 
     question: Question
@@ -189,7 +190,6 @@ class PromptBuilder:
     ) -> None:
         self._prompt = prompt
         self._reader = in_context.CheckedReader.of(reader)
-        self._reader.mixer.require_log_probs_alone("a question")
         needs = self._reader.mixer.needs
         if (needs.evidence or needs.overlap) and not prompt.asks_after_passages:
             raise UsageError(
@@ -243,8 +243,10 @@ class PromptBuilder:
             conversation,
         )
         mixer = self._reader.mixer
-        if not mixer.needs.evidence or len(prompts) == 1:
+        if not mixer.looks_at(prompts):
             return found
+        if not mixer.needs.evidence:
+            return replace(found, mixer=mixer)
         return replace(found, mixer=mixer, evidence=min(mixer.needs.evidence, _common_end(name, prompts, documents)))
 
 

@@ -44,7 +44,6 @@ def ask_command(
     A model with a chat template is asked through it, another one with the prompt of a paper.
     """
     options.check_passage_sources(index, None, reading)
-    options.check_question_reading(reading)
     texts = options.read_input(question, questions, "question")
 
     from ralm.cli import answers, output

@@ -108,13 +108,6 @@ def check_passage_sources(index: Path | None, retrieved: Path | None, reading: R
         raise UsageError(f'`reader="{reading.reader}"` reads passages: give `index` or `retrieved` too.')
 
 
-def check_question_reading(reading: ReadingOptions) -> None:
-    """Raise UsageError if a mixer needs whole predictions."""
-    from ralm.reading.in_context import CheckedReader
-
-    CheckedReader.of(reading.chosen_reader).mixer.require_log_probs_alone("a question")
-
-
 def choose_prompt(
     prompt: "QuestionPrompt | None",
     tokenizer: "Tokenizer",

@@ -61,7 +61,6 @@ class _PassagesJob:
     def __post_init__(self) -> None:
         check_options(self)
         options.check_passage_sources(self.index, self.retrieved, self.reading)
-        options.check_question_reading(self.reading)
 
     @property
     def has_passages(self) -> bool:

@@ -153,8 +153,8 @@ class CheckedMixer:
         """Raise UsageError if the mixer looks at the predictions of each token, which `what` does not give it."""
         if self.needs.next_tokens:
             raise UsageError(
-                f"the mixer {self._name} looks at all that is predicted for each token, which works in evaluations, "
-                f"sweeps and generation, not for {what}: choose another mixer."
+                f"the mixer {self._name} looks at all that is predicted for each token: choose another mixer for "
+                f"{what}."
             )
 
     def require_fixed(self, what: str) -> None:

@@ -78,14 +78,21 @@ def score_text(
     rows, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, passages, checked, reranker)
     log_probs: list[FloatArray] = []
     sources: list[tuple[IntArray, FloatArray]] = []
-    numbers = rows_with_targets(plan)
-    pairs = [*zip(numbers, prefixes_R, strict=True)]
-    looked_at = _looked_at(prepared, scorer, checked.mixer, pairs)
+    pairs = [*zip(rows_with_targets(plan), prefixes_R, strict=True)]
+    tokens, mixer = prepared.tokens, checked.mixer
+    requests = {
+        row: [stride_request(tokens, plan, row, one.tokens) for one in prompt_prefixes]
+        for row, prompt_prefixes in pairs
+        if mixer.needs.next_tokens and mixer.looks_at(prompt_prefixes)
+    }
+    looking = [(prompt_prefixes, requests[row]) for row, prompt_prefixes in pairs if row in requests]
+    looked_at = dict(zip(requests, predictions(looking, scorer, mixer), strict=True))
     left = [(row, prompt_prefixes) for row, prompt_prefixes in pairs if row not in looked_at]
-    scored = iter(_scored_rows(prepared, scorer, rows, left, checked.mixer.needs.evidence))
+    scored = iter(_scored_rows(prepared, scorer, rows, left, mixer.needs.evidence))
     for row, prompt_prefixes in pairs:
-        numbers_KTS = looked_at[row] if row in looked_at else next(scored)
-        log_probs_T, posteriors_TK = _mixed_row(prepared, checked.mixer, row, prompt_prefixes, numbers_KTS)
+        numbers = looked_at[row] if row in looked_at else next(scored)
+        targets = int(plan.end_R[row] - plan.target_begin_R[row])
+        log_probs_T, posteriors_TK = mixed(mixer, prompt_prefixes, numbers, targets)
         log_probs.append(log_probs_T)
         passages_K = credited_passages(prompt_prefixes)
         sources += [(passages_K, posteriors_K) for posteriors_K in posteriors_TK]
@@ -98,35 +105,27 @@ def score_text(
     )
 
 
-def _looked_at(
-    prepared: PreparedText, scorer: Scorer, mixer: CheckedMixer, rows: Sequence[tuple[int, Sequence[PromptPrefix]]]
-) -> dict[int, FloatArray]:
-    """For each row of whose predictions the mixer needs more than log-probabilities, the numbers of `Scorer.summaries`
-    (float32, K x T x 3), or those of `Scorer.grouped` (float32, T x (K + S))."""
-    if not mixer.needs.next_tokens:
-        return {}
-    requests = {
-        row: [stride_request(prepared.tokens, prepared.plan, row, one.tokens) for one in prompt_prefixes]
-        for row, prompt_prefixes in rows
-        if mixer.looks_at(prompt_prefixes)
-    }
+def predictions(
+    rows: Sequence[tuple[Sequence[PromptPrefix], Sequence[Request]]], scorer: Scorer, mixer: CheckedMixer
+) -> list[FloatArray]:
+    """For each row (its prompt prefixes and a request after each) of whose predictions the mixer needs more than
+    log-probabilities, the numbers of `Scorer.summaries` (float32, K x T x 3) or of `Scorer.grouped` (float32, T x (K +
+    S))."""
+    if not rows:
+        return []
     if mixer.needs.distributions:
-        given = [mixer.group(prompt_prefixes, requests[row]) for row, prompt_prefixes in rows if row in requests]
-        return dict(zip(requests, scorer.grouped(given), strict=True))
-    found = iter(scorer.summaries([one for of_row in requests.values() for one in of_row]))
-    return {row: np.stack([next(found) for _ in of_row]) for row, of_row in requests.items()}
+        return scorer.grouped([mixer.group(prompt_prefixes, requests) for prompt_prefixes, requests in rows])
+    found = iter(scorer.summaries([one for _, requests in rows for one in requests]))
+    return [np.stack([next(found) for _ in requests]) for _, requests in rows]
 
 
-def _mixed_row(
-    prepared: PreparedText,
-    mixer: CheckedMixer,
-    row: int,
-    prompt_prefixes: Sequence[PromptPrefix],
-    numbers: FloatArray,
+def mixed(
+    mixer: CheckedMixer, prompt_prefixes: Sequence[PromptPrefix], numbers: FloatArray, targets: int
 ) -> tuple[FloatArray, FloatArray]:
-    """The log-probability (float32, T) of each target of a row, and the shares (float32, T x K) of its prompt prefixes,
-    NaN if the mixture is no average; from log-probabilities (K x N), or what `_looked_at` gives."""
-    targets, count = int(prepared.plan.end_R[row] - prepared.plan.target_begin_R[row]), len(prompt_prefixes)
+    """The log-probability (float32, T) of each of the last T targets of a row, and the shares (float32, T x K) of its
+    prompt prefixes, NaN if the mixture is no average; from log-probabilities (K x N), or the `predictions` of the row.
+    """
+    count = len(prompt_prefixes)
     log_probs_KT, log_weights = numbers[:, -targets:], log_weights_of(prompt_prefixes)
     if mixer.looks_at(prompt_prefixes):
         if mixer.needs.evidence:
