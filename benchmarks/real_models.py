@@ -23,7 +23,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.held_out_texts import DOCUMENT
-from benchmarks.real_rows import CHOICE_ORDERS, QUESTION_ORDERS, SCALES, TEXT_ORDERS, TEXTS, Order, Row, prepare, rows
+from benchmarks.real_rows import (
+    CHOICE_ORDERS,
+    MIXER_ORDERS,
+    QUESTION_ORDERS,
+    SCALES,
+    TEXT_ORDERS,
+    TEXTS,
+    Order,
+    Row,
+    prepare,
+    rows,
+)
 from ralm.answering.compare import AnswersComparison, compare_answers
 from ralm.cli import program
 from ralm.cli.models import release_models, sharing_models
@@ -152,7 +163,7 @@ def _has_answer(group: str, how: str) -> str:
 
 
 def _answer_orders(group: str, hows: Sequence[str]) -> Iterator[str]:
-    for order in _given((*QUESTION_ORDERS, *CHOICE_ORDERS), hows):
+    for order in _given((*QUESTION_ORDERS, *MIXER_ORDERS, *CHOICE_ORDERS), hows):
         found: AnswersComparison = compare_answers(_folders(group, [order.worse, order.better]))
         for name in _DECIDES:
             if name in found.differences:

@@ -3,10 +3,14 @@
 Three texts are scored: held-out documents of MedQuAD, of Python's documentation and of the Encyclopaedia Britannica,
 each beside an index of the rest. Three sets of questions have a corpus with their gold passages. Paths are relative to
 the folder of the results. The data must be beside the checkout.
+
+Mixers are read on questions, too: with BM25's passages, with random ones, and with conflicts, which are questions of
+Natural Questions whose gold passage states the answer of another question; that answer counts there.
 """
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -26,6 +30,13 @@ _Item = TypeVar("_Item")
 INPUTS: Final = Path("inputs")
 TEXTS: Final = ("python", "medquad", "britannica")
 QUESTIONS: Final = ("popqa", "nq_oracle", "xquad")
+_MIXED: Final = "nq_oracle"
+"""The questions that all mixers are read on."""
+CONFLICTS: Final = "conflicts"
+_ENSEMBLE: Final = ("--reader", "ensemble", "--documents")
+_WEIGHTS: Final = ("uniform", "posterior", "prior", "entropy", "backoff")
+_ONE_PASSAGE: Final = ("prior", "backoff", "contrast", "adaptive-contrast")
+"""The mixers that do something with one passage."""
 _CLEANED: Final = "medquad"
 """The text that is also read without near-duplicates: its corpus has most of them."""
 _SHOTS: Final = 5
@@ -138,6 +149,11 @@ QUESTION_ORDERS: Final = (
     Order("ensemble-10", "bm25", "REPLUG Table 3"),
     Order("gold-shots", "gold", "ours: 5 demonstrations"),
 )
+MIXER_ORDERS: Final = (
+    *(Order(f"bm25-4-{mixer}", "bm25-4", "weights by similarity: REPLUG Eq. 3") for mixer in _WEIGHTS),
+    *(Order(f"random-4-{mixer}", "closed", "ours: no harm") for mixer in ("similarity", "prior", "backoff")),
+    *(Order(f"gold-{mixer}", "gold", "CAD, AdaCAD") for mixer in _ONE_PASSAGE),
+)
 CHOICE_ORDERS: Final = (
     Order("letter-bm25", "letter-closed", "REPLUG Table 2"),
     Order("text-bm25", "text-closed", "ours"),
@@ -161,6 +177,8 @@ def prepare(scale: Scale) -> Iterator[tuple[str, tuple[str, ...]]]:
         corpus = INPUTS / f"{one.name}-corpus.jsonl"
         if not corpus.exists():
             _write_questions(one, scale.questions)
+            if one.name == _MIXED:
+                _write_conflicts(_spread(one.questions, scale.questions))
             _write_lines(corpus, (asdict(document) for document in one.corpus))
         encoding = ("--retriever", "both", "--encoder", minilm(), "--passage-length", str(FIRST_TOKENS))
         yield str(INPUTS / one.name), ("index", str(corpus), "--words", str(WHOLE.words), "--no-metadata", *encoding)
@@ -190,6 +208,18 @@ def _write_questions(asked: QuestionSet, count: int) -> None:
     others = [one for one in asked.questions if one not in chosen]
     for file, some in ((f"{asked.name}.json", chosen), (f"{asked.name}-shots.json", _spread(others, _SHOTS))):
         (INPUTS / file).write_text(json.dumps([_record(one) for one in some], indent=1), encoding="utf-8")
+
+
+def _write_conflicts(asked: Sequence[Question]) -> None:
+    """Questions whose first passage states the answer of the next question in place of their own."""
+    records = []
+    for one, other in zip(asked, [*asked[1:], asked[0]], strict=True):
+        passage, given = one.passages[0], other.answers[0]
+        pattern = re.compile("|".join(re.escape(answer) for answer in sorted(one.answers, key=len, reverse=True)), re.I)
+        if pattern.search(passage.text) and not pattern.search(given):
+            changed = replace(passage, title=pattern.sub(given, passage.title), text=pattern.sub(given, passage.text))
+            records.append(_record(replace(one, answers=(given,), passages=(changed,))))
+    (INPUTS / f"{CONFLICTS}.json").write_text(json.dumps(records, indent=1), encoding="utf-8")
 
 
 def _record(question: Question) -> dict[str, object]:
@@ -229,6 +259,7 @@ def rows(models: Path, scale: Scale) -> list[Row]:
             found += _text_rows(name, models / name, text, scale, others)
         for questions in QUESTIONS:
             found += _question_rows(name, models / name, questions, chats=chats)
+        found += _mixer_rows(name, models / name, chats=chats)
         found += _choice_rows(name, models / name)
     return sorted(found, key=lambda row: row.rank)
 
@@ -267,11 +298,8 @@ def _text_rows(name: str, model: Path, text: str, scale: Scale, others: Sequence
 
 def _question_rows(name: str, model: Path, asked: str, *, chats: bool) -> Iterator[Row]:
     """A chat model is asked through its template without demonstrations, a base model with five."""
-    file, gold = str(INPUTS / f"{asked}.json"), ("--retrieved", str(INPUTS / f"{asked}.json"))
-    shots = ("--demonstrations", str(INPUTS / f"{asked}-shots.json"), "--shots", str(_SHOTS))
-    asks = ("qa", file, "--lm", str(model))
+    asks, shots, gold, index = _asking(model, asked, asked)
     usual = (*asks, *(("--new-tokens", "32") if chats else shots))
-    index = ("--index", str(INPUTS / asked))
     rank = 5 if asked == "popqa" else 65
 
     def row(how: str, later: int, *more: str) -> Row:
@@ -285,9 +313,36 @@ def _question_rows(name: str, model: Path, asked: str, *, chats: bool) -> Iterat
     yield row("hybrid", 20, *index, "--retriever", "hybrid")
     yield row("bm25-2", 30, *index, "--reader", "concatenation", "--documents", "2")
     yield row("bm25-5", 30, *index, "--reader", "concatenation", "--documents", "5")
-    yield row("ensemble-5", 31, *index, "--reader", "ensemble", "--documents", "5")
-    yield row("ensemble-10", 32, *index, "--reader", "ensemble", "--documents", "10")
+    yield row("ensemble-5", 31, *index, *_ENSEMBLE, "5")
+    yield row("ensemble-10", 32, *index, *_ENSEMBLE, "10")
     yield Row(f"{name}/{asked}/gold-shots", (*asks, *shots, *gold, "--prompt", "in-context-ralm"), rank + 31)
+
+
+def _asking(model: Path, asked: str, from_set: str) -> tuple[tuple[str, ...], ...]:
+    """The command that asks a file of questions, and the flags of demonstrations, of its own passages, and of BM25's
+    passages from a set."""
+    file = str(INPUTS / f"{asked}.json")
+    shots = ("--demonstrations", str(INPUTS / f"{from_set}-shots.json"), "--shots", str(_SHOTS))
+    return ("qa", file, "--lm", str(model)), shots, ("--retrieved", file), ("--index", str(INPUTS / from_set))
+
+
+def _mixer_rows(name: str, model: Path, *, chats: bool) -> Iterator[Row]:
+    """Four passages by every mixer that weighs them, four random ones, and one passage that may contradict."""
+    for asked in (_MIXED, CONFLICTS):
+        asks, shots, gold, index = _asking(model, asked, _MIXED)
+        usual = (*asks, *(("--new-tokens", "32") if chats else shots))
+        if asked == CONFLICTS:
+            yield Row(f"{name}/{asked}/closed", usual, 66)
+            yield Row(f"{name}/{asked}/gold", (*usual, *gold), 66)
+        else:
+            for mixer in ("similarity", *_WEIGHTS):
+                how = "bm25-4" if mixer == "similarity" else f"bm25-4-{mixer}"
+                yield Row(f"{name}/{asked}/{how}", (*usual, *index, *_ENSEMBLE, "4", "--mixer", mixer), 67)
+            for mixer in ("similarity", "prior", "backoff"):
+                read = ("--retriever", "random", *_ENSEMBLE, "4", "--mixer", mixer)
+                yield Row(f"{name}/{asked}/random-4-{mixer}", (*usual, *index, *read), 67)
+        for mixer in _ONE_PASSAGE:
+            yield Row(f"{name}/{asked}/gold-{mixer}", (*usual, *gold, *_ENSEMBLE, "1", "--mixer", mixer), 66)
 
 
 def _choice_rows(name: str, model: Path) -> Iterator[Row]:

@@ -12,6 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported: no tes
 import certifi
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch.utils import collect_env
 
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
@@ -20,6 +21,9 @@ from tests.campaign import sampled
 from tests.tiny_models import FAMILIES, save_tiny_model
 
 collect_rarely()  # as the program itself does
+# a busy machine is no fault, and fixtures of a test may stay for all its examples
+settings.register_profile("ralm", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.load_profile("ralm")
 
 
 def pytest_configure() -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ralm.answering.answers import DrawnAnswers, answer_all
 from ralm.answering.citations import Answerer
@@ -79,7 +79,6 @@ def next_log_probs(model: Any) -> Any:
     return lambda read: model.next_log_probs_V(np.array(read)).astype(np.float64)
 
 
-@settings(deadline=None)
 @given(asked())
 def test_gold_answers_are_as_likely_as_in_the_plain_loop(made: Any) -> None:
     model, one, prompts, start, evidence = made
@@ -91,7 +90,6 @@ def test_gold_answers_are_as_likely_as_in_the_plain_loop(made: Any) -> None:
     assert found == pytest.approx((sum(totals), len(gold)), abs=1e-5)
 
 
-@settings(deadline=None)
 @given(asked(), st.sampled_from(["together", "drawn"]))
 def test_answers_are_those_of_the_plain_loop(made: Any, how: str) -> None:
     model, one, prompts, start, evidence = made
@@ -128,7 +126,6 @@ def test_answers_are_those_of_the_plain_loop(made: Any, how: str) -> None:
         np.testing.assert_allclose(token.posteriors_K, shares, atol=1e-5)
 
 
-@settings(deadline=None)
 @given(asked())
 def test_answers_of_each_passage_count_with_the_weights_before_the_first_token(made: Any) -> None:
     model, one, prompts, start, evidence = made
@@ -178,7 +175,6 @@ def test_choices_are_those_of_the_plain_loop(score: Any) -> None:
                 np.testing.assert_allclose(found, np.mean(shares, axis=0), atol=1e-5)
 
 
-@settings(deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=3), WORDS, st.integers(8, 40))
 def test_the_overlap_of_a_prompt_is_that_of_its_passage(texts: list[list[str]], words: list[str], room: int) -> None:
     """Demonstrations, which end as the prompt does, and what is cut of the passage do not count. Without evidence the

@@ -79,7 +79,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=6))
 def test_scores(of_table: ApiModel, requests: list[Request]) -> None:
     found = Scorer(of_table, progress=False).log_probs(requests)

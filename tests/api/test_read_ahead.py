@@ -96,7 +96,7 @@ def asked_of(server: ScriptedServer, kind: str, backing: OfTable, likeliest: int
 PROMPTS = st.sampled_from(["The city", "A list of the river", "The sea is a river and a list is a tuple", "zz"])
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(
     seed=st.integers(0, 50),
     prompt=PROMPTS,
@@ -191,7 +191,7 @@ def listing() -> Iterator[ScriptedServer]:
         yield server
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), likeliest=st.integers(1, VOCABULARY), log_weights_K=LOG_WEIGHTS)
 def test_certified_tokens_are_the_likeliest_of_the_exact_average(
     listing: ScriptedServer, seed: int, likeliest: int, log_weights_K: DoubleArray
@@ -209,7 +209,7 @@ def test_certified_tokens_are_the_likeliest_of_the_exact_average(
         assert exact_V[bounds.tokens_Y[bounds.best]] >= exact_V.max() - 1e-5
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1000), log_weights_K=LOG_WEIGHTS)
 def test_with_all_tokens_listed_everything_is_certified_and_exact(
     listing: ScriptedServer, seed: int, log_weights_K: DoubleArray

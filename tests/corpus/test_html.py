@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ralm.corpus.sources import Fields
 from ralm.errors import CorpusError
@@ -127,7 +127,6 @@ def test_pages_of_any_depth_are_whole(page: str, tmp_path: Path) -> None:
     assert time.monotonic() - begun < 60, "not forever"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.sampled_from([*"<>/!-\"'&;= ab", "<p", "</", "<!--", "&amp", "<script>", "]]>", "<?", "<title>"])))
 def test_markup_that_is_none(tmp_path: Path, parts: list[str]) -> None:
     (tmp_path / "x.html").write_text("<p>before</p>" + "".join(parts))

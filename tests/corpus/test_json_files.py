@@ -6,7 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from pydantic import JsonValue
 
 from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES
@@ -31,7 +31,6 @@ def values_of(path: Path, piece: int) -> list[object]:
         return [value for value, _ in _values(_JsonText(path))]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     st.lists(VALUES, max_size=5),
     st.integers(1, 40),
@@ -53,7 +52,7 @@ def test_an_array_in_pieces_is_the_array_at_once(
     assert repr(values_of(path, piece)) == repr(json.loads(written))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(VALUES, min_size=1, max_size=3), st.integers(1, 40), st.data())
 def test_an_array_that_is_cut_or_changed_is_refused_or_read_as_json_does(
     tmp_path: Path, values: list[JsonValue], piece: int, data: st.DataObject

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ralm.corpus import sources
 from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES
@@ -159,7 +159,6 @@ def test_tsv_with_other_columns(tmp_path: Path) -> None:
         read(path, Fields(text="body"))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.tuples(*[st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"))] * 3)))
 def test_tsv_gives_back_whatever_csv_wrote(tmp_path: Path, rows: list[tuple[str, str, str]]) -> None:
     rows = [(f"id{number}", text, title) for number, (_, text, title) in enumerate(rows)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ralm.corpus.documents import DocumentBuilder, Fields, Skipped
 from ralm.corpus.sources import read_documents
@@ -36,7 +36,7 @@ def read(spans: list[CorpusSpan]) -> tuple[list[Document], Skipped]:
     return [document for span in spans for document in read_span(span, builder)], skipped
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(lines=LINES, end=st.sampled_from(["", "\n", "\r\n"]), span_bytes=st.integers(1, 200), bom=st.booleans())
 def test_lines_are_those_of_the_file_wherever_it_is_cut(
     tmp_path: Path, lines: list[str], end: str, span_bytes: int, bom: bool

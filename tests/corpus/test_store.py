@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ralm.corpus import store
 from ralm.corpus.numbering import Numbering, are_in, rising, union
@@ -50,7 +50,6 @@ def test_what_was_written_comes_back(count: int, tmp_path: Path) -> None:
     assert opened[2:7:2] == passages[2:7:2]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=12))
 def test_any_strings_come_back(tmp_path: Path, rows: list[tuple[str, str, str]]) -> None:
     passages = [Passage(n, *row) for n, row in enumerate(rows)]
@@ -59,7 +58,6 @@ def test_any_strings_come_back(tmp_path: Path, rows: list[tuple[str, str, str]])
         assert list(written(tmp_path / "x.arrow", iter(passages))) == passages
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(SEVERAL_METADATA, st.lists(st.integers(0, 2), max_size=14), st.randoms(use_true_random=False))
 def test_any_metadata_comes_back_in_any_order(
     tmp_path: Path, several: list[Metadata], chosen: list[int], random: Random

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import real_models, real_rows
-from benchmarks.real_rows import CHOICE_ORDERS, INPUTS, QUESTION_ORDERS, SCALES, TEXT_ORDERS, rows
+from benchmarks.real_rows import CHOICE_ORDERS, INPUTS, MIXER_ORDERS, QUESTION_ORDERS, SCALES, TEXT_ORDERS, rows
 from ralm.cli import program
 from ralm.cli.models import sharing_models
 from ralm.lm import TINY
@@ -38,7 +38,13 @@ def test_every_row_is_a_command_with_a_name_of_its_own(models: Path) -> None:
 
 def test_the_rows_of_every_order_are_there(models: Path) -> None:
     named = {row.name for row in rows(models, SCALES["full"])}
-    for material, orders in (("medquad", TEXT_ORDERS), ("popqa", QUESTION_ORDERS), ("mmlu", CHOICE_ORDERS)):
+    of_materials = {
+        "medquad": TEXT_ORDERS,
+        "popqa": QUESTION_ORDERS,
+        "nq_oracle": MIXER_ORDERS,
+        "mmlu": CHOICE_ORDERS,
+    }
+    for material, orders in of_materials.items():
         for order in orders:
             assert {f"chat/{material}/{how}" for how in (order.better, order.worse)} <= named
 

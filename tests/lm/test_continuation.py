@@ -100,7 +100,7 @@ def test_tensors_are_seldom_made_anew(model: LocalLanguageModel, monkeypatch: py
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(moves=st.lists(st.tuples(LENGTHS, st.randoms(use_true_random=False)), min_size=1, max_size=5))
 def test_any_texts_after_any_others(tiny_folders: dict[str, Path], moves: list[tuple[list[int], object]]) -> None:
     """Two tokens only, so that beginnings are shared by chance, among several rows."""

@@ -46,7 +46,7 @@ def request_lists(draw: st.DrawFn) -> list[Request]:
     return requests
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(requests=request_lists(), padded=st.booleans(), copies=st.integers(1, 2))
 def test_equals_one_plain_pass_a_request(
     model: LocalLanguageModel, requests: list[Request], padded: bool, copies: int

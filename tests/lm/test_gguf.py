@@ -140,7 +140,7 @@ def test_a_file_that_shrinks_while_it_is_read(llama: Path, tmp_path: Path) -> No
         [opened.load(name, torch.float32) for name in opened.tensors]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_damaged_header_is_one_sentence(llama: Path, data: st.DataObject) -> None:
     """Or it is another valid header: figures of another model, which the fingerprints show."""

@@ -31,7 +31,7 @@ from ralm.records import Request
 from tests.every_family import FAMILIES, tiny_family_model
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(length=st.integers(1, 300), heads=st.sampled_from([(4, 4), (4, 2), (3, 1)]), batch=st.integers(1, 2))
 def test_attention_equals_the_fused_kernel(length: int, heads: tuple[int, int], batch: int) -> None:
     torch.manual_seed(length)
@@ -45,7 +45,7 @@ def test_attention_equals_the_fused_kernel(length: int, heads: tuple[int, int], 
         torch.testing.assert_close(found, expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     lengths=st.tuples(st.integers(2, 300), st.integers(0, 40)), window=st.integers(1, 200), unpadded=st.integers(0, 40)
 )

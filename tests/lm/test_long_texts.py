@@ -185,7 +185,7 @@ SIZES = st.builds(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=texts(), sizes=SIZES, chunk=st.integers(1, 90))
 def test_pieces_are_the_whole(kind: str, text: str, sizes: WindowSizes, chunk: int) -> None:
     tokenizer = tokenizer_of(kind)

@@ -46,7 +46,7 @@ def average(
     return total
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     context=TOKENS,
     targets=st.lists(st.integers(0, 9), min_size=1, max_size=6),
@@ -80,7 +80,7 @@ def test_endings_are_as_likely_as_in_the_plain_loop(
     assert are_greedy([ending], model) == [best == targets]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     context=TOKENS,
     targets=st.lists(st.integers(0, 9), min_size=1, max_size=6),

@@ -85,7 +85,7 @@ WRITINGS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(PROMPTS, min_size=1, max_size=4), WRITINGS)
 def test_what_is_written_does_not_depend_on_who_else_is_there(prompts: list[Joining], how: Writing) -> None:
     writer, model = how.writer()

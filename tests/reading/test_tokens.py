@@ -141,7 +141,7 @@ def plans(draw: st.DrawFn) -> PlanOptions:
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(plans(), st.integers(2, 40), st.integers(0, 10), st.booleans(), st.booleans())
 def test_random_plans_equal_the_plain_loop(
     options: PlanOptions, tokens: int, shift: int, adds_itself: bool, together: bool

@@ -52,7 +52,7 @@ def log_probs(model: CountingModel, text: PreparedText, number: int, begin: int,
 
 @pytest.mark.parametrize("documents", [1, 2, 3])
 @pytest.mark.parametrize("method", ["zero-shot", "oracle"])
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.lists(st.sampled_from(LETTERS), min_size=8, max_size=30), st.integers(0, 4))
 def test_an_ensemble_of_the_best_equals_the_plain_loop(
     method: str, documents: int, words: list[str], shift: int

@@ -287,7 +287,7 @@ SCRIPTS = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.sampled_from(["cjk", "standard", "french", "irish", "turkish", "greek", "arabic"]), st.text(SCRIPTS, max_size=25)
 )
@@ -300,7 +300,7 @@ def test_any_text_has_the_terms_of_its_runs(name: str, text: str) -> None:
     assert not any(character.isspace() for term in expected for character in term)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(["french", "german", "russian", "hindi"]), st.text(SCRIPTS, max_size=25))
 def test_decomposed_characters_are_those_that_they_make(name: str, text: str) -> None:
     assert terms(name, normalize("NFD", text)) == terms(name, normalize("NFC", text))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from benchmarks.judged import cacm, mean_average_precision, mean_precision
 from ralm.errors import CorpusError, WorkerError
@@ -75,7 +75,7 @@ texts_of = st.lists(st.lists(st.sampled_from(WORDS[:-1]), max_size=40).map(" ".j
 queries_of = st.lists(st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join), min_size=1, max_size=5)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(
     texts=texts_of,
     queries=queries_of,

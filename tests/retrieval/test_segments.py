@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ralm.records import Hits
 from ralm.retrieval.bm25.arrays import ARRAY_NAMES, open_arrays
@@ -45,7 +45,7 @@ def hits(bm25: BM25, queries: Sequence[str], k: int) -> list[list[tuple[int, flo
     return [found.of(row) for row in range(len(found))]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(parts=st.lists(TEXTS, min_size=1, max_size=4), queries=QUERIES, k=st.integers(1, 9), data=st.data())
 def test_segments_are_searched_as_one_index(
     tmp_path_factory: pytest.TempPathFactory, parts: list[list[str]], queries: list[str], k: int, data: st.DataObject

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ralm.corpus.numbering import StoredPassages
 from ralm.corpus.store import PassageStore, write_passages
@@ -65,7 +65,7 @@ def written(folder: Path, shards: Sequence[ShardFolder], documents: int) -> Inde
     return open_index(folder)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(several=st.lists(TEXTS, min_size=1, max_size=5))
 def test_one_shard_is_the_index_that_is_built_at_once(
     tmp_path_factory: pytest.TempPathFactory, several: list[list[str]]
@@ -86,7 +86,7 @@ def test_one_shard_is_the_index_that_is_built_at_once(
     assert list(joined.files) == list(plain.files)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(several=st.lists(TEXTS, min_size=2, max_size=5), queries=TEXTS, k=st.integers(1, 9), data=st.data())
 def test_shards_have_the_hits_of_the_whole_index(
     tmp_path_factory: pytest.TempPathFactory, several: list[list[str]], queries: list[str], k: int, data: st.DataObject

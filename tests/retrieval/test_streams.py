@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ralm.errors import DamagedFolderError
 from ralm.records import NO_PASSAGE, Hits
@@ -36,7 +36,7 @@ def without(hits: Hits, lists: Sequence[Sequence[int]], list_Q: np.ndarray, k: i
     return numbers_QK, scores_QK
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1 << 30),
     passages=st.sampled_from([1, 2, 63, 64, 65, 300, 700, 3000]),

@@ -151,7 +151,7 @@ def test_any_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
     monkeypatch.setattr(Updates, "root", str(tmp_path))
     run_state_machine_as_test(
         Updates,
-        settings=settings(max_examples=15, stateful_step_count=8, deadline=None, suppress_health_check=[*HealthCheck]),
+        settings=settings(max_examples=15, stateful_step_count=8, suppress_health_check=[*HealthCheck]),
     )
 
 

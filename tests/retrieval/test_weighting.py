@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import ralm
 from ralm.errors import DamagedFolderError, NotAFolderOfThisKindError, UsageError
@@ -44,7 +44,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 1 << 30),
     weights=WEIGHTS,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ralm.errors import ModelError
 from ralm.lm.local.continuation import UncachedDecoder
@@ -111,7 +111,7 @@ def check_written(jobs: Sequence[Job], model: WritingModel, shared: SharedModel)
         check_equal(tokens, job.tokens(model))  # type: ignore[arg-type]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12)
 @given(jobs=JOBS, chunk=st.sampled_from([1, 7, 512]), cache=st.sampled_from([1, 100, 1 << 16]))
 def test_each_is_written_as_if_alone(model: LocalLanguageModel, jobs: list[Job], chunk: int, cache: int) -> None:
     with batched(model, chunk, cache) as shared:

@@ -133,7 +133,7 @@ def test_every_post_route_is_asked(client: httpx.Client) -> None:
 def test_odd_bodies(client: httpx.Client, chats: httpx.Client, path: str) -> None:
     asked, answered = chats if path == CHATS else client, 0
 
-    @settings(max_examples=COUNT, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=COUNT, suppress_health_check=list(HealthCheck), database=None)
     @given(body=bodies(asked, path))
     def ask(body: Any) -> None:
         nonlocal answered

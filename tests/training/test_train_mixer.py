@@ -82,7 +82,7 @@ def by_loops(signals: Signals, weights: LearnedWeights, documents: int) -> list[
 NUMBERS = st.floats(-2, 2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(0, 1 << 30),
     st.builds(LearnedWeights, temperature=st.floats(0.3, 9), rank=NUMBERS, overlap=NUMBERS, none=NUMBERS,
@@ -130,7 +130,7 @@ def test_the_fit_finds_planted_weights() -> None:
         assert value == pytest.approx(asdict(WEIGHTS)[name], rel=0.25, abs=0.12), name
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 1 << 30))
 def test_no_weights_near_the_fit_are_likelier_by_the_plain_loop(
     tmp_path_factory: pytest.TempPathFactory, seed: int
