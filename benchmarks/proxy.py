@@ -3,8 +3,8 @@
     python -m benchmarks.proxy [--clients 1 32] [--requests 96] [--demo FOLDER]
 
 Milliseconds to the first word and to the end of an answer, median and 99th percentile, of streams that so many clients
-ask for at once. Questions are parts of the held-out text of the demonstration, each with four passages of its index.
-The API and the server are processes of their own.
+ask for at once, and of the differences between the two answers to a question. Questions are parts of the held-out text
+of the demonstration, each with four passages of its index. The API and the server are processes of their own.
 """
 
 import argparse
@@ -43,23 +43,33 @@ async def streamed(client: AsyncOpenAI, question: str) -> tuple[float, float]:
     return 1e3 * (first - begin), 1e3 * (time.perf_counter() - begin)
 
 
-async def measured(url: str, questions: list[str], clients: int) -> dict[str, object]:
-    """The figures of so many clients that ask one question after another."""
-    places = asyncio.Semaphore(clients)
+async def asked(url: str, questions: list[str]) -> list[tuple[float, float]]:
+    """The figures of questions that are asked at once, each over a connection of its own."""
     async with AsyncOpenAI(base_url=url, api_key="none", timeout=600, max_retries=0) as client:
+        await asyncio.gather(*(streamed(client, question) for question in questions))  # connects
+        return await asyncio.gather(*(streamed(client, question) for question in questions))
 
-        async def ask(question: str) -> tuple[float, float]:
-            async with places:
-                return await streamed(client, question)
 
-        await asyncio.gather(*map(ask, questions[:clients]))
-        first, end = np.array(await asyncio.gather(*map(ask, questions))).T
-    columns = {"first word": first, "end": end}
-    return {
-        f"{name}, {what}": float(np.percentile(times, percent))
-        for name, times in columns.items()
-        for what, percent in (("p50", 50), ("p99", 99))
-    }
+async def measured(urls: dict[str, str], questions: list[str], clients: int) -> list[dict[str, object]]:
+    """The figures of so many clients, by address, and of the differences between answers to the same question.
+
+    Each group of questions is asked at all addresses before the next one, so that other load meets all of them.
+    """
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in urls}
+    for begin in range(0, len(questions), clients):
+        for name in [*urls] if begin % 2 else [*urls][::-1]:
+            found[name] += await asked(urls[name], questions[begin : begin + clients])
+    straight, through = (np.array(found[name]) for name in urls)
+    times = dict(zip(urls, (straight, through), strict=True)) | {"difference": through - straight}
+    return [
+        {"clients": clients, "asked": name}
+        | {
+            f"{what}, {label}": float(np.percentile(values[:, column], percent))
+            for column, what in enumerate(("first word", "end"))
+            for label, percent in (("p50", 50), ("p99", 99))
+        }
+        for name, values in times.items()
+    ]
 
 
 def main() -> None:
@@ -75,9 +85,8 @@ def main() -> None:
         options = ["--port", "0", "--max-concurrency", "64", "--reader", "concatenation", "--documents", "4"]
         with program([*serve, *options], SERVING) as ours:
             for clients in args.clients:
-                for name, url in (("straight", api[2]), ("through ralm serve", ours[2])):
-                    rows.append({"clients": clients, "asked": name} | asyncio.run(measured(url, questions, clients)))
-                    print_table(rows[-1:])
+                urls = {"straight": api[2], "through ralm serve": ours[2]}
+                rows += asyncio.run(measured(urls, questions, clients))
     print_table(rows)
 
 

@@ -42,7 +42,10 @@ class ChatUpstream:
             return Reply({"object": "list", "data": [{"id": NAME, "owned_by": "hosted", "context_length": 9_000}]})
         if self.instead is not None:
             return self.instead
-        if request.path != "/v1/chat/completions":
+        if request.path == "/v1/embeddings":
+            vector = {"object": "embedding", "index": 0, "embedding": [0.5]}
+            return Reply({"object": "list", "data": [vector], "usage": {"prompt_tokens": 3, "total_tokens": 3}})
+        if request.path.partition("?")[0] != "/v1/chat/completions":
             return Reply({"error": {"message": "This is a chat model", "type": "invalid_request_error"}}, 404)
         body = request.body
         if body.get("stream"):

@@ -275,6 +275,41 @@ def test_a_query_that_the_model_rewrites(index: Path) -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
 
 
+def test_embeddings_are_passed_on(upstream: ChatUpstream, url: str) -> None:
+    body = {"input": ["whales", "sheep"], "dimensions": 1, "unknown": 3}
+    for name, sent in ((NAME, NAME), ("text-embedding-3-small", "text-embedding-3-small"), (f"{NAME}:few", NAME)):
+        answer = posted(url, {**body, "model": name}, "/v1/embeddings")
+        assert answer.json()["data"][0]["embedding"] == [0.5], answer.text
+        assert upstream.last.body == {**body, "model": sent}
+    upstream.instead = Reply({"error": {"message": "too long"}}, 400)
+    assert posted(url, {"input": "whales"}, "/v1/embeddings").json() == {"error": {"message": "too long"}}
+
+
+def test_the_query_of_an_address_goes_on(upstream: ChatUpstream, url: str) -> None:
+    assert posted(url, {"messages": ASKED}, "/v1/chat/completions?api-version=2").status_code == 200
+    assert upstream.last.path == "/v1/chat/completions?api-version=2"
+
+
+def test_tokens_of_streams_are_counted(url: str) -> None:
+    def counts() -> list[float]:
+        lines = dict(line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics").text.splitlines() if line[0] != "#")
+        names = ('ralm_tokens_total{kind="prompt"}', 'ralm_tokens_total{kind="written"}', "ralm_stream_pieces_total")
+        return [float(lines.get(name, 0)) for name in names]
+
+    seen = [counts()]
+    for more in ({}, {"stream_options": {"include_usage": True}}):
+        posted(url, {"messages": ASKED, "stream": True, **more})
+        seen.append(counts())
+    steps = [[after - before for before, after in zip(*pair, strict=True)] for pair in itertools.pairwise(seen)]
+    assert steps == [[0, 0, len(WORDS)], [USAGE["prompt_tokens"], USAGE["completion_tokens"], 0]]
+
+
+def test_a_body_that_is_no_object(url: str) -> None:
+    for content in ("[1]", "{", ""):
+        answer = httpx.post(f"{url}/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["message"][:30]) == (400, "the body must be a JSON object")
+
+
 def test_other_routes(url: str) -> None:
     assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == [NAME, f"{NAME}:few", f"{NAME}:plain"]
     assert httpx.get(f"{url}/v1/models/{NAME}").json()["max_model_len"] == 9_000

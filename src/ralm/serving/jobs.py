@@ -146,7 +146,12 @@ def service_of(request: Request) -> Service:
     return service
 
 
-Served = Annotated[Service, Depends(service_of)]
+async def _service_of(request: Request) -> Service:
+    """As `service_of`; FastAPI calls functions that are not `async` in threads."""
+    return service_of(request)
+
+
+Served = Annotated[Service, Depends(_service_of)]
 
 
 def passage_address(request: Request, reads: ReadConfig, passage: Passage) -> str:

@@ -10,18 +10,21 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pydantic
 from fastapi import Request
 from pydantic import JsonValue
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
 
 from ralm.answering import citations
 from ralm.answering.prompts import QuestionPrompt
 from ralm.errors import ServerError, UsageError
 from ralm.records import Passage
-from ralm.serving import answers, errors, jobs, model, requests
+from ralm.serving import answers, errors, jobs, middleware, model, requests
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.options import PASSED_ON
 from ralm.serving.prompts import TOO_LONG
@@ -36,6 +39,8 @@ _WARNING: Final = "X-Ralm-Warning"
 """The header that says why a request was passed on, if this server usually answers itself."""
 _MAX_HEADER: Final = 500
 _CHAT: Final = "/chat/completions"
+EMBEDDINGS: Final = "/embeddings"
+"""The route that is passed on without passages, unless a dense index is named."""
 _QUESTION: Final = "\0"
 """Stands for the message in a prompt, which may have parts that are no text."""
 _END_OF_EVENT: Final = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
@@ -46,6 +51,8 @@ _REWRITE: Final = (
     "its pronouns by what they stand for. Write the query alone, on one line."
 )
 """The message that asks the model for a query; the conversation follows."""
+_PIECES: Final = ("content", "text", "tool_calls", "reasoning_content", "reasoning", "refusal")
+"""Fields of an event that hold a piece of an answer."""
 _LIMITED: Final = ("max_tokens", "max_completion_tokens", "n")
 _Body = dict[str, Any]
 
@@ -55,16 +62,23 @@ def otherwise(request: Request, body: Any) -> Callable[[Exception], Awaitable[Re
 
     async def respond(error: Exception) -> Response:
         service = jobs.service_of(request)
-        if not isinstance(body, dict) or not _may_be_passed_on(error, body.get("ralm"), service):
+        names = service.indexes.dense_names() if request.url.path.endswith(EMBEDDINGS) else ()
+        is_ours = not isinstance(body, dict) or body.get("model") in names
+        if is_ours or not _may_be_passed_on(error, body.get("ralm"), service):
             return errors.error_response(error)
         return await pass_on(request, body, "" if service.passes_on else str(error))
 
     return respond
 
 
+def may_pass_on(service: Service) -> bool:
+    """Whether requests that this server cannot answer are passed on."""
+    return service.open_upstream is not None and not service.options.strict
+
+
 def _may_be_passed_on(error: Exception, choices: Any, service: Service) -> bool:
     """Whether the server of the model may still answer a request that failed here, as its choices say."""
-    if service.open_upstream is None or service.options.strict:
+    if not may_pass_on(service):
         return False
     if isinstance(choices, dict) and not set(choices) <= {*PASSED_ON} and not service.passes_on:
         return False
@@ -74,12 +88,38 @@ def _may_be_passed_on(error: Exception, choices: Any, service: Service) -> bool:
     return isinstance(error, UsageError) or (isinstance(error, ServerError) and error.rejects_request)
 
 
+async def _endpoint(request: Request) -> Response:
+    """The answer to a request where all are passed on, whose body is only read here."""
+    body = _json_object(await request.body())
+    if body is None:
+        message = "the body must be a JSON object; send it with the header Content-Type: application/json."
+        return errors.error_response(errors.RequestError(message))
+    return await pass_on(request, body)
+
+
+class _PassedOnRoute(Route):
+    """A route without FastAPI's validation, which the access log knows by its path."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """As `Route.matches`."""
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}
+
+
+def passed_on_routes() -> list[BaseRoute]:
+    """The routes of a server that passes all requests on; they come before those of one that answers itself."""
+    return [_PassedOnRoute(f"/v1{path}", _endpoint, methods=["POST"]) for path in (_CHAT, "/completions")]
+
+
 async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
     """The answer of the server of the model to a request, with passages in it; `warning` is for its header."""
     begin = time.monotonic()
     service, workers = jobs.service_of(request), request.app.state.workers
     upstream: Upstream = request.app.state.upstream
-    path = request.url.path.removeprefix("/v1")
+    path, query = request.url.path.removeprefix("/v1"), request.url.query
+    name: JsonValue = upstream.endpoint.model
+    if path == EMBEDDINGS and body.get("model") not in service.models:
+        name = body.get("model")  # another model of the same server
 
     def address(reads: ReadConfig, passage: Passage) -> str:
         return citations.web_address(passage) or jobs.passage_address(request, reads, passage)
@@ -89,33 +129,29 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
         async with AsyncExitStack() as at_end:
             at_end.callback(workers.free_place)
             async with _until(deadline):
-                choice, reads = await asyncio.to_thread(_checked, body, service)
-                texts, told = _texts(path, body), answers.ResponseJson()
-                if "query" in choice and not texts:
-                    message = "`ralm.query` has no effect without a message of the user: leave it out."
-                    raise errors.RequestError(message, param="ralm.query")
-                if "query" in choice:
-                    texts = [choice["query"]] * len(texts)
-                elif texts and path == _CHAT and reads.source is not None and service.options.query == "rewrite":
+                reads, texts, found = await asyncio.to_thread(_prepared, path, body, service)
+                told = answers.ResponseJson()
+                if found is None:
                     answer = await upstream.send(path, _rewriting(body, upstream.endpoint.model))
                     at_end.push_async_callback(answer.close)
                     content = await answer.content()
                     if answer.status >= 400:
-                        return _response(content, answer, {}, warning)
+                        return _response(content, answer, dict, warning)
                     told = _rewritten(content)
-                    texts = [str(told["query"] or texts[0])]
-                service.log_prompts([text for text in texts if text])
-                queries = [text[: service.options.limits.text_bytes] for text in texts]
-                found = await asyncio.to_thread(_retrieve, queries, reads)
+                    found = await asyncio.to_thread(_found, [str(told["query"] or texts[0])], reads, service)
                 sent = _with_passages(path, body, found, service.passed_on_prompt)
-                answer = await upstream.send(path, {**sent, "model": upstream.endpoint.model})
+                answer = await upstream.send(f"{path}?{query}" if query else path, {**sent, "model": name})
                 at_end.push_async_callback(answer.close)
-                fields = _fields(found, reads, told, address)
+
+                def fields() -> answers.ResponseJson:  # made after the first words, which wait for nothing
+                    return _fields(found, reads, told, address)
+
                 if not answer.is_stream:
                     content = await answer.content()
                     return _response(content, answer, fields, warning, service.metrics.count_tokens)
             service.metrics.first.observe(time.monotonic() - begin)
-            return jobs.EventStream(_events(answer, fields, deadline), at_end.pop_all(), _headers(answer, warning))
+            events = _events(answer, fields, deadline, service.metrics)
+            return jobs.EventStream(events, at_end.pop_all(), _headers(answer, warning))
 
     try:
         return await jobs.unless_gone(request, work)
@@ -131,6 +167,30 @@ async def _until(deadline: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise model.timed_out("timed out: ask for fewer tokens") from None
+
+
+def _prepared(
+    path: str, body: _Body, service: Service
+) -> tuple[ReadConfig, Sequence[str], Sequence[Sequence[Passage]] | None]:
+    """How passages are found for a request, its texts, and their passages; None if a query is to be written first."""
+    if path == EMBEDDINGS:
+        return ReadConfig(replace(service.settings, index=None)), (), ()
+    choice, reads = _checked(body, service)
+    texts = _texts(path, body)
+    if "query" in choice:
+        if not texts:
+            message = "`ralm.query` has no effect without a message of the user: leave it out."
+            raise errors.RequestError(message, param="ralm.query")
+        texts = [choice["query"]] * len(texts)
+    elif texts and path == _CHAT and reads.source is not None and service.options.query == "rewrite":
+        return reads, texts, None
+    return reads, texts, _found(texts, reads, service)
+
+
+def _found(texts: Sequence[str], reads: ReadConfig, service: Service) -> Sequence[Sequence[Passage]]:
+    """The passages for each text."""
+    service.log_prompts([text for text in texts if text])
+    return _retrieve([text[: service.options.limits.text_bytes] for text in texts], reads)
 
 
 def _checked(body: _Body, service: Service) -> tuple[Mapping[str, Any], ReadConfig]:
@@ -261,23 +321,31 @@ def _headers(answer: "UpstreamAnswer", warning: str) -> dict[str, str]:
 def _response(
     content: bytes,
     answer: "UpstreamAnswer",
-    fields: answers.ResponseJson,
+    fields: Callable[[], answers.ResponseJson],
     warning: str,
     count: Callable[[int, int], None] = lambda *_: None,
 ) -> Response:
     """An answer that is whole, with these fields unless it is an error."""
     if answer.status < 400 and (value := _json_object(content)) is not None:
-        usage = value.get("usage")
-        if isinstance(usage, dict):
-            read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
-            count(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
-        content = _json({**fields, **value}) if fields else content
+        _count(value, count)
+        content = _json({**added, **value}) if (added := fields()) else content
     return Response(content, answer.status, _headers(answer, warning), answer.kind)
 
 
-async def _events(answer: "UpstreamAnswer", fields: answers.ResponseJson, deadline: float) -> AsyncIterator[bytes]:
+def _count(value: Mapping[str, JsonValue], count: Callable[[int, int], None]) -> None:
+    """Count the tokens that an answer or an event reports."""
+    usage = value.get("usage")
+    if isinstance(usage, dict):
+        read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        count(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
+
+
+async def _events(
+    answer: "UpstreamAnswer", fields: Callable[[], answers.ResponseJson], deadline: float, metrics: middleware.Metrics
+) -> AsyncIterator[bytes]:
     """The events of an answer as they come; the first that ends a choice has the fields."""
-    parts, held, waiting = aiter(answer.parts()), b"", bool(fields)
+    parts, held, waiting = aiter(answer.parts()), b"", True
+    pieces, reported = 0, None
     try:
         while True:
             async with _until(deadline):
@@ -285,23 +353,42 @@ async def _events(answer: "UpstreamAnswer", fields: answers.ResponseJson, deadli
             if not part:
                 break
             *events, held = _END_OF_EVENT.split(held + part)
-            for number, event in enumerate(events if waiting else ()):
-                if waiting and (value := _last_piece(event)) is not None:
-                    events[number], waiting = b"data: " + _json({**fields, **value}) + b"\n\n", False
+            for number, event in enumerate(events):
+                value = _json_object(event.removeprefix(b"data:")) if event.startswith(b"data:") else None
+                if value is not None:
+                    pieces += _has_text(value)
+                    reported = value if value.get("usage") else reported  # the last one counts the whole answer
+                    if waiting and _ends(value):
+                        waiting, added = False, fields()
+                        events[number] = b"data: " + _json({**added, **value}) + b"\n\n" if added else event
             if len(held) > _MAX_EVENT:
                 raise ServerError(f"the server of the model sent an event of more than {_MAX_EVENT:,} bytes.", 200)
             yield b"".join(events)
         yield held
     except Exception as error:  # noqa: BLE001  # the status is sent already
         yield jobs.error_event(error)
+    finally:
+        if reported is None:
+            metrics.pieces.inc(pieces)
+        else:
+            _count(reported, metrics.count_tokens)
 
 
-def _last_piece(event: bytes) -> dict[str, JsonValue] | None:
-    """The JSON of an event that ends a choice; None for others."""
-    value = _json_object(event.removeprefix(b"data:")) if event.startswith(b"data:") else None
-    choices = None if value is None else value.get("choices")
-    ends = isinstance(choices, list) and any(isinstance(one, dict) and one.get("finish_reason") for one in choices)
-    return value if ends else None
+def _choices(value: Mapping[str, JsonValue]) -> list[dict[str, Any]]:
+    """The choices of an event."""
+    choices = value.get("choices")
+    return [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+
+
+def _ends(value: Mapping[str, JsonValue]) -> bool:
+    """Whether an event ends a choice."""
+    return any(one.get("finish_reason") for one in _choices(value))
+
+
+def _has_text(value: Mapping[str, JsonValue]) -> bool:
+    """Whether an event has a piece of an answer: text, or parts of calls of tools."""
+    deltas = [one["delta"] if isinstance(one.get("delta"), dict) else one for one in _choices(value)]
+    return any(one.get(name) for one in deltas for name in _PIECES)
 
 
 def _json(value: dict[str, JsonValue]) -> bytes:

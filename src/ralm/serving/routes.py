@@ -25,8 +25,6 @@ router = APIRouter()
 @router.post("/v1/completions")
 async def completions(request: Request, body: requests.CompletionRequest, service: jobs.Served) -> Response:
     """Continue prompts, or score them (`echo`), with passages in front."""
-    if service.passes_on:
-        return await proxy.pass_on(request, await request.json())
 
     def begin() -> answers.ServedAnswer:
         limits = service.options.limits
@@ -43,8 +41,6 @@ async def completions(request: Request, body: requests.CompletionRequest, servic
 @router.post("/v1/chat/completions")
 async def chat(request: Request, body: requests.ChatRequest, service: jobs.Served) -> Response:
     """Answer the last message of the user in a conversation, with passages in it."""
-    if service.passes_on:
-        return await proxy.pass_on(request, await request.json())
 
     def begin() -> answers.ServedAnswer:
         limits = service.options.limits
@@ -134,7 +130,9 @@ class EmbeddingRequest(requests.Body):
 
 @router.post("/v1/embeddings")
 async def embed(request: Request, body: EmbeddingRequest, service: jobs.Served) -> Response:
-    """The vectors of texts as queries of a dense index."""
+    """The vectors of texts as queries of a dense index; other models are asked for at the server of the model."""
+    if proxy.may_pass_on(service) and body.model not in service.indexes.dense_names():
+        return await proxy.pass_on(request, await request.json())
 
     def embedded() -> JsonValue:
         names, most = service.indexes.dense_names(), service.options.limits.texts

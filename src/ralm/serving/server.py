@@ -39,6 +39,7 @@ _LOG: Final = logging.getLogger("ralm.serving")
 _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
     "/v1/completions": {"ralm": requests.Chosen, "": requests.CompletionRequest},
     "/v1/chat/completions": {"ralm": requests.ChatChosen, "messages": requests.MessageBody, "": requests.ChatRequest},
+    "/v1/embeddings": {"": routes.EmbeddingRequest},
 }
 """The fields of requests, and of their parts, for messages that suggest the nearest one."""
 _PACKAGE: Final = "ralm.serving"
@@ -210,6 +211,7 @@ def make_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="ralm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
+    app.router.routes.extend(proxy.passed_on_routes() if service.passes_on else ())
     for router in (routes.router, _ROUTER):
         app.include_router(router, dependencies=[Depends(_check_query)])
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -16,6 +16,8 @@ from ralm.records import FloatArray, IntArray, ScoringSequence
 
 _PASSED: Final = ("retry-after", "x-request-id", "x-ratelimit-", "openai-")
 """Beginnings of the headers of an answer that are for its client; others are for browsers or about the connection."""
+_SECONDS_OPEN: Final = 60.0
+"""Seconds that an idle connection is kept: another one, with new keys, takes several round trips."""
 _MAX_BYTES: Final = 64 << 20
 """The longest answer that is not a stream."""
 
@@ -32,7 +34,7 @@ class Upstream:
         self._http = httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(seconds, connect=min(seconds, transport.SECONDS_TO_CONNECT), pool=None),
-            limits=httpx2.Limits(max_connections=None),
+            limits=httpx2.Limits(max_connections=None, keepalive_expiry=_SECONDS_OPEN),
         )
 
     async def send(self, path: str, body: Mapping[str, JsonValue]) -> "UpstreamAnswer":

@@ -7,12 +7,14 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
-import torch
 
 from ralm.errors import ModelError, extra
+
+if TYPE_CHECKING:
+    import torch
 
 _SCALARS: Final = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """The formats (struct) of numbers in metadata, by the number of their type."""
@@ -51,13 +53,16 @@ class GgufFile:
     digest: Any = field(default_factory=hashlib.sha256)
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> "torch.dtype":
         """The number format of the matrices; float32 if they are quantised or of several formats."""
+        import torch  # here, so that tokenizers load without it
+
         kinds = {one.kind.name for one in self.tensors.values() if len(one.shape) > 1}
         return {"F16": torch.float16, "BF16": torch.bfloat16}.get(kinds.pop() if len(kinds) == 1 else "", torch.float32)
 
-    def load(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+    def load(self, name: str, dtype: "torch.dtype") -> "torch.Tensor":
         """The dequantised weights of a tensor, read a few rows at a time; ModelError if the file has become shorter."""
+        import torch
         from gguf.quants import dequantize
 
         stored = self.tensors[name]

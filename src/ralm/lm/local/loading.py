@@ -11,7 +11,6 @@ from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import torch
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
@@ -20,6 +19,7 @@ from ralm.errors import MissingExtraError, ModelError, RalmError, UsageError, ex
 from ralm.lm import is_gguf
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
 _MAX_NAMED: Final = 3
@@ -64,6 +64,8 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
 
 def check_device(name: str) -> None:
     """Raise ModelError if nothing can be computed on a device with this name, such as meta."""
+    import torch  # here, so that tokenizers load without it
+
     try:
         torch.zeros(1, device=None if name == "auto" else name).item()
     except (RuntimeError, AssertionError) as error:
@@ -257,6 +259,8 @@ def weights_fingerprint(model: "PreTrainedModel") -> str:
     Of weights that stay on disk while the model runs, only names and shapes are hashed. The same weights in another
     number format have another hash.
     """
+    import torch
+
     digest = hashlib.sha256()
     for name, weights in sorted(model.state_dict().items()):
         if isinstance(weights, torch.Tensor):
@@ -275,8 +279,10 @@ def settings_fingerprint(model: "PreTrainedModel") -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _sample(weights: torch.Tensor) -> bytes:
+def _sample(weights: "torch.Tensor") -> bytes:
     """The bytes of a tensor, or of its blocks if it is large; only these leave its device."""
+    import torch
+
     if weights.is_meta:
         return b""
     if weights.numel() > _BLOCKS * _BLOCK:
