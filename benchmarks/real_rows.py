@@ -24,6 +24,7 @@ from ralm.answering.questions import Question
 from ralm.corpus.sources import read_documents
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.records import Document
+from ralm.retrieval.retrieval_file import RetrievedPassage
 
 _Item = TypeVar("_Item")
 
@@ -177,9 +178,9 @@ def prepare(scale: Scale) -> Iterator[tuple[str, tuple[str, ...]]]:
         corpus = INPUTS / f"{one.name}-corpus.jsonl"
         if not corpus.exists():
             _write_questions(one, scale.questions)
-            if one.name == _MIXED:
-                _write_conflicts(_spread(one.questions, scale.questions))
             _write_lines(corpus, (asdict(document) for document in one.corpus))
+        if one.name == _MIXED:
+            _write_conflicts(_spread(one.questions, scale.questions))
         encoding = ("--retriever", "both", "--encoder", minilm(), "--passage-length", str(FIRST_TOKENS))
         yield str(INPUTS / one.name), ("index", str(corpus), "--words", str(WHOLE.words), "--no-metadata", *encoding)
     _write_subjects(scale.subject_questions)
@@ -217,8 +218,9 @@ def _write_conflicts(asked: Sequence[Question]) -> None:
         passage, given = one.passages[0], other.answers[0]
         pattern = re.compile("|".join(re.escape(answer) for answer in sorted(one.answers, key=len, reverse=True)), re.I)
         if pattern.search(passage.text) and not pattern.search(given):
-            changed = replace(passage, title=pattern.sub(given, passage.title), text=pattern.sub(given, passage.text))
-            records.append(_record(replace(one, answers=(given,), passages=(changed,))))
+            title, text = (pattern.sub(lambda _, told=given: told, part) for part in (passage.title, passage.text))
+            changed = replace(one, answers=(given,), passages=(RetrievedPassage(title=title, text=text),))
+            records.append(_record(changed))
     (INPUTS / f"{CONFLICTS}.json").write_text(json.dumps(records, indent=1), encoding="utf-8")
 
 
