@@ -218,7 +218,8 @@ def _write_conflicts(asked: Sequence[Question]) -> None:
         passage, given = one.passages[0], other.answers[0]
         pattern = re.compile("|".join(re.escape(answer) for answer in sorted(one.answers, key=len, reverse=True)), re.I)
         if pattern.search(passage.text) and not pattern.search(given):
-            title, text = (pattern.sub(lambda _, told=given: told, part) for part in (passage.title, passage.text))
+            told = given.replace("\\", r"\\")
+            title, text = (pattern.sub(told, part) for part in (passage.title, passage.text))
             changed = replace(one, answers=(given,), passages=(RetrievedPassage(title=title, text=text),))
             records.append(_record(changed))
     (INPUTS / f"{CONFLICTS}.json").write_text(json.dumps(records, indent=1), encoding="utf-8")

@@ -43,6 +43,7 @@ def test_a_folder_that_changes(corpus: Path, tmp_path: Path) -> None:
     assert found(index, "deep") == ["sea.txt"]
 
     updated = done("update", index, corpus, "--replace")
+    assert "documents: 1 added, 3 replaced, 0 removed" in updated.out
     assert "4 passages of 4 documents in 1 segment" in updated.out
     assert found(index, "deep") == []
     assert found(index, "calm") == ["sea.txt"]
@@ -66,6 +67,26 @@ def test_documents_keep_their_ids_however_many_sources_are_read(corpus: Path, tm
     done("index", corpus, tmp_path / "more", "--out", two)
     (tmp_path / "more" / "fog.txt").write_text("The fog has gone.")
     assert "4 passages of 4 documents" in ralm("update", two, tmp_path / "more", "--replace").out
+
+
+@pytest.mark.parametrize("more", [[], ["more"]])
+def test_a_part_of_a_source_replaces_the_documents_that_it_holds(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    """Also named by another path, and by a link."""
+    (corpus / "low" / "bay").mkdir(parents=True)
+    (corpus / "low" / "bay" / "fog.txt").write_text("Fog over the bay.")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "rain.txt").write_text("Rain on the hill.")
+    (tmp_path / "link").symlink_to(corpus / "low")
+    index, begin = tmp_path / "index", "corpus/" if more else ""
+    monkeypatch.chdir(tmp_path)
+    done("index", corpus.name, *more, "--out", index)
+    for number, part in enumerate(("corpus/low", corpus / "low" / "bay" / "fog.txt", "./link/bay", f"{corpus}/")):
+        (corpus / "low" / "bay" / "fog.txt").write_text(f"Fog number{number}.")
+        updated = done("update", index, part, "--replace")
+        assert f"documents: 0 added, {4 if number == 3 else 1} replaced, 0 removed" in updated.out
+        assert found(index, f"number{number}") == [f"{begin}low/bay/fog.txt"]
 
 
 def test_a_large_index_keeps_its_segment(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The options of commands that read a corpus, and how sources become passages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Self
@@ -106,13 +106,16 @@ def read_corpus(
     decontamination: Decontamination,
     *,
     named: bool,
+    begins: Mapping[str, str] | None = None,
 ) -> ReadCorpus:
     """The passages of sources. `lm` is the language model whose tokens `splitting` counts; `named` makes the ids of
-    documents begin with their source."""
+    documents begin with their source, or with what `begins` has for it."""
     tokenizer = None if lm is None else load_tokenizer(lm)
     removals, skipped = ralm.Removals(), ralm.Skipped()
     fields = replace(options.fields, metadata=()) if options.no_metadata else options.fields
-    documents = ralm.read_documents(sources, fields, skipped=skipped, skip_bad=options.skip_bad, source_in_ids=named)
+    documents = ralm.read_documents(
+        sources, fields, skipped=skipped, skip_bad=options.skip_bad, source_in_ids=named, begins=begins
+    )
     passages = ralm.make_passages(
         documents, splitting, tokenizer=tokenizer, decontamination=decontamination, removals=removals
     )

@@ -14,6 +14,7 @@ from ralm.cli.flags import Flags, Given, option_types
 from ralm.cli.models import encoding_on
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.documents import Fields
+from ralm.corpus.sources import begins_of_known
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.options import Needs, Option
@@ -211,8 +212,10 @@ def update_command(
         _check_decontamination(index, settings.get("decontamination"), decontamination)
         splitting, lm = _splitting(index, settings.get("splitting"))
         built_of = settings.get("sources")
-        named = isinstance(built_of, list) and len(built_of) > 1  # a document read again must have the id it had
-        read = read_corpus(sources, corpus, splitting, lm, decontamination, named=named)
+        known = [one for one in built_of if isinstance(one, str)] if isinstance(built_of, list) else []
+        named = len(known) > 1  # a document read again must have the id it had
+        begins = begins_of_known(sources, known, in_ids=named)
+        read = read_corpus(sources, corpus, splitting, lm, decontamination, named=named, begins=begins)
     manifest = ralm.update_index(
         index,
         read.passages if read else (),
@@ -224,7 +227,7 @@ def update_command(
         describe=partial(read.describe, lists_removed=False) if read else dict,
         build=build,
     )
-    print_update(index, manifest, read)
+    print_update(index, manifest, read, updated=True)
 
 
 def merge_command(index: options.IndexArgument, build: Annotated[BuildOptions, Flags(without=("workers",))]) -> None:
@@ -234,7 +237,7 @@ def merge_command(index: options.IndexArgument, build: Annotated[BuildOptions, F
     """
     from ralm.cli.output import print_update
 
-    print_update(index, ralm.merge_index(index, build), None)
+    print_update(index, ralm.merge_index(index, build), None, updated=False)
 
 
 def _splitting(index: Path, recorded: JsonValue) -> tuple[Splitting, str | None]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -120,9 +120,19 @@ def _print_skipped(out: Path, read: ReadCorpus) -> None:
         print_line(f"left out: {one_line(line)}")
 
 
-def print_update(index: Path, manifest: Manifest, read: ReadCorpus | None) -> None:
-    """Print the contents of an index after an update or a merge, and what was skipped."""
+def print_update(index: Path, manifest: Manifest, read: ReadCorpus | None, *, updated: bool) -> None:
+    """Print what an update changed, the contents of an index after an update or a merge, and what was skipped."""
     counts = manifest.counts
+    if updated:
+        from ralm.retrieval.update import UPDATES
+
+        updates: Any = manifest.settings[UPDATES]
+        last = updates["latest"][-1]
+        added, replaced = last["added"]["documents"] if last["added"] else 0, last["replaced"]
+        print_line(
+            f"documents: {added - replaced:,} added, {replaced:,} replaced, "
+            f"{last['removed']['documents'] - replaced:,} removed"
+        )
     segments = len(index_settings(index, manifest).segments.entries)
     print_line(
         f"{index}: {counts['passages']:,} passages of {counts['documents']:,} documents in {segments} "

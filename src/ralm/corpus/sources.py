@@ -3,7 +3,7 @@
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -105,6 +105,7 @@ def read_documents(
     skipped: Skipped | None = None,
     skip_bad: bool = False,
     source_in_ids: bool | None = None,
+    begins: Mapping[str, str] | None = None,
 ) -> Iterator[Document]:
     """The documents of a source, or of several, in order, except those without text.
 
@@ -121,7 +122,8 @@ def read_documents(
 
     The id of a document is that of its record. Without one it is the path of the file below the folder, followed for
     records by a colon and the number of the line or object (from 1) or row (from 0). For a single file it is only the
-    file name or the number; with several sources, or if `source_in_ids` is true, it begins with the source.
+    file name or the number; with several sources, or if `source_in_ids` is true, it begins with the source. `begins`
+    says what ids begin with instead, by source.
 
     The ids of records are kept as they are. A RalmWarning at the end names ids that several documents share (the first
     eight million are compared).
@@ -140,7 +142,8 @@ def read_documents(
     counted = Skipped() if skipped is None else skipped
     builder = DocumentBuilder(fields or Fields(), counted, skip_bad=skip_bad)
     repeated = RepeatedIds()
-    for source in [find_files(name, in_ids=source_in_ids) for name in sources]:
+    begins = begins or {}
+    for source in [find_files(name, in_ids=source_in_ids, begin=begins.get(name)) for name in sources]:
         for document in _documents_of(source, builder):
             yield document
             repeated.add(document.id)
@@ -206,15 +209,17 @@ def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipp
         skipped.add(EMPTY_FILES, path_text(str(path)))
 
 
-def find_files(source: str, *, in_ids: bool) -> Source:
-    """The files and datasets of a source; with `in_ids`, ids begin with its name.
+def find_files(source: str, *, in_ids: bool, begin: str | None = None) -> Source:
+    """The files and datasets of a source; with `in_ids`, ids begin with its name, or with `begin` if it is given.
 
     Raises CorpusError if there is no such source, MissingExtraError if a file in a folder needs a package that is not
     installed.
     """
     if is_url(source):
         return _find_behind_url(source, source if in_ids else "")
-    path, skipped, begin = Path(source), Skipped(), path_text(Path(source)) if in_ids else ""
+    path, skipped = Path(source), Skipped()
+    if begin is None:
+        begin = path_text(path) if in_ids else ""
     if source.startswith(HUB_PREFIX):
         dataset = File(path, source, f"{source}:" if in_ids else "", dataset=source.removeprefix(HUB_PREFIX))
         return Source(source, iter([dataset]), False, skipped)
@@ -230,6 +235,22 @@ def find_files(source: str, *, in_ids: bool) -> Source:
     for found in [one for one in below if one.is_dataset][:1]:
         arrow.check_datasets(found.path)
     return Source(source, (_file_below(path, found, begin) for found in below), True, skipped)
+
+
+def begins_of_known(sources: Sequence[str], known: Sequence[str], *, in_ids: bool) -> dict[str, str]:
+    """What the ids of `sources` begin with, for those that are one of the `known` sources of an index, or a part of
+    one: so a document that is read again has the id that it had. `in_ids` says whether known ids begin with theirs."""
+    found = {}
+    for source in sources:
+        path = Path(source)
+        for one in known:
+            if is_url(source) or is_url(one) or not path.exists() or not Path(one).is_dir():
+                continue
+            own, whole = path.resolve(), Path(one).resolve()
+            if own.is_relative_to(whole):
+                begin = Path(path_text(Path(one)) if in_ids else "", path_text(own.relative_to(whole)))
+                found[source] = "" if begin == Path() else begin.as_posix()
+    return found
 
 
 def _find_behind_url(url: str, begin: str) -> Source:

@@ -106,6 +106,7 @@ def update_index(
         record: dict[str, JsonValue] = {
             "added": {"documents": len(documents), "passages": added.passages} if added else None,
             "removed": {"documents": len(gone), "passages": len(numbers)},
+            "replaced": len(gone.keys() & {*documents}),
             "corpus": describe(),
         }
         known: Any = opened.manifest.settings.get(UPDATES, {"count": 0, "latest": []})
