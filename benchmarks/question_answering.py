@@ -100,7 +100,7 @@ def compare(asked: QuestionSet, model: WritingModel, folder: Path, encoder: str)
     _print_row(asked.name, "closed book", closed)
     for name, source in sources(asked, folder, encoder):
         evaluation = evaluate_questions(asked.questions, model, PROMPT, source=source)
-        rows = [replace(row, closed=alone.judged) for row, alone in zip(evaluation.rows, closed.rows, strict=True)]
+        rows = [replace(row, without=alone.judged) for row, alone in zip(evaluation.rows, closed.rows, strict=True)]
         _print_row(asked.name, name, replace(evaluation, rows=rows))
 
 

@@ -1,12 +1,7 @@
 """The public names, listed only here: type checkers read this file, and so does the package through lazy_loader."""
 
-from .answering.citations import (
-    Answerer as Answerer,
-    AnswerSource as AnswerSource,
-    Citation as Citation,
-    SourcedAnswer as SourcedAnswer,
-    citations as citations,
-)
+from .answering.answerer import Answerer as Answerer, SourcedAnswer as SourcedAnswer
+from .answering.citations import AnswerSource as AnswerSource, Citation as Citation, citations as citations
 from .answering.compare import AnswersComparison as AnswersComparison, compare_answers as compare_answers
 from .answering.evaluation import (
     ChoiceEvaluation as ChoiceEvaluation,

@@ -1,14 +1,15 @@
 """`ralm ask` and `Answerer`: answers with their sources, streams, chat models, and rejected input."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.answers import room_for_prompts
-from ralm.answering.citations import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
@@ -20,6 +21,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.sources import FromRetriever
+from ralm.records import Passage
 from tests.cli.program import failed, ralm
 from tests.tiny_models import save_tiny_model
 
@@ -75,12 +77,16 @@ def forced(model: WritingModel, prompts: list[list[int]], answer: SourcedAnswer)
 def prompts_of(
     model: WritingModel, source: QuestionRetriever, question: str, k: int
 ) -> tuple[list[list[int]], list[int]]:
-    """The prompt with no passage, then that of each of the first k."""
-    builder = PromptBuilder(PROMPT, model.tokenizer, room_for_prompts(model, AnswerOptions()))
+    """The prompt with the same words and no passage, then that of each of the first k."""
+    room = room_for_prompts(model, AnswerOptions())
     asked = Question("1", question)
     hits, passages = source.find([asked], k)
-    rows = [[], *([hit] for hit in hits.of(0))]
-    prompts = [builder.build(asked, row, passages).prompts[0].tokens.tolist() for row in rows]
+    without = replace(PROMPT, closed="Knowledge: \nQuestion: {question}\nAnswer:")
+    rows = [(without, []), *((PROMPT, [hit]) for hit in hits.of(0))]
+    prompts = [
+        PromptBuilder(prompt, model.tokenizer, room).build(asked, row, passages).prompts[0].tokens.tolist()
+        for prompt, row in rows
+    ]
     return prompts, [number for number, _ in hits.of(0)]
 
 
@@ -128,13 +134,42 @@ def test_without_passages_there_are_no_sources(model: WritingModel) -> None:
     assert {"baseline_log_prob", "gain", "sources"}.isdisjoint(answer.as_json())
 
 
-def test_passages_in_one_prompt_share_its_credit(model: WritingModel, source: QuestionRetriever) -> None:
+def test_unrelated_passages_are_the_control(model: WritingModel, source: QuestionRetriever) -> None:
+    """The third passage and that of a fourth document are the only others; the mixture is that of whole texts."""
     options = AnswerOptions(new_tokens=3)
-    [answer] = Answerer(model, PROMPT, source, reader=Concatenation(documents=2), options=options).answers(
-        QUESTIONS[1:2]
-    )
-    assert [one.share for one in answer.sources] == [pytest.approx(1), None]
-    assert answer.sources[0].gain == pytest.approx(answer.text.gain.nats)
+    passages = [*source.source.passages, Passage(3, "other", "Other", "Rain falls.")]
+    four = QuestionRetriever(FromRetriever(source.source.retriever, passages))
+    reader = Concatenation(documents=2)
+    answerer = Answerer(model, PROMPT, four, reader=reader, options=options, control=True)
+    [answer] = answerer.answers(QUESTIONS[1:2])
+    found = {one.passage.number for one in answer.sources}
+    builder = PromptBuilder(PROMPT, model.tokenizer, room_for_prompts(model, options))
+    prompts = [
+        builder.build(Question("1", QUESTIONS[1]), [(number, 0.0)], passages).prompts[0].tokens.tolist()
+        for number in range(4)
+        if number not in found
+    ]
+    texts = np.exp(np.cumsum(forced(model, prompts, answer), axis=1)).mean(axis=0)
+    assert answer.control_T is not None
+    np.testing.assert_allclose(np.cumsum(answer.control_T), np.log(texts), atol=1e-3)
+    again = answerer.given(QUESTIONS[1], answer.answer.text)
+    np.testing.assert_allclose(again.text.log_probs_T, answer.text.log_probs_T, atol=1e-3)
+    assert again.control_T is not None
+    np.testing.assert_allclose(again.control_T, answer.control_T, atol=1e-3)
+    assert [one.known for one in again.sources] == [one.known for one in answer.sources]
+    with pytest.raises(UsageError, match="reads 2 passages beside those that were found, and there are 1"):
+        Answerer(model, PROMPT, source, reader=reader, control=True).given(QUESTIONS[1], "whales")
+    with pytest.raises(UsageError, match="nothing is measured"):
+        Answerer(model, PROMPT, source, measured=False, control=True)
+
+
+def test_words_of_the_instruction_credit_nobody(model: WritingModel, source: QuestionRetriever) -> None:
+    prompt = open_prompt("in-context-ralm")
+    answerer = Answerer(model, prompt, source, reader=Concatenation(documents=2))
+    for copied in ("Based on these texts, answer these questions:", QUESTIONS[0]):
+        answer = answerer.given(QUESTIONS[0], copied)
+        assert {one.known for one in answer.sources} == {"retrieved"}, copied
+        assert len(answer.answer.tokens) > 3
 
 
 def test_answers_that_add_up_are_refused(model: WritingModel) -> None:
@@ -145,16 +180,22 @@ def test_answers_that_add_up_are_refused(model: WritingModel) -> None:
 def test_the_command_prints_an_answer_with_its_sources(index: Path) -> None:
     asked = ("--lm", "ralm-tiny", "--index", index, "--reader", "ensemble", "--documents", 2, "--new-tokens", 4)
     text = ralm("ask", QUESTIONS[1], *asked)
+    assert text.status == 0, text.err
     found = json.loads(ralm("ask", QUESTIONS[1], *asked, "--json").out)
     assert text.out.startswith(found["answer"].lstrip())
     for rank, one in enumerate(found["sources"], 1):
-        assert f"{rank}. {one['share']:.0%} {one['gain']:+.2f} nats  {one['title']}" in text.out
+        measured = f" {one['share']:.0%} {one['gain']:+.2f} nats" if one["known"] == "measured" else ""
+        assert f"{rank}. {one['known']}{measured}  {one['title']}" in text.out
+        assert (one["share"] is None, one["gain"] is None) == (not measured, not measured)
         assert one["text"] in text.out
     tokens = len(found["tokens"])
     assert f"{found['log_prob'] / tokens:.2f} nats a token with passages, " in text.out
     assert f"{found['baseline_log_prob'] / tokens:.2f} without ({tokens} tokens)" in text.out
     assert found["gain"]["nats"] == pytest.approx(found["log_prob"] - found["baseline_log_prob"], abs=1e-4)
     assert ralm("ask", "-", *asked, stdin=QUESTIONS[1] + "\n").out == text.out
+    alone = ralm("ask", QUESTIONS[1], "--lm", "ralm-tiny", "--index", index, "--new-tokens", 4, "--control", "--json")
+    assert json.loads(alone.out)["control_log_prob"] < 0
+    failed(ralm("ask", QUESTIONS[1], "--lm", "ralm-tiny", "--control"), 2, "--control has no effect without --index")
 
 
 def test_a_file_of_questions(index: Path, tmp_path: Path) -> None:

@@ -3,12 +3,23 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.answering.citations import ONE_BIT, Answerer, Citation, citations, name_of, sources_text, web_address
+from ralm.answering.answerer import Answerer
+from ralm.answering.citations import (
+    CREDITED,
+    AnswerSource,
+    Citation,
+    annotations,
+    citations,
+    name_of,
+    sources_text,
+    web_address,
+)
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.sources import QuestionRetriever
@@ -52,19 +63,42 @@ def test_a_passage_is_cited_for_the_words_that_it_gave() -> None:
     assert cited(traced(texts, [4, -9, 5, 0, 0, -5, 4, 4])) == {0: ["I", "Paris", "it is"]}
 
 
-def test_a_passage_that_gave_less_than_a_bit_is_not_cited() -> None:
-    assert cited(traced(["a", " b"], [ONE_BIT - 0.01, 0])) == {}
-    assert cited(traced(["a", " b"], [ONE_BIT + 0.01, 0])) == {0: ["a"]}
-    assert cited(traced(["a", " b"], [3, -2.5])) == {}  # on balance
+def test_a_gain_whose_interval_includes_zero_credits_nobody() -> None:
+    assert cited(traced(["a", " b"], [CREDITED - 0.01, 0])) == {}
+    assert cited(traced(["a", " b"], [CREDITED + 0.01, 0])) == {0: ["a"]}
+    assert cited(traced(["a", " b"], [6, -3.5])) == {}  # on balance
     assert cited(traced(["a"] * 30, [0.09] * 30)) == {}  # nowhere more than elsewhere
     assert cited(traced(["a"], [-3])) == {}
     assert cited(traced([], [])) == {}
 
 
+def test_a_gain_that_unrelated_passages_give_too_credits_nobody() -> None:
+    text = traced(["a", " b"], [5, 1])  # the log-probabilities are -1 each
+    for gain, expected in ((CREDITED + 0.01, {0: ["a b"]}), (CREDITED - 0.01, {})):
+        control_T = np.array([-1 - gain, -1], dtype=np.float32)
+        found = {one.passage.number: ["".join(text.texts)[slice(*one.spans[0])]] for one in citations(text, control_T)}
+        assert found == expected
+
+
+def test_a_passage_that_gives_nothing_alone_is_not_credited() -> None:
+    rows: list[Row] = [((1, 2), (0.5, 0.5))] * 2
+    text = traced(["one", " two"], [8, 8], rows)
+    assert [one.passage.number for one in citations(text, alone={1: 9.0, 2: CREDITED - 0.1})] == [1]
+    assert {one.passage.number for one in citations(text, alone={1: 9.0, 2: CREDITED + 0.1})} == {1}, "no token is left"
+
+
+def test_words_of_the_prompt_itself_credit_nobody() -> None:
+    texts = ["Use", " this", " text", ":", " Paris"]
+    assert citations(traced(texts, [9, 9, 9, 0, 2]), own="Use this text now.") == []
+    [one] = citations(traced(texts, [9, 9, 9, 0, 4]), own="Use this text now.")
+    assert one.gain == pytest.approx(4)
+    assert [*one.spans] == [(15, 20)]
+
+
 def test_each_token_goes_to_the_passage_that_gave_it_most() -> None:
     both = (1, 2)
     rows: list[Row] = [(both, (0.9, 0.1)), (both, (0.2, 0.8)), (both, (0.5, 0.5)), ((3,), (1.0,))]
-    assert cited(traced(["one", " two", " none", " three"], [5, 4, -1, 2], rows)) == {
+    assert cited(traced(["one", " two", " none", " three"], [5, 4, -1, 4], rows)) == {
         1: ["one"],
         2: ["two"],
         3: ["three"],
@@ -74,14 +108,14 @@ def test_each_token_goes_to_the_passage_that_gave_it_most() -> None:
 
 def test_parts_of_a_word_that_two_passages_gave() -> None:
     rows: list[Row] = [((1,), (1.0,)), ((NO_PASSAGE,), (1.0,)), ((2,), (1.0,))]
-    assert cited(traced(["in", "ter", "net"], [2, 0, 2], rows)) == {1: ["inter"], 2: ["net"]}
-    assert cited(traced([" net"], [2], rows[:1], before="in ter")) == {1: ["net"]}
-    assert cited(traced(["net"], [2], rows[:1], before="inter")) == {1: ["net"]}  # what is before is not the answer
+    assert cited(traced(["in", "ter", "net"], [4, 0, 4], rows)) == {1: ["inter"], 2: ["net"]}
+    assert cited(traced([" net"], [4], rows[:1], before="in ter")) == {1: ["net"]}
+    assert cited(traced(["net"], [4], rows[:1], before="inter")) == {1: ["net"]}  # what is before is not the answer
 
 
 def test_scripts_without_spaces_are_not_widened() -> None:
-    assert cited(traced(["\u6211", "\u662f", "\u4e2d", "\u56fd"], [0, 0, 2, 0])) == {0: ["\u4e2d"]}
-    assert cited(traced(["\u0939\u093f", "\u0928\u094d\u0926\u0940"], [2, 0])) == {
+    assert cited(traced(["\u6211", "\u662f", "\u4e2d", "\u56fd"], [0, 0, 4, 0])) == {0: ["\u4e2d"]}
+    assert cited(traced(["\u0939\u093f", "\u0928\u094d\u0926\u0940"], [4, 0])) == {
         0: ["\u0939\u093f\u0928\u094d\u0926\u0940"]
     }
 
@@ -141,7 +175,7 @@ def test_what_holds_of_any_answer(text: TracedText) -> None:
     assert all(whole[begin:end] == whole[begin:end].strip() for begin, end in spans)
     assert [one.gain for one in found] == sorted((one.gain for one in found), reverse=True)
     for one in found:
-        assert one.gain == gains[one.passage.number] >= ONE_BIT
+        assert one.gain == gains[one.passage.number] > CREDITED
         assert list(one.spans) == sorted(one.spans)
         assert one.spans
 
@@ -149,7 +183,7 @@ def test_what_holds_of_any_answer(text: TracedText) -> None:
 @given(answers())
 def test_more_gain_of_the_only_passage_is_cited_no_less(text: TracedText) -> None:
     alone = traced(text.texts, text.gain_T.tolist(), before=text.before)
-    more = traced(text.texts, [max(gain, 3) for gain in text.gain_T.tolist()], before=text.before)
+    more = traced(text.texts, [max(gain, 4) for gain in text.gain_T.tolist()], before=text.before)
 
     def characters(found: Sequence[Citation]) -> set[int]:
         return {place for one in found for span in one.spans for place in range(*span)}
@@ -173,10 +207,30 @@ def test_the_address_of_a_passage_in_the_web(metadata: Metadata, address: str | 
 
 
 def test_sources_as_text() -> None:
+    first, second = Passage(0, "d0", "A \n title", "x"), Passage(1, "d1", "", "y is the letter")
     found = [
-        Citation(Passage(0, "d0", "A \n title", "x"), 3.0, [(0, 1)]),
-        Citation(Passage(1, "d1", "", "y"), 2.0, [(1, 2)]),
+        AnswerSource(passage=second, gain=3.2, spans=[(1, 2)]),
+        AnswerSource(passage=first, gain=4, spans=[(0, 1)]),
     ]
-    assert sources_text(found, ["https://a", "/b"]) == "\n\nSources:\n[1] A title: https://a\n[2] d1: /b"
-    assert sources_text([], []) == ""
+    assert sources_text(found, str) == f"\n\nSources:\n[1] A title: {first}\n[2] d1: {second}"
+    assert sources_text([AnswerSource(passage=first)], str) == ""
+
+
+def test_sources_that_the_text_alone_tells() -> None:
+    texts = {"A": "Nothing.", "B": "The sea is deep and blue.", "C": "x"}
+    passages = [Passage(number, name, name, text) for number, (name, text) in enumerate(texts.items())]
+    answer = "It says: the sea is deep and blue. See [3] and [9]."
+    found = AnswerSource.of_text(answer, passages, "Cite passages as in [1].", numbered=True)
+    assert [one.known for one in found] == ["retrieved", "quoted", "cited"]
+    words = [[answer[slice(*span)] for span in one.answer_spans] for one in found]
+    assert words == [[], ["the sea is deep and blue"], ["[3]"]]
+    assert sources_text(found, lambda one: one.title) == "\n\nSources:\n[2] B: B\n[3] C: C"
+    noted: Any = [one["url_citation"] for one in annotations(found, lambda one: one.title)]  # type: ignore[call-overload,index]
+    assert [(answer[one["start_index"] : one["end_index"]], one["url"]) for one in noted] == [
+        ("the sea is deep and blue", "B"),
+        ("[3]", "C"),
+    ]
+    assert {one.as_json()["share"] for one in found} == {None}
+    unnumbered = AnswerSource.of_text(answer, passages, "", numbered=False)
+    assert [one.known for one in unnumbered] == ["retrieved", "quoted", "retrieved"]
     assert name_of(Passage(0, "d", "a\x1b[2J\u202e", "x")) == "a\\x1b[2J\\u202e"

@@ -116,7 +116,7 @@ def test_figures_side_by_side_are_of_the_same_questions(model: WritingModel) -> 
     assert (whole["questions"], whole["gold_scored"], few["gold_scored"]) == (4, 3, 3)
     for one, other in ((whole, few), (whole["closed_book"], few["closed_book"])):
         assert one["gold_log_prob"] == pytest.approx(other["gold_log_prob"], abs=1e-4)
-    difference = whole["gold_log_prob"] - whole["closed_book"]["gold_log_prob"]
+    difference = whole["gold_log_prob"] - whole["without_passages"]["gold_log_prob"]
     assert whole["difference"]["gold_log_prob"] == pytest.approx(difference, abs=1e-4)
     closed: Any = evaluate_questions([long], model, PROMPT, options=AnswerOptions(new_tokens=3, max_length=60))
     assert closed.rows[0].judged.gold_log_prob is not None, "with a short prompt it fits"

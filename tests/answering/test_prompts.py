@@ -212,3 +212,14 @@ def test_an_answer_behind_a_prompt_has_the_tokens_of_the_whole_text(
         tokens = np.concatenate([first, tokenizer.encode(prompt)])
         behind = tokens_after(tokens, answer, tokenizer)
         assert [*tokens[len(first) :], *behind] == tokenizer.encode(prompt + answer).tolist()
+
+
+@pytest.mark.parametrize("name", ["chat", "in-context-ralm", "replug", "numbered"])
+@pytest.mark.parametrize("several", [False, True])
+def test_only_the_passages_differ_in_prompts_of_the_same_words(name: str, several: bool) -> None:
+    prompt = open_prompt(name)
+    words = prompt.same_words(several=several, number=2)
+    form = (prompt.several if several else prompt.one).replace("{question}", prompt.format_question("Who?"))
+    assert str(words.text("Who?", ())) == form.replace("{documents}", "")
+    document = prompt.document.replace("{number}", "2").replace("{title}", "T").replace("{text}", "x")
+    assert str(words.text("Who?", [Passage(0, "a", "T", "x")])) == form.replace("{documents}", document)

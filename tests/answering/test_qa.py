@@ -139,7 +139,7 @@ def test_a_question_among_the_demonstrations(model: WritingModel, join: Any) -> 
     paper = evaluate_questions(asking, model, PROMPT, **parts)
     official = evaluate_questions(asking, model, PROMPT, semantics="official", **parts)
     first = official.rows[0]
-    for judged in (first.judged, first.closed):
+    for judged in (first.judged, first.without, first.closed):
         assert judged is not None
         assert judged.answer.text == ""
         assert {*judged.measures.values()} == {0}
@@ -172,7 +172,8 @@ def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
     assert summary["gold_log_prob"] == pytest.approx(total / tokens)
     low, high = summary["gold_log_prob_interval"]
     assert low <= summary["gold_log_prob"] <= high
-    difference = summary["gold_log_prob"] - summary["closed_book"]["gold_log_prob"]
+    difference = summary["gold_log_prob"] - summary["without_passages"]["gold_log_prob"]
+    assert summary["closed_book"]["gold_log_prob"] != summary["without_passages"]["gold_log_prob"]
     assert summary["difference"]["gold_log_prob"] == pytest.approx(difference)
 
 
@@ -196,7 +197,7 @@ def test_the_command(files: Path) -> None:
     assert "an answer is in the first 1: 100.0%" in answer.out
     table = pq.read_table(files / "run" / "answers.parquet")
     assert table["passages"].to_pylist() == [[0], [1], [2]]
-    assert table["closed_answer"].null_count == 0
+    assert table["closed_answer"].null_count == table["without_answer"].null_count == 0
     given = json.loads(ralm(*asking, "--retrieved", files / "questions.json", "--json").out)
     assert given["questions"] == 3
     assert ralm("check", files / "run").status == 0

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from ralm.answering.answerer import Answerer
 from ralm.answering.answers import DrawnAnswers, answer_all
-from ralm.answering.citations import Answerer
 from ralm.answering.evaluation import evaluate_choices, evaluate_questions
 from ralm.answering.likelihoods import gold_log_probs
 from ralm.answering.options import AnswerOptions, ChoiceOptions

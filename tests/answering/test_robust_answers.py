@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ralm.answering.answerer import Answerer
 from ralm.answering.answers import AnswerStores, answer_and_score
-from ralm.answering.citations import Answerer
 from ralm.answering.evaluation import evaluate_questions
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt

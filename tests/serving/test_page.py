@@ -9,11 +9,14 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.reading.plan import PlanOptions
 from ralm.records import Document
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.service import Service
 from tests.browser import Tab, browser_tab, needs_browser
+from tests.chat_models import save_chat_model
+from tests.serving.chat_upstream import WORDS, passing_on
 from tests.serving.served import DOCUMENTS, MODEL, save_index, serving, tiny
 from tests.serving.test_limits import SlowTable
 
@@ -65,7 +68,7 @@ def continued(tab: Tab, name: str) -> str:
 
 def write(tab: Tab, url: str, prompt: str = PROMPT, **options: object) -> None:
     """Open the page with options in its link, type a prompt and have it continued."""
-    given = {"max_tokens": 12, "temperature": 0, **options}
+    given = {"tab": "play", "max_tokens": 12, "temperature": 0, **options}
     tab.open(url + "#" + "&".join(f"{name}={value}" for name, value in given.items()))
     tab.type("#prompt", prompt)
     tab.press("Enter", control=True)
@@ -100,6 +103,7 @@ def test_what_may_be_chosen(page_url: str, folder: Path) -> None:
     assert told["choices"]["index"] == {"values": ["few"]}
     assert told["choices"]["retriever"] == {"values": ["bm25", "random"]}, "the index has no vectors"
     assert told["choices"]["documents"] == {"least": 1, "most": 100}
+    assert told["can"] == {"chat": False, "turns": True, "completions": True, "logprobs": True, "gain": True}
     with serving(Service(tiny(), ServeOptions(allow=("reader",)), folders={"few": folder}, key=KEY)) as url:
         assert httpx.get(f"{url}/choices").status_code == 401
         assert httpx.get(f"{url}/").status_code == 200
@@ -213,7 +217,7 @@ def test_markup_stays_text(tab: Tab, page_url: str) -> None:
 @needs_browser
 def test_a_link_holds_prompt_and_options(tab: Tab, page_url: str) -> None:
     prompt = 'Two lines\n& "more" + caf\u00e9 #1'
-    tab.open(f"{page_url}#prompt={quote(prompt)}&reader=ensemble&documents=3&seed=7&temperature=0.5")
+    tab.open(f"{page_url}#tab=play&prompt={quote(prompt)}&reader=ensemble&documents=3&seed=7&temperature=0.5")
     assert tab.value("document.getElementById('prompt').value") == prompt
     found = tab.value("['reader', 'documents', 'seed', 'temperature'].map(name => document.getElementById(name).value)")
     assert found == ["ensemble", "3", "7", "0.5"]
@@ -264,7 +268,7 @@ def test_escape_stops_and_errors_are_told(tab: Tab, folder: Path) -> None:
     settings = Settings(plan=PlanOptions(max_length=256, document_tokens=32))
     service = Service(SlowTable(0.05), settings=settings, folders={"few": folder})
     with serving(service) as url:
-        tab.open(f"{url}/#max_tokens=200&temperature=0")
+        tab.open(f"{url}/#tab=play&max_tokens=200&temperature=0")
         tab.type("#prompt", "abc")
         tab.press("Enter", control=True)
         tab.until("read.tokens.length > 2")
@@ -286,7 +290,7 @@ def test_escape_stops_and_errors_are_told(tab: Tab, folder: Path) -> None:
 def test_a_key_is_asked_for_and_kept_nowhere(tab: Tab, folder: Path) -> None:
     options = ServeOptions(allow=("reader", "gain"))
     with serving(Service(tiny(), options, folders={"few": folder}, key=KEY)) as url:
-        tab.open(f"{url}/#max_tokens=4&reader=ensemble")
+        tab.open(f"{url}/#tab=play&max_tokens=4&reader=ensemble")
         assert tab.value("document.getElementById('key').checkVisibility()")
         tab.type("#key", KEY)
         tab.press("Tab")
@@ -300,3 +304,145 @@ def test_a_key_is_asked_for_and_kept_nowhere(tab: Tab, folder: Path) -> None:
         assert tab.value("read.tokens.length") >= 1
         kept = tab.value("location.href + document.cookie + JSON.stringify({...localStorage, ...sessionStorage})")
         assert KEY not in kept
+
+
+# ---- the chat
+
+QUESTION = "What sings in the deep sea by night?"
+TOLD = "document.getElementById('told').textContent"
+
+
+def say(tab: Tab, text: str) -> None:
+    """Send a message with the keyboard, and wait for the answer."""
+    tab.type("#said", text)
+    tab.press("Enter")
+    tab.until(f"{TOLD} === 'done'")
+
+
+def press_button(tab: Tab, name: str) -> None:
+    """Press a button below the last answer."""
+    buttons = "[...[...document.querySelectorAll('.acts')].at(-1).querySelectorAll('button')]"
+    tab.value(f"{buttons}.find(one => one.textContent === {name!r}).click()")
+
+
+@needs_browser
+def test_a_chat_in_front_of_another_server(tab: Tab, index: Path, tmp_path: Path) -> None:
+    with passing_on(index) as (upstream, url):
+        tab.open(f"{url}/")
+        assert not tab.value("document.getElementById('chat').hidden")
+        say(tab, QUESTION)
+        sent = upstream.last.body
+        assert sorted(sent) == ["messages", "model", "stream"], "what the reader does not choose is the server's"
+        assert "[1] The Sea" in sent["messages"][0]["content"]
+        assert tab.value("document.querySelector('.answer').textContent") == "".join(WORDS).replace("[1]", "1")
+        assert tab.value("document.querySelector('.cite').ariaLabel") == "source 1: The Sea, cited"
+        tab.value("document.querySelector('.cite').click()")
+        assert tab.value("document.activeElement.parentElement.open")
+        opened = str(tab.value("document.activeElement.parentElement.textContent"))
+        assert "The whales sing in the deep blue sea by night." in opened
+        assert "it shares with the query: " in opened
+        assert tab.value("[...document.querySelectorAll('.kind')].map(one => one.textContent)") == [
+            "cited",
+            "retrieved only",
+        ]
+
+        press_button(tab, "without")
+        tab.until(f"{TOLD} === 'done' && document.querySelectorAll('.found').length === 0")
+        assert upstream.last.body["messages"] == [{"role": "user", "content": QUESTION}]
+        press_button(tab, "with passages")
+        assert tab.value("document.querySelectorAll('.found').length") == 1
+        assert len(upstream.server.posts) == 2, "an answer is asked for once"
+        say(tab, "And by day?")
+        said = upstream.last.body["messages"]
+        assert [one["role"] for one in said] == ["user", "assistant", "user"]
+        assert (said[0]["content"], said[1]["content"]) == (QUESTION, "".join(WORDS))
+        assert tab.value("[...document.querySelectorAll('.asked')].map(one => one.textContent)") == [
+            QUESTION,
+            "And by day?",
+        ]
+        press_button(tab, "retry")
+        tab.until(f"{TOLD} === 'done'")
+        assert upstream.last.body["messages"][:2] == said[:2]
+
+        for width, dark, name in ((1280, False, "light"), (1280, True, "dark"), (360, True, "phone")):
+            tab.size(width, 900 if width > 900 else 740)
+            tab.dark(on=dark)
+            assert tab.value("document.documentElement.scrollWidth") <= width
+            tab.screenshot(tmp_path / f"{name}.png")
+        tab.dark(on=False)
+        tab.open(f"{url}/")
+        assert tab.value("document.querySelectorAll('#log > li').length") == 2, "a tab keeps its conversation"
+        tab.value("document.getElementById('fresh').click()")
+        assert tab.value("document.querySelectorAll('#log > li').length") == 0
+        assert tab.value("document.getElementById('hello').hidden") is False
+
+
+@needs_browser
+def test_a_chat_is_stopped_and_tried_again(tab: Tab, index: Path) -> None:
+    with passing_on(index, seconds=0.3) as (upstream, url):
+        tab.open(f"{url}/")
+        tab.type("#said", QUESTION)
+        tab.press("Enter")
+        tab.until("document.querySelector('.answer')?.textContent.length > 3")
+        assert tab.value("document.querySelector('.answer').getAttribute('aria-busy')") == "true"
+        tab.press("Escape")
+        assert tab.value(TOLD) == "stopped"
+        assert upstream.left.wait(10)
+        assert tab.value("document.querySelector('.answer').textContent") != "".join(WORDS)
+        upstream.seconds = 0.0
+        press_button(tab, "retry")
+        tab.until(f"{TOLD} === 'done'")
+        assert tab.value("document.querySelectorAll('.cite').length") == 1
+        tab.value("fresh()")
+
+
+@needs_browser
+def test_a_chat_with_measured_sources_and_every_tab_by_keyboard(tab: Tab, index: Path, tmp_path: Path) -> None:
+    folder = save_chat_model(tmp_path / "tiny-chat")
+    model = load_language_model(str(folder), ModelOptions(dtype="float32"))
+    with serving(Service(model, folders={"few": index})) as url:
+        tab.open(f"{url}/#max_tokens=12&temperature=0")
+        tab.value("document.getElementById('tab-chat').focus()")
+        tab.press("ArrowRight")
+        assert tab.value("[document.activeElement.id, document.getElementById('play').hidden]") == ["tab-play", False]
+        tab.press("ArrowLeft")
+        say(tab, QUESTION)
+        body = {"model": "tiny-chat", "messages": [{"role": "user", "content": QUESTION}]}
+        answer: Any = httpx.post(
+            f"{url}/v1/chat/completions", json={**body, "max_tokens": 12, "temperature": 0}, timeout=60
+        ).json()
+        [source] = answer["ralm"]["choices"][0]["sources"]
+        assert tab.value("turns[0].answers.with.text") == answer["choices"][0]["message"]["content"]
+        assert tab.value("turns[0].answers.with.sources.map(one => [one.passage.passage, one.known])") == [
+            [source["passage"], source["known"]]
+        ]
+        assert tab.value("document.querySelectorAll('.cite').length") == len(
+            answer["choices"][0]["message"]["annotations"]
+        )
+        assert tab.value("turns[0].answers.with.retriever") == "bm25"
+        tab.value("fresh()")
+
+
+@needs_browser
+def test_the_page_asks_for_nothing_that_the_server_rejects(tab: Tab, page_url: str) -> None:
+    tab.open(page_url)  # this model has no chat template
+    assert tab.value("document.getElementById('tab-chat').disabled")
+    assert not tab.value("document.getElementById('play').hidden")
+
+
+@needs_browser
+def test_cited_words_are_marked_by_characters(tab: Tab, page_url: str) -> None:
+    """Two sources whose words overlap, after a character of two UTF-16 units; a marker of two numbers."""
+    tab.open(page_url)
+    script = """
+      (() => {
+        const passage = {passage: 0, title: "A", document_id: "a", text: "x"};
+        const source = (label, known, more) => ({label, passage, known, quotes: [], cited: [], spans: [], ...more});
+        const quoted = (label, ...span) => source(label, "quoted", {quotes: [{answer: span, passage: [0, 1]}]});
+        const answer = {text: "\U0001f40b the sea sings [3, 4]", sources: [quoted(1, 2, 9), quoted(2, 6, 15),
+          source(3, "cited", {cited: [[16, 22]]}), source(4, "cited", {cited: [[16, 22]]})]};
+        return make("div", {}, ...citedText(answer, null, "with")).innerHTML;
+      })()"""
+    found = re.sub("<button[^>]*>", "{", str(tab.value(script))).replace("</button>", "}")
+    whale = "\U0001f40b"
+    assert found == f"{whale} <mark>the </mark><mark>sea</mark>{{1}}<mark> sings</mark>{{2}} {{3}}{{4}}"

@@ -101,7 +101,15 @@ def test_all_but_passages_goes_on_and_comes_back_as_it_is(name: str, upstream: C
     assert sent == sent_straight
     answer = through.json()
     assert [one["title"] for one in answer.pop("search_results")] == ["The Sea", "night"]
-    assert [one["title"] for one in answer.pop("ralm")["passages"]] == ["The Sea", ""]
+    added = answer.pop("ralm")
+    assert [one["title"] for one in added["passages"]] == ["The Sea", ""]
+    for choice, own_sources in zip(answer["choices"], added["choices"], strict=True):
+        content = choice["message"]["content"]
+        known = [one["known"] for one in own_sources["sources"]]
+        assert known == (["cited", "retrieved"] if content else [])
+        for one in choice["message"].pop("annotations", ()):
+            cited = one["url_citation"]
+            assert (content[cited["start_index"] : cited["end_index"]], cited["title"]) == ("[1]", "The Sea")
     assert (through.status_code, answer, through.headers["x-request-id"]) == (200, straight.json(), "req_7")
 
 
@@ -120,7 +128,10 @@ def test_a_stream_comes_as_it_is_and_when_it_is_written(index: Path) -> None:
     assert (before, usage, done) == (before_straight, usage_straight, b"data: [DONE]")
     value = json.loads(last.removeprefix(b"data: "))
     assert [one["title"] for one in value.pop("search_results")] == ["The Sea", "night"]
-    assert value.pop("ralm")["index"] == "few"
+    added = value.pop("ralm")
+    assert (added["index"], [one["known"] for one in added["choices"][0]["sources"]]) == ("few", ["cited", "retrieved"])
+    [cited] = value["choices"][0]["delta"].pop("annotations")
+    assert "".join(WORDS)[cited["url_citation"]["start_index"] :] == "[1]."
     assert value == json.loads(last_straight.removeprefix(b"data: "))
 
 
@@ -149,6 +160,26 @@ def test_openai(upstream: ChatUpstream, url: str) -> None:
             return await asyncio.gather(*(one() for _ in range(32)))
 
     assert asyncio.run(ask()) == ["".join(WORDS)] * 32
+
+
+def test_sources_stand_behind_the_text_if_asked(index: Path, url: str) -> None:
+    body = {"messages": ASKED, "ralm": {"sources": "text"}}
+    behind = f"\n\nSources:\n[1] The Sea: {url}/passages/few/1"
+    assert posted(url, body).json()["choices"][0]["message"]["content"] == "".join(WORDS) + behind
+    streamed = posted(url, {**body, "stream": True}).text.removeprefix(": waiting\n\n")
+    deltas = [one["choices"][0]["delta"] for one in events_of(streamed)]
+    assert "".join(one.get("content") or "" for one in deltas) == "".join(WORDS) + behind
+    quoted = "I read that the WHALES sing in the deep, blue sea."
+    with passing_on(index, prompt="chat") as (upstream, other):  # its passages have no numbers
+        upstream.instead = Reply({"choices": [{"index": 0, "message": {"content": quoted}, "finish_reason": "stop"}]})
+        told: list[Any] = [{"role": "user", "content": "Tell me more."}]
+        [choice] = posted(other, {"messages": told, "ralm": {"query": QUESTION}}).json()["ralm"]["choices"]
+        [one, *others] = choice["sources"]
+        assert (one["known"], one["number"], one["share"], one["gain"]) == ("quoted", None, None, None)
+        assert [quoted[slice(*span["answer"])] for span in one["quotes"]] == ["the WHALES sing in the deep, blue sea"]
+        assert {one["known"] for one in others} == {"retrieved"}
+    answer = posted(url, {"prompt": "a", "ralm": {"sources": "text"}}, "/v1/completions")
+    assert answer.json()["error"]["message"].startswith("`sources` is for chats")
 
 
 def test_langchain_with_its_defaults(url: str) -> None:

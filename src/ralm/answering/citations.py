@@ -1,51 +1,53 @@
-"""Answers with their sources: what each passage gave to an answer, and which words of it cite which passage.
+"""Answers with their sources: how each is known, what it gave to an answer, and which words of it cite which passage.
 
-What a passage gave to a token is its posterior times the gain of the token over the prompt without passages, in nats
-(`ralm.reading.provenance`). The rule of citations:
+A source is `measured` if it is credited with a part of the gain of the answer, `cited` if the model wrote its number,
+`quoted` if words of the answer stand in it (`ralm.answering.quotes`), else only `retrieved`.
 
-1. A passage is cited only if it gave the answer at least one bit (ln 2 nats) in all: with it, the answer is at least
-   twice as likely. That is little beside what a passage that holds the answer gives, and much beside rounding errors.
-2. Each token goes to that one of these passages that gave it most, if the passage made it likelier.
-3. A passage is cited for the runs of tokens to which it gave most, on balance: each token counts what the passage gave
+What a passage gave to a token is its posterior times the gain of the token over the same prompt without passages, in
+nats (`ralm.reading.provenance`): the instruction stays, so that only the passages differ. The rule of credit:
+
+1. Tokens of words that stand in the prompt without passages, in runs of three, count for nobody.
+2. A passage is credited only if it gave the answer more than ln 20 nats in all, so that the 95% interval of its gain
+   excludes 0: an answer drawn without passages becomes 20 times as likely with them in at most 5% of all cases
+   (Markov's inequality). With a control, the same must hold of its gain over prompts with unrelated passages.
+3. Each token goes to that one of these passages that gave it most, if the passage made it likelier.
+4. A passage is cited for the runs of tokens to which it gave most, on balance: each token counts what the passage gave
    it, less 0.1 nats, so that a run ends where tokens are as likely without the passage; a run holds no token that goes
-   to another passage. The best run counts, and all others of at least one bit. A passage without a run is not cited.
-4. Runs are widened to whole words, as far as no other run is there, and white space at their ends is left out. A run
+   to another passage. The best run counts, and all others of at least one bit (ln 2). A passage without a run is not
+   credited.
+5. Runs are widened to whole words, as far as no other run is there, and white space at their ends is left out. A run
    that has no other characters is left out.
 
-Nothing is cited if the model returns no log-probabilities.
+Nothing is measured if the model returns no log-probabilities of given texts.
 """
 
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 from unicodedata import category, east_asian_width
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.answering.answers import Answer, DrawnAnswers, answer_all, check_mixer, room_for_prompts
-from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import Conversation, Cut, QuestionPrompt
-from ralm.answering.questions import Question
-from ralm.answering.sources import PromptBuilder, QuestionInput, QuestionSource, found_passages
-from ralm.errors import UsageError
-from ralm.lm.scoring import Scorer
-from ralm.protocols import Reader, WritingModel
-from ralm.reading import ensemble, in_context, pieces
-from ralm.reading.provenance import TracedText, attributed, gain_as_json, passage_as_json, used_passages
-from ralm.records import DoubleArray, FloatArray, IntArray, Passage, Passages, Provenance, Request
+from ralm.answering.quotes import Quote, TextSpan, cited_numbers, own_spans, quotes
+from ralm.reading.provenance import (
+    TracedText,
+    attributed,
+    contributions,
+)
+from ralm.records import DoubleArray, FloatArray, Passage
 from ralm.terminal import one_line
-from ralm.validation import scores_given_texts
 
-Credit = Literal["none", "prompts", "passages"]
-"""Which passages get the gain of an answer, see `Answerer`."""
-_NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
+Known = Literal["measured", "cited", "quoted", "retrieved"]
+"""How a source is known, the surest first."""
+CREDITED: Final = math.log(20)
+"""The gain of a credited passage is larger, in nats: its 95% interval begins so far below it."""
 ONE_BIT: Final = math.log(2)
-"""The minimum gain of a cited passage, in nats."""
+"""The minimum gain of a second run of tokens, in nats."""
 _OF_A_TOKEN: Final = 0.1
 """The gain of a token, in nats, above which it extends a run of tokens."""
 _NO_ONE: Final = -1
@@ -56,8 +58,6 @@ _WIDE: Final = ("W", "F")
 _ADDRESSES: Final = ("url", "source", "link", "uri")
 """Metadata with the address of a document, in order of preference."""
 _WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
-_Span: TypeAlias = tuple[int, int]
-"""The first and one past the last of some tokens, or of some characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,218 +65,61 @@ class AnswerSource:
     """A passage that an answer was read with.
 
     `share` is the part of the answer's probability that came from it, the mean over tokens; `gain` is what it gave in
-    nats: over all tokens, the posterior times the gain over the prompt without passages. Both are None for a passage
-    that shares its prompt with a better one, which gets the credit, and for an answer of no tokens.
+    nats: over all tokens, the posterior times the gain over the same prompt without passages. Both are None for an
+    answer of no tokens, and if they are not measured. `spans` are the parts of the answer that it is credited with.
+
+    `number` is its number in the prompt, None if the prompt does not number its passages. `cited` are the parts of the
+    answer that name this number, `quotes` the words of the answer that stand in the passage.
     """
 
     passage: Passage
-    share: float | None
-    gain: float | None
+    share: float | None = None
+    gain: float | None = None
+    spans: Sequence[TextSpan] = ()
+    number: int | None = None
+    cited: Sequence[TextSpan] = ()
+    quotes: Sequence[Quote] = ()
 
+    @classmethod
+    def of_text(cls, answer: str, passages: Sequence[Passage], own: str, *, numbered: bool) -> "list[AnswerSource]":
+        """What the text of an answer says about the passages of its prompt, in their order there; `own` is the prompt
+        without passages."""
+        cited = cited_numbers(answer, len(passages)) if numbered else {}
+        return [
+            cls(
+                passage=passage,
+                number=number if numbered else None,
+                cited=cited.get(number, ()),
+                quotes=quotes(answer, passage.text, own),
+            )
+            for number, passage in enumerate(passages, 1)
+        ]
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SourcedAnswer:
-    """An answer and its sources.
+    @property
+    def known(self) -> Known:
+        """How it is known that the answer comes from this passage."""
+        if self.spans:
+            return "measured"
+        return "cited" if self.cited else "quoted" if self.quotes else "retrieved"
 
-    `text` holds the tokens of the answer with their log-probabilities, with passages and without. `sources` are the
-    passages in the prompts, best first by the retriever. `cut` is the largest cut of a prompt.
-    """
-
-    question: str
-    answer: Answer
-    text: TracedText
-    sources: Sequence[AnswerSource]
-    cut: Cut
+    @property
+    def answer_spans(self) -> Sequence[TextSpan]:
+        """The characters of the answer that come from this passage, as far as it is known."""
+        quoted = [one.answer for one in self.quotes]
+        return {"measured": self.spans, "cited": self.cited, "quoted": quoted, "retrieved": ()}[self.known]
 
     def as_json(self) -> dict[str, JsonValue]:
-        """Everything about the answer; without passages, there is no gain."""
-        tokens = zip(self.text.texts, self.text.log_probs_T.tolist(), self.text.baseline_T.tolist(), strict=True)
-        found: dict[str, JsonValue] = {
-            "question": self.question,
-            "answer": self.answer.text,
-            "log_prob": self.answer.log_prob,
-            "tokens": [{"text": text, "log_prob": own, "baseline_log_prob": without} for text, own, without in tokens],
-            "certified": self.answer.certified,
-            **({} if self.answer.robust is None else {"robust": self.answer.robust}),
-            "cut": asdict(self.cut),
+        """How the source is known; share and gain are null unless it is measured."""
+        is_measured = self.known == "measured"
+        return {
+            "known": self.known,
+            "share": self.share if is_measured else None,
+            "gain": self.gain if is_measured else None,
+            "spans": [[*one] for one in self.spans],
+            "number": self.number,
+            "cited": [[*one] for one in self.cited],
+            "quotes": [{"answer": [*one.answer], "passage": [*one.passage]} for one in self.quotes],
         }
-        if self.sources:
-            found["baseline_log_prob"] = float(self.text.baseline_T.sum(dtype=np.float64))
-            found["gain"] = gain_as_json(self.text)
-            found["sources"] = [
-                {**passage_as_json(one.passage), "text": one.passage.text, "share": one.share, "gain": one.gain}
-                for one in self.sources
-            ]
-        return found
-
-
-class Answerer:
-    """Answers questions with a frozen language model, and gives the sources of each answer.
-
-    A question may be the last message of the user in a `Conversation`, if `prompt` is a chat. The passages are those of
-    `source`, without it there are none; `reader` says how they are read, one in context by default. An ensemble is
-    averaged for every token.
-
-    `credit` says which passages get the gain of an answer over the prompt without passages. With `prompts`, the first
-    of several passages in one prompt gets it for all of them; with `passages`, the answer is also scored after each of
-    them alone, and they share the gain as an ensemble would; with `none`, it is not measured. Raises UsageError if the
-    options do not fit the model.
-    """
-
-    def __init__(
-        self,
-        model: WritingModel,
-        prompt: QuestionPrompt,
-        source: QuestionSource | None = None,
-        *,
-        reader: Reader | None = None,
-        options: AnswerOptions | None = None,
-        credit: Credit = "prompts",
-    ) -> None:
-        self._model = model
-        self._options = options or AnswerOptions()
-        if self._options.join != "tokens":
-            raise UsageError('answers with their sources are drawn token by token: leave out `join="answers"`.')
-        self._source = source
-        self._reader = reader or in_context.InContext()
-        check_mixer(self._reader, model, self._options)
-        self._scorer = Scorer(model, progress=False)
-        room = room_for_prompts(model, self._options)
-        self._with_passages = PromptBuilder(prompt, model.tokenizer, room, self._reader)
-        self._alone = PromptBuilder(prompt, model.tokenizer, room)
-        self._credit = credit if scores_given_texts(model) else "none"
-
-    def answers(self, questions: Sequence[str | Conversation]) -> Iterator[SourcedAnswer]:
-        """The answers to questions, in their order; some are answered together.
-
-        Raises UsageError if a question is empty or does not fit into the model, ChatError if the model's chat template
-        rejects a conversation.
-        """
-        inputs, passages = self._inputs(questions)
-        for number, answer in answer_all(inputs, self._model, self._options):
-            yield self._with_sources(inputs[number], passages, answer)
-
-    def stream(self, question: str | Conversation) -> "AnswerStream":
-        """The answer to one question, piece by piece; raises what `answers` raises."""
-        return AnswerStream(self.streams(question, [self._options.seed]))
-
-    def streams(self, question: str | Conversation, seeds: Sequence[int]) -> "AnswerStreams":
-        """Several answers to one question, one for each seed, drawn together; raises what `answers` raises."""
-        [one], passages = self._inputs([question])
-        return AnswerStreams(one, self._model, self._options, seeds, partial(self._with_sources, one, passages))
-
-    def _inputs(self, questions: Sequence[str | Conversation]) -> tuple[list[QuestionInput], Passages]:
-        """The prompts of questions, and the passages that were found for them."""
-        conversations = [Conversation.of(one) for one in questions]
-        for place, one in enumerate(conversations, 1):
-            which = "the question" if len(conversations) == 1 else f"question {place}"
-            for text, name in ((one.question, which), (one.search_query, f"the query of {which}")):
-                if not text.strip():
-                    raise UsageError(f"{name} is empty: ask with at least one word.")
-        found = [Question(str(place), one.search_query) for place, one in enumerate(conversations, 1)]
-        hits, passages = found_passages(found, self._source, self._reader.hits)
-        inputs = [
-            self._with_passages.build(Question(str(row + 1), one.question), hits.of(row), passages, one)
-            for row, one in enumerate(conversations)
-        ]
-        return inputs, passages
-
-    def _with_sources(self, question: QuestionInput, passages: Passages, answer: Answer) -> SourcedAnswer:
-        """An answer with the gain that each passage gave to it."""
-        tokens = self._credited(question, passages, answer)
-        provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
-        text = TracedText(
-            before="",
-            texts=pieces.texts_of_tokens(answer.pieces)[1],
-            log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
-            baseline_T=self._log_probs_without(question, answer),
-            provenance=provenance,
-            passages=used_passages(provenance, passages),
-        )
-        return SourcedAnswer(
-            question=question.question.text,
-            answer=answer,
-            text=text,
-            sources=_sources(question, passages, pieces.passage_shares(tokens), text),
-            cut=question.largest_cut,
-        )
-
-    def _credited(self, question: QuestionInput, passages: Passages, answer: Answer) -> Sequence[pieces.GeneratedToken]:
-        """The tokens of an answer, each with its passages and their shares."""
-        numbers = [number for prompt in question.prompts for number in prompt.passages]
-        if self._credit != "passages" or not answer.tokens or len(numbers) <= len(question.prompts):
-            return answer.tokens
-        scored = [self._log_probs(question, answer, [(number, 0.0)], passages) for number in numbers]
-        shares_TK = ensemble.posterior(np.stack(scored), np.zeros(len(numbers), dtype=np.float64))
-        passages_K = np.array(numbers, dtype=np.int64)
-        return [
-            replace(token, passages_K=passages_K, posteriors_K=shares_K)
-            for token, shares_K in zip(answer.tokens, shares_TK, strict=True)
-        ]
-
-    def _log_probs_without(self, question: QuestionInput, answer: Answer) -> FloatArray:
-        """The log-probabilities (float32, T) of the answer's tokens after the prompt without passages; NaN if they are
-        not measured."""
-        if self._source is None or not answer.tokens:
-            return np.array([token.log_prob for token in answer.tokens], dtype=np.float32)
-        if self._credit == "none":
-            return np.full(len(answer.tokens), np.nan, dtype=np.float32)
-        return self._log_probs(question, answer, [], ())
-
-    def _log_probs(
-        self, question: QuestionInput, answer: Answer, hits: Sequence[tuple[int, float]], passages: Passages
-    ) -> FloatArray:
-        """The log-probabilities (float32, T) of the answer's tokens after the prompt with at most one passage."""
-        [prompt] = self._alone.build(question.question, hits, passages, question.conversation).prompts
-        tokens = np.array([token.token for token in answer.tokens], dtype=np.int64)
-        [log_probs_T] = self._scorer.log_probs([Request(document=prompt.tokens, context=_NO_TOKENS, targets=tokens)])
-        return log_probs_T
-
-
-class AnswerStreams(DrawnAnswers):
-    """Several answers to one question: the pieces of all, each with the number of its answer; then each answer with its
-    sources."""
-
-    def __init__(
-        self,
-        question: QuestionInput,
-        model: WritingModel,
-        options: AnswerOptions,
-        seeds: Sequence[int],
-        source: Callable[[Answer], SourcedAnswer],
-    ) -> None:
-        super().__init__(question, model, options, seeds)
-        self._source = source
-
-    def with_sources(self, number: int) -> SourcedAnswer:
-        """An answer with its sources, once all are complete; pieces that were not read are drawn first."""
-        return self._source(self.answer(number))
-
-
-class AnswerStream:
-    """The pieces of an answer, each as soon as it cannot belong to a stop string; then the answer with its sources."""
-
-    def __init__(self, streams: AnswerStreams) -> None:
-        self._streams = streams
-
-    def __iter__(self) -> Iterator[pieces.GeneratedText]:
-        return (piece for _, piece in self._streams)
-
-    def with_sources(self) -> SourcedAnswer:
-        """The answer with its sources, once it is complete; pieces that were not read are drawn first."""
-        return self._streams.with_sources(0)
-
-
-def _sources(
-    question: QuestionInput, passages: Passages, given: Mapping[int, float], text: TracedText
-) -> list[AnswerSource]:
-    """The passages in the prompts of a question, with what each gave to the answer."""
-    gains = {row.passage: row.gain for row in text.contributions}
-    return [
-        AnswerSource(passage=passages[number], share=given.get(number), gain=gains.get(number))
-        for prompt in question.prompts
-        for number in prompt.passages
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,28 +129,53 @@ class Citation:
 
     passage: Passage
     gain: float
-    spans: Sequence[_Span]
+    spans: Sequence[TextSpan]
 
 
-def citations(text: TracedText) -> list[Citation]:
+def citations(
+    text: TracedText, control_T: FloatArray | None = None, own: str = "", alone: Mapping[int, float] | None = None
+) -> list[Citation]:
     """The passages that an answer cites, largest gain first, by the rule of this module.
 
-    Characters count from the beginning of the text, what is `before` the first token included. No two spans overlap.
+    `control_T` (float32, T) are the log-probabilities of its tokens with unrelated passages, `own` is the prompt
+    without passages, and `alone` the gain in nats of the whole answer after some passages alone, which credits these
+    only if it is large enough too. Characters count from the beginning of the text, what is `before` the first token
+    included. No two spans overlap.
     """
     if not np.isfinite(text.gain_T).all():
         return []
-    gains = {row.passage: row.gain for row in text.contributions if row.gain >= ONE_BIT}
-    spans: dict[int, list[_Span]] = {number: [] for number in gains}
-    given_TK = attributed(text.provenance, text.gain_T)
-    given = {number: np.where(text.provenance.passages_TK == number, given_TK, 0).sum(axis=1) for number in gains}
+    own_T = _own_tokens(text, own)
+    gain_T = np.where(own_T, 0, text.gain_T)
+    rows = contributions(text.provenance, gain_T)
+    credited = {row.passage: row.gain for row in rows if row.gain > CREDITED}
+    if control_T is not None:
+        over_control_T = np.where(own_T, 0, text.log_probs_T.astype(np.float64) - control_T)
+        over = {row.passage: row.gain for row in contributions(text.provenance, over_control_T)}
+        credited = {number: gain for number, gain in credited.items() if over[number] > CREDITED}
+    credited = {number: gain for number, gain in credited.items() if (alone or {}).get(number, gain) > CREDITED}
+    spans: dict[int, list[TextSpan]] = {number: [] for number in credited}
+    given_TK = attributed(text.provenance, gain_T)
+    given = {number: np.where(text.provenance.passages_TK == number, given_TK, 0).sum(axis=1) for number in credited}
     runs = _runs(given)
     for (_, number), span in zip(runs, _words(text, [run for run, _ in runs]), strict=True):
         if span[0] < span[1]:
             spans[number].append(span)
-    return [Citation(text.passages[number], gain, spans[number]) for number, gain in gains.items() if spans[number]]
+    return [Citation(text.passages[number], gain, spans[number]) for number, gain in credited.items() if spans[number]]
 
 
-def _runs(given: Mapping[int, DoubleArray]) -> list[tuple[_Span, int]]:
+def _own_tokens(text: TracedText, own: str) -> NDArray[np.bool_]:
+    """Whether each token (bool, T) belongs to words that stand in the prompt without passages."""
+    written = "".join(text.texts)
+    ends = list(accumulate(map(len, text.texts)))
+    spans = own_spans(written, own)
+    rows = [
+        any(begin < end and end - len(one) < until for begin, until in spans)
+        for one, end in zip(text.texts, ends, strict=True)
+    ]
+    return np.array(rows, dtype=np.bool_)
+
+
+def _runs(given: Mapping[int, DoubleArray]) -> list[tuple[TextSpan, int]]:
     """The runs of tokens for which passages are cited, each with its passage, in ascending order. `given` is what each
     passage gave to each token (float64, T), in nats."""
     if not given:
@@ -321,7 +189,7 @@ def _runs(given: Mapping[int, DoubleArray]) -> list[tuple[_Span, int]]:
     return sorted(found)
 
 
-def _best_runs(values: Sequence[float]) -> Iterator[_Span]:
+def _best_runs(values: Sequence[float]) -> Iterator[TextSpan]:
     """The run of the largest sum, if that is positive; beside it the best ones of at least one bit."""
     parts, minimum = [(0, len(values))], 0.0
     while parts:
@@ -345,7 +213,7 @@ def _best_run(values: Sequence[float], begin: int, end: int) -> tuple[float, int
     return best
 
 
-def _words(text: TracedText, runs: Sequence[_Span]) -> Iterator[_Span]:
+def _words(text: TracedText, runs: Sequence[TextSpan]) -> Iterator[TextSpan]:
     """The characters of runs of tokens, in ascending order: whole words, as far as no other run is there."""
     written = text.before + "".join(text.texts)
     ends = list(accumulate(map(len, text.texts), initial=len(text.before)))
@@ -379,10 +247,30 @@ def name_of(passage: Passage) -> str:
     return one_line(" ".join(passage.title.split()) or passage.document_id)
 
 
-def sources_text(cited: Sequence[Citation], addresses: Sequence[str]) -> str:
-    """The sources of an answer as text to stand behind it, each with its address; empty without sources."""
+def sources_text(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> str:
+    """The sources that an answer is known to come from as text to stand behind it, each with its address; empty without
+    any. Their numbers are those of the prompt if it numbers them, else they count up."""
+    known = sorted((one for one in sources if one.answer_spans), key=lambda one: (one.number or 0, -(one.gain or 0)))
     lines = [
-        f"\n[{place}] {name_of(one.passage)}: {address}"
-        for place, (one, address) in enumerate(zip(cited, addresses, strict=True), 1)
+        f"\n[{one.number or place}] {name_of(one.passage)}: {address(one.passage)}"
+        for place, one in enumerate(known, 1)
     ]
     return "\n\nSources:" + "".join(lines) if lines else ""
+
+
+def annotations(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> list[JsonValue]:
+    """The parts of an answer that are known to come from passages, as OpenAI's API names them, in the order of the
+    text."""
+    found = sorted(((span, one) for one in sources for span in one.answer_spans), key=lambda pair: pair[0])
+    return [
+        {
+            "type": "url_citation",
+            "url_citation": {
+                "start_index": begin,
+                "end_index": end,
+                "url": address(one.passage),
+                "title": name_of(one.passage),
+            },
+        }
+        for (begin, end), one in found
+    ]

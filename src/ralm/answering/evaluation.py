@@ -19,6 +19,7 @@ from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.errors import UsageError
 from ralm.evaluation.retrieval import RetrievalRun
 from ralm.protocols import Reader, WritingModel
+from ralm.reading.concatenation import Concatenation
 from ralm.reading.in_context import CheckedReader, InContext
 from ralm.records import Hits, IntArray, Passage, Passages
 from ralm.terminal import progress_bar
@@ -55,7 +56,8 @@ class JudgedAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnsweredQuestion:
-    """A question with its passages and its answer, and with a baseline, the answer without passages.
+    """A question with its passages and its answer; with a baseline, also the answer to the same prompt `without`
+    passages, and the `closed` one to the prompt that asks without passages.
 
     `passages` are those that were read, best first; `answer_at` is the rank, from 1, of the first that holds an answer
     (DPR's tokens, the text without its title), or None. `cut` is the largest cut of a prompt.
@@ -66,7 +68,8 @@ class AnsweredQuestion:
     answer_at: int | None
     cut: prompts.Cut
     judged: JudgedAnswer
-    closed: JudgedAnswer | None
+    without: JudgedAnswer | None = None
+    closed: JudgedAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,8 +84,8 @@ class QuestionEvaluation:
     @property
     def scored_Q(self) -> NDArray[np.bool_]:
         """Whether the gold answer of each question could be scored, with a baseline also without passages."""
-        both = ((row.judged, row.closed or row.judged) for row in self.rows)
-        return np.array([None not in (one.gold_log_prob, other.gold_log_prob) for one, other in both], dtype=np.bool_)
+        books = ((row.judged, row.without or row.judged, row.closed or row.judged) for row in self.rows)
+        return np.array([all(one.gold_log_prob is not None for one in some) for some in books], dtype=np.bool_)
 
     def summary(self, scored_Q: NDArray[np.bool_] | None = None) -> dict[str, JsonValue]:
         """The measures with 95% intervals over questions, as fractions; log-probabilities in nats a token.
@@ -111,9 +114,10 @@ class QuestionEvaluation:
         found["without_answers"] = sum(not row.question.answers for row in self.rows)
         found["cut"] = sum(bool(row.cut) for row in self.rows)
         found["gold_scored"] = int(np.count_nonzero(scored_Q))
-        closed = [row.closed for row in self.rows if row.closed is not None]
-        if closed:
+        if closed := [row.closed for row in self.rows if row.closed is not None]:
             found["closed_book"] = self._measures(closed, scored_Q)
+        if without := [row.without for row in self.rows if row.without is not None]:
+            found["without_passages"] = self._measures(without, scored_Q)
             found["difference"] = self._differences()
         found["seconds"] = self.seconds
         return found
@@ -127,12 +131,12 @@ class QuestionEvaluation:
         return measures
 
     def _differences(self) -> dict[str, JsonValue]:
-        """Open book minus closed book, on the questions that both could be judged on."""
-        both = [(row.judged, row.closed) for row in self.rows if row.closed is not None]
-        open_book, closed = _of_judged([one for one, _ in both]), _of_judged([other for _, other in both])
+        """The same prompt with passages minus without, on the questions that both could be judged on."""
+        both = [(row.judged, row.without) for row in self.rows if row.without is not None]
+        open_book, without = _of_judged([one for one, _ in both]), _of_judged([other for _, other in both])
         differences: dict[str, JsonValue] = {}
         for name, (sums_Q, counts_Q) in open_book.items():
-            others_Q, other_counts_Q = closed[name]
+            others_Q, other_counts_Q = without[name]
             differences |= multiple_choice.mean_of(name, sums_Q - others_Q, counts_Q * (other_counts_Q > 0))
         return differences
 
@@ -190,7 +194,8 @@ def evaluate_questions(
     `reader` says how passages are read: one in context (the default), several as an ensemble or concatenated.
     `demonstrations` are questions with answers that stand before every prompt, each with its own first passage. A
     `judge` also decides whether answers agree with gold answers. With `baseline` every question is also answered
-    without passages. `stores` keep scores, answers and replies of the judge for a later process.
+    without passages: after the same prompt, and after the one that asks without passages. `stores` keep scores, answers
+    and replies of the judge for a later process.
     Raises UsageError if lengths do not fit into the model.
     """
     begun = perf_counter()
@@ -200,7 +205,9 @@ def evaluate_questions(
 
     def answer(book: _Book) -> list[tuple[prompts.Cut, JudgedAnswer]]:
         shown = list(zip(demonstrations, book.shown, strict=True))
-        builder = sources.PromptBuilder(prompt, model.tokenizer, room, book.reader, shown, semantics=semantics)
+        several = isinstance(reader, Concatenation) and reader.hits > 1
+        asks = prompt.same_words(several=several) if book.same_words else prompt
+        builder = sources.PromptBuilder(asks, model.tokenizer, room, book.reader, shown, semantics=semantics)
         inputs = [builder.build(one, book.hits.of(row), book.passages) for row, one in enumerate(questions)]
         judged = []
         with progress_bar(f"Answering{book.name}", len(inputs)) as advance:
@@ -216,8 +223,8 @@ def evaluate_questions(
         return [(one.largest_cut, answer) for one, answer in zip(inputs, judged, strict=True)]
 
     rows = []
-    results = _in_books(answer, questions, demonstrations, source, reader, baseline=baseline)
-    for one, ((cut, judged), closed, read) in zip(questions, results, strict=True):
+    results = _in_books(answer, questions, demonstrations, source, reader, baseline=baseline, same_words=True)
+    for one, ((cut, judged), without, closed, read) in zip(questions, results, strict=True):
         ranks = (rank for rank, passage in enumerate(read, 1) if metrics.has_answer(passage.text, one.answers))
         rows.append(
             AnsweredQuestion(
@@ -226,6 +233,7 @@ def evaluate_questions(
                 answer_at=next(ranks, None),
                 cut=cut,
                 judged=judged,
+                without=None if without is None else without[1],
                 closed=None if closed is None else closed[1],
             )
         )
@@ -261,6 +269,8 @@ class _Book(NamedTuple):
     shown: Sequence[Sequence[Passage]]
     hits: Hits
     passages: Passages
+    same_words: bool = False
+    """Whether a prompt without passages has the words of one with passages."""
 
 
 def _in_books(
@@ -271,16 +281,24 @@ def _in_books(
     reader: Reader,
     *,
     baseline: bool,
-) -> Iterator[tuple[_Result, _Result | None, list[Passage]]]:
-    """The result of each question, that without passages if there is a `baseline`, and the passages, best first."""
+    same_words: bool = False,
+) -> Iterator[tuple[_Result, _Result | None, _Result | None, list[Passage]]]:
+    """The result of each question, those without passages if there is a `baseline`, and the passages, best first.
+
+    Of the results without passages, the first is that of a prompt with the `same_words`, the second that of the prompt
+    that asks without passages.
+    """
     hits, passages = sources.found_passages(queries, source, reader.hits)
     found = answer(_Book("", reader, sources.first_passages(shown, source), hits, passages))
     closed: Sequence[_Result | None] = [None] * len(queries)
+    without = closed
     if baseline and source is not None:
-        nothing = Hits.none(len(queries), 1)
-        closed = answer(_Book(" without passages", InContext(), [()] * len(shown), nothing, ()))
+        nothing, empty = Hits.none(len(queries), 1), [()] * len(shown)
+        closed = answer(_Book(" closed book", InContext(), empty, nothing, ()))
+        if same_words:
+            without = answer(_Book(" without passages", InContext(), empty, nothing, (), same_words=True))
     read = ([passages[number] for number, _ in hits.of(row)[: reader.hits]] for row in range(len(queries)))
-    return zip(found, closed, read, strict=True)
+    return zip(found, without, closed, read, strict=True)
 
 
 def _judge(one: sources.QuestionInput, answer: Answer, gold: GoldScore | None) -> JudgedAnswer:
@@ -387,7 +405,7 @@ def evaluate_choices(
     results = _in_books(choose, queries, shown, source, reader, baseline=baseline)
     rows = [
         ChosenQuestion(question=one, passages=read, choice=choice, closed=closed)
-        for one, (choice, closed, read) in zip(questions, results, strict=True)
+        for one, (choice, _, closed, read) in zip(questions, results, strict=True)
     ]
     return ChoiceEvaluation(rows=rows, documents=0 if source is None else reader.hits, seconds=perf_counter() - begun)
 

@@ -91,6 +91,11 @@ class QuestionPrompt:
         return _CHOICES in self.closed
 
     @property
+    def numbers_passages(self) -> bool:
+        """Whether the prompt numbers its passages, so that an answer can cite them."""
+        return "{number}" in self.document
+
+    @property
     def asks_after_passages(self) -> bool:
         """Whether the question stands after the passages."""
         return all("{question}" in form.partition("{documents}")[2] for form in (self.one, self.several))
@@ -128,7 +133,8 @@ class QuestionPrompt:
         )
         values = {"question": self.format_question(question), "choices": listed}
         if several is None and not passages:
-            return PromptText(documents="", question=_filled(self.closed, values))
+            before, _, asked = self.closed.rpartition("{documents}")
+            return PromptText(documents=_filled(before, values), question=_filled(asked, values))
         form = self.several if several or (several is None and len(passages) > 1) else self.one
         documents = self.between.join(
             _filled(self.document, {"number": str(number), "title": passage.title, "text": passage.text})
@@ -137,6 +143,11 @@ class QuestionPrompt:
         begin, _, rest = form.partition("{documents}")
         filled = [_filled(part, values) for part in (begin, rest)]
         return PromptText(documents=filled[0] + documents, question=filled[1])
+
+    def same_words(self, *, several: bool, number: int | None = None) -> "QuestionPrompt":
+        """This prompt with the words for one passage or for several, also around none; `number` is the first one's."""
+        form, called = self.several if several else self.one, "{number}" if number is None else str(number)
+        return replace(self, closed=form, one=form, document=self.document.replace("{number}", called))
 
     def demonstration(
         self, question: str, answer: str, passages: Sequence[Passage], choices: Sequence[str] = ()

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from ralm.answering import metrics, run
 from ralm.answering.evaluation import METRICS
+from ralm.answering.quotes import quotes
 from ralm.errors import DamagedFolderError
 from ralm.runs import report, tables
 from ralm.runs.run import PASSAGES, SUMMARY, damage_errors
@@ -21,7 +22,7 @@ _DECIMALS: Final = 4
 _REMEDY: Final = "answer the questions again"
 _NULLABLE: Final = (
     *(*METRICS, "robust", "gold_tokens", "answer_at"),
-    *(name for name in run.ANSWERS_COLUMNS if name.startswith("closed_")),
+    *(name for name in run.ANSWERS_COLUMNS if name.startswith(("without_", "closed_"))),
 )
 
 
@@ -91,17 +92,24 @@ def _read(path: Path) -> tuple[dict[str, JsonValue], pa.Table, pa.Table]:
 
 
 def _question(row: Mapping[str, Any], passages: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """One question with its answers and passages; `marked` are the characters of a passage that hold an answer."""
+    """One question with its answers and passages.
+
+    `marked` are the characters of a passage that hold an answer, `quotes` those that the answer quotes; `share` is null
+    unless the passages shared the answer as an ensemble.
+    """
+    is_shared = sum(share > 0 for share in row["shares"]) > 1
     return {
         "id": row["question_id"],
         "question": row["question"],
         "answers": row["answers"],
         **_judged(row, ""),
+        "without_passages": None if row["without_answer"] is None else _judged(row, "without_"),
         "closed_book": None if row["closed_answer"] is None else _judged(row, "closed_"),
         "passages": [
             {
                 "passage": number,
-                "share": round(share, _DECIMALS),
+                "share": round(share, _DECIMALS) if is_shared else None,
+                "quotes": [[*one.passage] for one in quotes(row["answer"], passages[number]["text"], row["question"])],
                 "marked": metrics.answer_spans(passages[number]["text"], row["answers"]),
             }
             for number, share in zip(row["passages"], row["shares"], strict=True)

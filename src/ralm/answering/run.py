@@ -3,8 +3,8 @@
 answers.parquet   question_id, question, answers, answer, exact_match, contains, token_match, f1, token_recall, agrees
                   (the verdict of a judge), log_prob, robust, gold_log_prob, gold_tokens, passages (numbers, best
                   first), shares (of the answer's probability, by passage), answer_at, cut_demonstrations,
-                  cut_documents, cut_special; with a baseline, the same of the answer without passages in
-                  closed_answer, closed_exact_match, ...
+                  cut_documents, cut_special; with a baseline, the same of the answer to the same prompt without
+                  passages in without_answer, without_exact_match, ..., and of the closed book in closed_answer, ...
 choices.parquet   question_id, subject, category, question, choices, gold (its letter), chosen (a letter or null),
                   right, log_probs and probabilities (of each choice), answer (if it was generated),
                   cut_demonstrations, cut_documents, cut_special, passages (numbers, best first), shares (of the
@@ -73,7 +73,7 @@ ANSWERS_COLUMNS: Final = {
     **_READ,
     "answer_at": pa.int64(),
     **_CUT,
-    **{f"closed_{name}": kind for name, kind in ANSWER_COLUMNS.items()},
+    **{f"{book}_{name}": kind for book in ("without", "closed") for name, kind in ANSWER_COLUMNS.items()},
 }
 """The columns of `answers.parquet`."""
 _CHOICES_COLUMNS: Final = {
@@ -263,7 +263,8 @@ def _answer_row(row: evaluation.AnsweredQuestion) -> dict[str, Any]:
         **_read_values(row.passages, row.judged.answer.shares),
         "answer_at": row.answer_at,
         **_cut_values(row.cut),
-        **({} if row.closed is None else _closed(_answer_values(row.closed))),
+        **({} if row.without is None else _of_book("without", _answer_values(row.without))),
+        **({} if row.closed is None else _of_book("closed", _answer_values(row.closed))),
     }
 
 
@@ -288,7 +289,7 @@ def _choice_row(row: evaluation.ChosenQuestion) -> dict[str, Any]:
         "gold": one.letters[one.gold],
         **_choice_values(one, row.choice),
         **_read_values(row.passages, row.choice.shares),
-        **({} if row.closed is None else _closed(_choice_values(one, row.closed))),
+        **({} if row.closed is None else _of_book("closed", _choice_values(one, row.closed))),
     }
 
 
@@ -304,8 +305,8 @@ def _choice_values(question: ChoiceQuestion, choice: multiple_choice.Choice) -> 
     }
 
 
-def _closed(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"closed_{name}": value for name, value in values.items()}
+def _of_book(book: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{book}_{name}": value for name, value in values.items()}
 
 
 def _cut_values(cut: prompts.Cut) -> dict[str, Any]:

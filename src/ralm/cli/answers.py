@@ -9,7 +9,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from ralm.answering import citations, multiple_choice
+from ralm.answering import multiple_choice
+from ralm.answering.answerer import SourcedAnswer
 from ralm.answering.compare import AnswersComparison
 from ralm.answering.curve import CURVE_PLOT, CURVE_TABLE, AnswerCurve
 from ralm.answering.evaluation import ChoiceEvaluation, QuestionEvaluation
@@ -22,8 +23,6 @@ from ralm.runs.report import render_page, to_float
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
 
-_SHOWN: Final = 0.005
-"""The lowest share that is not printed as 0%."""
 _WIDTH: Final = 200
 """Number of printed characters of a source."""
 _BEFORE: Final = 60
@@ -163,10 +162,12 @@ def _with_categories(measures: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _print_books(summary: dict[str, Any], documents: int, metrics: Mapping[str, tuple[str, int, str]]) -> None:
-    """Print a table of metrics, each with its label, factor and format: closed book, with passages, the difference."""
-    closed = summary.get("closed_book")
+    """Print a table of metrics, each with its label, factor and format: closed book, the same prompt without passages,
+    with passages, and the difference of the last two."""
     read = "with passages" if documents else "closed book"
-    rows = {"closed book": closed, read: summary, "difference": summary["difference"]} if closed else {read: summary}
+    books = {"closed book": "closed_book", "same prompt without": "without_passages"}
+    found = {name: summary[book] for name, book in books.items() if summary.get(book)}
+    rows = {**found, read: summary, **({"difference": summary["difference"]} if found else {})}
     cells = []
     for metric, (label, factor, form) in metrics.items():
         figures = [
@@ -198,23 +199,25 @@ def print_pieces(pieces: Iterable[GeneratedText]) -> None:
     print_line("(an empty answer)" if empty else "")
 
 
-def print_sources(answer: citations.SourcedAnswer) -> None:
+def print_sources(answer: SourcedAnswer) -> None:
     """Print the passages of an answer, the contribution of each, and the log-probability of the answer."""
     tokens = len(answer.answer.tokens)
     for rank, source in enumerate(answer.sources, 1):
-        share = "in the same prompt"
-        if source.gain is not None:
-            share = f"{source.share:.0%}" + ("" if math.isnan(source.gain) else f" {source.gain:+.2f} nats")
-        print_line(f"\n{rank:>3}. {share if tokens else '-'}  {passage_name(source.passage)}")
+        known = str(source.known)
+        if source.known == "measured":
+            known += f" {source.share:.0%} {source.gain:+.2f} nats"
+        print_line(f"\n{rank:>3}. {known}  {passage_name(source.passage)}")
+        quoted = [answer.answer.text[slice(*one.answer)] for one in source.quotes]
+        if quoted:
+            print_line("     quoted: " + one_line(" | ".join(quoted)))
         print_beginning(source.passage, _WIDTH)
-    shares = [one.share for one in answer.sources if one.share is not None]
-    if tokens and shares and (none := 1 - sum(shares)) >= _SHOWN:
-        print_line(f"\n     {none:.0%}  no passage")
     if answer.cut:
         print_line(f"\nThe prompt did not fit: {answer.cut.documents:,} tokens of passages were cut at the beginning.")
     if tokens:
         own, without = (float(one.mean(dtype="float64")) for one in (answer.text.log_probs_T, answer.text.baseline_T))
         beside = f" with passages, {without:.2f} without" if answer.sources and not math.isnan(without) else ""
+        if answer.control_T is not None:
+            beside += f", {answer.control_T.mean(dtype='float64'):.2f} with unrelated ones"
         if not math.isnan(own):
             print_line(f"\nLog-probability of the answer: {own:.2f} nats a token{beside} ({tokens} tokens).")
     if any(token.is_bounded for token in answer.answer.tokens):
@@ -231,12 +234,15 @@ def print_answers_report(report: AnswersReport) -> None:
         print_line(f"\n{one_line(one['question'])}")
         print_line(f"  gold answers    {one_line(' | '.join(one['answers']))}")
         print_line(f"  {'with passages' if one['passages'] else 'closed book':<16}{_verdict(one)}")
-        if one["closed_book"]:
-            print_line(f"  closed book     {_verdict(one['closed_book'])}")
+        for label, book in (("without passages", "without_passages"), ("closed book", "closed_book")):
+            if one[book]:
+                print_line(f"  {label:<16}{_verdict(one[book])}")
         for rank, source in enumerate(one["passages"], 1):
             passage = report.passages[source["passage"]]
             name = one_line(passage["title"] or passage["document_id"])
-            print_line(f"  {rank:>3}. {source['share']:4.0%}  {name} (passage {source['passage']})")
+            known = "quoted" if source["quotes"] else "retrieved"
+            shown = known if source["share"] is None else f"{source['share']:.0%} of the mixture, {known}"
+            print_line(f"  {rank:>3}. {shown}: {name} (passage {source['passage']})")
             console.print(Text("       ").append_text(_marked(passage["text"], source["marked"])))
     if len(report.questions) < report.total:
         print_line(f"\n(the first {len(report.questions):,} of {report.total:,} questions)")

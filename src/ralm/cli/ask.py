@@ -35,11 +35,19 @@ def ask_command(
         AnswerOptions,
         flags.Flags(without=("join",), default_text=options.ANSWER_TEXTS, needs={"robust": options.NEEDS_UNIFORM}),
     ],
+    control: Annotated[
+        bool,
+        Option(
+            "Credit passages only if they gave more than two unrelated ones, drawn at random.",
+            needs=options.NEEDS_INDEX,
+        ),
+    ] = False,
     model_options: options.GeneratingModel,
     json: Annotated[bool, Option("Print only one JSON object per question, with every token.")] = False,
 ) -> None:
-    """Answer a question with passages in the prompt. Print the answer, then the passages with what each gave to it, and
-    how likely the answer is with and without them.
+    """Answer a question with passages in the prompt. Print the answer, then each passage with how it is known to be a
+    source (measured, cited, quoted or only retrieved), and how likely the answer is in the same prompt with and without
+    passages.
 
     A model with a chat template is asked through it, another one with the prompt of a paper.
     """
@@ -53,7 +61,7 @@ def ask_command(
     model = models.open_model(lm, model_options)
     chosen, answering = options.choose_prompt(named, model.tokenizer, reading, answering, given)
     chosen = options.with_messages(chosen, system)
-    answerer = ralm.Answerer(model, chosen, source, reader=reading.chosen_reader, options=answering)
+    answerer = ralm.Answerer(model, chosen, source, reader=reading.chosen_reader, options=answering, control=control)
     if json:
         for answer in answerer.answers(texts):
             output.print_json(answer.as_json())

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ralm.answering.citations import Answerer, SourcedAnswer
+from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.sources import QuestionRetriever

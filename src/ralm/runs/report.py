@@ -189,7 +189,7 @@ def to_float(value: JsonValue) -> float:
         return float("inf")
 
 
-_MARK: Final = re.compile(r"\{\{(?:title|style|script|tokens\.css|tokens\.js|data)\}\}")
+_MARK: Final = re.compile(r"\{\{(title|style|script|data|\w+\.css|\w+\.js)\}\}")
 
 
 def render_report(report: Report) -> str:
@@ -198,7 +198,7 @@ def render_report(report: Report) -> str:
 
 
 def render_page(package: str, template: str, title: str, data: JsonValue) -> str:
-    """A template of a package, filled in with the title, the data, and the parts that pages share."""
+    """A template of a package, filled in with the title, the data, the parts that pages share, and its own scripts."""
     parts = {
         "{{title}}": html.escape(one_line(title)),
         "{{style}}": _text("ralm.runs", "page.css"),
@@ -207,8 +207,12 @@ def render_page(package: str, template: str, title: str, data: JsonValue) -> str
         "{{tokens.js}}": _text("ralm.runs", "tokens.js"),
         "{{data}}": to_json(data).replace("<", "\\u003c"),
     }
+
     # in one pass, since the data may contain a mark
-    return _MARK.sub(lambda mark: parts[mark[0]], _text(package, template))
+    def part(mark: re.Match[str]) -> str:
+        return parts[mark[0]] if mark[0] in parts else _text(package, mark[1])
+
+    return _MARK.sub(part, _text(package, template))
 
 
 def _text(package: str, name: str) -> str:

@@ -13,7 +13,8 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.answering.citations import SourcedAnswer, web_address
+from ralm.answering.answerer import SourcedAnswer
+from ralm.answering.citations import web_address
 from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
 from ralm.reading.provenance import contributions, passage_as_json, token_as_json, total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Provenance

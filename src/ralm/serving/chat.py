@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.answering import citations, prompts, sources
+from ralm.answering import answerer, citations, prompts, sources
 from ralm.answering.options import AnswerOptions
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
@@ -38,7 +38,7 @@ class ChatCompletion:
     that the model reads).
 
     With `measured`, the answers are also scored without passages, so that they cite the passages that helped; None: if
-    the model can do so.
+    the model can do so. With `control`, also with unrelated passages.
     `logprobs` returns the log-probability of each token, and `top_logprobs` that many top ones. With `sources_as_text`,
     the sources also stand behind the text. `sampling` holds the options of `ralm.reading.Sampling` and `stop`.
     """
@@ -47,6 +47,7 @@ class ChatCompletion:
     new_tokens: int | None
     times: int
     measured: bool | None
+    control: bool
     logprobs: bool
     top_logprobs: int
     sources_as_text: bool
@@ -73,11 +74,17 @@ def answer_chat(
         encoded = full_tokenizer(model.tokenizer).encode_chat(chat.conversation.messages) if prompt.chat else None
         own = len(model.tokenizer.encode(chat.conversation.question) if encoded is None else encoded[0])
         options = _options(chat, prompt, _new_tokens(chat, own, limits, length), length)
-        credit: citations.Credit = "none" if chat.measured is False else "passages"
-        source = _source(reads, model)
-        answerer = citations.Answerer(model, prompt, source, reader=reads.reader, options=options, credit=credit)
+        answers_of = answerer.Answerer(
+            model,
+            prompt,
+            _source(reads, model),
+            reader=reads.reader,
+            options=options,
+            measured=chat.measured is not False,
+            control=chat.control,
+        )
         seeds = [(options.seed + time) % (MAX_SEED + 1) for time in range(chat.times)]
-        streams = answerer.streams(chat.conversation, seeds)
+        streams = answers_of.streams(chat.conversation, seeds)
     except LengthError as error:
         raise errors.RequestError(str(error), param="messages", code=TOO_LONG) from None
     except ChatError as error:
@@ -117,7 +124,7 @@ def _check(chat: ChatCompletion, model: SharedModel, prompt: prompts.QuestionPro
         raise errors.RequestError(
             f"the model {model.name} returns no log-probabilities: leave out `logprobs`.", param="logprobs"
         )
-    if chat.measured:
+    if chat.measured or chat.control:
         check_scores(model)
     if prompt.chat and not has_chat_template(model.tokenizer):
         raise errors.RequestError(
@@ -228,25 +235,10 @@ class ChatAnswer(answers.ServedAnswer):
 
     def _annotations(self, choice: answers.ResponseChoice) -> list[JsonValue]:
         """The parts of a text that come from passages, in their order."""
-        found = sorted((span, one.passage) for one in _cited(choice) for span in one.spans)
-        return [
-            {
-                "type": "url_citation",
-                "url_citation": {
-                    "start_index": begin,
-                    "end_index": end,
-                    "url": self._url(passage),
-                    "title": citations.name_of(passage),
-                },
-            }
-            for (begin, end), passage in found
-        ]
+        return citations.annotations(_sources_of(choice), self._url)
 
     def _sources_text(self, choice: answers.ResponseChoice) -> str:
-        if not self._chat.sources_as_text:
-            return ""
-        cited = _cited(choice)
-        return citations.sources_text(cited, [self._url(one.passage) for one in cited])
+        return citations.sources_text(_sources_of(choice), self._url) if self._chat.sources_as_text else ""
 
     def _url(self, passage: Passage) -> str:
         return citations.web_address(passage) or self._address(passage)
@@ -264,20 +256,11 @@ class ChatAnswer(answers.ServedAnswer):
         rows = zip(choice.tokens, given.passages_TK, given.posteriors_TK, strict=True)
         credited = [replace(token, passages_K=numbers_K, posteriors_K=shares_K) for token, numbers_K, shares_K in rows]
         tokens: answers.ResponseJson = {"tokens": self._tokens_json(credited)} if with_tokens or is_late else {}
-        cited = {one.passage.number: one.spans for one in _cited(choice)}
         gain: answers.ResponseJson = {} if np.isnan(gain_T).all() else answers.gain_json(given, gain_T)
-        sources: list[JsonValue] = [
-            {
-                "passage": one.passage.number,
-                "share": answers.finite(one.share),
-                "gain": answers.finite(one.gain),
-                "spans": [[*span] for span in cited.get(one.passage.number, ())],
-            }
-            for one in answer.sources
-        ]
+        sources: list[JsonValue] = [{"passage": one.passage.number, **one.as_json()} for one in answer.sources]
         return {**tokens, **gain, "sources": sources, "cut": answer.cut.documents}
 
 
-def _cited(choice: answers.ResponseChoice) -> Sequence[citations.Citation]:
+def _sources_of(choice: answers.ResponseChoice) -> Sequence[citations.AnswerSource]:
     answer = None if choice.end is None else choice.end.answer
-    return () if answer is None else citations.citations(answer.text)
+    return () if answer is None else answer.sources

@@ -35,6 +35,7 @@ CHOICES: Final = (
     "query_tokens",
     "document_tokens",
     "gain",
+    "control",
 )
 """The choices of a request in its field `ralm`. None of these names a file, a model or an address."""
 
@@ -210,7 +211,7 @@ class Settings:
 _UNKNOWN_LENGTH: Final = 2048
 """The number of tokens that the server reads at once with a model without a limit."""
 _ARGUMENTS: Final = Arguments({PlanOptions: ("max_length", "windows", "semantics", "block", "bos")})
-_NOT_IN_RECORDS: Final = ("index", "query", "gain")
+_NOT_IN_RECORDS: Final = ("index", "query", "gain", "control")
 """Choices that no record of options has."""
 PLAIN: Final = "plain"
 """The name of the model without passages, in the place of an index."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pydantic
@@ -29,6 +30,7 @@ from ralm.serving.indexes import ReadConfig
 from ralm.serving.options import PASSED_ON
 from ralm.serving.prompts import TOO_LONG
 from ralm.serving.service import Service
+from ralm.serving.text_sources import TextSources, choices_of
 from ralm.terminal import one_line
 from ralm.validation import retrieve_checked
 
@@ -80,7 +82,7 @@ def _may_be_passed_on(error: Exception, choices: Any, service: Service) -> bool:
     """Whether the server of the model may still answer a request that failed here, as its choices say."""
     if not may_pass_on(service):
         return False
-    if isinstance(choices, dict) and not set(choices) <= {*PASSED_ON} and not service.passes_on:
+    if isinstance(choices, dict) and not set(choices) <= {*PASSED_ON, "sources"} and not service.passes_on:
         return False
     if isinstance(error, errors.RequestError):
         is_limit = error.code == TOO_LONG and service.options.limits.prompt_tokens is not None
@@ -136,7 +138,7 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
                     at_end.push_async_callback(answer.close)
                     content = await answer.content()
                     if answer.status >= 400:
-                        return _response(content, answer, dict, warning)
+                        return _response(content, answer, None, warning)
                     told = _rewritten(content)
                     found = await asyncio.to_thread(_found, [str(told["query"] or texts[0])], reads, service)
                 sent = _with_passages(path, body, found, service.passed_on_prompt)
@@ -146,11 +148,14 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
                 def fields() -> answers.ResponseJson:  # made after the first words, which wait for nothing
                     return _fields(found, reads, told, address)
 
+                prompt = service.passed_on_prompt if path == _CHAT else None
+                by_index = partial(address, reads)
+                sources = None if reads.source is None else _sources(path, body, found, prompt, by_index, fields)
                 if not answer.is_stream:
                     content = await answer.content()
-                    return _response(content, answer, fields, warning, service.metrics.count_tokens)
+                    return _response(content, answer, sources, warning, service.metrics.count_tokens)
             service.metrics.first.observe(time.monotonic() - begin)
-            events = _events(answer, fields, deadline, service.metrics)
+            events = _events(answer, sources, deadline, service.metrics)
             return jobs.EventStream(events, at_end.pop_all(), _headers(answer, warning))
 
     try:
@@ -200,6 +205,9 @@ def _checked(body: _Body, service: Service) -> tuple[Mapping[str, Any], ReadConf
     except pydantic.ValidationError as error:
         message, param = errors.validation_message({**error.errors()[0]}, [*requests.Chosen.model_fields])
         raise errors.RequestError(message, param=param) from None
+    if given.ralm is not None and given.ralm.sources is not None and "messages" not in body:
+        message = "`sources` is for chats, and has no effect in a completion: leave it out."
+        raise errors.RequestError(message, param="ralm.sources")
     for name in _LIMITED:
         most = service.options.limits.texts if name == "n" else service.options.limits.new_tokens
         if most is not None and isinstance(body.get(name), int) and body[name] > most:
@@ -302,15 +310,33 @@ def _fields(
     told: answers.ResponseJson,
     address: Callable[[ReadConfig, Passage], str],
 ) -> answers.ResponseJson:
-    """The fields of a response about its passages; none without an index."""
-    if reads.source is None:
-        return {}
+    """The fields of a response about its passages."""
     passages = [one for some in found for one in some]
     config: answers.ResponseJson = {"index": reads.settings.index, "retriever": reads.settings.retrieval.retriever}
     return {
         "ralm": {**config, **told, "passages": [answers.passage_json(one) for one in passages]},
         "search_results": [answers.search_result(one, address(reads, one)) for one in passages],
     }
+
+
+def _sources(
+    path: str,
+    body: _Body,
+    found: Sequence[Sequence[Passage]],
+    prompt: QuestionPrompt | None,
+    address: Callable[[Passage], str],
+    fields: Callable[[], answers.ResponseJson],
+) -> TextSources:
+    """How sources are added to the answer to a request."""
+    times, chosen = body.get("n"), body.get("ralm") or {}
+    return TextSources(
+        [*zip(found, _texts(path, body), strict=True)],
+        fields,
+        address,
+        prompt=prompt,
+        times=times if isinstance(times, int) else 1,
+        as_text=chosen.get("sources") == "text",
+    )
 
 
 def _headers(answer: "UpstreamAnswer", warning: str) -> dict[str, str]:
@@ -321,14 +347,14 @@ def _headers(answer: "UpstreamAnswer", warning: str) -> dict[str, str]:
 def _response(
     content: bytes,
     answer: "UpstreamAnswer",
-    fields: Callable[[], answers.ResponseJson],
+    sources: TextSources | None,
     warning: str,
     count: Callable[[int, int], None] = lambda *_: None,
 ) -> Response:
-    """An answer that is whole, with these fields unless it is an error."""
+    """An answer that is whole, with its sources unless it is an error."""
     if answer.status < 400 and (value := _json_object(content)) is not None:
         _count(value, count)
-        content = _json({**added, **value}) if (added := fields()) else content
+        content = content if sources is None else _json(sources.whole(value))
     return Response(content, answer.status, _headers(answer, warning), answer.kind)
 
 
@@ -341,10 +367,10 @@ def _count(value: Mapping[str, JsonValue], count: Callable[[int, int], None]) ->
 
 
 async def _events(
-    answer: "UpstreamAnswer", fields: Callable[[], answers.ResponseJson], deadline: float, metrics: middleware.Metrics
+    answer: "UpstreamAnswer", sources: TextSources | None, deadline: float, metrics: middleware.Metrics
 ) -> AsyncIterator[bytes]:
-    """The events of an answer as they come; the first that ends a choice has the fields."""
-    parts, held, waiting = aiter(answer.parts()), b"", True
+    """The events of an answer as they come; those that end a choice have its sources."""
+    parts, held = aiter(answer.parts()), b""
     pieces, reported = 0, None
     try:
         while True:
@@ -358,9 +384,8 @@ async def _events(
                 if value is not None:
                     pieces += _has_text(value)
                     reported = value if value.get("usage") else reported  # the last one counts the whole answer
-                    if waiting and _ends(value):
-                        waiting, added = False, fields()
-                        events[number] = b"data: " + _json({**added, **value}) + b"\n\n" if added else event
+                    changed = None if sources is None else sources.event(value)
+                    events[number] = event if changed is None else b"data: " + _json(changed) + b"\n\n"
             if len(held) > _MAX_EVENT:
                 raise ServerError(f"the server of the model sent an event of more than {_MAX_EVENT:,} bytes.", 200)
             yield b"".join(events)
@@ -374,20 +399,9 @@ async def _events(
             _count(reported, metrics.count_tokens)
 
 
-def _choices(value: Mapping[str, JsonValue]) -> list[dict[str, Any]]:
-    """The choices of an event."""
-    choices = value.get("choices")
-    return [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
-
-
-def _ends(value: Mapping[str, JsonValue]) -> bool:
-    """Whether an event ends a choice."""
-    return any(one.get("finish_reason") for one in _choices(value))
-
-
 def _has_text(value: Mapping[str, JsonValue]) -> bool:
     """Whether an event has a piece of an answer: text, or parts of calls of tools."""
-    deltas = [one["delta"] if isinstance(one.get("delta"), dict) else one for one in _choices(value)]
+    deltas = [one["delta"] if isinstance(one.get("delta"), dict) else one for one in choices_of(value)]
     return any(one.get(name) for one in deltas for name in _PIECES)
 
 

@@ -140,6 +140,7 @@ async def list_choices(service: jobs.Served) -> dict[str, JsonValue]:
         "max_model_len": service.max_length,
         "most_new_tokens": service.max_length if new_tokens is None else new_tokens,
         "passes_on": service.passes_on,
+        "can": {**service.abilities},
         "defaults": service.settings.config,
         "choices": {**allowed},
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ralm.errors import UsageError
+from ralm.lm.tokenizer import has_chat_template
 from ralm.protocols import UNLIMITED, LanguageModel, WritingModel, traits_of
 from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
 from ralm.serving import chat, completion, errors, indexes, middleware
@@ -26,6 +27,7 @@ from ralm.serving.options import (
     with_length,
 )
 from ralm.serving.prompts import TokenLabels
+from ralm.validation import scores_given_texts
 
 if TYPE_CHECKING:
     from ralm.lm.api.upstream import Upstream
@@ -104,7 +106,20 @@ class Service:
     def choices(self) -> Sequence[str]:
         """The choices that requests have here."""
         possible = PASSED_ON if self.passes_on else CHOICES
-        return [name for name in self.options.allow if name in possible]
+        unscored = () if self.abilities["gain"] else ("gain", "control")
+        return [name for name in self.options.allow if name in possible and name not in unscored]
+
+    @property
+    def abilities(self) -> dict[str, bool]:
+        """What requests may ask for: chats, chats of several turns, completions, log-probabilities, gains."""
+        own = not self.passes_on
+        return {
+            "chat": not (own and self.prompt.chat) or has_chat_template(self.model.tokenizer),
+            "turns": self.passes_on or self.prompt.chat,
+            "completions": own,
+            "logprobs": own and self.model.tier != "text",
+            "gain": own and scores_given_texts(self.model),
+        }
 
     def warm_up(self) -> None:
         """Generate a token, so that the first request does not wait for compiling."""

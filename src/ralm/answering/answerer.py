@@ -1,0 +1,321 @@
+"""Answers questions with a frozen language model, each answer with its sources and how they are known."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.answering.answers import Answer, DrawnAnswers, answer_all, check_mixer, room_for_prompts
+from ralm.answering.citations import AnswerSource, citations
+from ralm.answering.likelihoods import likelihoods
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import Conversation, Cut, QuestionPrompt, tokens_after
+from ralm.answering.questions import Question
+from ralm.answering.sources import PromptBuilder, QuestionInput, QuestionSource, found_passages
+from ralm.errors import UsageError
+from ralm.lm.scoring import Scorer
+from ralm.protocols import Reader, WritingModel
+from ralm.reading import concatenation, ensemble, in_context, pieces
+from ralm.reading.provenance import (
+    TracedText,
+    gain_as_json,
+    passage_as_json,
+    used_passages,
+)
+from ralm.records import FloatArray, IntArray, Passages, Provenance, Request
+from ralm.validation import scores_given_texts
+
+CONTROLS: Final = 2
+"""Unrelated passages that a control reads."""
+_NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SourcedAnswer:
+    """An answer and its sources.
+
+    `text` holds the tokens of the answer with their log-probabilities, with passages and without. `control_T` (float32,
+    T) are their log-probabilities with unrelated passages, None if there is no control. `sources` are the passages in
+    the prompts, best first by the retriever. `cut` is the largest cut of a prompt.
+    """
+
+    question: str
+    answer: Answer
+    text: TracedText
+    control_T: FloatArray | None
+    sources: Sequence[AnswerSource]
+    cut: Cut
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Everything about the answer; without passages, there is no gain."""
+        tokens = zip(self.text.texts, self.text.log_probs_T.tolist(), self.text.baseline_T.tolist(), strict=True)
+        found: dict[str, JsonValue] = {
+            "question": self.question,
+            "answer": self.answer.text,
+            "log_prob": self.answer.log_prob,
+            "tokens": [{"text": text, "log_prob": own, "baseline_log_prob": without} for text, own, without in tokens],
+            "certified": self.answer.certified,
+            **({} if self.answer.robust is None else {"robust": self.answer.robust}),
+            "cut": asdict(self.cut),
+        }
+        if self.sources:
+            found["baseline_log_prob"] = float(self.text.baseline_T.sum(dtype=np.float64))
+            if self.control_T is not None:
+                found["control_log_prob"] = float(self.control_T.sum(dtype=np.float64))
+            found["gain"] = gain_as_json(self.text)
+            found["sources"] = [
+                {**passage_as_json(one.passage), "text": one.passage.text, **one.as_json()} for one in self.sources
+            ]
+        return found
+
+
+class Answerer:
+    """Answers questions with a frozen language model, and gives the sources of each answer.
+
+    A question may be the last message of the user in a `Conversation`, if `prompt` is a chat. The passages are those of
+    `source`, without it there are none; `reader` says how they are read, one in context by default. An ensemble is
+    averaged for every token.
+
+    With `measured`, an answer is also scored after the same prompt without passages. If several passages share a
+    prompt, it is scored after each of them alone, and they share the gain as an ensemble would. With `control`, it is
+    also scored after two unrelated passages, drawn at random by the seed, each alone. Raises UsageError if the options
+    do not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: WritingModel,
+        prompt: QuestionPrompt,
+        source: QuestionSource | None = None,
+        *,
+        reader: Reader | None = None,
+        options: AnswerOptions | None = None,
+        measured: bool = True,
+        control: bool = False,
+    ) -> None:
+        self._model = model
+        self._options = options or AnswerOptions()
+        if self._options.join != "tokens":
+            raise UsageError('answers with their sources are drawn token by token: leave out `join="answers"`.')
+        self._source = source
+        self._reader = reader or in_context.InContext()
+        check_mixer(self._reader, model, self._options)
+        self._scorer = Scorer(model, progress=False)
+        self._prompt = prompt
+        self._room = room_for_prompts(model, self._options)
+        self._with_passages = PromptBuilder(prompt, model.tokenizer, self._room, self._reader)
+        self._measures = measured and source is not None and scores_given_texts(model)
+        if control and not self._measures:
+            raise UsageError(
+                "`control` compares what passages and unrelated passages give to an answer, and nothing is measured "
+                "here: it needs passages, and a model that scores given texts."
+            )
+        self._control = control
+
+    def answers(self, questions: Sequence[str | Conversation]) -> Iterator[SourcedAnswer]:
+        """The answers to questions, in their order; some are answered together.
+
+        Raises UsageError if a question is empty or does not fit into the model, ChatError if the model's chat template
+        rejects a conversation.
+        """
+        inputs, passages = self._inputs(questions)
+        for number, answer in answer_all(inputs, self._model, self._options):
+            yield self._with_sources(inputs[number], passages, answer)
+
+    def stream(self, question: str | Conversation) -> "AnswerStream":
+        """The answer to one question, piece by piece; raises what `answers` raises."""
+        return AnswerStream(self.streams(question, [self._options.seed]))
+
+    def streams(self, question: str | Conversation, seeds: Sequence[int]) -> "AnswerStreams":
+        """Several answers to one question, one for each seed, drawn together; raises what `answers` raises."""
+        [one], passages = self._inputs([question])
+        return AnswerStreams(one, self._model, self._options, seeds, partial(self._with_sources, one, passages))
+
+    def _inputs(self, questions: Sequence[str | Conversation]) -> tuple[list[QuestionInput], Passages]:
+        """The prompts of questions, and the passages that were found for them."""
+        conversations = [Conversation.of(one) for one in questions]
+        for place, one in enumerate(conversations, 1):
+            which = "the question" if len(conversations) == 1 else f"question {place}"
+            for text, name in ((one.question, which), (one.search_query, f"the query of {which}")):
+                if not text.strip():
+                    raise UsageError(f"{name} is empty: ask with at least one word.")
+        found = [Question(str(place), one.search_query) for place, one in enumerate(conversations, 1)]
+        hits, passages = found_passages(found, self._source, self._reader.hits)
+        inputs = [
+            self._with_passages.build(Question(str(row + 1), one.question), hits.of(row), passages, one)
+            for row, one in enumerate(conversations)
+        ]
+        return inputs, passages
+
+    def given(self, question: str | Conversation, text: str) -> SourcedAnswer:
+        """A text as the answer to a question, with its sources; raises what `answers` raises."""
+        [one], passages = self._inputs([question])
+        tokens = tokens_after(one.prompts[0].tokens, text, self._model.tokenizer)
+        [read] = likelihoods([(one, tokens)], self._scorer)
+        numbers_K = np.array([prompt.passage for prompt in one.prompts], dtype=np.int64)
+        written = pieces.StoppedText(one.prompts[0].tokens, self._model.tokenizer)
+        found: list[pieces.GeneratedText] = []
+        for token, log_prob, shares_K in zip(tokens.tolist(), read.log_probs_T.tolist(), read.shares_TK, strict=True):
+            found += written.add(pieces.GeneratedToken(token, log_prob, numbers_K, shares_K))
+        return self._with_sources(one, passages, Answer.of([*found, *written.rest()]))
+
+    def _with_sources(self, question: QuestionInput, passages: Passages, answer: Answer) -> SourcedAnswer:
+        """An answer with what each passage gave to it, and what its text says about them."""
+        numbers = [number for prompt in question.prompts for number in prompt.passages]
+        words = self._prompt.same_words(several=len(numbers) > len(question.prompts))
+        tokens, baseline_T, alone, control_T = self._compared(question, passages, answer.tokens, numbers)
+        provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
+        text = TracedText(
+            before="",
+            texts=pieces.texts_of_tokens(answer.pieces)[1],
+            log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
+            baseline_T=baseline_T,
+            provenance=provenance,
+            passages=used_passages(provenance, passages),
+        )
+        asked = question.conversation or Conversation.of(question.question.text)
+        asked = asked.after(words.system).with_question(str(words.text(question.question.text, ())))
+        own = "\n".join(one.content for one in asked.messages)
+        in_text = AnswerSource.of_text(
+            answer.text,
+            [passages[number] for number in self._in_prompt(numbers)],
+            own,
+            numbered=words.numbers_passages and len(question.prompts) == 1,
+        )
+        by_number = {one.passage.number: one for one in in_text}
+        credited = {one.passage.number: one.spans for one in citations(text, control_T, own, alone)}
+        gains = {row.passage: row.gain for row in text.contributions} if self._measures else {}
+        shares = pieces.passage_shares(tokens) if gains else {}
+        sources = [
+            replace(
+                by_number[passages[number].number],
+                share=shares.get(number),
+                gain=gains.get(number),
+                spans=credited.get(passages[number].number, ()),
+            )
+            for number in numbers
+        ]
+        return SourcedAnswer(
+            question=question.question.text,
+            answer=answer,
+            text=text,
+            control_T=control_T,
+            sources=sources,
+            cut=question.largest_cut,
+        )
+
+    def _in_prompt(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Passages, given best first, in the order in which a prompt has them."""
+        reader = in_context.CheckedReader.of(self._reader).reader
+        return reader.in_order(tuple(numbers)) if isinstance(reader, concatenation.Concatenation) else numbers
+
+    def _compared(
+        self,
+        question: QuestionInput,
+        passages: Passages,
+        tokens: Sequence[pieces.GeneratedToken],
+        numbers: Sequence[int],
+    ) -> "_Compared":
+        """The tokens of an answer with the posteriors of its passages, and their log-probabilities without these.
+
+        Without a source these are the own ones, and NaN if they are not measured.
+        """
+        if not (self._measures and tokens and numbers):
+            without = [math.nan if numbers else token.log_prob for token in tokens]
+            return _Compared(tokens, np.array(without, dtype=np.float32), {}, None)
+        several = len(numbers) > len(question.prompts)
+
+        def scored(some: Sequence[int], place: int = 1) -> FloatArray:
+            words = self._prompt.same_words(several=several, number=place)
+            builder = PromptBuilder(words, self._model.tokenizer, self._room)
+            hits = [(number, 0.0) for number in some]
+            [prompt] = builder.build(question.question, hits, passages, question.conversation).prompts
+            targets = np.array([token.token for token in tokens], dtype=np.int64)
+            [log_probs_T] = self._scorer.log_probs([Request(prompt.tokens, _NO_TOKENS, targets)])
+            return log_probs_T
+
+        baseline_T, control_T, alone = scored([]), None, dict[int, float]()
+        if several:
+            places = {number: place for place, number in enumerate(self._in_prompt(numbers), 1)}
+            log_probs_KT = np.stack([scored([number], places[number]) for number in numbers])
+            gains_K = (log_probs_KT.astype(np.float64) - baseline_T).sum(axis=1).tolist()
+            alone = {passages[number].number: gain for number, gain in zip(numbers, gains_K, strict=True)}
+            shares_TK = ensemble.posterior(log_probs_KT, np.zeros(len(numbers), dtype=np.float64))
+            numbers_K = np.array(numbers, dtype=np.int64)
+            tokens = [
+                replace(token, passages_K=numbers_K, posteriors_K=shares_K)
+                for token, shares_K in zip(tokens, shares_TK, strict=True)
+            ]
+        if self._control:
+            unrelated = _unrelated(len(passages), numbers, self._options.seed)
+            control_T = _mixed_texts(np.stack([scored([number]) for number in unrelated]))
+        return _Compared(tokens, baseline_T, alone, control_T)
+
+
+class _Compared(NamedTuple):
+    """Tokens with the posteriors of their passages; their log-probabilities without passages and with unrelated ones
+    (float32, T); and by number, the gain of the text after each passage alone in nats, if they share a prompt."""
+
+    tokens: Sequence[pieces.GeneratedToken]
+    baseline_T: FloatArray
+    alone: Mapping[int, float]
+    control_T: FloatArray | None
+
+
+def _unrelated(count: int, found: Sequence[int], seed: int) -> list[int]:
+    """Numbers of random passages, of `count`, other than those that were found; UsageError if there are too few."""
+    others = count - len(found)
+    if others < CONTROLS:
+        raise UsageError(
+            f"`control` reads {CONTROLS} passages beside those that were found, and there are {others}: leave it out."
+        )
+    drawn = np.random.default_rng(seed).choice(others, CONTROLS, replace=False).tolist()
+    for number in sorted(found):
+        drawn = [one + (one >= number) for one in drawn]
+    return drawn
+
+
+def _mixed_texts(log_probs_RT: FloatArray) -> FloatArray:
+    """The log-probability (float32, T) of each token of a text under an equal mixture of R predictions of the whole
+    text, so that their sum is that of the text."""
+    joint_RT = np.cumsum(log_probs_RT, axis=1, dtype=np.float64)
+    joint_T = np.logaddexp.reduce(joint_RT, axis=0) - math.log(len(log_probs_RT))
+    return np.diff(joint_T, prepend=0.0).astype(np.float32)
+
+
+class AnswerStreams(DrawnAnswers):
+    """Several answers to one question: the pieces of all, each with the number of its answer; then each answer with its
+    sources."""
+
+    def __init__(
+        self,
+        question: QuestionInput,
+        model: WritingModel,
+        options: AnswerOptions,
+        seeds: Sequence[int],
+        source: Callable[[Answer], SourcedAnswer],
+    ) -> None:
+        super().__init__(question, model, options, seeds)
+        self._source = source
+
+    def with_sources(self, number: int) -> SourcedAnswer:
+        """An answer with its sources, once all are complete; pieces that were not read are drawn first."""
+        return self._source(self.answer(number))
+
+
+class AnswerStream:
+    """The pieces of an answer, each as soon as it cannot belong to a stop string; then the answer with its sources."""
+
+    def __init__(self, streams: AnswerStreams) -> None:
+        self._streams = streams
+
+    def __iter__(self) -> Iterator[pieces.GeneratedText]:
+        return (piece for _, piece in self._streams)
+
+    def with_sources(self) -> SourcedAnswer:
+        """The answer with its sources, once it is complete; pieces that were not read are drawn first."""
+        return self._streams.with_sources(0)

@@ -1,0 +1,139 @@
+"""What the text of an answer says about its passages: the numbers that it cites, and the words that it quotes.
+
+Needs no log-probabilities. A quote is a run of words of the answer that stands in the passage too:
+
+1. Words are compared without case, in composed form (NFC); a character of a script without spaces is a word. What is
+   between words does not count.
+2. Of all common runs the longest is a quote, the first of equals; then the longest on either side of it, and so on.
+3. A run is a quote if it has three words that do not stand in the prompt without passages, its instruction and
+   question; or one such word that is a number or a name; or if it is the whole answer, and not all of it stands there.
+   A name has at least three letters, never begins with a small one in the answer or the passage, and begins no sentence
+   in one of them.
+4. Two words or more that stand one after the other in the prompt without passages are no part of a quote.
+"""
+
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import regex
+
+TextSpan: TypeAlias = tuple[int, int]
+"""The first and one past the last of some characters, or of some tokens."""
+_WORD: Final = regex.compile(
+    r"(?V1)[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*"
+    r"|[[\p{L}\p{N}\p{M}]--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]+"
+)
+_NUMBERS: Final = regex.compile(r"\[\s*(\d{1,4})(?:\s*[,;]\s*(\d{1,4}))*\s*\]")
+"""A citation, as in [1] or [2, 3]."""
+_CONTINUES: Final = regex.compile(r"[\p{L}\p{N}\p{M},;)'\u2019\u201d][ \t]*\Z")
+"""The end of a text whose next word begins no sentence."""
+_WORDS: Final = 3
+"""A run of so many words is a quote, whatever they are."""
+_OWN_WORDS: Final = 2
+_LETTERS: Final = 3
+"""The letters that a name has at least."""
+
+
+class Quote(NamedTuple):
+    """The characters of an answer that quote a passage, and those of the passage."""
+
+    answer: TextSpan
+    passage: TextSpan
+
+
+class _Words(NamedTuple):
+    """The words of a text: in the form that is compared, and their characters."""
+
+    forms: list[str]
+    spans: list[TextSpan]
+
+    @classmethod
+    def of(cls, text: str) -> "_Words":
+        found = [*_WORD.finditer(text)]
+        forms = [unicodedata.normalize("NFC", one[0]).casefold() for one in found]
+        return cls(forms, [one.span() for one in found])
+
+    def characters(self, begin: int, end: int) -> TextSpan:
+        """The characters from a word to the one before `end`."""
+        return self.spans[begin][0], self.spans[end - 1][1]
+
+
+def cited_numbers(answer: str, count: int) -> dict[int, list[TextSpan]]:
+    """The numbers from 1 to `count` that an answer cites, as in [1] or [2, 3], each with the spans of its citations."""
+    found: dict[int, list[TextSpan]] = {}
+    for citation in _NUMBERS.finditer(answer):
+        for number in dict.fromkeys(map(int, [*citation.captures(1), *citation.captures(2)])):
+            if 1 <= number <= count:
+                found.setdefault(number, []).append(citation.span())
+    return dict(sorted(found.items()))
+
+
+def quotes(answer: str, passage: str, own: str = "") -> list[Quote]:
+    """What an answer quotes from a passage, by the rule of this module, in the order of the answer; `own` is the prompt
+    without passages."""
+    said, read, asked = _Words.of(answer), _Words.of(passage), _Words.of(own)
+    own_places = {place for begin, end, _ in _runs(said.forms, asked.forms, _OWN_WORDS) for place in range(begin, end)}
+    known = {*asked.forms}
+    found = []
+    for part_begin, part_end in _parts(len(said.forms), own_places):
+        for begin, end, at in _runs(said.forms[part_begin:part_end], read.forms, 1):
+            run, length = (part_begin + begin, part_begin + end), end - begin
+            characters = read.characters(at, at + length)
+            new = [form for form in said.forms[slice(*run)] if form not in known]
+            names = any(_is_name(form, (answer, said), (passage, read)) for form in new)
+            if len(new) >= _WORDS or names or (new and length == len(said.forms)):
+                found.append(Quote(said.characters(*run), characters))
+    return found
+
+
+def own_spans(answer: str, own: str, least: int = _WORDS) -> list[TextSpan]:
+    """The spans of runs of at least `least` words of an answer that stand in the prompt without passages."""
+    said = _Words.of(answer)
+    return [said.characters(begin, end) for begin, end, _ in _runs(said.forms, _Words.of(own).forms, least)]
+
+
+def _is_name(form: str, *texts: tuple[str, _Words]) -> bool:
+    """Whether a word of these texts is a number or a name."""
+    if any(one.isdecimal() for one in form):
+        return True
+    places = [(text, span[0]) for text, words in texts for one, span in zip(*words, strict=True) if one == form]
+    is_capital = len(form) >= _LETTERS and all(text[begin].isupper() for text, begin in places)
+    return is_capital and any(_CONTINUES.search(text, 0, begin) for text, begin in places)
+
+
+def _parts(count: int, left_out: set[int]) -> Iterator[TextSpan]:
+    """The runs of places up to `count` without those that are left out."""
+    begin = 0
+    for place in [*sorted(left_out), count]:
+        if begin < place:
+            yield begin, place
+        begin = place + 1
+
+
+def _runs(words: Sequence[str], others: Sequence[str], least: int) -> list[tuple[int, int, int]]:
+    """Common runs of at least `least` words: the longest first, then those on either side of it; each with its first
+    place, one past its last, and its first place in the others; in ascending order."""
+    lengths, places = _longest(words, others)
+    parts, found = [(0, len(words))], []
+    while parts:
+        begin, end = parts.pop()
+        length, first = max(((min(lengths[i], end - i), -i) for i in range(begin, end)), default=(0, 0))
+        if length >= least:
+            found.append((-first, -first + length, places[-first]))
+            parts += [(begin, -first), (-first + length, end)]
+    return sorted(found)
+
+
+def _longest(words: Sequence[str], others: Sequence[str]) -> tuple[list[int], list[int]]:
+    """For each word the length of the longest common run that begins there, and its first place in the others."""
+    places: Mapping[str, list[int]] = defaultdict(list)
+    for place, word in enumerate(others):
+        places[word].append(place)
+    lengths, firsts, after = [0] * len(words), [0] * len(words), dict[int, int]()
+    for place in range(len(words) - 1, -1, -1):
+        after = {there: 1 + after.get(there + 1, 0) for there in places.get(words[place], ())}
+        lengths[place] = max(after.values(), default=0)
+        firsts[place] = next((there for there, one in after.items() if one == lengths[place]), 0)
+    return lengths, firsts
