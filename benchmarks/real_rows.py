@@ -153,7 +153,8 @@ QUESTION_ORDERS: Final = (
 MIXER_ORDERS: Final = (
     *(Order(f"bm25-4-{mixer}", "bm25-4", "weights by similarity: REPLUG Eq. 3") for mixer in _WEIGHTS),
     *(Order(f"random-4-{mixer}", "closed", "ours: no harm") for mixer in ("similarity", "prior", "backoff")),
-    *(Order(f"gold-{mixer}", "gold", "CAD, AdaCAD") for mixer in _ONE_PASSAGE),
+    *(Order(f"gold-{mixer}", "gold", "CAD; AdaCAD") for mixer in ("contrast", "adaptive-contrast")),
+    *(Order(f"gold-{mixer}", "gold", "ours") for mixer in ("prior", "backoff")),
 )
 CHOICE_ORDERS: Final = (
     Order("letter-bm25", "letter-closed", "REPLUG Table 2"),
