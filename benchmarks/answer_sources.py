@@ -57,8 +57,7 @@ class Planted:
         """The planted passage of each question, then the best ones."""
         hits, passages = self.source.find(questions, k - 1)
         planted = [
-            Passage(len(passages) + row, "planted", "Questions", " ".join([one.text] * 3))
-            for row, one in enumerate(questions)
+            Passage(len(passages) + row, "planted", "", " ".join([one.text] * 3)) for row, one in enumerate(questions)
         ]
         rows = [[(one.number, 1e9), *hits.of(row)] for row, one in enumerate(planted)]
         return Hits.from_pairs(rows), [*passages, *planted]

@@ -93,6 +93,7 @@ def test_words_of_the_prompt_itself_credit_nobody() -> None:
     [one] = citations(traced(texts, [9, 9, 9, 0, 4]), own="Use this text now.")
     assert one.gain == pytest.approx(4)
     assert [*one.spans] == [(15, 20)]
+    assert citations(traced(["Yes", " [", "1", "]"], [1, 3, 3, 3])) == [], "nor does a number that cites"
 
 
 def test_each_token_goes_to_the_passage_that_gave_it_most() -> None:

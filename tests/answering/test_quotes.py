@@ -68,6 +68,13 @@ def test_scripts_without_spaces() -> None:
 )
 def test_numbers_that_an_answer_cites(answer: str, numbers: dict[int, list[tuple[int, int]]]) -> None:
     assert cited_numbers(answer, 3) == numbers
+    assert cited_numbers(answer, 3, "Cite them, as in [1].") == numbers
+
+
+def test_a_citation_that_is_copied_from_the_instruction_cites_nothing() -> None:
+    assert cited_numbers("Cite their numbers, as in [1]. So [2].", 3, "Cite their numbers, as in [1].") == {
+        2: [(34, 37)]
+    }
 
 
 def test_a_long_answer_of_one_word_is_fast() -> None:

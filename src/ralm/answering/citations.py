@@ -6,7 +6,8 @@ A source is `measured` if it is credited with a part of the gain of the answer, 
 What a passage gave to a token is its posterior times the gain of the token over the same prompt without passages, in
 nats (`ralm.reading.provenance`): the instruction stays, so that only the passages differ. The rule of credit:
 
-1. Tokens of words that stand in the prompt without passages, in runs of three, count for nobody.
+1. Tokens of words that stand in the prompt without passages, in runs of two or more, count for nobody, nor do those of
+   citations, as in [1].
 2. A passage is credited only if it gave the answer more than ln 20 nats in all, so that the 95% interval of its gain
    excludes 0: an answer drawn without passages becomes 20 times as likely with them in at most 5% of all cases
    (Markov's inequality). With a control, the same must hold of its gain over prompts with unrelated passages.
@@ -33,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.answering.quotes import Quote, TextSpan, cited_numbers, own_spans, quotes
+from ralm.answering.quotes import Quote, TextSpan, citation_spans, cited_numbers, own_spans, quotes
 from ralm.reading.provenance import (
     TracedText,
     attributed,
@@ -84,7 +85,7 @@ class AnswerSource:
     def of_text(cls, answer: str, passages: Sequence[Passage], own: str, *, numbered: bool) -> "list[AnswerSource]":
         """What the text of an answer says about the passages of its prompt, in their order there; `own` is the prompt
         without passages."""
-        cited = cited_numbers(answer, len(passages)) if numbered else {}
+        cited = cited_numbers(answer, len(passages), own) if numbered else {}
         return [
             cls(
                 passage=passage,
@@ -164,10 +165,10 @@ def citations(
 
 
 def _own_tokens(text: TracedText, own: str) -> NDArray[np.bool_]:
-    """Whether each token (bool, T) belongs to words that stand in the prompt without passages."""
+    """Whether each token (bool, T) belongs to words that stand in the prompt without passages, or to a citation."""
     written = "".join(text.texts)
     ends = list(accumulate(map(len, text.texts)))
-    spans = own_spans(written, own)
+    spans = [*own_spans(written, own), *citation_spans(written)]
     rows = [
         any(begin < end and end - len(one) < until for begin, until in spans)
         for one, end in zip(text.texts, ends, strict=True)

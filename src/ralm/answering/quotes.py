@@ -60,10 +60,16 @@ class _Words(NamedTuple):
         return self.spans[begin][0], self.spans[end - 1][1]
 
 
-def cited_numbers(answer: str, count: int) -> dict[int, list[TextSpan]]:
-    """The numbers from 1 to `count` that an answer cites, as in [1] or [2, 3], each with the spans of its citations."""
+def cited_numbers(answer: str, count: int, own: str = "") -> dict[int, list[TextSpan]]:
+    """The numbers from 1 to `count` that an answer cites, as in [1] or [2, 3], each with the spans of its citations.
+
+    Those in words that stand in `own`, the prompt without passages, are copied and cite nothing.
+    """
     found: dict[int, list[TextSpan]] = {}
+    copied = own_spans(answer, own)
     for citation in _NUMBERS.finditer(answer):
+        if any(begin < citation.end() and citation.start() < end for begin, end in copied):
+            continue
         for number in dict.fromkeys(map(int, [*citation.captures(1), *citation.captures(2)])):
             if 1 <= number <= count:
                 found.setdefault(number, []).append(citation.span())
@@ -88,10 +94,15 @@ def quotes(answer: str, passage: str, own: str = "") -> list[Quote]:
     return found
 
 
-def own_spans(answer: str, own: str, least: int = _WORDS) -> list[TextSpan]:
-    """The spans of runs of at least `least` words of an answer that stand in the prompt without passages."""
+def own_spans(answer: str, own: str) -> list[TextSpan]:
+    """The spans of two words or more of an answer that stand one after the other in the prompt without passages."""
     said = _Words.of(answer)
-    return [said.characters(begin, end) for begin, end, _ in _runs(said.forms, _Words.of(own).forms, least)]
+    return [said.characters(begin, end) for begin, end, _ in _runs(said.forms, _Words.of(own).forms, _OWN_WORDS)]
+
+
+def citation_spans(answer: str) -> list[TextSpan]:
+    """The spans of all that has the form of a citation, whatever its numbers."""
+    return [one.span() for one in _NUMBERS.finditer(answer)]
 
 
 def _is_name(form: str, *texts: tuple[str, _Words]) -> bool:
