@@ -248,7 +248,8 @@ def test_end_to_end(tmp_path: Path) -> None:
     run("sweep", tmp_path / "text.txt", *learned, "--mixer-weights", out, *plan, "--over", "stride", "--values", "4,8")
     run("generate", "word1 word2", *learned, "--mixer-weights", out, "--new-tokens", 4, "--document-tokens", 30)
     asked = json.loads(run("ask", "word1 word2?", *learned, "--mixer-weights", out, "--prompt", "replug", "--json"))
-    assert 0 < sum(one["share"] for one in asked["sources"]) <= 1, "the rest is that of no passage"
+    assert all(0 < (one["share"] or 1) <= 1 for one in asked["sources"])
+    assert asked["log_prob"] < 0
     for arguments, message in (
         (learned, "give --mixer-weights too"),
         ([*learned, "--mixer-weights", signals], "is a ralm signals, not a ralm mixer"),

@@ -14,7 +14,6 @@ from ralm.cli.flags import Flags, Given, option_types
 from ralm.cli.models import encoding_on
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.documents import Fields
-from ralm.corpus.sources import begins_of_known
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.options import Needs, Option
@@ -197,6 +196,7 @@ def update_command(
     """
     from ralm.cli.output import print_update
     from ralm.corpus.decontamination import read_lines
+    from ralm.corpus.sources import begins_of_known
 
     sources = sources or []
     opened = ralm.open_index(index)
