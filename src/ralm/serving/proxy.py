@@ -138,7 +138,7 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
                     at_end.push_async_callback(answer.close)
                     content = await answer.content()
                     if answer.status >= 400:
-                        return _response(content, answer, None, warning)
+                        return await _response(content, answer, None, warning)
                     told = _rewritten(content)
                     found = await asyncio.to_thread(_found, [str(told["query"] or texts[0])], reads, service)
                 sent = _with_passages(path, body, found, service.passed_on_prompt)
@@ -153,7 +153,7 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
                 sources = None if reads.source is None else _sources(path, body, found, prompt, by_index, fields)
                 if not answer.is_stream:
                     content = await answer.content()
-                    return _response(content, answer, sources, warning, service.metrics.count_tokens)
+                    return await _response(content, answer, sources, warning, service.metrics.count_tokens)
             service.metrics.first.observe(time.monotonic() - begin)
             events = _events(answer, sources, deadline, service.metrics)
             return jobs.EventStream(events, at_end.pop_all(), _headers(answer, warning))
@@ -344,7 +344,7 @@ def _headers(answer: "UpstreamAnswer", warning: str) -> dict[str, str]:
     return {**answer.headers, _WARNING: text[:_MAX_HEADER]} if warning else answer.headers
 
 
-def _response(
+async def _response(
     content: bytes,
     answer: "UpstreamAnswer",
     sources: TextSources | None,
@@ -354,7 +354,7 @@ def _response(
     """An answer that is whole, with its sources unless it is an error."""
     if answer.status < 400 and (value := _json_object(content)) is not None:
         _count(value, count)
-        content = content if sources is None else _json(sources.whole(value))
+        content = content if sources is None else _json(await sources.whole(value))
     return Response(content, answer.status, _headers(answer, warning), answer.kind)
 
 
@@ -384,7 +384,7 @@ async def _events(
                 if value is not None:
                     pieces += _has_text(value)
                     reported = value if value.get("usage") else reported  # the last one counts the whole answer
-                    changed = None if sources is None else sources.event(value)
+                    changed = None if sources is None else await sources.event(value)
                     events[number] = event if changed is None else b"data: " + _json(changed) + b"\n\n"
             if len(held) > _MAX_EVENT:
                 raise ServerError(f"the server of the model sent an event of more than {_MAX_EVENT:,} bytes.", 200)

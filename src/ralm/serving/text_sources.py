@@ -1,5 +1,6 @@
 """The sources of an answer that another server wrote, by its text alone: the numbers that it cites, its quotes."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ _Value = dict[str, JsonValue]
 
 
 class TextSources:
-    """Adds sources to the choices of an answer, whole or event by event.
+    """Adds sources to the choices of an answer, whole or event by event. Quotes are looked for in a thread: a long text
+    has many, and other requests do not wait for them.
 
     `asked` are the texts of a request, each with its passages and `times` choices; a chat has one text, around which a
     `prompt` puts the passages. `fields` returns those of the whole answer. With `as_text` the sources also stand behind
@@ -39,11 +41,11 @@ class TextSources:
         self._as_text = as_text
         self._written: defaultdict[int, str] = defaultdict(str)
 
-    def whole(self, value: _Value) -> _Value:
+    async def whole(self, value: _Value) -> _Value:
         """An answer with its sources."""
-        return self._with_sources(value, "message")
+        return await asyncio.to_thread(self._with_sources, value, "message")
 
-    def event(self, value: _Value) -> _Value | None:
+    async def event(self, value: _Value) -> _Value | None:
         """An event of a stream with the sources of the choices that it ends; None if it ends none."""
         for choice in choices_of(value):
             delta = choice.get("delta", choice)
@@ -51,7 +53,7 @@ class TextSources:
             if isinstance(written, str):
                 self._written[_index(choice)] += written
         ends = any(choice.get("finish_reason") for choice in choices_of(value))
-        return self._with_sources(value, "delta") if ends else None
+        return await asyncio.to_thread(self._with_sources, value, "delta") if ends else None
 
     def _with_sources(self, value: _Value, part: str) -> _Value:
         listed, choices = list[JsonValue](), list[JsonValue]()
