@@ -106,15 +106,16 @@ def read_corpus(
     decontamination: Decontamination,
     *,
     named: bool,
-    begins: Mapping[str, str] | None = None,
+    id_prefixes: Mapping[str, str] | None = None,
 ) -> ReadCorpus:
     """The passages of sources. `lm` is the language model whose tokens `splitting` counts; `named` makes the ids of
-    documents begin with their source, or with what `begins` has for it."""
+    documents begin with their source, or with what `id_prefixes` has for
+    it."""
     tokenizer = None if lm is None else load_tokenizer(lm)
     removals, skipped = ralm.Removals(), ralm.Skipped()
     fields = replace(options.fields, metadata=()) if options.no_metadata else options.fields
     documents = ralm.read_documents(
-        sources, fields, skipped=skipped, skip_bad=options.skip_bad, source_in_ids=named, begins=begins
+        sources, fields, skipped=skipped, skip_bad=options.skip_bad, source_in_ids=named, id_prefixes=id_prefixes
     )
     passages = ralm.make_passages(
         documents, splitting, tokenizer=tokenizer, decontamination=decontamination, removals=removals

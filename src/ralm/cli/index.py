@@ -196,7 +196,7 @@ def update_command(
     """
     from ralm.cli.output import print_update
     from ralm.corpus.decontamination import read_lines
-    from ralm.corpus.sources import begins_of_known
+    from ralm.corpus.sources import id_prefixes_of
 
     sources = sources or []
     opened = ralm.open_index(index)
@@ -214,8 +214,8 @@ def update_command(
         built_of = settings.get("sources")
         known = [one for one in built_of if isinstance(one, str)] if isinstance(built_of, list) else []
         named = len(known) > 1  # a document read again must have the id it had
-        begins = begins_of_known(sources, known, in_ids=named)
-        read = read_corpus(sources, corpus, splitting, lm, decontamination, named=named, begins=begins)
+        prefixes = id_prefixes_of(sources, known, in_ids=named)
+        read = read_corpus(sources, corpus, splitting, lm, decontamination, named=named, id_prefixes=prefixes)
     manifest = ralm.update_index(
         index,
         read.passages if read else (),
@@ -227,7 +227,7 @@ def update_command(
         describe=partial(read.describe, lists_removed=False) if read else dict,
         build=build,
     )
-    print_update(index, manifest, read, updated=True)
+    print_update(index, manifest, read)
 
 
 def merge_command(index: options.IndexArgument, build: Annotated[BuildOptions, Flags(without=("workers",))]) -> None:
@@ -235,9 +235,9 @@ def merge_command(index: options.IndexArgument, build: Annotated[BuildOptions, F
 
     Searching finds the same as before, and caches stay valid. Programs that have the index open keep the old state.
     """
-    from ralm.cli.output import print_update
+    from ralm.cli.output import print_segments
 
-    print_update(index, ralm.merge_index(index, build), None, updated=False)
+    print_segments(index, ralm.merge_index(index, build))
 
 
 def _splitting(index: Path, recorded: JsonValue) -> tuple[Splitting, str | None]:

@@ -120,26 +120,28 @@ def _print_skipped(out: Path, read: ReadCorpus) -> None:
         print_line(f"left out: {one_line(line)}")
 
 
-def print_update(index: Path, manifest: Manifest, read: ReadCorpus | None, *, updated: bool) -> None:
-    """Print what an update changed, the contents of an index after an update or a merge, and what was skipped."""
-    counts = manifest.counts
-    if updated:
-        from ralm.retrieval.update import UPDATES
+def print_update(index: Path, manifest: Manifest, read: ReadCorpus | None) -> None:
+    """Print what an update changed, the contents of the index after it, and what was skipped."""
+    from ralm.retrieval.update import UPDATES
 
-        updates: Any = manifest.settings[UPDATES]
-        last = updates["latest"][-1]
-        added, replaced = last["added"]["documents"] if last["added"] else 0, last["replaced"]
-        print_line(
-            f"documents: {added - replaced:,} added, {replaced:,} replaced, "
-            f"{last['removed']['documents'] - replaced:,} removed"
-        )
+    updates: Any = manifest.settings[UPDATES]
+    last = updates["latest"][-1]
+    added, replaced = last["added"]["documents"] if last["added"] else 0, last["replaced"]
+    removed = last["removed"]["documents"] - replaced
+    print_line(f"documents: {added - replaced:,} added, {replaced:,} replaced, {removed:,} removed")
+    print_segments(index, manifest)
+    if read is not None:
+        _print_skipped(index, read)
+
+
+def print_segments(index: Path, manifest: Manifest) -> None:
+    """Print the contents of an index after an update or a merge."""
+    counts = manifest.counts
     segments = len(index_settings(index, manifest).segments.entries)
     print_line(
         f"{index}: {counts['passages']:,} passages of {counts['documents']:,} documents in {segments} "
         f"segment{'s' if segments > 1 else ''}"
     )
-    if read is not None:
-        _print_skipped(index, read)
 
 
 def print_encoded(index: Path, manifest: Manifest, name: str) -> None:

@@ -105,7 +105,7 @@ def read_documents(
     skipped: Skipped | None = None,
     skip_bad: bool = False,
     source_in_ids: bool | None = None,
-    begins: Mapping[str, str] | None = None,
+    id_prefixes: Mapping[str, str] | None = None,
 ) -> Iterator[Document]:
     """The documents of a source, or of several, in order, except those without text.
 
@@ -122,8 +122,8 @@ def read_documents(
 
     The id of a document is that of its record. Without one it is the path of the file below the folder, followed for
     records by a colon and the number of the line or object (from 1) or row (from 0). For a single file it is only the
-    file name or the number; with several sources, or if `source_in_ids` is true, it begins with the source. `begins`
-    says what ids begin with instead, by source.
+    file name or the number; with several sources, or if `source_in_ids` is true, it begins with the source.
+    `id_prefixes` says what ids begin with instead, by source.
 
     The ids of records are kept as they are. A RalmWarning at the end names ids that several documents share (the first
     eight million are compared).
@@ -142,8 +142,8 @@ def read_documents(
     counted = Skipped() if skipped is None else skipped
     builder = DocumentBuilder(fields or Fields(), counted, skip_bad=skip_bad)
     repeated = RepeatedIds()
-    begins = begins or {}
-    for source in [find_files(name, in_ids=source_in_ids, begin=begins.get(name)) for name in sources]:
+    prefixes = id_prefixes or {}
+    for source in [find_files(name, in_ids=source_in_ids, begin=prefixes.get(name)) for name in sources]:
         for document in _documents_of(source, builder):
             yield document
             repeated.add(document.id)
@@ -237,19 +237,19 @@ def find_files(source: str, *, in_ids: bool, begin: str | None = None) -> Source
     return Source(source, (_file_below(path, found, begin) for found in below), True, skipped)
 
 
-def begins_of_known(sources: Sequence[str], known: Sequence[str], *, in_ids: bool) -> dict[str, str]:
-    """What the ids of `sources` begin with, for those that are one of the `known` sources of an index, or a part of
+def id_prefixes_of(sources: Sequence[str], known: Sequence[str], *, in_ids: bool) -> dict[str, str]:
+    """What the ids of `sources` begin with, for those that are one of the `known` folders of an index, or a part of
     one: so a document that is read again has the id that it had. `in_ids` says whether known ids begin with theirs."""
+    folders = {one: Path(one).resolve() for one in known if not is_url(one) and Path(one).is_dir()}
     found = {}
     for source in sources:
-        path = Path(source)
-        for one in known:
-            if is_url(source) or is_url(one) or not path.exists() or not Path(one).is_dir():
-                continue
-            own, whole = path.resolve(), Path(one).resolve()
-            if own.is_relative_to(whole):
-                begin = Path(path_text(Path(one)) if in_ids else "", path_text(own.relative_to(whole)))
-                found[source] = "" if begin == Path() else begin.as_posix()
+        if is_url(source) or not Path(source).exists():
+            continue
+        own = Path(source).resolve()
+        for one, folder in folders.items():
+            if own.is_relative_to(folder):
+                prefix = Path(path_text(Path(one)) if in_ids else "", path_text(own.relative_to(folder)))
+                found[source] = "" if prefix == Path() else prefix.as_posix()
     return found
 
 
