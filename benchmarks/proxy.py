@@ -56,8 +56,8 @@ async def measured(urls: dict[str, str], questions: list[str], clients: int) -> 
     Each group of questions is asked at all addresses before the next one, so that other load meets all of them.
     """
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in urls}
-    for begin in range(0, len(questions), clients):
-        for name in [*urls] if begin % 2 else [*urls][::-1]:
+    for group, begin in enumerate(range(0, len(questions), clients)):
+        for name in [*urls] if group % 2 else [*urls][::-1]:
             found[name] += await asked(urls[name], questions[begin : begin + clients])
     straight, through = (np.array(found[name]) for name in urls)
     times = dict(zip(urls, (straight, through), strict=True)) | {"difference": through - straight}

@@ -20,12 +20,7 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, WritingModel
 from ralm.reading import concatenation, ensemble, in_context, pieces
-from ralm.reading.provenance import (
-    TracedText,
-    gain_as_json,
-    passage_as_json,
-    used_passages,
-)
+from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, used_passages
 from ralm.records import FloatArray, IntArray, Passages, Provenance, Request
 from ralm.validation import scores_given_texts
 

@@ -35,11 +35,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.answering.quotes import Quote, TextSpan, citation_spans, cited_numbers, own_spans, quotes
-from ralm.reading.provenance import (
-    TracedText,
-    attributed,
-    contributions,
-)
+from ralm.reading.provenance import TracedText, attributed, contributions
 from ralm.records import DoubleArray, FloatArray, Passage
 from ralm.terminal import one_line
 
