@@ -20,6 +20,7 @@
 # make bench-cluster     an index and an evaluation on a Ray cluster of one machine against the plain commands
 # make bench-api         requests to models behind an API, certified tokens, reading ahead
 # make bench-real MODELS=FOLDER   both papers' orders on real models, in transformers folders; SCALE=full needs a GPU
+# make gpu     what needs a GPU: its answers against the processor's, and its speed, in gpu-report/report.md; ONLY="golden"
 # make docs    write docs/command-line.md from the program's own help and docs/python-api.md from the docstrings, and the
 #              website to site/
 # make test-lowest   run the demo and the fast tests with the lowest versions of dependencies that pyproject.toml allows
@@ -51,7 +52,7 @@ differences = { $(1)/bin/python -m tools.lock differences; exit 1; }
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo demo-real serve-demo test test-all test-fast test-lowest test-latest lock lint golden bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-cluster bench-api bench-real docs clean
+.PHONY: demo demo-real serve-demo test test-all test-fast test-lowest test-latest lock lint golden bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-cluster bench-api bench-real gpu docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -146,6 +147,9 @@ bench-api: $(VENV)/installed-dev
 
 bench-real: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.real_models $(MODELS) --scale $(or $(SCALE),small)
+
+gpu: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.gpu $(if $(ONLY),--only $(ONLY))
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m tools.command_line_page > docs/command-line.md

@@ -242,7 +242,11 @@ def materials(name: str, dtypes: Sequence[Dtype]) -> Iterator[Iterator[Material]
         place = name if name == "ralm-tiny" else str(Path(folder) / name)
         if name != "ralm-tiny":
             torch.manual_seed(0)
-            AutoModelForCausalLM.from_config(ARCHITECTURES[name]()).save_pretrained(place)
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            with device:  # a GPU draws 7 billion weights in a second
+                drawn = AutoModelForCausalLM.from_config(ARCHITECTURES[name](), dtype=getattr(torch, dtypes[0]))
+            drawn.save_pretrained(place)
+            del drawn
             gpt2_tokenizer().save_pretrained(place)
 
         def each() -> Iterator[Material]:

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported: no test waits for a hub
+if "RALM_TEST_GPU" not in os.environ:  # plain loops of most tests are on the processor; `make gpu` runs those of a GPU
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import certifi
 import pytest

@@ -8,6 +8,7 @@ import torch
 import transformers
 from packaging.version import Version
 from pydantic import JsonValue
+from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
 from ralm.lm.local import engine
@@ -86,31 +87,34 @@ def test_a_bert_that_is_a_decoder() -> None:
     check_writing(model)
 
 
-def check_scores(model: LocalLanguageModel) -> None:
+def check_scores(model: LocalLanguageModel, plain: PreTrainedModel | None = None) -> None:
+    """Scores of a model equal those of its transformers model, or of a copy of it on the processor."""
+    read_plainly = plain or model.model
     draw = np.random.default_rng(0)
     texts = [draw.integers(32, 127, size=size) for size in (9, 26, 17)]
     requests = [Request(document=text[:2], context=text[2:-3], targets=text[-3:]) for text in texts]
     scored = Scorer(model).log_probs(requests)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "LOGITS_PER_BATCH", {"cpu": 2 * model.vocabulary})
+        patch.setattr(engine, "LOGITS_PER_BATCH", dict.fromkeys(engine.LOGITS_PER_BATCH, 2 * model.vocabulary))
         patch.setattr(model, "_engine", engine.Engine([engine.Replica(model.logits)]))
         for whole, in_parts in zip(scored, Scorer(model).log_probs(requests), strict=True):
             np.testing.assert_allclose(in_parts, whole, rtol=1e-5, atol=1e-5)
     for text, found in zip(texts, scored, strict=True):
         with torch.no_grad():
-            logits_NV = model.model(input_ids=torch.from_numpy(text)[None], use_cache=False).logits[0]
+            logits_NV = read_plainly(input_ids=torch.from_numpy(text)[None], use_cache=False).logits[0]
         expected = logits_NV.float().log_softmax(-1)[np.arange(-4, -1), text[-3:]].numpy()
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def check_writing(model: LocalLanguageModel) -> None:
+def check_writing(model: LocalLanguageModel, plain: PreTrainedModel | None = None) -> None:
     """Greedy, two documents that change at every stride, two prompts at once."""
+    read_plainly = plain or model.model
     prompts = [model.tokenizer.encode(text) for text in PROMPTS]
     source, reader = FromRetriever(TurningHits(), PASSAGES, config={}), Ensemble(documents=2)
 
     def probabilities(read: Sequence[int]) -> np.ndarray:
         with torch.no_grad():
-            logits_V = model.model(input_ids=torch.tensor([list(read)]), use_cache=False).logits[0, -1]
+            logits_V = read_plainly(input_ids=torch.tensor([list(read)]), use_cache=False).logits[0, -1]
         return np.asarray(logits_V.double().softmax(-1).numpy())
 
     for prompt, found in zip(
