@@ -21,7 +21,19 @@ from typing import Final
 import torch
 
 _SHOWN_LINES: Final = 40
-_TESTS: Final = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "campaign or not campaign", "--timeout", "600")
+_TESTS: Final = (
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:benchmark",
+    "-m",
+    "campaign or not campaign",
+    "--timeout",
+    "600",
+)
 _WORKERS: Final = max(1, min(8, (os.cpu_count() or 1) // 2))
 """Each holds a context of its own on the GPU, some 500 MB."""
 

@@ -161,7 +161,8 @@ def task_for(material: Material, reading: str, windows: Windows, stride: int, st
     documents = PassageDocuments(
         material.index.passages, material.model.tokenizer, prepared.plan.options.document_tokens
     )
-    candidates = [[documents[number] for number, _ in hits.of(row)] for row in rows]
+    nothing = np.array([], dtype=np.int64)  # few words of a stride may be in no passage
+    candidates = [[documents[number] for number, _ in hits.of(row)] or [nothing] for row in rows]
     return Task(prepared, rows, candidates, RANK_TOKENS if k > 1 else 0)
 
 
