@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,9 @@ from tests.training.made_signals import save_signals
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+CHAOTIC = {"hrm_text", "qwen4_exp_text"}
+"""The first changes by 0.03 if its weights change by a millionth, on a processor too. The second sees the tokens with
+the highest scores; it differed by 0.02 on an H200."""
 LM = ["--lm", "ralm-tiny", "--dtype", "float32"]
 SHORT = ["--max-length", "128", "--document-tokens", "32", "--stride", "8"]
 ENSEMBLE = ["--reader", "ensemble", "--documents", "3", "--mixer"]
@@ -56,12 +60,15 @@ def scored(device: str, dtype: Dtype, tokens: int = 200, count: int = 24) -> tup
     return model, np.concatenate(Scorer(model).log_probs(requests_of(model, tokens, count)))
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in LOOK_AHEAD])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # GPT BigCode
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in LOOK_AHEAD | CHAOTIC])
 def test_every_family_scores_and_writes_as_on_the_processor(family: str) -> None:
     plain = tiny_family_model(family)
-    on_gpu = LocalLanguageModel(
-        family, tiny_family_model(family).to("cuda"), ModelTokenizer(byte_tokenizer(with_bos=False))
-    )
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            if parameter.dim() > 1 and not parameter.any():  # a router of zeros would choose experts at random
+                parameter.normal_(0, 0.3)
+    on_gpu = LocalLanguageModel(family, deepcopy(plain).to("cuda"), ModelTokenizer(byte_tokenizer(with_bos=False)))
     check_scores(on_gpu, plain)
     check_writing(on_gpu, plain)
 
@@ -84,6 +91,7 @@ def test_all_gpus_share_the_sequences() -> None:
     np.testing.assert_allclose(copies, one, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")
 def test_compiled() -> None:
     _, expected = scored("cuda", "float32")
     model = load_local_model("ralm-tiny", ModelOptions(device="cuda", dtype="float32", compile=True))

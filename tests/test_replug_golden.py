@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ralm.lm.registry import load_language_model
 from ralm.lm.scoring import Scorer
@@ -84,4 +85,5 @@ def test_every_log_probability(model: Scorer, case: str, name: str) -> None:
         scored = score_text(prepared, model, hits, passages, reader)
     assert len(scored) == prepared.plan.counted_tokens == expected["targets"]
     assert scored.nll == pytest.approx(expected["nll"], rel=1e-6)
-    np.testing.assert_allclose(scored.log_probs_T, expected["log_probs"], rtol=1e-5, atol=1e-5)
+    rounding = 1e-4 if torch.cuda.is_available() else 1e-5
+    np.testing.assert_allclose(scored.log_probs_T, expected["log_probs"], rtol=1e-5, atol=rounding)
