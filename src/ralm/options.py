@@ -43,7 +43,8 @@ class Option:
 
     `minimum` and `maximum` bound a number. `minimum` defaults to 1 for whole numbers and to 0 for others. With `above`,
     the number must be above `minimum`. `default_text` describes the default if the value does not explain itself
-    (mostly None). `flag` is the name on the command line if it differs from the field's name; "" means no flag.
+    (mostly None). `flag` is the name on the command line if it differs from the field's name; "" means no flag. `own`
+    allows `module:Class`, a class of the user's own, beside the choices.
     """
 
     help: str
@@ -54,6 +55,7 @@ class Option:
     default_text: str | None = None
     flag: str | None = None
     needs: Needs | None = None
+    own: bool = False
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]) -> Any:
         """The schema of the type with help and bounds; pydantic calls this for a field of a request or a recipe."""
@@ -69,8 +71,9 @@ class Option:
         kinds = without_none(kind)
         if value is None and kinds != kind:
             return
-        if get_origin(kinds) is Literal and value not in get_args(kinds):
-            raise UsageError(f"`{name}` must be one of {', '.join(get_args(kinds))}, not {value!r}.")
+        if get_origin(kinds) is Literal and value not in get_args(kinds) and not (self.own and is_own(value)):
+            more = ", or a class of your own as module:Class" if self.own else ""
+            raise UsageError(f"`{name}` must be one of {', '.join(get_args(kinds))}{more}, not {value!r}.")
         if kinds is int:
             check_count(name, value, minimum=int(self._minimum(whole=True)), maximum=int(self.maximum))
         elif kinds is float:
@@ -78,6 +81,11 @@ class Option:
 
     def _minimum(self, *, whole: bool) -> float:
         return self.minimum if self.minimum is not None else 1 if whole else 0
+
+
+def is_own(value: object) -> bool:
+    """Whether a value names a class of the user's own: `module:Class`."""
+    return isinstance(value, str) and all(value.partition(":"))
 
 
 def seed_option(needs: Needs) -> Option:

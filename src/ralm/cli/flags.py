@@ -274,11 +274,15 @@ def _parameter(key: str, same: list[_Part], names: Mapping[str, str]) -> inspect
         default, said = None, "; ".join(f"{other.within}: {other.default}" for other in same)
     if get_origin(without_none(kind)) is tuple:
         kind, default = list[get_args(without_none(kind))[0]], default or None  # type: ignore[misc]
+    metavar = None
+    if part.option.own:
+        metavar, kind = f"{'|'.join(get_args(without_none(kind)))}|module:Class", str
     if default is None:
         kind = kind | None
     info = typer.Option(
         f"{part.written}/{negative_flag(part.written)}" if default is True else part.written,
         help=with_flags(part.option.help, names),
+        metavar=metavar,
         show_default=said or default is not _REQUIRED,
         rich_help_panel=group_of(key, part.owner),
     )

@@ -10,12 +10,14 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus import decontamination, numbering
+from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.protocols import Encoder, Retriever
 from ralm.records import Hits, IntArray
 from ralm.retrieval.bm25.formula import open_weighting
 from ralm.retrieval.dense.options import DenseSearchOptions, load_encoder
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
+from ralm.retrieval.own import own_retriever
 from ralm.retrieval.random import RandomRetriever
 from ralm.validation import config_of, stable_hits
 
@@ -32,7 +34,8 @@ _DENSE: Final = Needs('`retriever="dense"` or `"hybrid"`', lambda options: optio
 class RetrieverOptions:
     """How the passages of an index are retrieved.
 
-    `retriever`: bm25, dense, hybrid (both, fused as `fusion` says), or random, the control, which draws with `seed`.
+    `retriever`: bm25, dense, hybrid (both, fused as `fusion` says), random (the control, which draws with `seed`), or a
+    class of your own as `module:Class`, which is called with the `Index`.
     `weighting`: a folder that `ralm train bm25` made, with weights of query terms for BM25.
     `vectors`: the name of the set of vectors to search, if the index has several. `query_encoder` encodes queries
     instead of the encoder that the index names; with `any_encoder` its vectors may differ from those that the index was
@@ -44,8 +47,12 @@ class RetrieverOptions:
     """
 
     retriever: Annotated[
-        RetrieverName,
-        Option("hybrid fuses BM25 and dense; random is the control: any passage, whatever the query."),
+        RetrieverName | str,
+        Option(
+            "hybrid fuses BM25 and dense; random is the control: any passage, whatever the query; module:Class is a "
+            "class of your own.",
+            own=True,
+        ),
     ] = "bm25"
     seed: Annotated[
         int,
@@ -161,6 +168,10 @@ def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | 
         case "random":
             control = RandomRetriever(len(index.passages), options.seed)
             return control if forbidden is None else control.without(forbidden)
+        case own:
+            if forbidden is not None:
+                raise UsageError(f"{own} cannot leave out forbidden titles or documents: do so in the class itself.")
+            return own_retriever(own, index)
 
 
 def _query_encoder(index: "Index", options: RetrieverOptions) -> Encoder | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal
 
 from ralm.errors import UsageError
-from ralm.options import Arguments, Declared, Needs, Option, check_options
+from ralm.options import Arguments, Declared, Needs, Option, check_options, is_own
 from ralm.protocols import UNLIMITED, WritingModel
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
@@ -261,6 +261,8 @@ def with_choices(
     if index is not None and index not in indexes:
         raise UsageError(f"`index` {index!r} is not served; there is: {', '.join(indexes) or 'none'}.")
     values = {name: value for name, value in choice.items() if name not in _NOT_IN_RECORDS}
+    if is_own(values.get("retriever")) and values["retriever"] != settings.retrieval.retriever:
+        raise UsageError(f"`retriever` {values['retriever']!r} is a class, which only the operator can choose.")
     if values.get("rerank") == "predictive" and settings.reading.reranking.method != "predictive":
         raise UsageError('`rerank="predictive"` needs a cross-encoder, and this server has none.')
     if values.get("mixer") == "learned" and settings.reading.mixing.learned is None:
