@@ -70,6 +70,7 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"ralm": {"stride": 10**30}}, "ralm.stride", "`stride` must be at most"),
         ({"ralm": {"retriever": "dense"}}, "ralm.retriever", "the index 'few' has no vectors"),
         ({"ralm": {"retriever": "google"}}, "ralm.retriever", "is wrong"),
+        ({"ralm": {"retriever": "os:system"}}, "ralm.retriever", "is wrong"),
         ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
         ({"ralm": {"rerank": "predictive"}}, "ralm.rerank", "needs a cross-encoder, and this server has none."),
         (

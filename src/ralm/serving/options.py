@@ -261,7 +261,7 @@ def with_choices(
     if index is not None and index not in indexes:
         raise UsageError(f"`index` {index!r} is not served; there is: {', '.join(indexes) or 'none'}.")
     values = {name: value for name, value in choice.items() if name not in _NOT_IN_RECORDS}
-    if is_own(values.get("retriever")) and values["retriever"] != settings.retrieval.retriever:
+    if is_own(values.get("retriever")):
         raise UsageError(f"`retriever` {values['retriever']!r} is a class, which only the operator can choose.")
     if values.get("rerank") == "predictive" and settings.reading.reranking.method != "predictive":
         raise UsageError('`rerank="predictive"` needs a cross-encoder, and this server has none.')

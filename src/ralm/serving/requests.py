@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from ralm.answering.prompts import Conversation
 from ralm.errors import UsageError
+from ralm.options import without_none
 from ralm.reading.sampling import Sampling
 from ralm.records import Message
 from ralm.serving.chat import ChatCompletion
@@ -75,7 +76,9 @@ class StreamOptions(Body):
 
 
 def _make_choice() -> type[Body]:
-    fields: dict[str, Any] = {name: (Annotated[one.kind | None, one.option], None) for name, one in choices().items()}
+    fields: dict[str, Any] = {
+        name: (Annotated[without_none(one.kind) | None, one.option], None) for name, one in choices().items()
+    }
     own: dict[str, tuple[Any, str]] = {
         "index": (str, "The name of the index to read with; null: none."),
         "query": (str, "The query for the retriever, instead of the end of the text."),

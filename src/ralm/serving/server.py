@@ -28,7 +28,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from ralm.errors import UsageError
-from ralm.options import is_own, without_none
+from ralm.options import without_none
 from ralm.runs.report import render_page
 from ralm.serving import connections, errors, jobs, middleware, options, proxy, requests, routes
 from ralm.serving.service import Service
@@ -155,9 +155,7 @@ def _values(name: str, service: Service) -> JsonValue:
         return {}
     kind = without_none(declared.kind)
     if name == "retriever":
-        default = service.settings.retrieval.retriever
-        own = [default] if is_own(default) else []
-        return {"values": own + [one for one in get_args(kind) if service.can_search(one)]}
+        return {"values": [one for one in get_args(kind) if service.can_search(one)]}
     if get_origin(kind) is Literal:
         return {"values": [*get_args(kind)]}
     if kind is not int:
