@@ -90,6 +90,16 @@ def test_a_request_that_is_refused_is_not_read_for_ever() -> None:
         assert received(slow).startswith(b"HTTP/1.1 401 ")
 
 
+def test_a_connection_stays_open_for_longer_than_clients_keep_it() -> None:
+    """The pool of httpx drops a connection after 5 idle seconds, as uvicorn does: a request could meet its end."""
+    ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving(limited()) as url, sent(url, ask) as opened:
+        assert opened.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        time.sleep(6)
+        opened.sendall(ask)
+        assert opened.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.parametrize("half", HALVES)
 def test_the_oldest_of_too_many_connections_is_closed(half: str) -> None:
     with serving(limited(connections=4)) as url, ExitStack() as stack:

@@ -27,6 +27,9 @@ _HEADER_SECONDS: Final = 10.0
 """Seconds in which the headers of a request must arrive."""
 _READ_SECONDS: Final = 60.0
 """Seconds after which a client that reads nothing of its answer is disconnected."""
+_KEEP_ALIVE_SECONDS: Final = 75
+"""Seconds for which an idle connection is kept: longer than clients and proxies keep theirs (httpx 5, aiohttp 15, nginx
+60), or a request would meet a connection that is just being closed."""
 _OTHER_FILES: Final = 256
 """File descriptors for all else: models, indexes, servers of models."""
 _ACCEPTED_AT_ONCE: Final = 64
@@ -62,6 +65,7 @@ class ServerConfig(uvicorn.Config):
             log_config=None,
             log_level="warning",
             backlog=_ACCEPTED_AT_ONCE,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             # only for requests that do not end without their connections
             timeout_graceful_shutdown=int(limits.shutdown_seconds) + _GRACE,
         )
