@@ -11,6 +11,7 @@ from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.upstream import ProxiedModel
 from ralm.reading import ReadingOptions
 from ralm.reading.concatenation import Concatenation
+from ralm.serving.audit import AuditLog
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.service import Service
 from tests.api.scripted_server import HttpServer, Request
@@ -90,7 +91,11 @@ def event(choice: dict[str, Any]) -> bytes:
 
 @contextmanager
 def passing_on(
-    index: Path | None, seconds: float = 0.0, key: str | None = None, **options: Any
+    index: Path | None,
+    seconds: float = 0.0,
+    key: str | None = None,
+    audit: AuditLog | None = None,
+    **options: Any,
 ) -> Iterator[tuple[ChatUpstream, str]]:
     """A chat API, and the address of a server in front of it with an index; `key` is the API's."""
     upstream = ChatUpstream(seconds)
@@ -98,5 +103,5 @@ def passing_on(
         model = ProxiedModel(f"{server.url}#{NAME}", Endpoint(server.url, NAME, key), 5.0, 9_000)
         reading = ReadingOptions(reader="concatenation", concatenation=Concatenation(documents=2))
         folders = {} if index is None else {"few": index}
-        with serving(Service(model, ServeOptions(**options), Settings(reading=reading), folders)) as url:
+        with serving(Service(model, ServeOptions(**options), Settings(reading=reading), folders, audit=audit)) as url:
             yield upstream, url

@@ -295,6 +295,7 @@ class AnswerStreams(DrawnAnswers):
         source: Callable[[Answer], SourcedAnswer],
     ) -> None:
         super().__init__(question, model, options, seeds)
+        self.passages = [number for prompt in question.prompts for number in prompt.passages]
         self._source = source
 
     def with_sources(self, number: int) -> SourcedAnswer:

@@ -26,6 +26,7 @@ _UNUSED = (
     *("top_logprobs", "context_length", "requests_at_once", "retries", "max_requests", "max_cost", "prices", "answers"),
 )
 """Options without effect on a server that passes requests on."""
+_AUDIT = Needs("`audit_log`", lambda own: own.audit_log is not None)
 _PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
 
 
@@ -101,6 +102,13 @@ def serve_command(
         int | None,
         Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
     ] = None,
+    audit_log: Annotated[
+        Path | None,
+        Option("File to which a line of JSON is appended for each request: who asked when, and which passages it got."),
+    ] = None,
+    audit_texts: Annotated[
+        bool, Option("Write prompts, answers and passages into the audit log too.", needs=_AUDIT)
+    ] = False,
     model_options: Annotated[ModelOptions, flags.Flags(without=("compile", "dry_run"), needs=options.MODEL_NEEDS)],
 ) -> None:
     """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
@@ -118,10 +126,12 @@ def serve_command(
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
         from ralm.serving import middleware, server
+        from ralm.serving.audit import AuditLog
         from ralm.serving.options import Settings
         from ralm.serving.service import Service
 
     key = middleware.key_of(serving.host)
+    audit = None if audit_log is None else AuditLog(audit_log, texts=audit_texts)
     folders = {"python": _DEMO / "index"} if demo else _folders(index)
     if demo and not folders["python"].exists():
         from ralm.demo.demonstration import build_demo_folder
@@ -140,6 +150,7 @@ def serve_command(
             folders,
             ranker=models.open_model(reading.ranks_with, model_options) if reading.ranks_with else None,
             key=key,
+            audit=audit,
             max_length=max_length,
         )
 

@@ -18,6 +18,7 @@ from ralm.answering.citations import web_address
 from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
 from ralm.reading.provenance import contributions, passage_as_json, token_as_json, total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Provenance
+from ralm.serving.audit import AuditEntry
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.prompts import ScoredToken, TokenLabels
 
@@ -30,10 +31,11 @@ Token: TypeAlias = ScoredToken | GeneratedToken
 @dataclass(frozen=True, slots=True)
 class Began:
     """The prompts are read: the number of their tokens, and for each choice the number of characters before the first
-    token that is listed."""
+    token that is listed; the passages of a chat, in the order of its prompts."""
 
     offsets: Sequence[int]
     tokens: int
+    passages: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +113,7 @@ class ServedAnswer(ABC):
         self._created = int(time.time())
         self._model = model
         self._passages: dict[int, Passage] = {}
+        self._shared: Sequence[int] = ()
         self._choices: list[ResponseChoice] = []
 
     def whole(self) -> ResponseJson:
@@ -146,6 +149,24 @@ class ServedAnswer(ABC):
             is_last = number == len(self._choices) - 1
             yield end, self._sources_json(with_tokens=False) if is_last else {}
 
+    def fill(self, entry: AuditEntry) -> None:
+        """Add tokens, passages and texts to the audit log; also of an answer that was not written to its end."""
+        written = [[one for one in choice.tokens if isinstance(one, GeneratedToken)] for choice in self._choices]
+        ends = [choice.end for choice in self._choices]
+        entry.prompt_tokens = self.prompt_tokens
+        entry.completion_tokens = sum(
+            len(some) if end is None else end.tokens for some, end in zip(written, ends, strict=True)
+        )
+        ranks = {number: rank for rank, number in enumerate(self._shared, 1)}
+        for choice in () if self._shared else self._choices:
+            for token in choice.tokens:
+                for rank, number in enumerate(token.passages_K.tolist(), 1):
+                    if number != NO_PASSAGE:
+                        ranks[number] = min(rank, ranks.get(number, rank))
+        index = self._reads.settings.index
+        entry.passages = [(index, self._reads.passages[number], rank) for number, rank in ranks.items()]
+        entry.answers = {number: choice.text for number, choice in enumerate(self._choices)}
+
     @abstractmethod
     def _choice_json(self, number: int, choice: ResponseChoice) -> ResponseJson:
         """A whole choice."""
@@ -170,7 +191,7 @@ class ServedAnswer(ABC):
         """Process an event; returns what it adds to a choice."""
         match event:
             case Began():
-                self.prompt_tokens = event.tokens
+                self.prompt_tokens, self._shared = event.tokens, event.passages
                 self._choices = [ResponseChoice(listed=one) for one in event.offsets]
                 return ResponseChoice()
             case Ended():

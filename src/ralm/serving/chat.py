@@ -89,7 +89,7 @@ def answer_chat(
         raise errors.RequestError(str(error), param="messages", code=TOO_LONG) from None
     except ChatError as error:
         raise errors.RequestError(str(error), param="messages") from None
-    yield answers.Began([0] * chat.times, own)
+    yield answers.Began([0] * chat.times, own, streams.passages)
     for choice, piece in streams:
         yield answers.Wrote(choice, piece)
     for choice in range(chat.times):

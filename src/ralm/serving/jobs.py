@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from ralm.records import Passage
 from ralm.serving import answers, errors, model, requests
+from ralm.serving.audit import AuditEntry, entry_of
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.service import Service
 
@@ -168,9 +169,13 @@ async def respond(
     """The answer that `begin` makes in the thread of the request: whole, or streamed if requested; after an error
     before its first event, the response that `otherwise` makes."""
 
+    entry = entry_of(request)
+    entry.model = body.model
+
     def job() -> Iterator[bytes]:
         with_usage = body.streams_usage()
         answer = begin()
+        entry.finish = answer.fill
         try:
             if body.stream:
                 yield from map(server_sent, answer.pieces(usage=with_usage))
@@ -220,7 +225,7 @@ async def _run(
             service_of(request).metrics.first.observe(time.monotonic() - begin)
             at_end = AsyncExitStack()
             at_end.callback(running.stop)
-            return EventStream(_sent(first, events), at_end)
+            return EventStream(_sent(first, events, entry_of(request)), at_end)
         return Response(first + b"".join([event async for event in events]), media_type="application/json")
 
     try:
@@ -244,19 +249,20 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _sent(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _sent(first: bytes, events: AsyncIterator[bytes], entry: AuditEntry) -> AsyncIterator[bytes]:
     try:
         yield first
         async for event in events:
             yield event
         yield _DONE
     except Exception as error:  # noqa: BLE001  # the status is sent already
-        yield error_event(error)
+        yield error_event(error, entry)
 
 
-def error_event(error: Exception) -> bytes:
+def error_event(error: Exception, entry: AuditEntry) -> bytes:
     """The last event of a stream that ends with an error."""
     status, body = errors.status_and_body(error)
+    entry.status = status
     _LOG.info("a stream ended with status %s", status)
     return server_sent(body)
 

@@ -1,4 +1,4 @@
-"""The key and the size of requests, checked before any route; metrics and the access log.
+"""The key and the size of requests, checked before any route; metrics, the access log and the audit log.
 
 The key never appears in a log or an answer. Without a key, a server listens on loopback addresses only, and requests
 must name one of them as their host, so that a page in a browser cannot reach the server under another name.
@@ -12,13 +12,16 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from secrets import token_hex
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from starlette.datastructures import Headers
+from pydantic import JsonValue
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ralm.errors import UsageError
+from ralm.serving.audit import ENTRY, AuditEntry, AuditLog
 from ralm.serving.errors import GONE, RequestError, error_response
 
 KEY: Final = "RALM_SERVE_KEY"
@@ -29,6 +32,9 @@ _KEY_CHARACTERS: Final = re.compile("[!-~]+")
 _PORT: Final = re.compile(r":\d*$")
 _LOG: Final = logging.getLogger("ralm.serving")
 _NO_ROUTE: Final = "none"
+_NOT_AUDITED: Final = ("/health", "/metrics", "/")
+_REQUEST_ID: Final = "x-request-id"
+_SAFE_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 def key_of(host: str, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -180,24 +186,33 @@ class Metrics:
 
 
 class AccessLog:
-    """Counts and logs every request, without its body or query."""
+    """Counts and logs every request, without its body or query, and writes the audit log.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    Each answer has an `X-Request-Id`: that of the server of the model, of the client, or a new one.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, audit: AuditLog | None = None) -> None:
         self._app = app
         self._metrics = metrics
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and log its status and duration."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begin, status = time.monotonic(), GONE
+        begin, status, is_sent = time.monotonic(), GONE, False
+        given = Headers(scope=scope).get(_REQUEST_ID, "")
+        request_id = given if _SAFE_ID.fullmatch(given) else token_hex(12)
+        entry = scope[ENTRY] = AuditEntry()
 
         async def noting(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_sent, request_id
             if message["type"] == "http.response.start":
                 status = message["status"]
+                request_id = MutableHeaders(scope=message).setdefault(_REQUEST_ID, request_id)
             await send(message)
+            is_sent = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
             await self._app(scope, receive, noting)
@@ -209,3 +224,13 @@ class AccessLog:
             is_half = status == GONE and path == _NO_ROUTE  # a fault, of which one line a minute is enough
             level = logging.WARNING if is_half else logging.INFO
             _LOG.log(level, "%s %s %d in %.3f s", scope["method"], path, status, seconds)
+            if self._audit is not None and scope["path"] not in _NOT_AUDITED:
+                head: dict[str, JsonValue] = {
+                    "client": (scope.get("client") or (None,))[0],
+                    "request_id": request_id,
+                    "method": scope["method"],
+                    "route": path,
+                    "status": entry.status or (status if is_sent else GONE),
+                    "seconds": round(seconds, 3),
+                }
+                self._audit.write(entry, head)

@@ -26,11 +26,12 @@ from ralm.answering.prompts import QuestionPrompt
 from ralm.errors import ServerError, UsageError
 from ralm.records import Passage
 from ralm.serving import answers, errors, jobs, middleware, model, requests
+from ralm.serving.audit import AuditEntry, entry_of
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.options import PASSED_ON
 from ralm.serving.prompts import TOO_LONG
 from ralm.serving.service import Service
-from ralm.serving.text_sources import TextSources, choices_of
+from ralm.serving.text_sources import TextSources, choice_texts, choices_of
 from ralm.terminal import one_line
 from ralm.validation import retrieve_checked
 
@@ -120,6 +121,8 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
     upstream: Upstream = request.app.state.upstream
     path, query = request.url.path.removeprefix("/v1"), request.url.query
     name: JsonValue = upstream.endpoint.model
+    entry, asked = entry_of(request), body.get("model")
+    entry.model = asked if isinstance(asked, str) else None
     if path == EMBEDDINGS and body.get("model") not in service.models:
         name = body.get("model")  # another model of the same server
 
@@ -141,6 +144,9 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
                         return await _response(content, answer, None, warning)
                     told = _rewritten(content)
                     found = await asyncio.to_thread(_found, [str(told["query"] or texts[0])], reads, service)
+                entry.prompts = [*texts]
+                for some in found:
+                    entry.found(reads.settings.index, some)
                 sent = _with_passages(path, body, found, service.passed_on_prompt)
                 answer = await upstream.send(f"{path}?{query}" if query else path, {**sent, "model": name})
                 at_end.push_async_callback(answer.close)
@@ -153,9 +159,11 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
                 sources = None if reads.source is None else _sources(path, body, found, prompt, by_index, fields)
                 if not answer.is_stream:
                     content = await answer.content()
-                    return await _response(content, answer, sources, warning, service.metrics.count_tokens)
+                    return await _response(
+                        content, answer, sources, warning, partial(_take_whole, entry, service.metrics)
+                    )
             service.metrics.first.observe(time.monotonic() - begin)
-            events = _events(answer, sources, deadline, service.metrics)
+            events = _events(answer, sources, deadline, service.metrics, entry)
             return jobs.EventStream(events, at_end.pop_all(), _headers(answer, warning))
 
     try:
@@ -349,25 +357,36 @@ async def _response(
     answer: "UpstreamAnswer",
     sources: TextSources | None,
     warning: str,
-    count: Callable[[int, int], None] = lambda *_: None,
+    count: Callable[[Mapping[str, JsonValue]], None] = lambda _: None,
 ) -> Response:
     """An answer that is whole, with its sources unless it is an error."""
     if answer.status < 400 and (value := _json_object(content)) is not None:
-        _count(value, count)
+        count(value)
         content = content if sources is None else _json(await sources.whole(value))
     return Response(content, answer.status, _headers(answer, warning), answer.kind)
 
 
-def _count(value: Mapping[str, JsonValue], count: Callable[[int, int], None]) -> None:
+def _count(entry: AuditEntry, metrics: middleware.Metrics, value: Mapping[str, JsonValue]) -> None:
     """Count the tokens that an answer or an event reports."""
     usage = value.get("usage")
     if isinstance(usage, dict):
-        read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        count(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
+        counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+        entry.prompt_tokens, entry.completion_tokens = (one if isinstance(one, int) else None for one in counts)
+        metrics.count_tokens(entry.prompt_tokens or 0, entry.completion_tokens or 0)
+
+
+def _take_whole(entry: AuditEntry, metrics: middleware.Metrics, value: Mapping[str, JsonValue]) -> None:
+    """Count the tokens of a whole answer, and take its texts."""
+    _count(entry, metrics, value)
+    entry.answers = dict(choice_texts(value))
 
 
 async def _events(
-    answer: "UpstreamAnswer", sources: TextSources | None, deadline: float, metrics: middleware.Metrics
+    answer: "UpstreamAnswer",
+    sources: TextSources | None,
+    deadline: float,
+    metrics: middleware.Metrics,
+    entry: AuditEntry,
 ) -> AsyncIterator[bytes]:
     """The events of an answer as they come; those that end a choice have its sources."""
     parts, held = aiter(answer.parts()), b""
@@ -383,6 +402,8 @@ async def _events(
                 value = _json_object(event.removeprefix(b"data:")) if event.startswith(b"data:") else None
                 if value is not None:
                     pieces += _has_text(value)
+                    for choice, text in choice_texts(value):
+                        entry.wrote(choice, text)
                     reported = value if value.get("usage") else reported  # the last one counts the whole answer
                     changed = None if sources is None else await sources.event(value)
                     events[number] = event if changed is None else b"data: " + _json(changed) + b"\n\n"
@@ -391,12 +412,12 @@ async def _events(
             yield b"".join(events)
         yield held
     except Exception as error:  # noqa: BLE001  # the status is sent already
-        yield jobs.error_event(error)
+        yield jobs.error_event(error, entry)
     finally:
         if reported is None:
             metrics.pieces.inc(pieces)
         else:
-            _count(reported, metrics.count_tokens)
+            _count(entry, metrics, reported)
 
 
 def _has_text(value: Mapping[str, JsonValue]) -> bool:

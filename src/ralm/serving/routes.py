@@ -13,6 +13,7 @@ from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.reading.provenance import hits_as_json
 from ralm.serving import answers, errors, jobs, proxy, requests
+from ralm.serving.audit import entry_of
 from ralm.serving.chat import ChatAnswer, answer_chat
 from ralm.serving.completion import CompletionAnswer, complete
 from ralm.serving.prompts import check_bytes, read_prompt
@@ -32,6 +33,7 @@ async def completions(request: Request, body: requests.CompletionRequest, servic
         completion = requests.completion_of(body, limits)
         reads = service.reads(choice)
         service.log_prompts(completion.prompts)
+        entry_of(request).prompts = [one if isinstance(one, str) else [*one] for one in completion.prompts]
         events = complete(completion, service.model, reads, limits)
         return CompletionAnswer(completion, events, reads, service.names, model=body.model)
 
@@ -48,6 +50,7 @@ async def chat(request: Request, body: requests.ChatRequest, service: jobs.Serve
         completion = requests.chat_of(body, limits)
         reads = service.reads(choice, in_strides=False)
         service.log_prompts([completion.conversation.question])
+        entry_of(request).prompts = [completion.conversation.question]
         address = partial(jobs.passage_address, request, reads)
         events = answer_chat(completion, service.model, reads, service.prompt, limits)
         return ChatAnswer(completion, events, reads, service.names, address, model=body.model)
@@ -56,11 +59,12 @@ async def chat(request: Request, body: requests.ChatRequest, service: jobs.Serve
 
 
 @router.get("/passages/{index}/{number}")
-async def passage(index: str, number: int, service: jobs.Served) -> dict[str, JsonValue]:
+async def passage(request: Request, index: str, number: int, service: jobs.Served) -> dict[str, JsonValue]:
     """A passage of an index."""
     passages = service.indexes.index(index).passages if index in service.indexes.names else ()
     if not 0 <= number < len(passages):
         raise errors.RequestError(f"there is no passage {number} of an index {index!r} here.", status=404)
+    entry_of(request).found(index, [passages[number]])
     return answers.passage_json(passages[number])
 
 
@@ -113,6 +117,9 @@ async def search_index(
         assert reads.source is not None
         hits = retrieve_checked(reads.source.retriever, [q], k, len(reads.passages))
         passages = [(reads.passages[number], score) for number, score in hits.of(0)]
+        entry = entry_of(request)
+        entry.prompts = [q]
+        entry.found(reads.settings.index, [found for found, _ in passages])
         return {"query": q, "index": reads.settings.index, "hits": hits_as_json(passages)}
 
     return await jobs.respond_with(request, found)
@@ -134,6 +141,9 @@ async def embed(request: Request, body: EmbeddingRequest, service: jobs.Served) 
     if proxy.may_pass_on(service) and body.model not in service.indexes.dense_names():
         return await proxy.pass_on(request, await request.json())
 
+    entry = entry_of(request)
+    entry.model = body.model
+
     def embedded() -> JsonValue:
         names, most = service.indexes.dense_names(), service.options.limits.texts
         if body.model not in names:
@@ -152,7 +162,8 @@ async def embed(request: Request, body: EmbeddingRequest, service: jobs.Served) 
             as_text = body.encoding_format == "base64"
             vector: JsonValue = base64.b64encode(numbers.tobytes()).decode() if as_text else numbers.tolist()
             data.append({"object": "embedding", "index": number, "embedding": vector})
-        tokens = sum(len(prompt.tokens) for prompt in prompts)
+        tokens = entry.prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        entry.prompts = [prompt.text for prompt in prompts]
         usage: JsonValue = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "model": body.model, "data": data, "usage": usage}
 

@@ -1,6 +1,7 @@
 """The process of a server: the application with the operator's routes and the page, its socket and its signals.
 
-SIGTERM or SIGINT ends the server after the running requests, a second one at once; SIGHUP reloads the indexes.
+SIGTERM or SIGINT ends the server after the running requests, a second one at once; SIGHUP reloads the indexes and opens
+the audit log again.
 """
 
 import asyncio
@@ -97,7 +98,7 @@ async def reload(service: jobs.Served) -> dict[str, JsonValue]:
     """Open the indexes again; only if the server has a key."""
     if service.key is None:
         raise errors.RequestError("this needs a key of the server: set one, or send SIGHUP to the process.", status=403)
-    outcome = await run_in_threadpool(service.indexes.reload)
+    outcome = await run_in_threadpool(service.reload)
     return {"indexes": {**outcome}}
 
 
@@ -220,7 +221,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_exception_handler(errors.RequestError, _on_error)
     app.add_exception_handler(Exception, _on_error)
     app.add_middleware(middleware.Guard, key=service.key, body_bytes=limits.body_bytes)
-    app.add_middleware(middleware.AccessLog, metrics=metrics)
+    app.add_middleware(middleware.AccessLog, metrics=metrics, audit=service.audit)
     return app
 
 
@@ -300,7 +301,7 @@ class RalmServer(uvicorn.Server):
 
     def _reload(self, _: int, __: FrameType | None) -> None:
         def reload() -> None:
-            for name, outcome in self._service.indexes.reload().items():
+            for name, outcome in self._service.reload().items():
                 _LOG.info("index %s: %s", name, outcome)
 
         Thread(target=reload, daemon=True).start()

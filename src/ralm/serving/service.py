@@ -13,6 +13,7 @@ from ralm.lm.tokenizer import has_chat_template
 from ralm.protocols import UNLIMITED, LanguageModel, WritingModel, traits_of
 from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
 from ralm.serving import chat, completion, errors, indexes, middleware
+from ralm.serving.audit import AuditLog
 from ralm.serving.model import SharedModel
 from ralm.serving.options import (
     CHOICES,
@@ -47,7 +48,8 @@ _BATCH_FIGURES: Final = {
 class Service:
     """A model that reads passages of the indexes in `folders` (by name, the first by default) according to `settings`.
 
-    `ranker` is the model of `rerank_lm`; clients must send `key`, if given. `max_length` is the number of tokens that
+    `ranker` is the model of `rerank_lm`; clients must send `key`, if given; `audit` gets a line for each request.
+    `max_length` is the number of tokens that
     the model reads at once, by default its own. Raises the errors of opening the indexes, their retrievers and the
     prompt of chats, and UsageError if lengths do not fit into the model.
     """
@@ -61,10 +63,12 @@ class Service:
         *,
         ranker: LanguageModel | None = None,
         key: str | None = None,
+        audit: AuditLog | None = None,
         max_length: int | None = None,
     ) -> None:
         self.options = options or ServeOptions()
         self.key = key
+        self.audit = audit
         self.created = int(time.time())
         self.open_upstream: Callable[[], Upstream] | None = getattr(model, "upstream", None)
         self.passes_on = self.open_upstream is not None and (self.options.proxy or traits_of(model).answers_only)
@@ -130,6 +134,12 @@ class Service:
         prompt = self.model.tokenizer.encode("The first request must not wait.")
         for _ in completion.write([prompt], self.model, options, reads):
             pass
+
+    def reload(self) -> dict[str, str]:
+        """Open the audit log and the indexes again; returns what became of each index."""
+        if self.audit is not None:
+            self.audit.reopen()
+        return self.indexes.reload()
 
     def _models(self) -> dict[str, str | None]:
         """The index of each name of the model, None for none: NAME reads the default one; if requests may choose the

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import JsonValue
@@ -47,11 +47,8 @@ class TextSources:
 
     async def event(self, value: _Value) -> _Value | None:
         """An event of a stream with the sources of the choices that it ends; None if it ends none."""
-        for choice in choices_of(value):
-            delta = choice.get("delta", choice)
-            written = delta.get("content" if "delta" in choice else "text") if isinstance(delta, dict) else None
-            if isinstance(written, str):
-                self._written[_index(choice)] += written
+        for number, written in choice_texts(value):
+            self._written[number] += written
         ends = any(choice.get("finish_reason") for choice in choices_of(value))
         return await asyncio.to_thread(self._with_sources, value, "delta") if ends else None
 
@@ -95,6 +92,15 @@ def choices_of(value: Mapping[str, JsonValue]) -> list[dict[str, Any]]:
     """The choices of an answer or an event."""
     choices = value.get("choices")
     return [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+
+
+def choice_texts(value: Mapping[str, JsonValue]) -> Iterator[tuple[int, str]]:
+    """The texts in an answer or an event, with the numbers of their choices."""
+    for choice in choices_of(value):
+        part = next((choice[name] for name in ("message", "delta") if name in choice), choice)
+        text = part.get("text" if part is choice else "content") if isinstance(part, dict) else None
+        if isinstance(text, str):
+            yield _index(choice), text
 
 
 def _index(choice: dict[str, Any]) -> int:

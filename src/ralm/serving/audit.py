@@ -1,0 +1,129 @@
+"""The audit log: a line of JSON for each request, with its client, its key and the passages that it got."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+from pydantic import JsonValue
+
+from ralm.errors import UsageError
+from ralm.records import Passage
+
+ENTRY: Final = "ralm.audit"
+"""The key of an entry in the scope of a request."""
+_LOG: Final = logging.getLogger("ralm.serving")
+_MODE: Final = 0o600
+
+
+@dataclass(slots=True)
+class AuditEntry:
+    """What is known of a request. `status` is set if it differs from the one that was sent, `key` is the name of a key.
+
+    `passages` are names of indexes, passages and ranks. `finish` adds the rest of an answer when the request has ended.
+    """
+
+    key: str | None = None
+    model: str | None = None
+    status: int | None = None
+    passages: list[tuple[str | None, Passage, int]] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompts: JsonValue = None
+    answers: dict[int, str] = field(default_factory=dict)
+    finish: Callable[["AuditEntry"], None] | None = None
+
+    def found(self, index: str | None, passages: Iterable[Passage]) -> None:
+        """Add the passages for one text, in their order."""
+        self.passages += [(index, passage, rank) for rank, passage in enumerate(passages, 1)]
+
+    def wrote(self, choice: int, text: str) -> None:
+        """Add a piece of an answer."""
+        self.answers[choice] = self.answers.get(choice, "") + text
+
+    def as_json(self, *, texts: bool) -> dict[str, JsonValue]:
+        """The fields that routes fill in; prompts, answers and the text of passages only with `texts`."""
+        if self.finish is not None:
+            self.finish(self)
+        passages: list[JsonValue] = [
+            {
+                "index": index,
+                "passage": passage.number,
+                "document_id": passage.document_id,
+                "rank": rank,
+                **({"text": passage.text} if texts else {}),
+            }
+            for index, passage, rank in self.passages
+        ]
+        shown: dict[str, JsonValue] = {
+            "model": self.model,
+            "passages": passages,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+        if texts:
+            shown |= {"prompts": self.prompts, "answers": [text for _, text in sorted(self.answers.items())]}
+        return shown
+
+
+class AuditLog:
+    """A file to which lines are appended; safe for many threads. `texts`: also prompts, answers and passages.
+
+    Raises UsageError if the file cannot be written.
+    """
+
+    def __init__(self, path: Path, *, texts: bool = False) -> None:
+        self._path = path
+        self._texts = texts
+        self._lock = Lock()
+        self._is_torn = False
+        try:
+            self._file = self._opened()
+        except OSError as error:
+            raise UsageError(
+                f"`audit_log` {path} cannot be written ({(error.strerror or str(error)).lower()}): name a file in a "
+                "folder that this user may write to."
+            ) from None
+
+    def _opened(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
+
+    def write(self, entry: AuditEntry, head: dict[str, JsonValue]) -> None:
+        """Append a line; a fault is logged, and the request goes on."""
+        try:
+            time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            value = {"time": time, "key": entry.key, **head, **entry.as_json(texts=self._texts)}
+            line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+            with self._lock:
+                content = b"\n" + line if self._is_torn else line
+                self._is_torn = os.write(self._file, content) < len(content)
+                if self._is_torn:
+                    raise OSError("the disk is full")
+        except Exception as error:  # noqa: BLE001  # a request does not fail by its log
+            _LOG.error("a line of the audit log %s was lost: %s", self._path, error)
+
+    def reopen(self) -> None:
+        """Open the file again, which may have been moved; the old one stays if that fails."""
+        try:
+            file = self._opened()
+        except OSError as error:
+            _LOG.error("the audit log %s cannot be opened again, and goes on in the old file: %s", self._path, error)
+            return
+        with self._lock:
+            before, self._file, self._is_torn = self._file, file, False
+        os.close(before)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def entry_of(request: Any) -> AuditEntry:
+    """The entry of a request."""
+    entry: AuditEntry = request.scope[ENTRY]
+    return entry

@@ -1,0 +1,186 @@
+"""The audit log: who got which passages, also when answers end early, the file moves, or the disk is full."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ralm.errors import UsageError
+from ralm.reading import ReadingOptions
+from ralm.reading.concatenation import Concatenation
+from ralm.serving.audit import AuditEntry, AuditLog
+from ralm.serving.options import ServeOptions, Settings
+from ralm.serving.service import Service
+from tests.serving.chat_upstream import NAME, WORDS, passing_on
+from tests.serving.served import MODEL, serving, tiny
+from tests.serving.test_limits import SlowTable, until
+
+QUESTION = "What sings in the deep sea by night?"
+SEA = {"index": "few", "passage": 1, "document_id": "sea", "rank": 1}
+
+
+def lines_of(path: Path, count: int) -> list[dict[str, Any]]:
+    """The lines, once there are so many: one is written after its answer was sent."""
+    until(lambda: path.exists() and path.read_bytes().count(b"\n") >= count)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == count
+    return lines
+
+
+def asked(url: str, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+    return httpx.post(f"{url}{path}", json={"model": MODEL, "temperature": 0, **body}, timeout=60)
+
+
+def test_each_request_is_a_line_with_its_passages(index: Path, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    with serving(Service(tiny(), folders={"few": index}, audit=AuditLog(log))) as url:
+        whole = asked(url, prompt=QUESTION, max_tokens=5)
+        streamed = asked(url, prompt=QUESTION, max_tokens=5, stream=True)
+        plain = asked(url, prompt=QUESTION, max_tokens=5, ralm={"index": None})
+        failed = asked(url, prompt="", max_tokens=5)
+        found = httpx.get(f"{url}/search", params={"q": "whales", "k": 2}, headers={"X-Request-Id": "mine"})
+        httpx.get(f"{url}/passages/few/3")
+        httpx.get(f"{url}/health")
+        lines = lines_of(log, 6)
+    numbers = [one["passage"] for one in whole.json()["search_results"]]
+    assert [one["passage"] for one in lines[0]["passages"]] == numbers
+    assert lines[0]["passages"][0] == SEA
+    assert [one["passages"] == lines[0]["passages"] for one in lines[1:4]] == [True, False, False]
+    assert lines[2]["passages"] == lines[3]["passages"] == []
+    assert [one["status"] for one in lines] == [200, 200, 200, 400, 200, 200]
+    assert [one["request_id"] for one in lines[:4]] == [
+        one.headers["X-Request-Id"] for one in (whole, streamed, plain, failed)
+    ]
+    assert lines[4]["request_id"] == found.headers["X-Request-Id"] == "mine"
+    assert [one["passage"] for one in lines[4]["passages"]] == [hit["passage"] for hit in found.json()["hits"]]
+    assert [one["document_id"] for one in lines[5]["passages"]] == ["night"]
+    usage = whole.json()["usage"]
+    first = lines[0]
+    assert (first["prompt_tokens"], first["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+    assert (first["key"], first["client"], first["route"], first["model"]) == (
+        None,
+        "127.0.0.1",
+        "/v1/completions",
+        MODEL,
+    )
+    assert first["time"].endswith("Z")
+    assert first["seconds"] > 0
+    assert "whales" not in log.read_text()
+    assert "sings" not in log.read_text()
+    assert log.stat().st_mode & 0o077 == 0
+
+
+def test_texts_are_written_if_they_are_wanted(index: Path, tmp_path: Path) -> None:
+    log, reading = tmp_path / "audit.jsonl", ReadingOptions(reader="concatenation", concatenation=Concatenation())
+    options, settings = ServeOptions(prompt="in-context-ralm"), Settings(reading=reading)
+    service = Service(tiny(), options, settings, {"few": index}, audit=AuditLog(log, texts=True))
+    with serving(service) as url:
+        messages = [{"role": "user", "content": QUESTION}]
+        answer = asked(url, "/v1/chat/completions", messages=messages, max_tokens=8).json()
+        [line] = lines_of(log, 1)
+    assert line["prompts"] == [QUESTION]
+    assert line["answers"] == [answer["choices"][0]["message"]["content"]]
+    assert [one["passage"] for one in line["passages"]] == [one["passage"] for one in answer["search_results"]]
+    assert line["passages"][0]["text"] == answer["search_results"][0]["snippet"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_of_another_server(index: Path, tmp_path: Path, stream: bool) -> None:
+    log = tmp_path / "audit.jsonl"
+    with passing_on(index, audit=AuditLog(log, texts=True)) as (_, url):
+        body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "stream": stream}
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body)
+        [line] = lines_of(log, 1)
+    assert [(one["document_id"], one["rank"]) for one in line["passages"]] == [("sea", 1), ("night", 2)]
+    assert (line["model"], line["status"], line["prompts"]) == (NAME, 200, [QUESTION])
+    assert line["prompt_tokens"] > 0
+    assert line["request_id"] == answer.headers["X-Request-Id"]
+    written = "".join(WORDS) if stream else answer.json()["choices"][0]["message"]["content"]
+    assert line["answers"] == [written]
+
+
+def test_a_client_that_leaves_and_an_answer_that_breaks_off(index: Path, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    with passing_on(index, seconds=0.2, audit=AuditLog(log, texts=True)) as (_, url):
+        body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+            left_after(response, WORDS[0])
+        [line] = lines_of(log, 1)
+    assert line["status"] == 499
+    assert line["passages"][0]["document_id"] == "sea"
+    assert "".join(WORDS).startswith(line["answers"][0])
+    log = tmp_path / "own.jsonl"
+    with serving(Service(SlowTable(), audit=AuditLog(log))) as url:
+        body = {"model": "table-1", "prompt": "abc", "max_tokens": 200, "temperature": 0, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
+            next(response.iter_lines())
+        [line] = lines_of(log, 1)
+    assert line["status"] == 499
+    assert 0 < line["completion_tokens"] < 200
+
+
+def left_after(response: httpx.Response, word: str) -> None:
+    for text in response.iter_text():
+        if word in text:
+            return
+
+
+def test_a_moved_file_is_opened_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    log = folder / "audit.jsonl"
+    service = Service(SlowTable(0), audit=AuditLog(log))
+    with serving(service) as url:
+        asked(url, model="table-1", prompt="abc", max_tokens=1)
+        lines_of(log, 1)
+        old = log.rename(folder / "audit.jsonl.1")
+        asked(url, model="table-1", prompt="abc", max_tokens=1)
+        lines_of(old, 2)
+        service.reload()
+        asked(url, model="table-1", prompt="abc", max_tokens=1)
+        lines_of(log, 1)
+        moved = folder.rename(tmp_path / "moved")
+        service.reload()
+        asked(url, model="table-1", prompt="abc", max_tokens=1)
+        lines_of(moved / "audit.jsonl", 2)
+    assert "cannot be opened again, and goes on in the old file" in caplog.text
+
+
+def test_a_full_disk_costs_lines_and_no_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, write = tmp_path / "audit.jsonl", os.write
+    with serving(Service(SlowTable(0), audit=AuditLog(log))) as url:
+        with monkeypatch.context() as full:
+            full.setattr("ralm.serving.audit.os.write", lambda file, content: write(file, content[:10]))
+            assert asked(url, model="table-1", prompt="abc", max_tokens=1).status_code == 200
+            until(lambda: log.stat().st_size == 10)
+        assert asked(url, model="table-1", prompt="abc", max_tokens=1).status_code == 200
+        until(lambda: log.read_bytes().endswith(b"}\n"))
+    torn, line = log.read_text().splitlines()
+    assert (len(torn), json.loads(line)["status"]) == (10, 200)
+    assert "was lost: the disk is full" in caplog.text
+
+
+def test_threads_write_whole_lines(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl", texts=True)
+
+    def write(number: int) -> None:
+        log.write(AuditEntry(model=str(number), prompts=["\ud800" * 5_000]), {})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(200)))
+    log.close()
+    assert {int(one["model"]) for one in lines_of(tmp_path / "audit.jsonl", 200)} == set(range(200))
+
+
+@pytest.mark.parametrize("name", [".", "none/audit.jsonl"])
+def test_a_file_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be written .* that this user may write to"):
+        AuditLog(tmp_path / name)
