@@ -330,7 +330,7 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("more", "param", "told"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "`tools` is not supported"),
+        ({"tools": {}}, "tools", "`tools` must be a list"),
         ({"tool_choice": "required"}, "tool_choice", "not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),

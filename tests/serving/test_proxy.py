@@ -46,10 +46,6 @@ OF_CLIENTS: dict[str, dict[str, Any]] = {
     "json": {"messages": ASKED, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
     "penalties": {"messages": ASKED, "frequency_penalty": 0.5, "logit_bias": {"7": -100}, "logprobs": True, "n": 2},
     "unknown": {"messages": ASKED, "reasoning_effort": "low", "provider": {"sort": "price"}, "user": "u1"},
-    # fields that LiteLLM, LlamaIndex and Open WebUI may send; these are not installed
-    "litellm": {"messages": ASKED, "extra_body": {}, "max_retries": 0},
-    "llama-index": {"messages": ASKED, "temperature": 0.1, "stream": False},
-    "open-webui": {"messages": TURNS, "stream": False, "stream_options": None, "features": {"web_search": False}},
 }
 
 

@@ -38,8 +38,8 @@ from ralm.validation import retrieve_checked
 if TYPE_CHECKING:
     from ralm.lm.api.upstream import Upstream, UpstreamAnswer
 
-_WARNING: Final = "X-Ralm-Warning"
-"""The header that says why a request was passed on, if this server usually answers itself."""
+WARNING: Final = "X-Ralm-Warning"
+"""The header that says why a request was passed on, or what an answer leaves out."""
 _MAX_HEADER: Final = 500
 _CHAT: Final = "/chat/completions"
 EMBEDDINGS: Final = "/embeddings"
@@ -47,8 +47,7 @@ EMBEDDINGS: Final = "/embeddings"
 _QUESTION: Final = "\0"
 """Stands for the message in a prompt, which may have parts that are no text."""
 _END_OF_EVENT: Final = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
-_MAX_EVENT: Final = 16 << 20
-"""Bytes of a server-sent event."""
+_MAX_EVENT: Final = 16 << 20  # bytes of a server-sent event
 _REWRITE: Final = (
     "Write one search query that finds texts for answering the last message of the user in this conversation. Replace "
     "its pronouns by what they stand for. Write the query alone, on one line."
@@ -349,7 +348,7 @@ def _sources(
 
 def _headers(answer: "UpstreamAnswer", warning: str) -> dict[str, str]:
     text = one_line(f"passed on to the server of the model: {warning}").encode("ascii", "replace").decode()
-    return {**answer.headers, _WARNING: text[:_MAX_HEADER]} if warning else answer.headers
+    return {**answer.headers, WARNING: text[:_MAX_HEADER]} if warning else answer.headers
 
 
 async def _response(

@@ -23,12 +23,10 @@ from ralm.serving.options import Limits, choices
 from ralm.serving.prompts import check_bytes
 from ralm.validation import MAX_SEED
 
-_NEW_TOKENS: Final = 16
-"""The default of `max_tokens` in OpenAI's API."""
+_NEW_TOKENS: Final = 16  # the default of `max_tokens` in OpenAI's API
 _MAX_STOPS: Final = 64
 _MAX_COUNT: Final = 2**31 - 1
-_SYSTEM: Final = ("system", "developer")
-"""Roles of OpenAI's API that are the role system of chat templates."""
+_SYSTEM: Final = ("system", "developer")  # both are the role system of chat templates
 _UNUSED_IN_CHATS: Final = ("stride", "query_tokens", "document_tokens")
 """Choices without effect in a chat: passages are found once, with the whole message, and read whole."""
 _BETWEEN_TEXTS: Final = "\n"
@@ -327,7 +325,7 @@ class ChatRequest(TextRequest):
     service_tier: Annotated[str | None, _only("auto", "default")] = None
     store: Annotated[bool | None, _only(False)] = None
     tool_choice: Annotated[JsonValue, _only("none", "auto")] = None
-    tools: Annotated[JsonValue, _only([])] = None
+    tools: list[JsonValue] | None = None
     top_logprobs: int | None = None
     verbosity: _Unsupported = None
     web_search_options: _Unsupported = None

@@ -42,9 +42,11 @@ async def completions(request: Request, body: requests.CompletionRequest, servic
 
 @router.post("/v1/chat/completions")
 async def chat(request: Request, body: requests.ChatRequest, service: jobs.Served) -> Response:
-    """Answer the last message of the user in a conversation, with passages in it."""
+    """Answer the last message of the user in a conversation, with passages in it; a local model calls no tools."""
 
     def begin() -> answers.ServedAnswer:
+        if body.tools and service.open_upstream is not None:
+            raise errors.RequestError("`tools` is not supported: leave it out.", param="tools")
         limits = service.options.limits
         choice = service.chosen(body.model, body.chosen)
         completion = requests.chat_of(body, limits)
@@ -55,7 +57,10 @@ async def chat(request: Request, body: requests.ChatRequest, service: jobs.Serve
         events = answer_chat(completion, service.model, reads, service.prompt, limits)
         return ChatAnswer(completion, events, reads, service.names, address, model=body.model)
 
-    return await jobs.respond(request, body, begin, proxy.otherwise(request, await request.json()))
+    response = await jobs.respond(request, body, begin, proxy.otherwise(request, await request.json()))
+    if body.tools and service.open_upstream is None and response.status_code == 200:
+        response.headers[proxy.WARNING] = "answered without `tools`: this model calls none"
+    return response
 
 
 @router.get("/passages/{index}/{number}")

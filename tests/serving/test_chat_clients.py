@@ -1,0 +1,167 @@
+"""Requests of clients as they were recorded, and the clients themselves where they are installed: a server that passes
+requests on changes nothing but the last message of the user, and a local model answers them all."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ralm.lm.registry import ModelOptions, load_language_model
+from ralm.serving.service import Service
+from tests.chat_models import save_chat_model
+from tests.serving.chat_upstream import NAME, WORDS, ChatUpstream, passing_on
+from tests.serving.served import events_of, serving
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ONE: list[Any] = [{"role": "user", "content": "What sings in the deep sea by night?"}]
+TURNS: list[Any] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Tell me of the sea."},
+    {"role": "assistant", "content": "It is deep."},
+    *ONE,
+]
+WEATHER = {"description": "weather(city: str) -> str", "parameters": {"properties": {}, "type": "object"}}
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "weather", "strict": False, **WEATHER}}]
+TASK = "### Task:\nGenerate a concise title summarizing the chat history.\n### Chat History:\n<chat_history>\nUSER: "
+TITLE = [{"role": "user", "content": f"{TASK}{ONE[0]['content']}\nASSISTANT: \n</chat_history>"}]
+OPENAI = {"User-Agent": "OpenAI/Python 3.57.0", "Accept": "application/json", "X-Stainless-Retry-Count": "0"}
+AIOHTTP = {"User-Agent": "Python/3.11 aiohttp/3.14.5", "Accept-Encoding": "gzip, deflate, br"}
+USAGE = {"include_usage": True}
+ASKS_FOR_A_CALL = {"messages": ONE, "tools": TOOLS, "tool_choice": "auto"}
+RECORDED: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "curl 7.88.1": ({"User-Agent": "curl/7.88.1", "Accept": "*/*"}, {"messages": ONE, "stream": True}),
+    "LiteLLM 1.110.2, stream": (OPENAI, {"messages": TURNS, "stream": True, "stream_options": USAGE}),
+    "LiteLLM 1.110.2, tools": (OPENAI, ASKS_FOR_A_CALL),
+    "LlamaIndex OpenAILike 0.8.1, stream": (OPENAI, {"stream": True, "messages": TURNS, "temperature": 0.1}),
+    "LlamaIndex OpenAILike 0.8.1, tools": (
+        OPENAI,
+        {"stream": False, **ASKS_FOR_A_CALL, "parallel_tool_calls": False, "temperature": 0.1},
+    ),
+    "Open WebUI 0.12.4, its page": (AIOHTTP, {"stream": True, "messages": TURNS, "tools": TOOLS}),
+    "Open WebUI 0.12.4, usage": (AIOHTTP, {"stream": True, "messages": ONE, "stream_options": USAGE}),
+    "Open WebUI 0.12.4, title": (AIOHTTP, {"messages": TITLE, "stream": False, "max_tokens": 50}),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(index: Path) -> Iterator[tuple[ChatUpstream, str]]:
+    with passing_on(index) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def local_url(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of a chat model that runs in this process."""
+    folder = save_chat_model(tmp_path_factory.mktemp("model") / "tiny-chat")
+    with serving(Service(load_language_model(str(folder), ModelOptions()), folders={"few": index})) as url:
+        yield url
+
+
+def answer_to(name: str, root: str, **changes: Any) -> tuple[list[Any], httpx.Response]:
+    """What a recorded client reads: the messages, or their pieces, and the usage; and the response."""
+    headers, body = RECORDED[name]
+    url = f"{root}/v1/chat/completions"
+    response = httpx.post(url, headers=headers, json={"model": NAME, **body, **changes}, timeout=60)
+    assert response.status_code == 200, response.text
+    events = events_of(response.text.removeprefix(": waiting\n\n")) if body.get("stream") else [response.json()]
+    pieces = [one.get("message") or one["delta"] for event in events for one in event["choices"]]
+    for piece in pieces:
+        piece.pop("annotations", None)
+    return [*pieces, events[-1].get("usage")], response
+
+
+def without_passages(sent: dict[str, Any], straight: dict[str, Any]) -> dict[str, Any]:
+    """The body that came through the server, without the passages in its last message of the user."""
+    place = max(number for number, one in enumerate(sent["messages"]) if one["role"] == "user")
+    own, messages = straight["messages"][place]["content"], [*sent["messages"]]
+    assert messages[place]["content"].endswith(f"\n\n{own}")
+    assert "\n\n[1] The Sea\nThe whales sing in the deep blue sea by night.\n\n[2] " in messages[place]["content"]
+    messages[place] = {**messages[place], "content": own}
+    return {**sent, "messages": messages}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_requests_are_passed_on(name: str, pair: tuple[ChatUpstream, str]) -> None:
+    upstream, url = pair
+    straight, through = answer_to(name, upstream.server.root)[0], answer_to(name, url)[0]
+    assert through == straight
+    sent_straight, sent = (one.body for one in upstream.server.posts[-2:])
+    assert without_passages(sent, sent_straight) == sent_straight
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_local_model_answers_recorded_requests(name: str, local_url: str) -> None:
+    greedy = {"model": "tiny-chat", "temperature": 0, "max_tokens": 8}
+    pieces, response = answer_to(name, local_url, **greedy)
+    plain = {"messages": RECORDED[name][1]["messages"], **greedy}
+    [choice] = httpx.post(f"{local_url}/v1/chat/completions", json=plain, timeout=60).json()["choices"]
+    assert "".join(one.get("content") or "" for one in pieces[:-1]) == choice["message"]["content"] != ""
+    warning = "answered without `tools`: this model calls none" if "tools" in RECORDED[name][1] else None
+    assert response.headers.get("x-ralm-warning") == warning
+
+
+def litellm_answers(base: str) -> list[Any]:
+    litellm = pytest.importorskip("litellm")
+    given = {"model": f"openai/{NAME}", "api_base": base, "api_key": "none"}
+    messages = [litellm.completion(messages=one, **given).choices[0].message for one in (ONE, TURNS)]
+    stream = litellm.completion(messages=TURNS, stream=True, **given)
+    [call] = litellm.completion(**ASKS_FOR_A_CALL, **given).choices[0].message.tool_calls
+    later = asyncio.run(litellm.acompletion(messages=ONE, **given))
+    texts = [*(one.content for one in messages), "".join(one.choices[0].delta.content or "" for one in stream)]
+    return [*texts, later.choices[0].message.content, call.function.name]
+
+
+def llama_index_answers(base: str) -> list[Any]:
+    like = pytest.importorskip("llama_index.llms.openai_like")
+    core = pytest.importorskip("llama_index.core.llms")
+    tools = pytest.importorskip("llama_index.core.tools")
+    given = {"model": NAME, "api_base": base, "api_key": "none", "is_chat_model": True}
+    model = like.OpenAILike(**given, is_function_calling_model=True)
+    turns = [core.ChatMessage(**one) for one in TURNS]
+    texts = [model.complete(ONE[0]["content"]).text, model.chat(turns).message.content]
+    texts += ["".join(one.delta for one in model.stream_chat(turns)), asyncio.run(model.achat(turns)).message.content]
+    called = model.predict_and_call([tools.FunctionTool.from_defaults(weather)], ONE[0]["content"])
+    return [*texts, called.response]
+
+
+def weather(city: str) -> str:
+    """The weather of a city."""
+    return f"weather of {city}"
+
+
+def curl_answers(base: str) -> list[Any]:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+
+    def asked(**body: Any) -> str:
+        given = json.dumps({"model": NAME, "messages": ONE, **body})
+        command = ["curl", "-sSN", f"{base}/chat/completions", "-H", "Content-Type: application/json", "-d", given]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    deltas = [one["choices"][0]["delta"] for one in events_of(asked(stream=True).removeprefix(": waiting\n\n"))]
+    message, calling = (json.loads(asked(**body))["choices"][0]["message"] for body in ({}, {"tools": TOOLS}))
+    return [
+        "".join(one.get("content", "") for one in deltas),
+        message["content"],
+        calling["tool_calls"][0]["function"]["name"],
+    ]
+
+
+@pytest.mark.parametrize("answers", [litellm_answers, llama_index_answers, curl_answers])
+def test_clients_as_they_are(
+    answers: Callable[[str], list[Any]], pair: tuple[ChatUpstream, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise it asks GitHub
+    upstream, url = pair
+    [*texts, called] = answers(upstream.server.url)
+    straight = [one.body for one in upstream.server.posts[-len(texts) - 1 :]]
+    assert (texts, "weather" in called) == (["".join(WORDS)] * len(texts), True)
+    assert answers(f"{url}/v1") == [*texts, called]
+    through = [one.body for one in upstream.server.posts[-len(straight) :]]
+    assert [without_passages(*both) for both in zip(through, straight, strict=True)] == straight
