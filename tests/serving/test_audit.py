@@ -57,11 +57,11 @@ def test_each_request_is_a_line_with_its_passages(index: Path, tmp_path: Path) -
     ]
     assert lines[4]["request_id"] == found.headers["X-Request-Id"] == "mine"
     assert [one["passage"] for one in lines[4]["passages"]] == [hit["passage"] for hit in found.json()["hits"]]
-    assert [one["document_id"] for one in lines[5]["passages"]] == ["night"]
+    assert (lines[5]["path"], lines[5]["passages"][0]["document_id"]) == ("/passages/few/3", "night")
     usage = whole.json()["usage"]
     first = lines[0]
     assert (first["prompt_tokens"], first["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
-    assert (first["key"], first["client"], first["route"], first["model"]) == (
+    assert (first["key"], first["client"], first["path"], first["model"]) == (
         None,
         "127.0.0.1",
         "/v1/completions",

@@ -102,6 +102,10 @@ def serve_command(
         int | None,
         Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
     ] = None,
+    keys: Annotated[
+        Path | None,
+        Option("TOML file with keys of clients and their limits, each under its name; read again on SIGHUP."),
+    ] = None,
     audit_log: Annotated[
         Path | None,
         Option("File to which a line of JSON is appended for each request: who asked when, and which passages it got."),
@@ -125,12 +129,13 @@ def serve_command(
     from ralm.errors import extra
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
-        from ralm.serving import middleware, server
+        from ralm.serving import server
         from ralm.serving.audit import AuditLog
+        from ralm.serving.keys import open_keys
         from ralm.serving.options import Settings
         from ralm.serving.service import Service
 
-    key = middleware.key_of(serving.host)
+    opened_keys = open_keys(serving.host, keys)
     audit = None if audit_log is None else AuditLog(audit_log, texts=audit_texts)
     folders = {"python": _DEMO / "index"} if demo else _folders(index)
     if demo and not folders["python"].exists():
@@ -149,7 +154,7 @@ def serve_command(
             Settings(retrieval=retrieval, reading=reading, plan=plan),
             folders,
             ranker=models.open_model(reading.ranks_with, model_options) if reading.ranks_with else None,
-            key=key,
+            keys=opened_keys,
             audit=audit,
             max_length=max_length,
         )

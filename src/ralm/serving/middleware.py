@@ -4,14 +4,12 @@ The key never appears in a log or an answer. Without a key, a server listens on 
 must name one of them as their host, so that a page in a browser cannot reach the server under another name.
 """
 
-import hmac
-import ipaddress
 import json
 import logging
-import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import ExitStack
 from secrets import token_hex
 from typing import Final
 
@@ -20,55 +18,29 @@ from pydantic import JsonValue
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ralm.errors import UsageError
 from ralm.serving.audit import ENTRY, AuditEntry, AuditLog
 from ralm.serving.errors import GONE, RequestError, error_response
+from ralm.serving.keys import KEY, ClientKey, Keys, is_loopback
 
-KEY: Final = "RALM_SERVE_KEY"
-"""The environment variable with the key that clients must send."""
+_ADMIN: Final = "/admin/"
 _OPEN: Final = ("/health", "/")
 """Paths that need no key: they reveal nothing of the model or its passages."""
-_KEY_CHARACTERS: Final = re.compile("[!-~]+")
 _PORT: Final = re.compile(r":\d*$")
 _LOG: Final = logging.getLogger("ralm.serving")
 _NO_ROUTE: Final = "none"
 _NOT_AUDITED: Final = ("/health", "/metrics", "/")
 _REQUEST_ID: Final = "x-request-id"
+_MAX_PATH: Final = 1000
 _SAFE_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
-def key_of(host: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The key that clients must send, if any.
-
-    Raises UsageError if there is none and other computers can reach the host, or if a header cannot hold the key.
-    """
-    key = environment.get(KEY) or None
-    if key is None and not is_loopback(host):
-        raise UsageError(
-            f"other computers can reach `host` {host}: put a key for clients into the environment variable {KEY}, or "
-            "listen on 127.0.0.1."
-        )
-    if key is not None and not _KEY_CHARACTERS.fullmatch(key):
-        raise UsageError(f"the key in {KEY} has a space, a line break or a letter that is not ASCII; set it again.")
-    return key
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is a loopback address, which no other computer can reach."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 class Guard:
-    """Passes on requests with the key (or, without one, a loopback host) and a body of at most `body_bytes`."""
+    """Passes on requests with a key within its limits (or, without keys, a loopback host) and a body of at most
+    `body_bytes`."""
 
-    def __init__(self, app: ASGIApp, key: str | None, body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, body_bytes: int) -> None:
         self._app = app
-        self._key = None if key is None else key.encode()
+        self._keys = keys
         self._body_bytes = body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,14 +48,16 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        try:
-            self._check(scope["path"], Headers(scope=scope))
-            body = await self._body(receive)
-        except RequestError as error:
-            await error_response(error)(scope, receive, send)
-            return
-        if body is not None:
-            await self._app(scope, _after(body, receive), send)
+        with ExitStack() as used:
+            try:
+                if key := self._check(scope, Headers(scope=scope)):
+                    used.enter_context(self._keys.use(key))
+                body = await self._body(receive)
+            except RequestError as error:
+                await error_response(error)(scope, receive, send)
+                return
+            if body is not None:
+                await self._app(scope, _after(body, receive), send)
 
     async def _body(self, receive: Receive) -> bytes | None:
         """The body of a request; None if its client went away before the end.
@@ -107,17 +81,21 @@ class Guard:
     def _too_large(self) -> str:
         return f"the request exceeds the limit of {self._body_bytes:,} bytes: send less at once."
 
-    def _check(self, path: str, headers: Headers) -> None:
-        """Raise RequestError if the headers of a request are not those of a client that may ask."""
-        if self._key is None and not is_loopback(_PORT.sub("", headers.get("host", "localhost"))):
+    def _check(self, scope: Scope, headers: Headers) -> ClientKey | None:
+        """The key of a request, if it needs one; RequestError if the headers are not those of a client that may ask."""
+        path, key = scope["path"], None
+        if not self._keys and not is_loopback(_PORT.sub("", headers.get("host", "localhost"))):
             message = "this server answers only requests to localhost and 127.0.0.1."
             raise RequestError(message, code="forbidden_host", status=403)
-        if self._key is not None and path not in _OPEN:
+        if self._keys and path not in _OPEN:
             kind, _, sent = headers.get("authorization", "").partition(" ")
-            same = hmac.compare_digest(sent.strip().encode("utf-8", "replace"), self._key)
-            if not same or kind.lower() != "bearer":
+            key = self._keys.find(sent.strip())
+            if key is None or kind.lower() != "bearer":
                 message = "the key is missing or wrong: send the header Authorization: Bearer KEY."
                 raise RequestError(message, code="invalid_api_key", status=401)
+            scope[ENTRY].key = key.name
+            if path.startswith(_ADMIN) and key.name != KEY:
+                raise RequestError(f"this needs the key in {KEY}.", status=403)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > self._body_bytes:
             raise RequestError(self._too_large, code="request_too_large", status=413)
@@ -125,6 +103,7 @@ class Guard:
         is_json = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
         if (length != "0" or "transfer-encoding" in headers) and not is_json:
             raise RequestError("the body must be JSON: send it with the header Content-Type: application/json.")
+        return key
 
 
 def _after(body: bytes, receive: Receive) -> Receive:
@@ -229,7 +208,7 @@ class AccessLog:
                     "client": (scope.get("client") or (None,))[0],
                     "request_id": request_id,
                     "method": scope["method"],
-                    "route": path,
+                    "path": scope["path"][:_MAX_PATH],
                     "status": entry.status or (status if is_sent else GONE),
                     "seconds": round(seconds, 3),
                 }

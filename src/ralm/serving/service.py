@@ -14,6 +14,7 @@ from ralm.protocols import UNLIMITED, LanguageModel, WritingModel, traits_of
 from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
 from ralm.serving import chat, completion, errors, indexes, middleware
 from ralm.serving.audit import AuditLog
+from ralm.serving.keys import Keys
 from ralm.serving.model import SharedModel
 from ralm.serving.options import (
     CHOICES,
@@ -48,10 +49,10 @@ _BATCH_FIGURES: Final = {
 class Service:
     """A model that reads passages of the indexes in `folders` (by name, the first by default) according to `settings`.
 
-    `ranker` is the model of `rerank_lm`; clients must send `key`, if given; `audit` gets a line for each request.
-    `max_length` is the number of tokens that
-    the model reads at once, by default its own. Raises the errors of opening the indexes, their retrievers and the
-    prompt of chats, and UsageError if lengths do not fit into the model.
+    `ranker` is the model of `rerank_lm`; clients must send one of the `keys`, if there are any; `audit` gets a line for
+    each request. `max_length` is the number of tokens that the model reads at once, by default its own. Raises the
+    errors of opening the indexes, their retrievers and the prompt of chats, and UsageError if lengths do not fit into
+    the model.
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class Service:
         folders: Mapping[str, Path] | None = None,
         *,
         ranker: LanguageModel | None = None,
-        key: str | None = None,
+        keys: Keys | None = None,
         audit: AuditLog | None = None,
         max_length: int | None = None,
     ) -> None:
         self.options = options or ServeOptions()
-        self.key = key
+        self.keys = Keys() if keys is None else keys
         self.audit = audit
         self.created = int(time.time())
         self.open_upstream: Callable[[], Upstream] | None = getattr(model, "upstream", None)
@@ -136,9 +137,10 @@ class Service:
             pass
 
     def reload(self) -> dict[str, str]:
-        """Open the audit log and the indexes again; returns what became of each index."""
+        """Open the audit log, the keys and the indexes again; returns what became of each index."""
         if self.audit is not None:
             self.audit.reopen()
+        self.keys.reload()
         return self.indexes.reload()
 
     def _models(self) -> dict[str, str | None]:
