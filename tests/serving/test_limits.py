@@ -172,7 +172,7 @@ def test_without_the_key_nothing_is_told(index: Path, caplog: pytest.LogCaptureF
                 assert answer.json()["error"]["code"] == "invalid_api_key"
                 said += answer.text
         right = {"Authorization": f"Bearer {SECRET}"}
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/health").status_code == httpx.get(f"{url}/ready").status_code == 200
         assert httpx.post(f"{url}/v1/completions", json=body, headers=right).status_code == 200
         until(lambda: "POST /v1/completions 200" in caplog.text)  # the line is written once the answer is sent
         assert SECRET not in said + caplog.text
@@ -218,13 +218,13 @@ def test_a_model_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPatch, ca
         raise SystemError("the device is gone")
 
     with serving(limited()) as url, httpx.Client(base_url=url, timeout=20) as http:
-        assert http.get("/health").json()["status"] == "ok"
+        assert http.get("/health").json()["status"] == http.get("/ready").json()["status"] == "ok"
         monkeypatch.setattr("ralm.serving.batcher.Batcher._next_sequences", fails)
         for _ in range(2):
             answer = http.post("/v1/completions", json=ASK)
             assert answer.status_code == 500
             assert answer.json()["error"]["message"] == "the language model failed: see the log of the server."
-        assert http.get("/health").status_code == 503
+        assert http.get("/health").status_code == http.get("/ready").status_code == 503
         assert "restart the server" in http.get("/health").json()["error"]["message"]
         assert "SystemError: the device is gone" in caplog.text
         assert http.get("/v1/models").status_code == 200

@@ -18,7 +18,7 @@ from ralm.serving.service import Service
 from tests.api.dialects import Dialect, LlamaCpp, OpenAI, TransformersServe
 from tests.api.scripted_server import ScriptedServer
 from tests.api.served import ChatsOnly, NewChatsOnly, behind
-from tests.serving.chat_upstream import NAME, ChatUpstream
+from tests.serving.chat_upstream import NAME, ChatUpstream, passing_on
 from tests.serving.process import running
 from tests.serving.served import DOCUMENTS, serving
 
@@ -156,3 +156,17 @@ def test_the_command(index: Path, tmp_path: Path) -> None:
             answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60).json()
             assert answer["ralm"]["query"] == "The whales sing \U0001f40b [1]."
             assert upstream.last.key == "sk-upstream"
+
+
+def test_a_server_is_ready_if_the_one_behind_answers(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with passing_on(index) as (upstream, url):
+        assert httpx.get(f"{url}/ready").json()["status"] == "ok"
+        asked = len(upstream.server.requests)
+        assert httpx.get(f"{url}/ready").status_code == 200
+        assert len(upstream.server.requests) == asked  # the outcome holds for some seconds
+        upstream.server.__exit__(None, None, None)
+        monkeypatch.setattr("ralm.lm.api.upstream._SECONDS_FRESH", 0.01)
+        refused = httpx.get(f"{url}/ready")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        assert refused.json()["error"]["message"] == "the server of the language model does not answer."
+        assert httpx.get(f"{url}/health").status_code == 200

@@ -23,12 +23,12 @@ from ralm.serving.errors import GONE, RequestError, error_response
 from ralm.serving.keys import KEY, ClientKey, Keys, is_loopback
 
 _ADMIN: Final = "/admin/"
-_OPEN: Final = ("/health", "/")
+_OPEN: Final = ("/health", "/ready", "/")
 """Paths that need no key: they reveal nothing of the model or its passages."""
 _PORT: Final = re.compile(r":\d*$")
 _LOG: Final = logging.getLogger("ralm.serving")
 _NO_ROUTE: Final = "none"
-_NOT_AUDITED: Final = ("/health", "/metrics", "/")
+_NOT_AUDITED: Final = (*_OPEN, "/metrics")
 _REQUEST_ID: Final = "x-request-id"
 _MAX_PATH: Final = 1000
 _SAFE_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)

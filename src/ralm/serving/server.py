@@ -87,6 +87,15 @@ async def health(service: jobs.Served) -> dict[str, JsonValue]:
     return {"status": "ok", "version": __version__}
 
 
+@_ROUTER.get("/ready")
+async def ready(request: Request, service: jobs.Served) -> dict[str, JsonValue]:
+    """Whether requests can be answered: 503 too if the server of the model does not answer."""
+    upstream = request.app.state.upstream
+    if upstream is not None and not await upstream.is_reachable():
+        raise errors.RequestError("the server of the language model does not answer.", status=503)
+    return await health(service)
+
+
 @_ROUTER.get("/metrics")
 async def metrics(service: jobs.Served) -> Response:
     """Metrics for Prometheus."""

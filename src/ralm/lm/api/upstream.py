@@ -1,8 +1,11 @@
 """Passes requests on to the server of a model, and gives its answers as they come, without retries, budget or store."""
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Final, NoReturn
 
 import httpx2
@@ -18,6 +21,8 @@ _PASSED: Final = ("retry-after", "x-request-id", "x-ratelimit-", "openai-")
 """Beginnings of the headers of an answer that are for its client; others are for browsers or about the connection."""
 _SECONDS_OPEN: Final = 60.0
 """Seconds that an idle connection is kept: another one, with new keys, takes several round trips."""
+_SECONDS_FRESH: Final = 5.0
+"""Seconds for which the outcome of a check holds, and in which the server must answer it: anybody may ask for one."""
 _MAX_BYTES: Final = 64 << 20
 """The longest answer that is not a stream."""
 
@@ -36,6 +41,8 @@ class Upstream:
             timeout=httpx2.Timeout(seconds, connect=min(seconds, transport.SECONDS_TO_CONNECT), pool=None),
             limits=httpx2.Limits(max_connections=None, keepalive_expiry=_SECONDS_OPEN),
         )
+        self._checking = asyncio.Lock()
+        self._checked, self._answers = -inf, False
 
     async def send(self, path: str, body: Mapping[str, JsonValue]) -> "UpstreamAnswer":
         """The answer to a request, once its headers are there; close it. Raises ServerError if there is none."""
@@ -47,6 +54,20 @@ class Upstream:
             await response.aclose()
             raise ServerError(f"{self.endpoint.url} has moved ({response.status_code}); name the new URL.", 502)
         return UpstreamAnswer(response, self)
+
+    async def is_reachable(self) -> bool:
+        """Whether the server answers, with no error of its own; it is asked for its models every few seconds."""
+        async with self._checking:
+            if time.monotonic() - self._checked >= _SECONDS_FRESH:
+                try:
+                    async with self._http.stream(
+                        "GET", self.endpoint.address("/models"), timeout=_SECONDS_FRESH
+                    ) as response:
+                        self._answers = response.status_code < 500
+                except (httpx2.HTTPError, httpx2.StreamError):
+                    self._answers = False
+                self._checked = time.monotonic()
+            return self._answers
 
     async def close(self) -> None:
         """Close all connections."""
