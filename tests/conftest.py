@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:  # programs that tests start would use all cores, and spin
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported: no test waits for a hub
 if "RALM_TEST_GPU" not in os.environ:  # plain loops of most tests are on the processor; `make gpu` runs those of a GPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import certifi
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from torch.utils import collect_env
 
@@ -29,9 +30,7 @@ settings.load_profile("ralm")
 
 
 def pytest_configure() -> None:
-    """Share the cores among the workers: torch would have every one of them use all."""
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    """Leave out what costs time in every test."""
     # lm-evaluation-harness asks at the end of every evaluation, which starts a dozen programs
     collect_env.get_pretty_env_info = cache(collect_env.get_pretty_env_info)
 

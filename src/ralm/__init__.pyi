@@ -128,6 +128,7 @@ from .retrieval.retrieval_file import (
     write_retrieval_file as write_retrieval_file,
 )
 from .retrieval.retriever import RetrieverOptions as RetrieverOptions, open_retriever as open_retriever
+from .retrieval.sync import sync_index as sync_index
 from .retrieval.update import (
     add_vectors as add_vectors,
     remove_vectors as remove_vectors,

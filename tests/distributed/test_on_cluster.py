@@ -130,7 +130,10 @@ def test_a_poisoned_line_is_named_or_left_out_and_what_was_done_is_kept(nodes: A
     assert answer.err.count("warning: kept ") == len(records)
     said = r"left out: lines or files that end the process that reads them: 1, such as \S+poisoned\.jsonl, line 10\n"
     assert re.search(said, answer.out)
-    assert open_index(out).manifest.files == open_index(folder / "sound").manifest.files
+    expected = open_index(folder / "sound").manifest.files
+    assert open_index(out).manifest.files == {
+        name: one for name, one in expected.items() if not name.startswith("files/")
+    }
 
 
 @pytest.mark.campaign

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -93,12 +94,16 @@ def test_a_request_that_is_refused_is_not_read_for_ever() -> None:
 
 def test_a_connection_stays_open_for_longer_than_clients_keep_it() -> None:
     """The pool of httpx drops a connection after 5 idle seconds, as uvicorn does: a request could meet its end."""
-    ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with serving(limited()) as url, sent(url, ask) as opened:
-        assert opened.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        time.sleep(6)
-        opened.sendall(ask)
-        assert opened.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    with serving(limited()) as url:
+        connection = HTTPConnection(urlsplit(url).netloc)
+        connection.connect()
+        first = connection.sock
+        for seconds in (0, 6):
+            time.sleep(seconds)
+            connection.request("GET", "/health")
+            assert connection.getresponse().read()
+        assert connection.sock is first
+        connection.close()
 
 
 @pytest.mark.parametrize("half", HALVES)

@@ -37,6 +37,7 @@ from ralm.cli.report import compare_command, report_command
 from ralm.cli.search import retrieve_command, search_command
 from ralm.cli.serve import serve_command
 from ralm.cli.sweep import sweep_command
+from ralm.cli.sync import sync_command
 from ralm.cli.train import bm25_command, mixer_command, reranker_command, retriever_command, signals_command
 from ralm.errors import RalmError, UsageError
 from ralm.terminal import visible
@@ -94,7 +95,15 @@ _recipe = _group(help="Run the tables and figures of both papers, with the paper
 _COMMANDS = "Commands"
 _add(app, "Start", demo_command)
 _add(
-    app, "Index and search", index_command, update_command, merge_command, encode_command, search_command, judge_command
+    app,
+    "Index and search",
+    index_command,
+    update_command,
+    sync_command,
+    merge_command,
+    encode_command,
+    search_command,
+    judge_command,
 )
 _add(app, "Read and generate", eval_command, sweep_command, report_command, compare_command, retrieve_command)
 _add(app, "Read and generate", generate_command)

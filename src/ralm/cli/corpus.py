@@ -11,6 +11,7 @@ import ralm
 from ralm.cli.options import SkipBad
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.documents import Fields
+from ralm.corpus.file_table import FilesRecord, FileTableWriter
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
@@ -62,6 +63,18 @@ class CorpusOptions:
             max_overlap=self.overlap.max_overlap,
         )
 
+    def files_record(self, sources: Sequence[str], *, named: bool) -> FilesRecord:
+        """What an index records of these sources, so that `ralm sync` reads them again."""
+        from ralm.corpus.sources import known_source
+
+        titles = None if self.forbidden_titles is None else str(self.forbidden_titles.absolute())
+        return FilesRecord(
+            sources=tuple(known_source(one, in_ids=named) for one in sources),
+            skip_bad=self.skip_bad,
+            forbidden_titles=titles,
+            decontaminate=tuple(str(one.absolute()) for one in self.decontaminate),
+        )
+
     def with_fields_of(self, manifest: Manifest) -> Self:
         """The same with the fields that an index was built with, if it records them."""
         try:
@@ -107,15 +120,22 @@ def read_corpus(
     *,
     named: bool,
     id_prefixes: Mapping[str, str] | None = None,
+    table: FileTableWriter | None = None,
 ) -> ReadCorpus:
     """The passages of sources. `lm` is the language model whose tokens `splitting` counts; `named` makes the ids of
     documents begin with their source, or with what `id_prefixes` has for
-    it."""
+    it; `table` notes the files."""
     tokenizer = None if lm is None else load_tokenizer(lm)
     removals, skipped = ralm.Removals(), ralm.Skipped()
     fields = replace(options.fields, metadata=()) if options.no_metadata else options.fields
     documents = ralm.read_documents(
-        sources, fields, skipped=skipped, skip_bad=options.skip_bad, source_in_ids=named, id_prefixes=id_prefixes
+        sources,
+        fields,
+        skipped=skipped,
+        skip_bad=options.skip_bad,
+        source_in_ids=named,
+        id_prefixes=id_prefixes,
+        table=table,
     )
     passages = ralm.make_passages(
         documents, splitting, tokenizer=tokenizer, decontamination=decontamination, removals=removals

@@ -14,6 +14,7 @@ from ralm.cli.flags import Flags, Given, option_types
 from ralm.cli.models import encoding_on
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.documents import Fields
+from ralm.corpus.file_table import FileTableWriter
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.options import Needs, Option
@@ -103,7 +104,9 @@ def index_command(
     if "workers" not in given:
         build = replace(build, workers=cores())
     check_output(out, kind=INDEX_KIND, force=force)
-    read = read_corpus(sources, corpus, splitting, lm, corpus.read_decontamination(), named=len(sources) > 1)
+    named = len(sources) > 1
+    table = None if ray else FileTableWriter(out.absolute().parent, corpus.files_record(sources, named=named))
+    read = read_corpus(sources, corpus, splitting, lm, corpus.read_decontamination(), named=named, table=table)
 
     def describe() -> dict[str, JsonValue]:
         by_words: dict[str, JsonValue] = {"words": splitting.words}
@@ -120,6 +123,7 @@ def index_command(
             vectors=vectors,
             describe=describe,
             build=build,
+            table=table,
             force=force,
         )
     else:
@@ -128,7 +132,7 @@ def index_command(
         plan = CorpusPlan(
             sources=sources,
             fields=read.fields,
-            named=len(sources) > 1,
+            named=named,
             skip_bad=corpus.skip_bad,
             splitting=splitting,
             lm=lm,
@@ -210,7 +214,7 @@ def update_command(
             corpus = corpus.with_fields_of(opened.manifest)
         decontamination = corpus.read_decontamination()
         _check_decontamination(index, settings.get("decontamination"), decontamination)
-        splitting, lm = _splitting(index, settings.get("splitting"))
+        splitting, lm = recorded_splitting(index, settings.get("splitting"))
         built_of = settings.get("sources")
         known = [one for one in built_of if isinstance(one, str)] if isinstance(built_of, list) else []
         named = len(known) > 1  # a document read again must have the id it had
@@ -240,7 +244,7 @@ def merge_command(index: options.IndexArgument, build: Annotated[BuildOptions, F
     print_segments(index, ralm.merge_index(index, build))
 
 
-def _splitting(index: Path, recorded: JsonValue) -> tuple[Splitting, str | None]:
+def recorded_splitting(index: Path, recorded: JsonValue) -> tuple[Splitting, str | None]:
     """How the passages of an index were split, and the language model whose tokens were counted."""
     match recorded:
         case {"words": int() as words}:

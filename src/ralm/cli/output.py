@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -28,6 +28,10 @@ from ralm.runs import report, run
 from ralm.storage.manifest import Manifest
 from ralm.storage.outputs import MANIFEST
 from ralm.terminal import one_line, visible
+
+if TYPE_CHECKING:
+    from ralm.retrieval.index import Index
+    from ralm.retrieval.sync import Changes
 
 _LONGEST_METADATA = _LONGEST_TEXT = 300
 """Maximum number of printed characters of metadata, and of a passage."""
@@ -132,6 +136,22 @@ def print_update(index: Path, manifest: Manifest, read: ReadCorpus | None) -> No
     print_segments(index, manifest)
     if read is not None:
         _print_skipped(index, read)
+
+
+def print_sync(index: Path, before: "Index", changes: "Changes", manifest: Manifest, *, examples: int) -> None:
+    """Print what the sources changed in an index, with the first ids of each kind."""
+    kinds = {"added": changes.added, "replaced": changes.changed, "removed": changes.removed}
+    unchanged = before.manifest.counts.get("documents", 0) - len(changes.changed) - len(changes.removed)
+    told = ", ".join(f"{len(ids):,} {kind}" for kind, ids in kinds.items())
+    print_line(f"documents: {told}, {unchanged:,} unchanged")
+    for kind, ids in kinds.items() if examples else ():
+        for one in ids[:examples]:
+            print_line(f"  {kind}: {one_line(one)}")
+        if len(ids) > examples:
+            print_line(f"  {kind}: {len(ids) - examples:,} more")
+    print_segments(index, manifest)
+    for line in changes.skipped.lines():
+        print_line(f"left out: {one_line(line)}")
 
 
 def print_segments(index: Path, manifest: Manifest) -> None:

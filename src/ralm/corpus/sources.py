@@ -19,7 +19,8 @@ from ralm.corpus.documents import (
     check_metadata,
     without_advice,
 )
-from ralm.corpus.files import File, open_file, suffix_of
+from ralm.corpus.file_table import FileTableWriter, KnownSource, paths_of, sha256_of
+from ralm.corpus.files import File, suffix_of
 from ralm.corpus.folder import HUB_PREFIX, SAVED_DATASET, SAVED_SPLITS, Found, files_behind_url, files_below
 from ralm.corpus.formats import SUFFIXES, arrow, document_reader, is_known
 from ralm.corpus.numbering import are_in
@@ -106,6 +107,7 @@ def read_documents(
     skip_bad: bool = False,
     source_in_ids: bool | None = None,
     id_prefixes: Mapping[str, str] | None = None,
+    table: FileTableWriter | None = None,
 ) -> Iterator[Document]:
     """The documents of a source, or of several, in order, except those without text.
 
@@ -128,9 +130,9 @@ def read_documents(
     The ids of records are kept as they are. A RalmWarning at the end names ids that several documents share (the first
     eight million are compared).
 
-    `skipped` counts what is skipped; without it, a RalmWarning at the end lists it. In a folder, broken lines and files
-    and files of unknown kinds are skipped. A broken file that is itself a source is an error; with `skip_bad`, its
-    broken lines, objects and pages are skipped.
+    `table` notes the files and their documents for `sync_index`. `skipped` counts what is skipped; without it, a
+    RalmWarning at the end lists it. In a folder, broken lines and files and files of unknown kinds are skipped. A
+    broken file that is itself a source is an error; with `skip_bad`, its broken lines, objects and pages are skipped.
 
     Raises CorpusError if a source is missing, of an unknown type, broken (naming the line), not UTF-8 (naming the
     byte), or has no documents, or if no document has a field that `fields` names for metadata; MissingExtraError if a
@@ -143,10 +145,14 @@ def read_documents(
     builder = DocumentBuilder(fields or Fields(), counted, skip_bad=skip_bad)
     repeated = RepeatedIds()
     prefixes = id_prefixes or {}
-    for source in [find_files(name, in_ids=source_in_ids, begin=prefixes.get(name)) for name in sources]:
-        for document in _documents_of(source, builder):
+    found = [find_files(name, in_ids=source_in_ids, begin=prefixes.get(name)) for name in sources]
+    for number, source in enumerate(found):
+        noted = source if table is None else source._replace(files=table.entering(number, source.files))
+        for document in _documents_of(noted, builder):
             yield document
             repeated.add(document.id)
+            if table is not None:
+                table.add(document)
     check_metadata(builder.never_seen)
     repeated.warn()
     if skipped is None and counted.counts:
@@ -253,6 +259,19 @@ def id_prefixes_of(sources: Sequence[str], known: Sequence[str], *, in_ids: bool
     return found
 
 
+def known_source(source: str, *, in_ids: bool) -> KnownSource:
+    """A source as an index records it, to be found again from any folder."""
+    if is_url(source) or source.startswith(HUB_PREFIX):
+        return KnownSource(name=source, path=source, ids=source if in_ids else "")
+    ids = path_text(Path(source)) if in_ids else ""
+    return KnownSource(name=path_text(source), path=str(Path(source).absolute()), ids=ids)
+
+
+def find_again(source: KnownSource) -> Source:
+    """The files of a source that an index records; raises CorpusError as `find_files` does."""
+    return find_files(source.path, in_ids=bool(source.ids), begin=source.ids)
+
+
 def _find_behind_url(url: str, begin: str) -> Source:
     skipped, file = Skipped(), remote_file(url)
     if file is not None:
@@ -290,10 +309,6 @@ def fingerprint_of(sources: Sequence[str]) -> str:
     for source in sources:
         digest.update(f"{source}\n".encode("utf-8", "surrogateescape"))
         for file in find_files(source, in_ids=False).files:
-            inside = [] if file.dataset is None else Path(file.dataset).rglob("*")
-            paths = [file.path] if file.dataset is None else sorted(path for path in inside if path.is_file())
-            for path in paths:
-                with open_file(path) as stream:
-                    content = hashlib.file_digest(stream, "sha256").hexdigest()
-                digest.update(f"{path} {content}\n".encode("utf-8", "surrogateescape"))
+            for path in paths_of(file):
+                digest.update(f"{path} {sha256_of(path)}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()

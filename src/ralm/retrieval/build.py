@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
+from ralm.corpus.file_table import FileTableWriter
 from ralm.corpus.store import PASSAGES_FILE, write_passages
 from ralm.errors import CorpusError, UsageError
 from ralm.protocols import Encoder
@@ -43,6 +44,7 @@ def build_index(
     vectors: VectorOptions | None = None,
     describe: Callable[[], dict[str, JsonValue]] = dict,
     build: BuildOptions | None = None,
+    table: FileTableWriter | None = None,
     force: bool = False,
 ) -> manifest.Manifest:
     """Write an index of passages numbered from 0, atomically, in one pass and bounded memory.
@@ -51,7 +53,8 @@ def build_index(
     stored as `vectors` says. `analyser`: how BM25 turns passages and queries into terms: english, standard, cjk, or
     another language, such as german. `describe` is called after the last passage; the manifest records what it returns:
     where the passages came from, how they were split, what was skipped. `build`: the memory of BM25, and the number of
-    processes that analyse. The passages of a document must be consecutive to count as one document.
+    processes that analyse. `table`: the files that the passages were read from, for `sync_index`. The passages of a
+    document must be consecutive to count as one document.
 
     Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
     UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages or more than BM25
@@ -78,6 +81,9 @@ def build_index(
         files, entry = manifest.file_entries(folder), layout.SegmentEntry(passages=added.passages)
         recorded = _bm25_record(analysis, options or BM25Options()) if bm25 else None
         settings = {**layout.new_index_settings([entry], files, recorded, record), **describe()}
+        if table is not None:  # no part of the fingerprint: it holds times
+            settings[layout.FILES] = table.save(folder, f"{layout.FILES}/0.table")
+            files |= manifest.file_entries(folder / layout.FILES, folder)
         return manifest.write_manifest(folder, kind=index.INDEX_KIND, settings=settings, counts=counts, files=files)
 
 

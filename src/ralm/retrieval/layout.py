@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
+from ralm.corpus.file_table import FilesRecord
 from ralm.corpus.numbering import StoredPassages, rise_within
 from ralm.corpus.store import PASSAGES_FILE, PassageStore
 from ralm.errors import DamagedFolderError, UsageError
@@ -46,6 +47,8 @@ REMOVED: Final = "removed"
 """The folder of all lists of removed passages."""
 ADDED: Final = "vectors"
 """The folder of all sets of vectors that were added."""
+FILES: Final = "files"
+"""The key, in a manifest's settings, of the files that were indexed, and the folder of their table."""
 MAIN: Final = "main"
 """The name of the set of vectors that an index is built with."""
 
@@ -255,6 +258,18 @@ def index_settings(index: Path, manifest: Manifest) -> IndexSettings:
     if any(len(one.files) != len(entries) for one in vectors.sets.values()):
         raise damaged_index(index, "a segment of it has no vectors")
     return settings
+
+
+def files_record(manifest: Manifest) -> FilesRecord | None:
+    """What an index records of its files; None if it does not list them.
+
+    Raises DamagedFolderError.
+    """
+    recorded = manifest.settings.get(FILES)
+    try:
+        return None if recorded is None else FilesRecord.model_validate(recorded)
+    except ValidationError as error:
+        raise DamagedFolderError("the manifest does not describe its files; build the index again.") from error
 
 
 def open_segment(

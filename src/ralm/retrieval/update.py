@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus import numbering, store
+from ralm.corpus.file_table import FileTableWriter
 from ralm.errors import CorpusError, FolderExistsError, OtherEncoderError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import IntArray, Passage
@@ -55,6 +56,7 @@ def update_index(
     encoders: Mapping[str, Encoder] | None = None,
     describe: Callable[[], dict[str, JsonValue]] = dict,
     build: formula.BuildOptions | None = None,
+    table: FileTableWriter | None = None,
 ) -> manifest.Manifest:
     """Remove the documents with the ids in `remove` from an index, and add passages, numbered from 0, at its end.
     Returns the new manifest.
@@ -68,7 +70,7 @@ def update_index(
     encoder in `encoders` under the set's name, otherwise by the one that the index names. Encoded vectors are kept
     beside the index until the update is complete, so the same call resumes. `describe` is called after the last
     passage; the manifest records what it returns. `build`: the memory of BM25, and the number of processes that
-    analyse.
+    analyse. `table`: the files of the index after the update, for `sync_index`.
 
     Raises UsageError if there is nothing to do or nothing would be left; CorpusError if an id in `remove` is not in the
     index or belongs to several documents, or if an added id occurs twice or is already in the index; OtherEncoderError
@@ -96,9 +98,11 @@ def update_index(
         numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *gone.values()]))
         if added is None and len(numbers) == len(opened.passages):
             raise UsageError(f"nothing would be left of {path}; build a new index instead.")
-        if added is None and not gone:
+        if added is None and not gone and table is None:
             raise UsageError("there is nothing to update: give passages to add, or documents to remove.")
-        fingerprint, sets = _fingerprints(opened, numbers, added)
+        fingerprint, sets = opened.fingerprint, opened.vector_sets
+        if added is not None or gone:
+            fingerprint, sets = _fingerprints(opened, numbers, added)
         _remove(writer, numbers)
         if added is not None:
             writer.segments.append(added)
@@ -112,7 +116,10 @@ def update_index(
         known: Any = opened.manifest.settings.get(UPDATES, {"count": 0, "latest": []})
         updates = {"count": known["count"] + 1, "latest": [*known["latest"], record][-_UPDATES_LISTED:]}
         left = opened.manifest.counts.get("documents", 0) - len(gone) + len(documents)
-        return writer.write({UPDATES: updates}, sets, fingerprint, left)
+        settings: dict[str, JsonValue] = {UPDATES: updates}
+        if table is not None:
+            settings[layout.FILES] = table.save(writer.folder, f"{writer.new_path(layout.FILES)}.table")
+        return writer.write(settings, sets, fingerprint, left)
 
 
 def _encoders(index: Index, given: Mapping[str, Encoder]) -> dict[str, Encoder]:
@@ -157,7 +164,7 @@ def _add(
     twice = [document for document, count in Counter(documents).items() if count > 1]
     if twice:
         raise CorpusError(
-            f"{_some_ids(twice)} given twice among the added documents; give each document an id of its own."
+            f"{some_ids(twice)} given twice among the added documents; give each document an id of its own."
         )
     entry = layout.SegmentEntry(folder=path, passages=counts.passages)
     return layout.open_segment(writer.folder, entry, files, bm25=writer.for_bm25)
@@ -183,27 +190,27 @@ def _noting_documents(passages: Iterable[Passage], documents: list[str]) -> Iter
 
 def _documents(index: Index, remove: Collection[str], added: Sequence[str], *, replace: bool) -> dict[str, IntArray]:
     """The documents to remove, by id, with the numbers (int64) of their passages."""
-    found = _numbers_by_document(index, {*remove, *added})
+    found = numbers_by_document(index, {*remove, *added})
     missing = [document for document in dict.fromkeys(remove) if document not in found]
     if missing:
-        raise CorpusError(f"{_some_ids(missing)} not in {index.path}; nothing was changed.")
+        raise CorpusError(f"{some_ids(missing)} not in {index.path}; nothing was changed.")
     kept = found.keys() - {*remove}
     clashing = [document for document in added if document in kept]
     if clashing and not replace:
         raise CorpusError(
-            f"{_some_ids(clashing)} already in {index.path}; nothing was changed. Replace such documents with "
+            f"{some_ids(clashing)} already in {index.path}; nothing was changed. Replace such documents with "
             "`replace=True`, or give the new ones other ids."
         )
     several = [document for document, numbers in found.items() if numbers[-1] - numbers[0] >= len(numbers)]
     if several:
         raise CorpusError(
-            f"{_some_ids(several, 'id')} shared by several documents of {index.path}, so which to remove is unclear; "
+            f"{some_ids(several, 'id')} shared by several documents of {index.path}, so which to remove is unclear; "
             "nothing was changed. Build the index again with an id for each document."
         )
     return found
 
 
-def _numbers_by_document(index: Index, documents: Collection[str]) -> dict[str, IntArray]:
+def numbers_by_document(index: Index, documents: Collection[str]) -> dict[str, IntArray]:
     """The numbers (int64, rising) of the passages of documents with these ids, by id."""
     found: dict[str, list[int]] = {}
     first = 0
@@ -272,7 +279,7 @@ def _fingerprints(index: Index, gone: IntArray, added: layout.OpenSegment | None
     return layout.fingerprint_after(index.fingerprint, change), index.vector_sets.model_copy(update={"sets": sets})
 
 
-def _some_ids(ids: Sequence[str], what: str = "document") -> str:
+def some_ids(ids: Sequence[str], what: str = "document") -> str:
     """The subject and verb of a sentence about documents or their ids: their number, and the first ones."""
     shown = ", ".join(map(repr, ids[:_IDS_SHOWN]))
     if len(ids) == 1:

@@ -72,6 +72,8 @@ class IndexWriter:
         entries = tuple(one.entry for one in self.segments)
         kept = {file for entry in entries for file in entry.files(bm25=self.for_bm25)}
         kept |= {file for one in self.segments for file in one.vectors.values()}
+        files = layout.files_record(before)
+        kept |= {files.table} if files and layout.FILES not in settings else set()
         changes = {
             "segments": layout.SegmentEntries(entries=entries, next=self._next_number),
             "fingerprint": fingerprint,

@@ -105,11 +105,11 @@ def write_changed_manifest(
     return _write(folder, before.model_copy(update=changed))
 
 
-def file_entries(folder: Path) -> dict[str, FileEntry]:
-    """The entries of all files in a folder, by their paths in it."""
+def file_entries(folder: Path, root: Path | None = None) -> dict[str, FileEntry]:
+    """The entries of all files in a folder, by their paths in it, or in `root`."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {
-        file.relative_to(folder).as_posix(): FileEntry(
+        file.relative_to(root or folder).as_posix(): FileEntry(
             bytes=file.stat().st_size, checksum=file_checksum(file), sha256=whole_checksum(file)
         )
         for file in files

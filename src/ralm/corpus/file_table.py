@@ -1,0 +1,207 @@
+"""The table of source files that an index keeps, so that `ralm sync` reads only files that changed.
+
+A table is JSON Lines: for each file a line with its `FileState`, then a line `[ID, HASH]` for each part of its
+documents, unless the id of a document is that of the file.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationError
+
+from ralm.corpus.documents import metadata_to_json
+from ralm.corpus.files import File, open_file
+from ralm.errors import CorpusError, DamagedFolderError
+from ralm.records import Document
+from ralm.storage.remote import FilePath
+
+_FRESH: Final = 2_000_000_000
+"""Nanoseconds: a file that is younger may change once more without another size or time."""
+_UNKNOWN: Final = -1
+_HASH_BYTES: Final = 8
+
+
+class KnownSource(BaseModel):
+    """A source as it was named, its absolute path, URL or dataset, and what the ids of its documents begin with."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    path: str
+    ids: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file when it was read: the number of its source, its id, its size in bytes, the time of its last change (-1 if
+    only the content says whether it changed) and the SHA-256 of its content (empty if it could not be read)."""
+
+    source: int
+    file: str
+    size: int
+    time: int
+    hash: str
+
+    @classmethod
+    def of(cls, source: int, file: File, found: tuple[int, int] | None, content: str) -> "FileState":
+        """The state of a file with this size and time, and this hash."""
+        size, changed = found or (0, _UNKNOWN)
+        return cls(source, file.id, size, changed if changed < time.time_ns() - _FRESH else _UNKNOWN, content)
+
+    def is_that_of(self, found: tuple[int, int] | None) -> bool:
+        """Whether this size and time say that the file did not change."""
+        return bool(self.hash) and self.time != _UNKNOWN and found == (self.size, self.time)
+
+
+class FilesRecord(BaseModel):
+    """What an index records of its files: the path of the table, the sources, and how they are read: whether broken
+    lines are skipped, and the files of titles and texts that are left out."""
+
+    model_config = ConfigDict(frozen=True)
+
+    table: str = ""
+    sources: tuple[KnownSource, ...]
+    skip_bad: bool = False
+    forbidden_titles: str | None = None
+    decontaminate: tuple[str, ...] = ()
+
+
+_STATE: Final = TypeAdapter(FileState)
+_PART: Final = TypeAdapter(tuple[str, str])
+
+
+def size_and_time(file: File) -> tuple[int, int] | None:
+    """The size of a file in bytes and the time of its last change in nanoseconds; None for datasets, files behind URLs,
+    and a file that is gone."""
+    if file.dataset is not None or not isinstance(file.path, Path):
+        return None
+    try:
+        found = file.path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def sha256_of(path: FilePath) -> str:
+    """SHA-256 of the content of a file; raises CorpusError if it cannot be read."""
+    with open_file(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def paths_of(file: File) -> Sequence[FilePath]:
+    """A file as it is, or the files of a saved dataset, in order; of a dataset of a hub none."""
+    if file.dataset is None:
+        return [file.path]
+    return sorted(path for path in Path(file.dataset).rglob("*") if path.is_file())
+
+
+def content_hash(file: File) -> str:
+    """SHA-256 of the content of a file, or of the names and contents of a saved dataset; a dataset of a hub counts as
+    unchanged. Raises CorpusError if a file cannot be read."""
+    if file.dataset is None:
+        return sha256_of(file.path)
+    names = [f"{path.name} {sha256_of(path)}" for path in paths_of(file)]
+    return hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def document_hash(document: Document) -> str:
+    """A short hash of the title, the text and the metadata of a document."""
+    content = "\0".join((document.title, document.text, metadata_to_json(document.metadata)))
+    return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).hexdigest()
+
+
+class Entry(NamedTuple):
+    """A file in a saved table, and the bytes of the table that hold its documents."""
+
+    state: FileState
+    begin: int
+    end: int
+
+
+class FileTable:
+    """A saved table; `entries` are its files, by source and id. Raises DamagedFolderError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.entries: dict[tuple[int, str], Entry] = {}
+        states: list[FileState] = []
+        bounds, offset = [], 0
+        with path.open("rb") as lines:
+            for line in lines:
+                if line.startswith(b"{"):
+                    states.append(self._parse(line))
+                    bounds.append((offset, offset + len(line)))
+                offset += len(line)
+        ends = [*(begin for begin, _ in bounds[1:]), offset]
+        for state, (_, begin), end in zip(states, bounds, ends, strict=False):
+            self.entries[state.source, state.file] = Entry(state, begin, end)
+
+    def _parse(self, line: bytes) -> FileState:
+        try:
+            return _STATE.validate_json(line)
+        except ValidationError as error:
+            raise DamagedFolderError(f"{self._path} is damaged; build the index again.") from error
+
+    def lines(self, entry: Entry) -> bytes:
+        """The lines of the documents of a file."""
+        with self._path.open("rb") as stream:
+            stream.seek(entry.begin)
+            return stream.read(entry.end - entry.begin)
+
+    def parts(self, entry: Entry | None) -> dict[str, list[str]]:
+        """The hashes of the parts of each document of a file that has lines, by its id."""
+        found: dict[str, list[str]] = {}
+        for line in self.lines(entry).splitlines() if entry else ():
+            document, part = _PART.validate_json(line)
+            found.setdefault(document, []).append(part)
+        return found
+
+
+class FileTableWriter:
+    """Writes a table while documents are read, in a file without a name in the folder `beside`; `record` goes into the
+    manifest."""
+
+    def __init__(self, beside: Path, record: FilesRecord) -> None:
+        self.record = record
+        beside.mkdir(parents=True, exist_ok=True)
+        self._stream = tempfile.TemporaryFile(dir=beside)  # noqa: SIM115
+        weakref.finalize(self, self._stream.close)
+        self._file = ""
+
+    def entering(self, source: int, files: Iterable[File]) -> Iterator[File]:
+        """The files of a source, each noted before it is read."""
+        for file in files:
+            found = size_and_time(file)
+            try:
+                content = content_hash(file)
+            except CorpusError:  # so its reader says
+                content = ""
+            self.enter(FileState.of(source, file, found, content))
+            yield file
+
+    def enter(self, state: FileState, lines: bytes = b"") -> None:
+        """Note a file, and the lines of its documents if they are known."""
+        self._file = state.file
+        self._stream.write(json.dumps(asdict(state)).encode() + b"\n" + lines)
+
+    def add(self, document: Document) -> None:
+        """Note a document, or a part of it, of the file that was entered last."""
+        if document.id != self._file:
+            self._stream.write(json.dumps([document.id, document_hash(document)]).encode() + b"\n")
+
+    def save(self, folder: Path, name: str) -> dict[str, JsonValue]:
+        """Write the table to a new file in a folder; returns the record of it."""
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._stream.seek(0)
+        with path.open("xb") as out:
+            shutil.copyfileobj(self._stream, out)
+        return self.record.model_copy(update={"table": name}).model_dump(mode="json")

@@ -1,0 +1,268 @@
+"""`ralm sync`: makes an index what its sources are now.
+
+An index that `ralm index` built keeps a table of its files (`ralm.corpus.file_table`). Files whose size and time are as
+in the table are not read, and those whose content is the same are not split again. Of files that changed, the documents
+are compared one by one, so vectors of the others stay.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from ralm.corpus.documents import BROKEN_FILES, DocumentBuilder, Fields, Skipped, without_advice
+from ralm.corpus.file_table import (
+    Entry,
+    FileState,
+    FileTable,
+    FileTableWriter,
+    KnownSource,
+    content_hash,
+    document_hash,
+    size_and_time,
+)
+from ralm.corpus.files import File
+from ralm.corpus.folder import HUB_PREFIX
+from ralm.corpus.sources import Source, documents_of_files, find_again, known_source
+from ralm.errors import CorpusError, UsageError
+from ralm.protocols import Encoder
+from ralm.records import Document, Passage
+from ralm.retrieval import layout
+from ralm.retrieval.bm25.formula import BuildOptions
+from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.update import numbers_by_document, some_ids, update_index
+from ralm.storage import outputs
+from ralm.storage.manifest import Manifest
+from ralm.storage.remote import is_url
+
+_FIELDS: Final = TypeAdapter(Fields)
+
+
+@dataclass(slots=True)
+class Changes:
+    """The ids of documents that are added, changed and removed, and what was skipped in the files that were read."""
+
+    added: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    skipped: Skipped = field(default_factory=Skipped)
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.changed or self.removed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A file of a source as it is now, and in the table. `reads`: its documents may differ."""
+
+    file: File
+    in_folder: bool
+    seen: tuple[int, int] | None
+    state: FileState
+    old: Entry | None
+    reads: bool
+
+
+def sync_index(
+    index: Path | str,
+    split: Callable[[Iterable[Document]], Iterable[Passage]],
+    *,
+    sources: Sequence[str] = (),
+    dry_run: bool = False,
+    allow_missing: bool = False,
+    encoder: Callable[[str], Encoder] | None = None,
+    build: BuildOptions | None = None,
+) -> tuple[Changes, Manifest]:
+    """Make an index what its sources, and these new `sources`, are now; returns the changes and the manifest.
+
+    `split` makes passages of documents (`make_passages`); it must be that of the index. With `dry_run` nothing is
+    written, and documents of which `split` would leave nothing count as added. `encoder` gives the encoder of a set of
+    vectors by its name. All changes happen in one step, as in `update_index`; documents that programs added stay. A
+    file in a folder that cannot be read keeps its documents.
+
+    Raises UsageError if the index keeps no table of its files, or a new source and another one contain each other;
+    CorpusError if a source is gone or has no file any more, unless `allow_missing` is true, which removes its
+    documents; if files share the id of a document, or a file changes while it is read; and what `update_index` raises.
+    """
+    opened = open_index(Path(index).resolve())
+    record = layout.files_record(opened.manifest)
+    if record is None:
+        raise UsageError(
+            f"{opened.path} does not list its files, since a program or a cluster built it, or an older ralm: build it "
+            "again with `ralm index`."
+        )
+    known = [*record.sources]
+    for source in [known_source(one, in_ids=True) for one in sources]:
+        if source.path not in {one.path for one in known}:
+            _check_apart(source, known)
+            known.append(source)
+    changes, table = Changes(), FileTable(opened.path / record.table)
+    builder = DocumentBuilder(_fields(opened), changes.skipped, skip_bad=record.skip_bad)
+    found = list(_compare(known, table, builder, changes, allow_missing=allow_missing))
+    gone = numbers_by_document(opened, {*changes.changed, *changes.removed})
+    new = {*changes.added, *changes.changed}  # with records that moved to another file
+    changes.added = [one for one in dict.fromkeys([*changes.added, *changes.changed]) if one not in gone]
+    changes.changed = [one for one in gone if one in new]
+    changes.removed = [one for one in gone if one not in new]
+    _check_added(opened, changes, table, found)
+    if dry_run or not (changes or len(known) > len(record.sources)):
+        if not dry_run:
+            outputs.recover(opened.path)
+        return changes, opened.manifest
+    written = FileTableWriter(opened.path.parent, record.model_copy(update={"sources": tuple(known)}))
+    kept: set[str] = set()
+    again = DocumentBuilder(builder.fields, Skipped(), skip_bad=record.skip_bad)
+    manifest = update_index(
+        opened.path,
+        _noting_ids(split(_changed_documents(found, table, written, again)), kept),
+        remove=list(gone),
+        replace=True,
+        encoders={name: encoder(name) for name in opened.vectors}
+        if encoder and changes.added + changes.changed
+        else {},
+        describe=lambda: {"skipped": changes.skipped.as_json()},
+        build=build,
+        table=written,
+    )
+    changes.added = [one for one in changes.added if one in kept]
+    changes.removed += [one for one in changes.changed if one not in kept]
+    changes.changed = [one for one in changes.changed if one in kept]
+    return changes, manifest
+
+
+def _noting_ids(passages: Iterable[Passage], ids: set[str]) -> Iterator[Passage]:
+    for passage in passages:
+        ids.add(passage.document_id)
+        yield passage
+
+
+def _fields(index: Index) -> Fields:
+    try:
+        return _FIELDS.validate_python(index.manifest.settings["fields"])
+    except (KeyError, ValidationError):
+        raise layout.damaged_index(index.path, "its manifest does not say which fields make a document") from None
+
+
+def _check_apart(source: KnownSource, others: Sequence[KnownSource]) -> None:
+    """Raise UsageError if a source contains another one, or is a part of it."""
+    for other in others:
+        if not is_url(source.path) and not is_url(other.path):
+            own, its = Path(source.path).resolve(), Path(other.path).resolve()
+            if own.is_relative_to(its) or its.is_relative_to(own):
+                raise UsageError(
+                    f"{source.name} and {other.name}, a source of the index, contain the same files: leave "
+                    f"{source.name} out; `ralm sync` reads all sources."
+                )
+
+
+def _compare(
+    sources: Sequence[KnownSource], table: FileTable, builder: DocumentBuilder, changes: Changes, *, allow_missing: bool
+) -> Iterator[_Found]:
+    """The files of all sources; notes what changed in `changes`."""
+    left = dict(table.entries)
+    for number, known in enumerate(sources):
+        had = any(source == number for source, _ in table.entries)
+        is_gone = not (is_url(known.path) or known.path.startswith(HUB_PREFIX) or Path(known.path).exists())
+        source = Source(known.name, iter(()), True, Skipped()) if is_gone else find_again(known)
+        files = list(source.files)
+        if had and not files and not allow_missing:
+            raise CorpusError(
+                f"{known.path} {'does not exist' if is_gone else 'has no file any more'}; nothing was changed. "
+                "`allow_missing=True` removes its documents."
+            )
+        builder.skipped.merge(source.skipped)
+        for file in files:
+            found = _compare_file(file, number, left.pop((number, file.id), None), table, builder, changes, source)
+            if found is not None:
+                yield found
+        if source.skipped.counts[BROKEN_FILES] and any(other == number for other, _ in left) and not allow_missing:
+            example = source.skipped.examples[BROKEN_FILES][0]
+            raise CorpusError(
+                f"{example}; nothing was changed, since its documents would be removed. `allow_missing=True` does it."
+            )
+    for entry in left.values():
+        changes.removed += dict.fromkeys([entry.state.file, *table.parts(entry)])
+
+
+def _compare_file(
+    file: File,
+    number: int,
+    old: Entry | None,
+    table: FileTable,
+    builder: DocumentBuilder,
+    changes: Changes,
+    source: Source,
+) -> _Found | None:
+    """A file as it is now; None if it cannot be read and is not in the table."""
+    seen = size_and_time(file)
+    if old is not None and old.state.is_that_of(seen):
+        return _Found(file, source.is_folder, seen, old.state, old, reads=False)
+    kept = _Found(file, source.is_folder, seen, old.state, old, reads=False) if old else None
+    try:
+        content = content_hash(file)
+    except CorpusError as error:
+        if not source.is_folder:
+            raise
+        builder.skipped.add(BROKEN_FILES, without_advice(error))
+        return kept
+    state = FileState.of(number, file, seen, content)
+    if old is not None and old.state.hash == content:
+        return _Found(file, source.is_folder, seen, state, old, reads=False)
+    broken, before = builder.skipped.counts[BROKEN_FILES], table.parts(old)
+    ids = Changes()
+    if old is not None:
+        before.setdefault(file.id, [])
+    for document, parts in _documents(file, builder, in_folder=source.is_folder):
+        hashes = before.pop(document, None)
+        if hashes is None:
+            ids.added.append(document)
+        elif hashes != [document_hash(part) for part in parts]:
+            ids.changed.append(document)
+    if kept and builder.skipped.counts[BROKEN_FILES] > broken:
+        return kept
+    changes.added += ids.added
+    changes.changed += ids.changed
+    changes.removed += before
+    return _Found(file, source.is_folder, seen, state, old, reads=True)
+
+
+def _documents(file: File, builder: DocumentBuilder, *, in_folder: bool) -> Iterator[tuple[str, list[Document]]]:
+    """The documents of a file, each with its id and its parts, such as the pages of a PDF file."""
+    for document, parts in groupby(documents_of_files([file], builder, in_folder=in_folder), attrgetter("id")):
+        yield document, list(parts)
+
+
+def _check_added(index: Index, changes: Changes, table: FileTable, found: Sequence[_Found]) -> None:
+    """Raise CorpusError if an added document has the id of one in a file that did not change. The ids of documents that
+    `update_index` added are no fault: these are replaced."""
+    clashing = numbers_by_document(index, {*changes.added}).keys() - {*changes.changed, *changes.removed}
+    for one in found if clashing else ():
+        if one.old is not None and not one.reads:
+            shared = sorted(clashing & {one.file.id, *table.parts(one.old)})
+            if shared:
+                raise CorpusError(
+                    f"{some_ids(shared)} in {one.file.path} and in another file; nothing was changed. Give each "
+                    "document an id of its own."
+                )
+
+
+def _changed_documents(
+    found: Iterable[_Found], table: FileTable, written: FileTableWriter, builder: DocumentBuilder
+) -> Iterator[Document]:
+    """The documents that are added or changed; writes the new table."""
+    for one in found:
+        written.enter(one.state, table.lines(one.old) if one.old and not one.reads else b"")
+        if not one.reads:
+            continue
+        before = table.parts(one.old)
+        for document, parts in _documents(one.file, builder, in_folder=one.in_folder):
+            for part in parts:
+                written.add(part)
+            if before.get(document) != [document_hash(part) for part in parts]:
+                yield from parts
+        if one.seen != size_and_time(one.file):
+            raise CorpusError(f"{one.file.path} changed while it was read; nothing was changed. Run it again.")

@@ -1,0 +1,243 @@
+"""`sync_index` and `ralm sync`: an index in step with its sources is as one that is built of them."""
+
+import json
+import os
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import JsonValue
+
+from ralm import make_passages, sync_index
+from ralm.corpus.file_table import FilesRecord, FileTableWriter
+from ralm.corpus.sources import known_source, read_documents
+from ralm.errors import CorpusError, UsageError
+from ralm.records import Document, Passage
+from ralm.retrieval.build import build_index
+from ralm.retrieval.index import check_index, open_index
+from ralm.retrieval.update import update_index
+from tests.cli.program import done, ralm
+from tests.fakes import LetterEncoder
+
+QUERIES = ["sea whale", "hill dog", "town fish bread", "w1 w2", "w3"]
+OLD = 1_000_000_000_000_000_000
+"""A time in nanoseconds that is long ago, so that size and time alone decide."""
+
+
+def written(path: Path, text: str, time: int = OLD) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, ns=(time, time))
+
+
+def built(source: Path, out: Path, encoder: LetterEncoder | None = None) -> Path:
+    """An index of a folder, as `ralm index` builds it."""
+    table = FileTableWriter(out.parent, FilesRecord(sources=(known_source(str(source), in_ids=False),)))
+    passages = make_passages(read_documents(str(source), table=table))
+    described: dict[str, JsonValue] = {"fields": {"id": "id", "title": "title", "text": "text", "metadata": None}}
+    build_index(passages, out, encoder=encoder, describe=lambda: described, table=table, force=True)
+    return out
+
+
+def hits(index: Path, vectors: bool = False) -> list[list[tuple[float, str, str]]]:
+    """The hits of the queries: scores, ids and texts, in an order that does not depend on the numbers of passages."""
+    opened = open_index(index)
+    retriever = opened.dense(encoder=LetterEncoder()) if vectors else opened.bm25
+    found = retriever.retrieve(QUERIES, len(opened.passages))
+    every = []
+    for numbers, scores in zip(found.numbers_QK.tolist(), found.scores_QK.tolist(), strict=True):
+        some = [(score, opened.passages[one]) for one, score in zip(numbers, scores, strict=True) if one >= 0]
+        every.append(sorted((score, one.document_id, one.text) for score, one in some))
+    return every
+
+
+class Folder:
+    """A folder of texts and records that is edited at random; each edit gives a file another time."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.path, self.draw, self.time = path, random.Random(seed), OLD
+        for _ in range(30):
+            self.add()
+
+    def words(self) -> str:
+        return " ".join(self.draw.choices(["sea", "whale", "hill", "dog", "town", "fish", "bread", "w1", "w2"], k=9))
+
+    def write(self, path: Path) -> None:
+        self.time += 1
+        if path.suffix == ".jsonl":
+            ids = self.draw.sample(range(1000), 4)
+            rows = [{"id": f"{path.stem}-{one}", "text": self.words()} for one in ids]
+            rows.append({"text": self.words()})
+            written(path, "".join(json.dumps(row) + "\n" for row in rows), self.time)
+        else:
+            written(path, self.words(), self.time)
+
+    def add(self) -> None:
+        folder = self.path / self.draw.choice(["", "a", "b/c"])
+        self.write(folder / f"{self.draw.randrange(1 << 30)}{self.draw.choice(['.txt', '.md', '.jsonl'])}")
+
+    def edit(self) -> None:
+        files = sorted(one for one in self.path.rglob("*") if one.is_file())
+        path = self.draw.choice(files)
+        match self.draw.choice(["add", "write", "row", "remove", "move", "touch"]):
+            case "add":
+                self.add()
+            case "row" if path.suffix == ".jsonl":
+                rows = path.read_text().splitlines()
+                rows[self.draw.randrange(len(rows))] = json.dumps({"text": self.words()})
+                self.time += 1
+                written(path, "\n".join(rows), self.time)
+            case "remove" if len(files) > 9:
+                path.unlink()
+            case "move":
+                path.rename(path.with_name(f"moved-{path.name}"[-60:]))
+            case "touch":
+                self.time += 1
+                os.utime(path, ns=(self.time, self.time))
+            case _:
+                self.write(path)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_edits(tmp_path: Path, seed: int) -> None:
+    """200 edits in 20 rounds: the hits and scores are those of an index that is built anew."""
+    folder, encoder = Folder(tmp_path / "corpus", seed), LetterEncoder()
+    index = built(folder.path, tmp_path / "index", encoder)
+    for _ in range(20):
+        for _ in range(10):
+            folder.edit()
+        before = hits(index)
+        planned, _ = sync_index(index, make_passages, dry_run=True)
+        assert hits(index) == before
+        changes, _ = sync_index(index, make_passages, encoder=lambda _name: encoder)
+        assert changes == planned
+        anew = built(folder.path, tmp_path / "anew", encoder)
+        for vectors in (False, True):
+            assert hits(index, vectors) == hits(anew, vectors)
+        assert open_index(index).manifest.counts["documents"] == open_index(anew).manifest.counts["documents"]
+        again, manifest = sync_index(index, make_passages)
+        assert not again
+        assert manifest == open_index(index).manifest
+    assert check_index(index) == []
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    written(folder / "sea.txt", "The whales sing in the sea.")
+    written(folder / "hill.md", "Sheep graze on the hill.")
+    written(folder / "more.jsonl", '{"id": "dog", "text": "A dog barks."}\n{"text": "The town sleeps."}\n')
+    return folder
+
+
+def counts(index: Path, *arguments: object) -> str:
+    return done("sync", index, *arguments).out.splitlines()[0]
+
+
+def test_the_command_remembers_what_was_read_and_how(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "titles").write_text("hill\n")
+    monkeypatch.chdir(tmp_path)
+    done("index", "corpus", "--words", "4", "--no-metadata", "--forbidden-titles", "titles", "--out", "index")
+    (corpus / "hill.md").write_text("Sheep sleep on the hill in spring.")
+    written(corpus / "fish.txt", "Fish swim in the sea, and whales do.")
+    monkeypatch.chdir("/")
+    index = tmp_path / "index"
+    assert counts(index, "--dry-run") == "documents: 2 added, 0 replaced, 0 removed, 3 unchanged"
+    assert counts(index) == "documents: 1 added, 0 replaced, 0 removed, 3 unchanged"
+    assert counts(index) == "documents: 0 added, 0 replaced, 0 removed, 4 unchanged"
+    assert "no passage" in done("search", index, "sheep").out or "sheep" not in done("search", index, "sheep").out
+    (tmp_path / "titles").write_text("hill\ndale\n")
+    refused = ralm("sync", index)
+    assert "titles changed since" in refused.err
+
+
+def test_new_sources(corpus: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    done("index", corpus, "--out", index)
+    other = tmp_path / "other"
+    written(other / "sea.txt", "Ducks swim.")
+    assert counts(index, other) == "documents: 1 added, 0 replaced, 0 removed, 4 unchanged"
+    (other / "sea.txt").write_text("Ducks dive.")
+    assert counts(index) == "documents: 0 added, 1 replaced, 0 removed, 4 unchanged"
+    for part in (corpus / "sea.txt", tmp_path):
+        refused = ralm("sync", index, part)
+        assert "contain the same files" in refused.err
+
+
+def test_a_source_that_is_gone(corpus: Path, tmp_path: Path) -> None:
+    index = built(corpus, tmp_path / "index")
+    update_index(index, [Passage(0, "own", "", "An owl.")])
+    before = hits(index)
+    corpus.rename(tmp_path / "away")
+    with pytest.raises(CorpusError, match=r"corpus does not exist; nothing was changed. `allow_missing=True` removes"):
+        sync_index(index, make_passages)
+    corpus.mkdir()
+    with pytest.raises(CorpusError, match="has no file any more"):
+        sync_index(index, make_passages)
+    assert hits(index) == before
+    changes, manifest = sync_index(index, make_passages, allow_missing=True)
+    assert sorted(changes.removed) == ["dog", "hill.md", "more.jsonl:2", "sea.txt"]
+    assert manifest.counts["documents"] == 1
+
+
+def test_files_that_cannot_be_read_keep_their_documents(corpus: Path, tmp_path: Path) -> None:
+    index = built(corpus, tmp_path / "index")
+    written(corpus / "sea.txt", "", OLD + 1)
+    (corpus / "sea.txt").write_bytes(b"\xff\xfe\xfd\xfc not UTF-8")
+    written(corpus / "hill.md", "Sheep sleep.", OLD + 1)
+    changes, _ = sync_index(index, make_passages)
+    assert (changes.changed, changes.removed) == (["hill.md"], [])
+    assert "sea.txt" in str(changes.skipped.lines())
+    written(corpus / "sea.txt", "The whales dive.", OLD + 2)
+    assert sync_index(index, make_passages)[0].changed == ["sea.txt"]
+
+
+def test_the_time_of_a_file_goes_backwards(corpus: Path, tmp_path: Path) -> None:
+    index = built(corpus, tmp_path / "index")
+    written(corpus / "sea.txt", "The whales dive in the sea.", OLD - 5)
+    assert sync_index(index, make_passages)[0].changed == ["sea.txt"]
+
+
+def test_a_file_that_was_just_written_is_compared_by_its_content(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "sea.txt").write_text("The whales sing in the sea!")
+    index = built(corpus, tmp_path / "index")
+    found = (corpus / "sea.txt").stat()
+    (corpus / "sea.txt").write_text("The whales dive in the sea!")
+    os.utime(corpus / "sea.txt", ns=(found.st_mtime_ns, found.st_mtime_ns))  # as within one tick of the clock
+    assert sync_index(index, make_passages)[0].changed == ["sea.txt"]
+
+
+def test_a_file_that_changes_while_it_is_read(corpus: Path, tmp_path: Path) -> None:
+    index = built(corpus, tmp_path / "index")
+    before = hits(index)
+    written(corpus / "sea.txt", "The whales dive.", OLD + 1)
+
+    def split(documents: Iterable[Document]) -> Iterator[Passage]:
+        for passage in make_passages(documents):
+            written(corpus / "sea.txt", "The whales dive deep.", OLD + 2)
+            yield passage
+
+    with pytest.raises(CorpusError, match=r"sea.txt changed while it was read; nothing was changed"):
+        sync_index(index, split)
+    assert hits(index) == before
+
+
+def test_ids_in_two_files(corpus: Path, tmp_path: Path) -> None:
+    index = built(corpus, tmp_path / "index")
+    written(corpus / "again.jsonl", '{"id": "dog", "text": "A dog sleeps."}\n')
+    with pytest.raises(CorpusError, match="'dog' is in .*more.jsonl and in another file; nothing was changed"):
+        sync_index(index, make_passages)
+    (corpus / "again.jsonl").unlink()
+    update_index(index, [Passage(0, "new.txt", "", "By hand.")])
+    written(corpus / "new.txt", "From a file.")
+    sync_index(index, make_passages)
+    assert [one.text for one in open_index(index).passages if one.document_id == "new.txt"] == ["From a file."]
+
+
+def test_an_index_without_a_table(tmp_path: Path) -> None:
+    build_index([Passage(0, "a", "", "An owl.")], tmp_path / "index")
+    with pytest.raises(UsageError, match="does not list its files"):
+        sync_index(tmp_path / "index", make_passages)
