@@ -27,6 +27,7 @@ from ralm.serving.keys import Keys
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.prompts import encode_within
+from ralm.serving.server import bound_socket
 from ralm.serving.service import Service
 from tests.api.backings import OfTable
 from tests.serving.process import Running, running
@@ -343,3 +344,10 @@ def asked(served: Running, expected: str) -> str:
     if health.status_code != 200 or answer.status_code != 200:
         return "failed"
     return "clean" if answer.json()["choices"][0]["text"] == expected else "wrong"
+
+
+def test_pieces_of_a_stream_do_not_wait_for_an_acknowledgement() -> None:
+    with bound_socket("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
