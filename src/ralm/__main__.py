@@ -1,5 +1,6 @@
 """The entry point of both `ralm` and `python -m ralm`."""
 
+import os
 import signal
 import sys
 
@@ -10,6 +11,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 # a probe needs tokenizers alone, and transformers would import torch, which takes most of its time
 if sys.argv[1:2] == ["probe"]:
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch was not found
 
 from ralm.cli import main
 from ralm.processes import collect_rarely

@@ -1,6 +1,8 @@
 """How long a text a model behind an API reads: what its server says, and the option for those that do not say it."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,5 +74,8 @@ def test_the_probe_names_the_flag(tmp_path: Path) -> None:
     backing = OfTable(seed=2, vocabulary=VOCABULARY)
     with ScriptedServer(backing, TransformersServe(), model="m") as server:
         asked = ["probe", f"{server.url}#m", "--tokenizer", "ralm-tiny", "--answers", str(tmp_path / "a.sqlite")]
-        assert "not reported; set --context-length" in ralm(*asked).out
+        command = [sys.executable, "-m", "ralm", *asked]
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert "not reported; set --context-length" in ended.stdout
+        assert ended.stderr == ""
         assert "reads at once       99 tokens" in ralm(*asked, "--context-length", "100").out
