@@ -6,7 +6,7 @@ tokens, V vocabulary.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,14 +52,25 @@ class EncodedPiece:
     spans_N2: IntArray
 
 
+class Heading(NamedTuple):
+    """A heading in a text, from character `begin` to `end`, with its level (1 is the outermost) and its title."""
+
+    begin: int
+    end: int
+    level: int
+    title: str
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text of a corpus, before it is split into passages; `metadata` holds its other fields."""
+    """A text of a corpus, before it is split into passages; `metadata` holds its other fields, `headings` are those in
+    its text, in order."""
 
     id: str
     title: str
     text: str
     metadata: Metadata = field(default_factory=dict, hash=False, kw_only=True)
+    headings: tuple[Heading, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

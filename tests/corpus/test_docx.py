@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ralm.errors import CorpusError
-from ralm.records import Document
+from ralm.records import Document, Heading
 from tests.corpus.reading import only, read
 
 docx = pytest.importorskip("docx")
@@ -66,7 +66,8 @@ def test_paragraphs_and_tables_in_order(tmp_path: Path) -> None:
     document.add_paragraph("After")
     (tmp_path / "x.docx").write_bytes(saved(document))
     text = "Before the heading\nThe  Heading\nOne bold\tword\nnext line\ncell 0\tcell 1\ncell 2\tcell 3 \tinner\nAfter"
-    assert only(tmp_path / "x.docx") == Document(id="x.docx", title="The Heading", text=text)
+    heading = Heading(19, 31, 1, "The Heading")
+    assert only(tmp_path / "x.docx") == Document("x.docx", "The Heading", text, headings=(heading,))
     document.core_properties.title = "The title"
     (tmp_path / "x.docx").write_bytes(saved(document))
     assert only(tmp_path / "x.docx").title == "The title"

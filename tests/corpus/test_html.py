@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from ralm.corpus.sources import Fields
 from ralm.errors import CorpusError
-from ralm.records import Document
+from ralm.records import Document, Heading
 from tests.corpus.reading import only
 
 pytest.importorskip("lxml")
@@ -45,7 +45,8 @@ of it"""
 def test_a_page(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(PAGE, encoding="utf-8")
     url = {"url": "https://example.org/page?a=1&b=2"}
-    assert only(tmp_path / name) == Document(id=name, title="The title & more", text=TEXT, metadata=url)
+    heading = Heading(0, 7, 1, "Heading")
+    assert only(tmp_path / name) == Document(name, "The title & more", TEXT, metadata=url, headings=(heading,))
     assert only(tmp_path / name, Fields(metadata=())).metadata == {}
 
 

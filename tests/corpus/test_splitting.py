@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.corpus.splitting import Splitting, split_by_model_tokens, split_by_words, split_text
+from ralm.corpus.splitting import Splitting, split_by_model_tokens, split_by_words, split_document
 from ralm.errors import UsageError
-from ralm.records import IntArray
+from ralm.records import Document, IntArray
 from tests.fakes import WordTokenizer
 from tests.shared_data import shared
 
@@ -86,11 +86,13 @@ def test_a_tokenizer_that_changes_letters_gives_what_it_decodes() -> None:
 
 def test_a_document_is_split_as_was_asked() -> None:
     tokenizer = WordTokenizer()
-    assert list(split_text("a b c", Splitting(words=2))) == ["a b", "c"]
-    assert list(split_text("a b c", Splitting(tokens=1), tokenizer)) == ["a", "b", "c"]
-    for name in ("words", "tokens"):
-        with pytest.raises(UsageError, match=f"`{name}` must be at least 1, not 0"):
-            Splitting(**{name: 0})
+    document = Document("a", "", "a b c")
+    assert [one.text for one in split_document(document, Splitting(words=2))] == ["a b", "c"]
+    assert [one.text for one in split_document(document, Splitting(tokens=1), tokenizer)] == ["a", "b", "c"]
+    with pytest.raises(UsageError, match="`words` must be at least 1, not 0"):
+        Splitting(words=0)
+    with pytest.raises(UsageError, match="`tokens` must be at least 1, not 0"):
+        Splitting(tokens=0)
 
 
 def test_by_tokens_of_gpt2() -> None:

@@ -110,6 +110,8 @@ def index_command(
 
     def describe() -> dict[str, JsonValue]:
         by_words: dict[str, JsonValue] = {"words": splitting.words}
+        if splitting.split != "words":
+            by_words |= {"split": splitting.split, "overlap_words": splitting.overlap_words}
         return {**read.describe(), "splitting": by_words if lm is None else {"tokens": splitting.tokens, "lm": lm}}
 
     if ray is None:
@@ -247,6 +249,8 @@ def merge_command(index: options.IndexArgument, build: Annotated[BuildOptions, F
 def recorded_splitting(index: Path, recorded: JsonValue) -> tuple[Splitting, str | None]:
     """How the passages of an index were split, and the language model whose tokens were counted."""
     match recorded:
+        case {"split": "sentences" | "structure" as split, "words": int() as words, "overlap_words": int() as overlap}:
+            return Splitting(split=split, words=words, overlap_words=overlap), None
         case {"words": int() as words}:
             return Splitting(words=words), None
         case {"tokens": int() as tokens, "lm": str() as lm}:

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from ralm.errors import CorpusError
 from ralm.options import Option
-from ralm.records import Document, Metadata
+from ralm.records import Document, Heading, Metadata
 
 BROKEN_LINES: Final = "broken lines, objects or pages"
 BROKEN_FILES: Final = "files that cannot be read"
@@ -28,6 +28,8 @@ LINKS: Final = "links that lead to nothing new"
 HIDDEN: Final = "hidden files and folders"
 NOT_JSON: Final = "fields of metadata that JSON cannot hold"
 CRASHES: Final = "lines or files that end the process that reads them"
+HEADING_MARK: Final = "\x01"
+"""A character that no text of HTML or DOCX has."""
 _EXAMPLES_KEPT: Final = 5
 _KINDS_COUNTED: Final = 20
 _OTHER_KINDS: Final = "other"
@@ -172,9 +174,17 @@ class DocumentBuilder:
             metadata=self._metadata(record),
         )
 
-    def whole(self, identifier: str, title: str, text: str, metadata: Metadata | None = None) -> Document:
+    def whole(
+        self,
+        identifier: str,
+        title: str,
+        text: str,
+        metadata: Metadata | None = None,
+        headings: Sequence[Heading] = (),
+    ) -> Document:
         """A document that is a whole file or page, with the metadata that `fields` keep."""
-        return Document(id=identifier, title=title, text=text, metadata=self._metadata(metadata or {}))
+        kept = self._metadata(metadata or {})
+        return Document(id=identifier, title=title, text=text, metadata=kept, headings=tuple(headings))
 
     def skipping_bad(self) -> "DocumentBuilder":
         """This builder, counting broken lines instead of raising an error."""
@@ -213,6 +223,23 @@ class DocumentBuilder:
                 metadata[name] = value
         self.never_seen.difference_update(record)
         return metadata
+
+
+def take_headings(marked: str) -> tuple[str, list[Heading]]:
+    """A text without the marks of headings, and the headings: a reader puts HEADING_MARK and the level, a digit, before
+    the line of each."""
+    if HEADING_MARK not in marked:
+        return marked, []
+    lines, headings, begin = [], list[Heading](), 0
+    for line in marked.split("\n"):
+        before, mark, rest = line.partition(HEADING_MARK)
+        shown = before + rest[1:] if mark else line
+        shown = shown.replace(HEADING_MARK, "")
+        lines.append(shown)
+        if mark and shown.strip():
+            headings.append(Heading(begin, begin + len(shown), int(rest[0]), " ".join(shown.split())))
+        begin += len(shown) + 1
+    return "\n".join(lines), headings
 
 
 def check_columns(names: Sequence[str], where: str) -> None:

@@ -1,48 +1,85 @@
-"""Splits documents into numbered passages that do not overlap, of 100 words as in the papers, or of model tokens.
+"""Splits documents into numbered passages: of 100 words as in the papers, of model tokens, or where their text is.
 
-A passage is a slice of its document without white space at its ends. Only white space is lost between passages.
+A passage is a slice of its document without white space at its ends. Those of words and tokens do not overlap, and only
+white space is lost between them.
 """
 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals
+from ralm.corpus.structure import Piece, split_by_sentences, split_by_structure
+from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Tokenizer
 from ralm.records import Document, IntArray, Passage
 
 _HALF_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
+_BELOW: Final = " > "
+"""Between the title of a document and the headings that a passage stands under."""
 _TOKENS_A_CHARACTER: Final = 4  # a character has at most four bytes, and a token at least one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splitting:
-    """The length of a passage: `words` separated by white space, or `tokens` of a language model if given.
+    """Where passages end, and their length: `words` separated by white space, or `tokens` of a language model if given.
+
+    With `split` "sentences" a passage holds whole sentences, at most `words` words of them; with "structure" whole
+    paragraphs, list items, rows of tables and blocks of code of one section, and its title ends with the headings. Then
+    `overlap_words` is how many words at the end of a passage may stand in the next one too.
 
     Raises UsageError if a length is invalid.
     """
 
+    split: Annotated[
+        Literal["words", "sentences", "structure"],
+        Option(
+            "Where passages end: after a number of words, after sentences, or where the text is: headings, paragraphs, "
+            "list items, rows of tables."
+        ),
+    ] = "words"
+
     words: Annotated[
         int,
         Option(
-            "Words per passage.",
+            "Words per passage, at most.",
             needs=Needs("passages of words, not of `tokens`", lambda splitting: splitting.tokens is None),
         ),
     ] = 100
-    tokens: Annotated[int | None, Option("Tokens of `lm` per passage, instead of words.")] = None
+    overlap_words: Annotated[
+        int,
+        Option(
+            "Words at the end of a passage that stand in the next one too, at most.",
+            minimum=0,
+            needs=Needs('`split="sentences"` or `"structure"`', lambda splitting: splitting.split != "words"),
+        ),
+    ] = 0
+    tokens: Annotated[
+        int | None,
+        Option(
+            "Tokens of `lm` per passage, instead of words.",
+            needs=Needs('`split="words"`', lambda splitting: splitting.split == "words"),
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.split != "words" and self.overlap_words >= self.words:
+            raise UsageError(f"`overlap_words` must be below `words`, {self.words}, not {self.overlap_words}.")
 
 
-def split_text(text: str, splitting: Splitting, tokenizer: Tokenizer | None = None) -> Iterator[str]:
-    """The passages of a text in order; `tokenizer` is needed if passages are measured in tokens."""
+def split_document(document: Document, splitting: Splitting, tokenizer: Tokenizer | None = None) -> Iterator[Piece]:
+    """The passages of a document in order; `tokenizer` is needed if passages are measured in tokens."""
+    if splitting.split == "structure":
+        return split_by_structure(document.text, document.headings, splitting.words, splitting.overlap_words)
+    if splitting.split == "sentences":
+        return split_by_sentences(document.text, splitting.words, splitting.overlap_words)
     if splitting.tokens is None:
-        return split_by_words(text, splitting.words)
+        return map(Piece, split_by_words(document.text, splitting.words))
     assert tokenizer is not None, "passages of tokens need a tokenizer"
-    return split_by_model_tokens(text, tokenizer, splitting.tokens)
+    return map(Piece, split_by_model_tokens(document.text, tokenizer, splitting.tokens))
 
 
 def split_by_words(text: str, words: int) -> Iterator[str]:
@@ -116,27 +153,32 @@ def make_passages(
     removals = removals if removals is not None else Removals()
     number = 0
     for document in documents:
-        texts = split_text(document.text, splitting, tokenizer)
-        for text in _allowed(document, texts, decontamination, removals):
-            yield Passage(number, document.id, document.title, text, metadata=document.metadata)
+        pieces = split_document(document, splitting, tokenizer)
+        for text, path in _allowed(document, pieces, decontamination, removals):
+            title = (
+                _BELOW.join([document.title, *(one for one in path if one != document.title)])
+                if path
+                else document.title
+            )
+            yield Passage(number, document.id, title, text, metadata=document.metadata)
             number += 1
 
 
 def _allowed(
-    document: Document, texts: Iterator[str], decontamination: Decontamination, removals: Removals
-) -> Iterator[str]:
-    """The texts that are kept; the others are added to `removals` in one entry per document."""
+    document: Document, pieces: Iterator[Piece], decontamination: Decontamination, removals: Removals
+) -> Iterator[Piece]:
+    """The passages that are kept; the others are added to `removals` in one entry per document."""
     if decontamination.forbids(document):
-        if removed := sum(1 for _ in texts):
+        if removed := sum(1 for _ in pieces):
             removals.add(BY_TITLE, document.id, document.title, removed)
     elif not decontamination.hashes:
-        yield from texts
+        yield from pieces
     else:
         removed = 0
-        for text in texts:
-            if decontamination.overlaps(text):
+        for piece in pieces:
+            if decontamination.overlaps(piece.text):
                 removed += 1
             else:
-                yield text
+                yield piece
         if removed:
             removals.add(BY_OVERLAP, document.id, document.title, removed)

@@ -46,8 +46,9 @@ def docx_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
             body = parts.read(main).find(f"{_WORD}body")
             if body is None:
                 raise KeyError("w:body")
-            title = _title(parts, package) or _heading(body, _styles(parts, main)) or file.title
-            text = "\n".join(_blocks(body))
+            styles = _styles(parts, main)
+            title = _title(parts, package) or _heading(body, styles) or file.title
+            text, headings = documents.take_headings("\n".join(_blocks(body, styles)))
     except CorpusError:
         raise
     except zipfile.BadZipFile:
@@ -56,7 +57,7 @@ def docx_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
         raise CorpusError(f"{file.path} is not a DOCX file, or damaged: it lacks {error}.") from None
     except Exception as error:
         raise CorpusError(f"{file.path} is not a DOCX file, or damaged: {short_message(error)}.") from error
-    yield builder.whole(file.id, " ".join(title.split()), text)
+    yield builder.whole(file.id, " ".join(title.split()), text, headings=headings)
 
 
 class _Parts:
@@ -112,29 +113,38 @@ def _styles(parts: _Parts, main: str) -> dict[str, str]:
 def _heading(body: Any, styles: dict[str, str]) -> str:
     """The first paragraph in the style of a heading or title."""
     for paragraph in body.iterchildren(_PARAGRAPH):
-        style = paragraph.find(f"{_WORD}pPr/{_STYLE}")
-        name = "" if style is None else styles.get(style.get(_VALUE), "")
-        if name.lower().startswith(("heading", "title")) and (text := "".join(_pieces(paragraph)).strip()):
+        if _level(paragraph, styles) and (text := "".join(_pieces(paragraph)).strip()):
             return text
     return ""
 
 
-def _blocks(element: Any) -> Iterator[str]:
-    """The paragraphs of an element, and the rows of its tables with tabs between cells, at any depth."""
+def _level(paragraph: Any, styles: dict[str, str]) -> str:
+    """The level of a paragraph in the style of a heading or title, a digit; empty if it is none."""
+    style = paragraph.find(f"{_WORD}pPr/{_STYLE}")
+    name = ("" if style is None else styles.get(style.get(_VALUE), "")).lower()
+    if not name.startswith(("heading", "title")):
+        return ""
+    return name[-1] if name[-1] in "123456789" else "1"
+
+
+def _blocks(element: Any, styles: dict[str, str]) -> Iterator[str]:
+    """The paragraphs of an element, and the rows of its tables with tabs between cells, at any depth; headings in these
+    styles are marked."""
     for child in element:
         if child.tag == _PARAGRAPH:
-            yield "".join(_pieces(child))
+            level = _level(child, styles)
+            yield (f"{documents.HEADING_MARK}{level}" if level else "") + "".join(_pieces(child))
         elif child.tag == _TABLE:
             yield from _rows(child)
         elif child.tag not in _NOT_SHOWN:
-            yield from _blocks(child)
+            yield from _blocks(child, styles)
 
 
 def _rows(table: Any) -> Iterator[str]:
     for row in table.iter(_ROW):
         if next(row.iterancestors(_TABLE)) is table:  # tables within cells come with their cells
             cells = (cell for cell in row.iter(_CELL) if next(cell.iterancestors(_ROW)) is row)
-            yield "\t".join(" ".join(block for block in _blocks(cell) if block) for cell in cells)
+            yield "\t".join(" ".join(block for block in _blocks(cell, {}) if block) for cell in cells)
 
 
 def _pieces(element: Any) -> Iterator[str]:

@@ -27,6 +27,9 @@ _INLINE: Final = frozenset(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i ins kbd label mark q ruby rb rp rt s samp small "
     "span strike strong sub sup time tt u var wbr".split()
 )
+_LEVELS: Final = frozenset(f"h{level}" for level in range(1, 7))
+_EMPTY_HEADING: Final = re.compile(rf"({documents.HEADING_MARK}\d)\n+")
+"""The mark of a heading whose text is in a block within it."""
 _CELLS: Final = frozenset({"td", "th"})
 _EMPTY: Final = re.compile(r"<([a-zA-Z][\w:-]*)((?:\s[^<>]*?)?)/>")
 _VOID: Final = frozenset("area base br col embed hr img input link meta param source track wbr".split())
@@ -61,7 +64,8 @@ def html_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
     except etree.LxmlError as error:
         raise CorpusError(f"{file.path} cannot be read as HTML: {error}.") from None
     title = page.title(_TITLE) or page.title(_HEADING) or file.title
-    yield builder.whole(file.id, title, page.text, page.metadata)
+    text, headings = documents.take_headings(page.marked_text)
+    yield builder.whole(file.id, title, text, page.metadata, headings)
 
 
 class _Page:
@@ -70,6 +74,8 @@ class _Page:
     def __init__(self) -> None:
         self.metadata: dict[str, str] = {}
         self._shown: list[str] = []
+        self._headings: list[tuple[int, str]] = []
+        """The places in `_shown` where headings begin, and their levels."""
         self._titles: dict[str, list[str]] = {_TITLE: [], _HEADING: []}
         self._finished: set[str] = set()
         self._within = dict.fromkeys(_ROLES.values(), 0)
@@ -78,9 +84,13 @@ class _Page:
         return " ".join("".join(self._titles[role]).split())
 
     @property
-    def text(self) -> str:
-        lines = (_CELL_BREAKS.sub("\t", line).strip("\t").rstrip() for line in "".join(self._shown).split("\n"))
-        return "\n".join(line for line in lines if line)
+    def marked_text(self) -> str:
+        """The text, with marks of headings."""
+        shown = self._shown[:]
+        for place, level in reversed(self._headings):
+            shown.insert(place, f"{documents.HEADING_MARK}{level}")
+        lines = (_CELL_BREAKS.sub("\t", line).strip("\t").rstrip() for line in "".join(shown).split("\n"))
+        return _EMPTY_HEADING.sub(r"\1", "\n".join(line for line in lines if line))
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if role := _ROLES.get(tag):
@@ -88,8 +98,12 @@ class _Page:
         elif tag == "link" and "canonical" in attributes.get("rel", "").lower().split():
             self.metadata.setdefault("url", attributes.get("href", "").strip())
         self._break(tag)
+        if tag in _LEVELS:
+            self._headings.append((len(self._shown), tag[1]))
 
     def end(self, tag: str) -> None:
+        if tag in _LEVELS and self._headings and not "".join(self._shown[self._headings[-1][0] :]).strip():
+            self._headings.pop()
         if role := _ROLES.get(tag):
             self._within[role] = max(0, self._within[role] - 1)
             if any(part.strip() for part in self._titles.get(role, ())):
@@ -117,7 +131,7 @@ class _Page:
     def _show(self, text: str) -> None:
         """Add text; outside of preformatted text, white space is one space, and none begins a line."""
         if not self._within[_KEEPS]:
-            text = _SPACES.sub(" ", text)
+            text = _SPACES.sub(" ", text.replace(documents.HEADING_MARK, ""))
             if not self._shown or self._shown[-1] in "\t\n":
                 text = text.lstrip(" ")
         if text:

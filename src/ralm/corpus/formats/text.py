@@ -6,7 +6,7 @@ from itertools import islice, pairwise
 from typing import Final
 
 from ralm.corpus import documents, files
-from ralm.records import Document
+from ralm.records import Document, Heading
 
 _MARKDOWN: Final = (".md", ".markdown")
 _RST: Final = ".rst"
@@ -15,13 +15,47 @@ _LINE: Final = re.compile(r"[^\n]*\n?")
 _FENCE: Final = re.compile(r"\s*(```|~~~)")
 _MARKDOWN_HEADING: Final = re.compile(r"#{1,6}[ \t]+(.+?)[ \t]*#*\s*$")
 _MARKDOWN_UNDERLINE: Final = re.compile(r"={3,}\s*$")
+_SETEXT_UNDERLINE: Final = re.compile(r"(=|-)\1{2,}\s*$")
+_FRONT_MATTER: Final = re.compile(r"---\n.*?\n---\n", re.DOTALL)
 _RST_UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+:._])\1{2,}\s*$")
 
 
 def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """The whole file as a document; its title is the first heading or the file name."""
     text = files.decode(files.content_of(file.path), str(file.path)).removeprefix(files.BYTE_ORDER_MARK)
-    yield builder.whole(file.id, _title(text, file.suffix, file.title), text)
+    headings = list(_headings(text, file.suffix))
+    yield builder.whole(file.id, _title(text, file.suffix, file.title), text, headings=headings)
+
+
+def _headings(text: str, suffix: str) -> Iterator[Heading]:
+    """The headings of Markdown, outside of code, and of reStructuredText, where each underline has a level in the order
+    in which they occur; none of other formats."""
+    if suffix not in (*_MARKDOWN, _RST):
+        return
+    levels = ["=", "-"] if suffix in _MARKDOWN else []
+    in_code, before, line = False, 0, ""
+    matter = _FRONT_MATTER.match(text)
+    for match in _LINE.finditer(text, matter.end() if matter else 0):
+        above, line = line, match.group().strip()
+        if suffix in _MARKDOWN and _FENCE.match(line):
+            in_code = not in_code
+        elif in_code:
+            line = ""
+        elif suffix in _MARKDOWN and (heading := _MARKDOWN_HEADING.match(line)):
+            yield Heading(match.start(), match.end(), len(line) - len(line.lstrip("#")), heading.group(1))
+            line = ""
+        elif above and _is_underlined(above, line, suffix):
+            if line[0] not in levels:
+                levels.append(line[0])
+            yield Heading(before, match.end(), levels.index(line[0]) + 1, above)
+            line = ""
+        before = match.start()
+
+
+def _is_underlined(line: str, below: str, suffix: str) -> bool:
+    if suffix in _MARKDOWN:
+        return _SETEXT_UNDERLINE.match(below) is not None and not line.startswith(("|", "-", "*", "+", ">", "#"))
+    return bool(_RST_UNDERLINE.match(below)) and len(below) >= len(line) and not _RST_UNDERLINE.match(line)
 
 
 def _title(text: str, suffix: str, name: str) -> str:

@@ -1,0 +1,217 @@
+"""Splits documents where their text is: at headings, paragraphs, list items, table rows, code blocks and sentences.
+
+A passage has at most so many words, unless a single sentence, row or line has more. It is a slice of its document; rows
+of a table that follow a split have the header of the table before them. Needs the extra `files` for sentences.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from ralm.errors import MissingExtraError
+from ralm.records import Heading
+
+_BLANK: Final = re.compile(r"\n[^\S\n]*\n\s*")
+_BLANK_LINES: Final = re.compile(r"(?:[^\S\n]*\n)*")
+_LINE: Final = re.compile(r"\n+")
+_FENCE_LINE: Final = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
+_ITEM: Final = re.compile(r"^[^\S\n]*(?:[-*+\N{BULLET}]|\d{1,3}[.)]|#\.)[^\S\n]+\S", re.MULTILINE)
+_RULE: Final = re.compile(r"[\s|:+=-]+")
+_BORDERS: Final = ("|", "+-", "+=")
+"""What rows of tables in texts begin with."""
+_SENTENCES: Final = 2000
+"""Characters that are split into sentences at once: the time rises with their square."""
+_SHORT: Final = 4
+"""A passage goes on under the next heading if it has fewer than 1/4 of its words."""
+
+
+class Piece(NamedTuple):
+    """The text of a passage, and the headings that it stands under, the outermost first."""
+
+    text: str
+    path: tuple[str, ...] = ()
+
+
+class _Unit(NamedTuple):
+    """A part of a text that is not split: from `begin` to `end`, with so many words. `header` stands before it if a
+    passage begins with it; `heading` is set if it is one."""
+
+    begin: int
+    end: int
+    words: int
+    header: str = ""
+    heading: Heading | None = None
+
+
+def split_by_structure(text: str, headings: Sequence[Heading], words: int, overlap: int = 0) -> Iterator[Piece]:
+    """The passages of a text: whole blocks of a section, as many as `words` words allow. `overlap`: at most so many
+    words at the end of a passage are repeated in the next one of the section."""
+    return _packed(text, _units(text, headings, words), words, overlap)
+
+
+def split_by_sentences(text: str, words: int, overlap: int = 0) -> Iterator[Piece]:
+    """The passages of a text: whole sentences, as many as `words` words allow; each has at most `overlap` words of the
+    one before."""
+    units = (
+        unit for begin, end in _between(text, 0, len(text), _BLANK) for unit in _sentences(text, begin, end, words)
+    )
+    return _packed(text, units, words, overlap)
+
+
+def _packed(text: str, units: Iterable[_Unit], words: int, overlap: int) -> Iterator[Piece]:
+    """Units, joined to passages; headings stand with what follows them."""
+    packed: list[_Unit] = []
+    under: list[Heading] = []
+    path: tuple[str, ...] = ()
+    count = body = 0  # of `packed`: its words, and its units without headings at its end
+    for unit in units:
+        is_section = unit.heading is not None and body == len(packed)
+        if body and (count + unit.words > words or (is_section and count >= words // _SHORT)):
+            yield Piece(_text(text, packed[:body]), path)
+            rest = packed[body:]
+            room = 0 if rest or unit.heading else min(overlap, words - unit.words)
+            packed = rest or _last(packed, room)
+            count, body = sum(one.words for one in packed), 0 if rest else len(packed)
+        if not packed:
+            count = len(unit.header.split())
+        if unit.heading is not None:
+            under = [*(one for one in under if one.level < unit.heading.level), unit.heading]
+        packed.append(unit)
+        count += unit.words
+        if unit.heading is None:
+            path = path if body else tuple(one.title for one in under)
+            body = len(packed)
+    if packed and (last := _text(text, packed)):
+        yield Piece(last, path if body else tuple(one.title for one in under))
+
+
+def _last(units: Sequence[_Unit], words: int) -> list[_Unit]:
+    """The last units that have at most so many words together, without headings."""
+    kept: list[_Unit] = []
+    for unit in reversed(units):
+        words -= unit.words
+        if words < 0 or unit.heading is not None:
+            break
+        kept.insert(0, unit)
+    return kept
+
+
+def _text(text: str, units: Sequence[_Unit]) -> str:
+    body = text[units[0].begin : units[-1].end].strip()
+    return f"{units[0].header}\n{body}" if units[0].header else body
+
+
+def _units(text: str, headings: Sequence[Heading], words: int) -> Iterator[_Unit]:
+    begin = 0
+    for heading in headings:
+        yield from _blocks(text, begin, heading.begin, words)
+        yield _Unit(heading.begin, heading.end, len(heading.title.split()), heading=heading)
+        begin = heading.end
+    yield from _blocks(text, begin, len(text), words)
+
+
+def _blocks(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
+    """The units of a section: code between fences, then paragraphs, which are lines if no line is blank."""
+    bounds = [match.start() for match in _FENCE_LINE.finditer(text, begin, end)]
+    for opened, closed in zip(bounds[::2], bounds[1::2], strict=False):
+        yield from _plain_blocks(text, begin, opened, words)
+        begin = text.find("\n", closed, end) + 1 or end
+        yield from _whole_or(_lines, text, opened, begin, words)
+    yield from _plain_blocks(text, begin, end, words)
+
+
+def _plain_blocks(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
+    begin = _BLANK_LINES.match(text, begin, end).end()  # type: ignore[union-attr]  # it matches nothing, too
+    by_lines = _BLANK.search(text, begin, end) is None
+    rows: list[tuple[int, int]] = []
+    for first, last in _between(text, begin, end, _LINE if by_lines else _BLANK):
+        if text.find("\t", first, last) >= 0 or text.startswith(_BORDERS, first):
+            rows += _between(text, first, last, _LINE)
+            if by_lines:
+                continue
+        yield from _table(text, rows, words)
+        if not rows or by_lines:
+            yield from _items(text, first, last, words)
+        rows = []
+    yield from _table(text, rows, words)
+
+
+def _table(text: str, rows: Sequence[tuple[int, int]], words: int) -> Iterator[_Unit]:
+    """The rows of a table, the first ones together, with the header before each of the others."""
+    if not rows:
+        return
+    top = 1 + sum(1 for begin, end in rows[1:2] if _RULE.fullmatch(text, begin, end))
+    header = text[rows[0][0] : rows[top - 1][1]]
+    if len(header.split()) > words // 2:
+        header = ""
+    first = rows[min(top, len(rows) - 1)][1]
+    yield _unit(text, rows[0][0], first)
+    for begin, end in rows[top + 1 :]:
+        yield _Unit(begin, end, len(text[begin:end].split()), header)
+
+
+def _items(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
+    """The items of a list, or a paragraph as a whole."""
+    starts = [match.start() for match in _ITEM.finditer(text, begin, end)]
+    for first, last in pairwise([begin, *(start for start in starts if start > begin), end]):
+        yield from _whole_or(_sentences, text, first, last, words)
+
+
+def _whole_or(
+    split: Callable[[str, int, int, int], Iterator[_Unit]], text: str, begin: int, end: int, words: int
+) -> Iterator[_Unit]:
+    """A part of a text as one unit, or split if it has too many words."""
+    unit = _unit(text, begin, end)
+    if unit.words > words:
+        yield from split(text, begin, end, words)
+    elif unit.words:
+        yield unit
+
+
+def _lines(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
+    for first, last in _between(text, begin, end, _LINE):
+        yield from _words(text, first, last, words)
+
+
+def _sentences(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
+    """The sentences of a paragraph."""
+    try:
+        from sentencex import get_sentence_boundaries
+    except ModuleNotFoundError:
+        raise MissingExtraError("sentences need the package sentencex: pip install 'ralm[files]'.") from None
+    size = _SENTENCES
+    while begin < end:
+        ends = [begin + one["end_index"] for one in get_sentence_boundaries("en", text[begin : min(end, begin + size)])]
+        if begin + size < end:  # the last sentence may go on
+            ends.pop()
+        for after in ends:
+            yield from _words(text, begin, after, words)
+            begin = after
+        size = _SENTENCES if ends else 2 * size
+
+
+def _words(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
+    """A sentence or line, in parts if it has too many words."""
+    unit = _unit(text, begin, end)
+    if unit.words <= words:
+        if unit.words:
+            yield unit
+        return
+    several = re.compile(rf"\S++(?:\s++\S++){{0,{words - 1}}}+")
+    for match in several.finditer(text, begin, end):
+        yield _unit(text, *match.span())
+
+
+def _unit(text: str, begin: int, end: int) -> _Unit:
+    return _Unit(begin, end, len(text[begin:end].split()))
+
+
+def _between(text: str, begin: int, end: int, separator: re.Pattern[str]) -> Iterator[tuple[int, int]]:
+    """The parts of a text between separators, without empty ones."""
+    for match in separator.finditer(text, begin, end):
+        if match.start() > begin:
+            yield begin, match.start()
+        begin = match.end()
+    if end > begin:
+        yield begin, end
