@@ -88,6 +88,23 @@ def test_texts_are_written_if_they_are_wanted(index: Path, tmp_path: Path) -> No
     assert line["passages"][0]["text"] == answer["search_results"][0]["snippet"]
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_passages_that_share_a_context_are_all_listed(index: Path, tmp_path: Path, echo: bool) -> None:
+    log, joined = tmp_path / "audit.jsonl", Concatenation(documents=3)
+    settings = Settings(reading=ReadingOptions(reader="concatenation", concatenation=joined))
+    with serving(Service(tiny(), settings=settings, folders={"few": index}, audit=AuditLog(log))) as url:
+        prompt = "By night the dog and the whales sing"
+        body: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 0} if echo else {"max_tokens": 1}
+        assert asked(url, prompt=prompt, ralm={"order": "best-last"}, **body).status_code == 200
+        found = httpx.get(f"{url}/search", params={"q": prompt, "k": 3}).json()["hits"]
+        line, _ = lines_of(log, 2)
+    if not echo:
+        assert {one["passage"]: one["rank"] for one in line["passages"]} == {
+            hit["passage"]: rank for rank, hit in enumerate(found, 1)
+        }
+    assert max(one["rank"] for one in line["passages"]) > 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_answers_of_another_server(index: Path, tmp_path: Path, stream: bool) -> None:
     log = tmp_path / "audit.jsonl"
@@ -95,6 +112,7 @@ def test_answers_of_another_server(index: Path, tmp_path: Path, stream: bool) ->
         body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "stream": stream}
         if stream:
             body["stream_options"] = {"include_usage": True}
+        body["ralm"] = {"order": "best-last"}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body)
         [line] = lines_of(log, 1)
     assert [(one["document_id"], one["rank"]) for one in line["passages"]] == [("sea", 1), ("night", 2)]

@@ -97,7 +97,7 @@ class TokenWriter:
         options: GenerationOptions | None = None,
         source: FromRetriever | None = None,
         *,
-        reader: Reader | None = None,
+        reader: Reader | in_context.CheckedReader | None = None,
         reranker: Reranker | None = None,
     ) -> None:
         self._model = model

@@ -158,11 +158,8 @@ class ServedAnswer(ABC):
             len(some) if end is None else end.tokens for some, end in zip(written, ends, strict=True)
         )
         ranks = {number: rank for rank, number in enumerate(self._shared, 1)}
-        for choice in () if self._shared else self._choices:
-            for token in choice.tokens:
-                for rank, number in enumerate(token.passages_K.tolist(), 1):
-                    if number != NO_PASSAGE:
-                        ranks[number] = min(rank, ranks.get(number, rank))
+        if self._reads.noted is not None:
+            ranks |= self._reads.noted.ranks
         index = self._reads.settings.index
         entry.passages = [(index, self._reads.passages[number], rank) for number, rank in ranks.items()]
         entry.answers = {number: choice.text for number, choice in enumerate(self._choices)}

@@ -39,7 +39,7 @@ class AuditEntry:
     finish: Callable[["AuditEntry"], None] | None = None
 
     def found(self, index: str | None, passages: Iterable[Passage]) -> None:
-        """Add the passages for one text, in their order."""
+        """Add the passages for one text, the best first."""
         self.passages += [(index, passage, rank) for rank, passage in enumerate(passages, 1)]
 
     def wrote(self, choice: int, text: str) -> None:

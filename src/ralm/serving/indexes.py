@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from ralm.errors import RalmError
 from ralm.lm.scoring import Scorer
-from ralm.protocols import LanguageModel, Reader, Reranker, Retriever, Rows
-from ralm.reading import ReadingOptions, sources
-from ralm.records import FloatArray, Hits, Passages
+from ralm.protocols import Documents, LanguageModel, Reader, Reranker, Retriever, Rows
+from ralm.reading import ReadingOptions, in_context, sources
+from ralm.reading.mixing import TextBefore
+from ralm.records import NO_PASSAGE, FloatArray, Hits, Passages, PromptPrefix
 from ralm.reranking import RerankOptions
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import RetrieverOptions
@@ -144,14 +145,34 @@ class _LockedReranker:
             return self._reranker.choose(rows, hits, passages, k)
 
 
+class NotedReader(in_context.CheckedReader):
+    """The reader of a request, which notes the best rank of each passage that it put before a text."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader)
+        self.ranks: dict[int, int] = {}
+
+    def prompt_prefixes(
+        self, hits: Sequence[tuple[int, float]], documents: Documents, before: TextBefore
+    ) -> Sequence[PromptPrefix]:
+        """As of `CheckedReader`."""
+        found = super().prompt_prefixes(hits, documents, before)
+        numbers = [number for one in found for number in one.passages if number != NO_PASSAGE]
+        for rank, number in enumerate(numbers, 1):
+            self.ranks[number] = min(rank, self.ranks.get(number, rank))
+        return found
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadConfig:
-    """The settings of a request, with the source of passages, the reader and the reranker that they stand for."""
+    """The settings of a request, with the source of passages, the reader and the reranker that they stand for;
+    `noted` is the reader of completions."""
 
     settings: Settings
     source: sources.FromRetriever | None = None
     reader: Reader | None = None
     reranker: Reranker | None = None
+    noted: NotedReader | None = None
 
     @property
     def passages(self) -> Passages:

@@ -226,7 +226,7 @@ def score_prompt(
     `top_logprobs` is the number of top log-probabilities of each token. Raises RequestError if the model cannot return
     them, and what `evaluate_text` raises.
     """
-    scorer, reader = Scorer(model, progress=False), in_context.CheckedReader.of(reads.reader)
+    scorer, reader = Scorer(model, progress=False), in_context.CheckedReader.of(reads.noted)
     reranker = CheckedReranker.of(reads.reranker)
     check_scores(model)
     check_plan(scorer, options)

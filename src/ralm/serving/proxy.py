@@ -144,8 +144,10 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
                     told = _rewritten(content)
                     found = await asyncio.to_thread(_found, [str(told["query"] or texts[0])], reads, service)
                 entry.prompts = [*texts]
+                reading = reads.settings.reading
+                is_reversed = reading.reader == "concatenation" and reading.concatenation.order == "best-last"
                 for some in found:
-                    entry.found(reads.settings.index, some)
+                    entry.found(reads.settings.index, some[::-1] if is_reversed else some)
                 sent = _with_passages(path, body, found, service.passed_on_prompt)
                 answer = await upstream.send(f"{path}?{query}" if query else path, {**sent, "model": name})
                 at_end.push_async_callback(answer.close)

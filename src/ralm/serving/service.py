@@ -203,7 +203,8 @@ class Service:
                 param="ralm.retriever",
             )
         source = self.indexes.source(settings.index, settings.retrieval)
-        return indexes.ReadConfig(settings, source, settings.reading.chosen_reader, reranker)
+        reader = settings.reading.chosen_reader
+        return indexes.ReadConfig(settings, source, reader, reranker, indexes.NotedReader(reader))
 
     def can_search(self, retriever: RetrieverName) -> bool:
         """Whether every index was built for a retriever."""
