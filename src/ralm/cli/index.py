@@ -17,6 +17,7 @@ from ralm.corpus.documents import Fields
 from ralm.corpus.file_table import FileTableWriter
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
+from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.options import Needs, Option
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions, cores
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
@@ -25,6 +26,8 @@ _MAX_SHARDS: Final = 1000
 _DEVICE: Final = "Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one)."
 _BM25: Final = Needs('`retriever="bm25"` or `"both"`', lambda own: own.retriever != "dense")
 _DENSE: Final = Needs('`retriever="dense"` or `"both"`', lambda own: own.retriever != "bm25")
+_API: Final = Needs("an `encoder` behind an API", lambda own: own.encoding is not None and is_api(own.encoding.encoder))
+_API_FLAGS: Final = Flags(without=("tokenizer", "top_logprobs", "context_length", "dry_run"))
 _RAY: Final = Needs("`ray`", lambda own: own.ray is not None)
 _ONE_MACHINE: Final = Needs("a build on one machine", lambda own: own.ray is None)
 _NOT_DENSE: Final = Needs(
@@ -65,6 +68,7 @@ def index_command(
     encoding: Annotated[EncoderOptions | None, Option("The encoder.", needs=_DENSE)] = None,
     vectors: Annotated[VectorOptions, Option("How vectors are stored.", needs=_DENSE)],
     device: Annotated[str, Option(_DEVICE, needs=_DENSE)] = "auto",
+    api: Annotated[ApiOptions, Option("How an encoder behind an API is asked.", needs=_API), _API_FLAGS],
     ray: Annotated[
         str | None,
         Option(
@@ -121,7 +125,7 @@ def index_command(
             formula,
             bm25=retriever != "dense",
             analyser=analyser,
-            encoder=None if encoding is None else ralm.load_encoder(encoding, device=device),
+            encoder=None if encoding is None else ralm.load_encoder(encoding, device=device, api=api),
             vectors=vectors,
             describe=describe,
             build=build,
@@ -284,6 +288,7 @@ def encode_command(
     default: Annotated[bool, Option("Search these vectors if `vectors` is not given.")] = True,
     stored: VectorOptions,
     device: Annotated[str, Option("Where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto",
+    api: Annotated[ApiOptions, Option("How an encoder behind an API is asked.", needs=_API), _API_FLAGS],
     ray: options.Ray = None,
     force: Annotated[bool, options.force_option(None)] = False,
 ) -> None:
@@ -294,7 +299,7 @@ def encode_command(
     """
     from ralm.cli.output import print_encoded
 
-    encoder = ralm.load_encoder(encoding, device="auto" if ray else device)
+    encoder = ralm.load_encoder(encoding, device="auto" if ray else device, api=api)
     ahead = encoding_on(ray, device)
     manifest = ralm.add_vectors(index, encoder, stored, name=vectors, default=default, force=force, ahead=ahead)
     print_encoded(index, manifest, vectors)

@@ -29,7 +29,7 @@ _TAKEN_ARGUMENTS: Final = frozenset(
     "messages conversation tokenize chat_template add_generation_prompt continue_final_message return_dict".split()
 )
 """Arguments of `apply_chat_template` that ralm gives itself."""
-_API_PACKAGES: Final = ("httpx2", "openai", "tiktoken", "transformers", "huggingface_hub")
+API_PACKAGES: Final = ("httpx2", "openai", "tiktoken", "transformers", "huggingface_hub")
 _LM_PACKAGES: Final = ("torch", "transformers", "tokenizers", "huggingface_hub")
 
 
@@ -140,7 +140,7 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Writi
     missing, or the device does not exist; ServerError if a server does not answer.
     """
     if is_api(name):
-        with extra("api", "models behind an API need", _API_PACKAGES):
+        with extra("api", "models behind an API need", API_PACKAGES):
             from ralm.lm.api.probe import load_api_model
         return load_api_model(name, (options or ModelOptions()).api)
     return load_local_model(name, options)
@@ -151,14 +151,14 @@ def open_served_model(name: str, options: ModelOptions | None = None, *, proxy: 
     requests are passed on."""
     if not is_api(name):
         return load_local_model(name, options)
-    with extra("api", "models behind an API need", _API_PACKAGES):
+    with extra("api", "models behind an API need", API_PACKAGES):
         from ralm.lm.api.probe import open_server
     return open_server(name, (options or ModelOptions()).api, proxy=proxy)
 
 
 def probe_language_model(name: str, options: ApiOptions | None = None) -> "ApiModel":
     """A model behind an API, probed again from the start; see `ralm.lm.api.probe`."""
-    with extra("api", "models behind an API need", _API_PACKAGES):
+    with extra("api", "models behind an API need", API_PACKAGES):
         from ralm.lm.api.probe import probe_server
     return probe_server(name, options)
 

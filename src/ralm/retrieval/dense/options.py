@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
 
 from ralm.errors import FolderError, extra
+from ralm.lm.api.endpoint import ApiOptions, is_api
+from ralm.lm.registry import API_PACKAGES
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Encoder
 from ralm.storage import manifest, outputs
@@ -55,7 +57,8 @@ NOTHING_ENCODED: Final = EncodingStats(0, 0.0)
 class EncoderOptions:
     """Which encoder, and how it makes vectors: everything that decides them, so that an index can record it.
 
-    `encoder`: a hub name or folder: a sentence-transformers model, a bare BERT (Contriever), or DPR (Spider).
+    `encoder`: a hub name or folder: a sentence-transformers model, a bare BERT (Contriever), or DPR (Spider); or
+    URL#MODEL of a server with OpenAI's API for embeddings, which decides lengths and pooling.
     `query_encoder`: another encoder for queries, as in DPR; None if one encoder does both.
     `pooling`: mean or cls over the tokens of a bare model; auto is what the model's folder says, or else mean.
     `normalize`: scale vectors to length 1, so that inner products are cosines (REPLUG, Eq. 1).
@@ -69,7 +72,9 @@ class EncoderOptions:
     Raises UsageError if a length is below 1 or a choice is unknown.
     """
 
-    encoder: Annotated[str, Option("Dense: encoder of passages, a hub name or folder (and of queries).")]
+    encoder: Annotated[
+        str, Option("Dense: encoder of passages (and of queries): a hub name, folder, or URL#MODEL of an API.")
+    ]
     query_encoder: Annotated[str | None, Option("Dense: another encoder for queries, as in DPR.")] = None
     pooling: Annotated[
         Pooling, Option("Dense: pooling of a bare model's tokens; auto: as its folder says, else mean.")
@@ -142,12 +147,16 @@ def dense_extra() -> AbstractContextManager[None]:
     return extra("dense", "dense retrieval needs", _PACKAGES)
 
 
-def load_encoder(options: EncoderOptions, *, device: str = "auto") -> Encoder:
-    """An encoder by hub name or folder; its weights are loaded on first use.
+def load_encoder(options: EncoderOptions, *, device: str = "auto", api: ApiOptions | None = None) -> Encoder:
+    """An encoder by hub name, folder, or URL#MODEL of an API for embeddings; it is loaded or asked on first use.
 
-    `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). Raises MissingExtraError at once, and ModelError later
-    if the weights cannot be loaded.
+    `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). `api`: how a server is asked. Raises MissingExtraError
+    at once, and ModelError or ServerError later if the weights cannot be loaded or the server does not answer.
     """
+    if is_api(options.encoder):
+        with extra("api", "models behind an API need", API_PACKAGES):
+            from ralm.retrieval.dense.api_encoder import ApiEncoder
+        return ApiEncoder(options, api)
     with dense_extra():
         from ralm.retrieval.dense.encoder import SentenceEncoder
     return SentenceEncoder(options, device=device)

@@ -1,0 +1,142 @@
+"""An encoder behind an API: `--encoder URL#MODEL` and `openai:MODEL`, by /v1/embeddings of OpenAI and other servers.
+
+Texts go out in batches, several at once, with retries, within the budget; answers are kept in the file that also keeps
+those of language models.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
+from functools import cached_property, partial
+from typing import Any, Final
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.errors import ServerError, UsageError
+from ralm.lm.api.client import Client
+from ralm.lm.api.endpoint import ApiOptions, endpoint_of
+from ralm.lm.api.transport import ApiRequest, JsonObject
+from ralm.records import FloatArray, Passage
+from ralm.retrieval.dense.options import EncoderOptions
+from ralm.terminal import Advance
+
+_BATCH: Final = 64
+_PROBE: Final = "The quick brown fox jumps over the lazy dog."
+_OF_WEIGHTS: Final = ("query_encoder", "pooling", "query_length", "passage_length", "query_keeps", "dtype")
+"""Options of encoders that run here."""
+
+
+class ApiEncoder:
+    """An encoder behind an API; see `EncoderOptions`. The server is first asked on use.
+
+    The fingerprint is made of the model's name, the length of its vectors, and the largest component of the vector of
+    a sentence: another model under the same name is noticed, later vectors of which differ a little are not. Raises
+    UsageError if an option is for encoders that run here, and the errors of `endpoint_of`.
+    """
+
+    def __init__(self, options: EncoderOptions, api: ApiOptions | None = None) -> None:
+        usual = {one.name: one.default for one in fields(EncoderOptions)}
+        for name in _OF_WEIGHTS:
+            if getattr(options, name) != usual[name]:
+                raise UsageError(f"`{name}` has no effect with an encoder behind an API, whose server decides it.")
+        self._options = options
+        self._api = api or ApiOptions()
+        self._endpoint = endpoint_of(options.encoder)
+        self._dimension = 0
+        self._fingerprint = ""
+
+    @cached_property
+    def _client(self) -> Client:
+        client = Client(self._endpoint, self._api)
+        [probe_D] = self._encode(client, [_PROBE], None)
+        largest = int(np.abs(probe_D).argmax())
+        self._fingerprint = _short_hash(f"{self._endpoint.model} {len(probe_D)} {largest} {probe_D[largest] > 0}")
+        self._dimension = len(probe_D)
+        # finer than the fingerprint: a difference only means that nothing kept is used
+        client.identity = _short_hash(f"{self._endpoint.url} {self._fingerprint} {np.round(probe_D, 3).tolist()}")
+        return client
+
+    @property
+    def dimension(self) -> int:
+        """The length of a vector."""
+        _ = self._client
+        return self._dimension
+
+    @property
+    def query_fingerprint(self) -> str:
+        """A short hash of the model's name and of its vector of a sentence."""
+        _ = self._client
+        return self._fingerprint
+
+    @property
+    def query_config(self) -> dict[str, JsonValue]:
+        """The fingerprint, and how texts are read."""
+        reading: dict[str, JsonValue] = {"api": "embeddings", "normalize": self._options.normalize}
+        return {"fingerprint": self.query_fingerprint, "reading": reading, "model": self._endpoint.model}
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """The options and the fingerprint."""
+        own = self.query_fingerprint
+        return {**asdict(self._options), "passage_fingerprint": own, "query_fingerprint": own}
+
+    def passage_text(self, passage: Passage) -> str:
+        """The title, a line break and the text."""
+        with_title = self._options.titles and passage.title
+        return f"{passage.title}\n{passage.text}" if with_title else passage.text
+
+    def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
+        """The vectors (float32, P x D) of passages. Raises ServerError, BudgetError or StorageError."""
+        return self._vectors([self.passage_text(one) for one in passages], advance)
+
+    def encode_queries(self, queries: Sequence[str]) -> FloatArray:
+        """The vectors (float32, Q x D) of queries. Raises ServerError, BudgetError or StorageError."""
+        return self._vectors(queries)
+
+    def _vectors(self, texts: Sequence[str], advance: Advance | None = None) -> FloatArray:
+        vectors_TD = self._encode(self._client, texts, advance)
+        if self._options.normalize:
+            vectors_TD /= np.maximum(np.linalg.norm(vectors_TD, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        return vectors_TD
+
+    def _encode(self, client: Client, texts: Sequence[str], advance: Advance | None) -> FloatArray:
+        some = [list(texts[begin : begin + _BATCH]) for begin in range(0, len(texts), _BATCH)]
+        vectors = []
+        for batch, answer in zip(some, client.answers(self._requests(some)), strict=True):
+            vectors += self._checked(answer, len(batch))
+            if advance is not None:
+                advance(len(batch))
+        return np.array(vectors, dtype=np.float32).reshape(len(texts), self._dimension or -1)
+
+    def _requests(self, batches: Sequence[list[str]]) -> Iterator[ApiRequest]:
+        for batch in batches:
+            body: dict[str, JsonValue] = {"model": self._endpoint.model, "input": [*batch], "encoding_format": "float"}
+            tokens = sum(len(text.encode("utf-8", "replace")) for text in batch)
+            yield ApiRequest("/embeddings", body, tokens, check=partial(self._checked, count=len(batch)))
+
+    def _checked(self, answer: JsonObject, count: int) -> list[FloatArray]:
+        """The vectors of an answer in the order of the texts; ServerError if it has others."""
+        given: Any = answer.get("data")
+        try:
+            found = {int(one["index"]): np.array(one["embedding"], dtype=np.float32) for one in given}
+            vectors = [found[place] for place in range(count)]
+            lengths = {one.shape for one in vectors} | {(self._dimension or len(vectors[0]),)}
+            if (
+                len(found) != count
+                or len(lengths) != 1
+                or lengths == {(0,)}
+                or not all(np.isfinite(one).all() for one in vectors)
+            ):
+                raise ValueError
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise ServerError(
+                f"{self._endpoint.url} gave no {count} vectors of one length for {count} texts; is "
+                f"{self._endpoint.model} a model for embeddings?",
+                200,
+            ) from None
+        return vectors
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
