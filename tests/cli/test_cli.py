@@ -83,10 +83,13 @@ def test_forbidden_passages_are_not_found(work: Path, tmp_path: Path, retriever:
 def test_search(work: Path) -> None:
     found = printed("search", work / "index", PROMPT, "-k", "2")
     assert found["query"] == PROMPT
-    assert [set(hit) for hit in found["hits"]] == [{"passage", "score", "document_id", "title", "text", "metadata"}] * 2
+    fields = {"passage", "score", "document_id", "title", "text", "metadata", "marks"}
+    assert [set(hit) for hit in found["hits"]] == [fields] * 2
+    [mark] = printed("search", work / "index", "sings")["hits"][0]["marks"]
+    assert printed("search", work / "index", "sings")["hits"][0]["text"][slice(*mark)] == "sing"
     assert (found["hits"][0]["title"], found["hits"][0]["document_id"]) == ("The Hill", "hill")
     assert found["hits"][0]["score"] >= found["hits"][1]["score"] > 0
-    assert "The Hill" in done("search", work / "index", "sheep").out
+    assert re.match(r"  1\. +\d\.\d{3}  hill  The Hill\n     ", done("search", work / "index", "sheep").out)
     nothing = done("search", work / "index", "zzz")
     assert nothing.out == ""
     assert "no passage was found" in nothing.err

@@ -52,6 +52,18 @@ def test_passages_found(work: Path) -> None:
     assert found["hits"][0]["title"] == TITLE
 
 
+@pytest.mark.parametrize(("variables", "before", "after"), [({}, "\x1b[1m", "\x1b[0m"), ({"NO_COLOR": "1"}, "", "")])
+def test_terms_of_a_query_are_bold_in_a_terminal(
+    index: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], before: str, after: str
+) -> None:
+    assert "     whales sing\n" in safe(ralm("search", index, "whale seas")).out
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", **variables}.items():
+        monkeypatch.setenv(name, value)
+    shown = ralm("search", index, "whale seas").out
+    assert f"  a  {before}Sea{after}\n     {before}whales{after} sing\n" in shown
+
+
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_generated_texts(work: Path, tiny_folders: dict[str, Path], form: list[str]) -> None:
     reading = ["--lm", tiny_folders["gpt2"], "--index", work / "index", "--document-tokens", 24, "--new-tokens", 8]

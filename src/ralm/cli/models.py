@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ralm.protocols import WritingModel
     from ralm.reading.sources import FromRetriever, PassageSource
     from ralm.retrieval.cache import CachedRetriever
+    from ralm.retrieval.index import Index
     from ralm.retrieval.retriever import RetrieverOptions
     from ralm.retrieval.update import RemoteEncoding
 
@@ -57,7 +58,7 @@ def open_served(name: str, options: ModelOptions, *, proxy: bool) -> "WritingMod
     return _opened[-1]
 
 
-def open_retrieval(index: "Path", options: "RetrieverOptions") -> "FromRetriever":
+def open_retrieval(index: "Index | Path", options: "RetrieverOptions") -> "FromRetriever":
     """The passages of an index, retrieved according to the options; raises what `open_retriever` raises."""
     from ralm.reading.sources import FromRetriever
     from ralm.retrieval.cache import CachedRetriever

@@ -2,11 +2,11 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import zip_longest
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -23,7 +23,9 @@ from ralm.protocols import Tokenizer
 from ralm.reading.pieces import GeneratedText, passage_shares, spans
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, token_as_json
 from ralm.records import NO_PASSAGE, Passage, Passages
+from ralm.retrieval.analysis import PlacedTerm
 from ralm.retrieval.layout import VectorSet, index_settings
+from ralm.retrieval.marks import Marker, best_window, spans_of
 from ralm.runs import report, run
 from ralm.storage.manifest import Manifest
 from ralm.storage.outputs import MANIFEST
@@ -185,13 +187,35 @@ def _print_vectors(vectors: VectorSet, passages: int) -> None:
         print_line(f"reused from an interrupted build: {passages - encoded:,.0f}")
 
 
-def print_passages(hits: Iterable[tuple[Passage, float]]) -> None:
-    """Print hits for a person: rank, score, title, and the beginning of the text."""
+def print_hits(hits: Iterable[tuple[Passage, float]], marker: Marker, terms: Container[str]) -> None:
+    """Print hits for a person: rank, score, document id, title, and the part of the text with most of these terms."""
     for rank, (passage, score) in enumerate(hits, 1):
-        print_line(f"{rank:>3}. {score:8.3f}  passage {passage.number}  {one_line(passage.title)}")
+        place = PurePath(passage.document_id)
+        title = "" if passage.title in (passage.document_id, place.name, place.stem) else passage.title
+        name = "  ".join(one_line(part) for part in (passage.document_id, title) if part)
+        _print_marked(f"{rank:>3}. {score:8.3f}  ", name, marker.marks(name, terms))
         if passage.metadata:
             print_line(f"     {_metadata_line(passage)}")
-        print_beginning(passage, _LONGEST_TEXT)
+        text = " ".join(passage.text.split())
+        marks = marker.marks(text, terms)
+        begin, end = best_window(text, marks, _LONGEST_TEXT)
+        shown = [(max(one.begin, begin) - begin, min(one.end, end) - begin, one.term) for one in marks]
+        inside = [PlacedTerm(*one) for one in shown if one[0] < one[1]]
+        _print_marked(f"     {'...' if begin else ''}", text[begin:end], inside, "..." if end < len(text) else "")
+
+
+def _print_marked(before: str, text: str, marks: Iterable[PlacedTerm], after: str = "") -> None:
+    """Print a line with its marks in bold, in a terminal with colours."""
+    line, printed = Text(before), 0
+    for begin, end in spans_of(marks):
+        line.append(visible(text[printed:begin])).append(visible(text[begin:end]), "bold")
+        printed = end
+    line.append(visible(text[printed:]) + after)
+    console = Console(file=sys.stdout, highlight=False)
+    if console.is_terminal and not console.no_color:
+        console.print(line, soft_wrap=True)
+    else:
+        sys.stdout.write(line.plain + "\n")
 
 
 def print_beginning(passage: Passage, width: int) -> None:

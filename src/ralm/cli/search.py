@@ -29,19 +29,24 @@ def search_command(
     json: Annotated[bool, Option("Print only one JSON object.")] = False,
 ) -> None:
     """Find the passages of an index that best match a query."""
-    from ralm.cli.output import print_json, print_passages
+    from ralm.cli.output import print_hits, print_json
     from ralm.reading.provenance import hits_as_json
+    from ralm.retrieval.marks import Marker, spans_of
     from ralm.validation import retrieve_checked
 
     asked = options.read_input(query, queries, "query")
-    source = models.open_retrieval(index, retrieval)
+    opened = ralm.open_index(index)
+    source = models.open_retrieval(opened, retrieval)
+    marker = Marker(opened.analysis)
     hits = retrieve_checked(source.retriever, asked, k, len(source.passages))
     for row, question in enumerate(asked):
         found = [(source.passages[number], score) for number, score in hits.of(row)]
+        terms = {one.term for one in marker.terms(question)}
         if json or queries is not None:
-            print_json({"query": question, "hits": hits_as_json(found)})
+            marks = [spans_of(marker.marks(passage.text, terms)) for passage, _ in found]
+            print_json({"query": question, "hits": hits_as_json(found, marks)})
         elif found:
-            print_passages(found)
+            print_hits(found, marker, terms)
         else:
             process.print_note("no passage was found: none contains an indexed word of the query, or all are forbidden")
 

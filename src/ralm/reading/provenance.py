@@ -202,9 +202,11 @@ def token_as_json(
     }
 
 
-def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
-    """Passages that were found, with their scores."""
-    return [
+def hits_as_json(
+    hits: Iterable[tuple[Passage, float]], marks: Iterable[Iterable[tuple[int, int]]] = ()
+) -> list[JsonValue]:
+    """Passages that were found, with their scores; `marks`: the marked characters of each, if known."""
+    found: list[dict[str, JsonValue]] = [
         {
             "passage": passage.number,
             "score": round(score, 4),
@@ -215,6 +217,9 @@ def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
         }
         for passage, score in hits
     ]
+    for hit, spans in zip(found, marks, strict=False):
+        hit["marks"] = [[*span] for span in spans]
+    return [*found]
 
 
 def passage_as_json(passage: Passage) -> dict[str, JsonValue]:

@@ -6,12 +6,24 @@ so queries are analysed like its passages. `analysers.py` is imported on first u
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ralm.errors import UsageError
 
 TermsOfRun: TypeAlias = Callable[[str], tuple[str, ...]]
 """Returns the index terms, in order, of a run of characters without white space."""
+
+
+class PlacedTerm(NamedTuple):
+    """A term, and the first and one past the last character that it stands for."""
+
+    begin: int
+    end: int
+    term: str
+
+
+PlacedTermsOfRun: TypeAlias = Callable[[str], list[PlacedTerm]]
+"""Returns the same terms with their places."""
 
 _CACHED_RUNS: Final = 1 << 17
 """How many runs of characters an analyser caches before it clears the cache; this bounds its memory."""
@@ -38,6 +50,12 @@ class Analysis:
         from ralm.retrieval.analysis.analysers import terms_of_run
 
         return terms_of_run(self.name)
+
+    def prepare_placed(self) -> PlacedTermsOfRun:
+        """The function that returns the terms of a run with their places, which only one thread may use."""
+        from ralm.retrieval.analysis.analysers import placed_terms_of_run
+
+        return placed_terms_of_run(self.name)
 
 
 class Analyser:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Final, NamedTuple
 from unicodedata import normalize
 
@@ -22,7 +23,7 @@ import regex
 import Stemmer
 
 from ralm.errors import UsageError
-from ralm.retrieval.analysis import TermsOfRun
+from ralm.retrieval.analysis import PlacedTerm, PlacedTermsOfRun, TermsOfRun
 
 _MAX_WORD: Final = 255
 """Longer words are cut into pieces of this many UTF-16 units, as StandardTokenizer does."""
@@ -94,6 +95,16 @@ def terms_of_run(name: str) -> TermsOfRun:
             return _cjk_terms
         case language:
             return _snowball_terms(language)
+
+
+def placed_terms_of_run(name: str) -> PlacedTermsOfRun:
+    """Returns a function that returns the terms of a run, each with its place, by the analyser's name."""
+    if name == "cjk":
+        return _placed_cjk_terms
+    terms = terms_of_run(name)
+    return lambda run: [
+        PlacedTerm(begin, begin + len(word), term) for begin, word in _placed_words(run) for term in terms(word)
+    ]
 
 
 def words(text: str) -> list[str]:
@@ -225,6 +236,34 @@ def _cjk_terms(run: str) -> tuple[str, ...]:
             found.append(lower_case(part.characters))
     found += _pairs(neighbours)
     return tuple([term for term in found if term not in _CJK_STOP_WORDS])
+
+
+def _placed_cjk_terms(run: str) -> list[PlacedTerm]:
+    """The terms of `_cjk_terms` with their places."""
+    found: list[PlacedTerm] = []
+    neighbours: list[PlacedTerm] = []
+    for part in _parts(run):
+        if neighbours and not (part.paired and part.begin == neighbours[-1].end):
+            found += _placed_pairs(neighbours)
+            neighbours = []
+        if part.paired:
+            neighbours += _characters(part)
+        else:
+            found.append(PlacedTerm(part.begin, part.end, lower_case(part.characters)))
+    found += _placed_pairs(neighbours)
+    return [one for one in found if one.term not in _CJK_STOP_WORDS]
+
+
+def _characters(part: _Part) -> Iterator[PlacedTerm]:
+    """The characters of a part; all have the place of the part if their number changed with their width."""
+    is_same = len(part.characters) == part.end - part.begin
+    for begin, character in enumerate(part.characters, part.begin):
+        yield PlacedTerm(begin, begin + 1, character) if is_same else PlacedTerm(part.begin, part.end, character)
+
+
+def _placed_pairs(neighbours: list[PlacedTerm]) -> list[PlacedTerm]:
+    pairs = [PlacedTerm(one.begin, other.end, one.term + other.term) for one, other in pairwise(neighbours)]
+    return pairs or neighbours
 
 
 def _parts(run: str) -> Iterator[_Part]:

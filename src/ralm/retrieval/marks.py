@@ -1,0 +1,74 @@
+"""Finds the words of a query in the text of a hit, and the part of a long text that shows most of them."""
+
+import re
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from functools import lru_cache
+from typing import Final
+
+from ralm.retrieval.analysis import Analysis, PlacedTerm
+
+_CACHED_RUNS: Final = 1 << 16
+_RUN: Final = re.compile(r"\S+")
+
+
+class Marker:
+    """Finds terms in texts, with the analyser of an index; without one, none. Only one thread may use it."""
+
+    def __init__(self, analysis: Analysis | None) -> None:
+        self._terms_of_run = lru_cache(_CACHED_RUNS)(analysis.prepare_placed() if analysis else lambda _: [])
+
+    def terms(self, text: str) -> list[PlacedTerm]:
+        """All terms of a text, in order."""
+        return [
+            PlacedTerm(run.start() + begin, run.start() + end, term)
+            for run in _RUN.finditer(text)
+            for begin, end, term in self._terms_of_run(run[0])
+        ]
+
+    def marks(self, text: str, terms: Container[str]) -> list[PlacedTerm]:
+        """The places of these terms in a text, in order."""
+        return [one for one in self.terms(text) if one.term in terms]
+
+
+def spans_of(marks: Iterable[PlacedTerm]) -> list[tuple[int, int]]:
+    """The first and one past the last character of each marked part of a text; those that touch are one."""
+    spans: list[tuple[int, int]] = []
+    for begin, end, _ in marks:
+        if spans and begin <= spans[-1][1]:
+            begin, end = spans[-1][0], max(end, spans.pop()[1])
+        spans.append((begin, end))
+    return spans
+
+
+def best_window(text: str, marks: Sequence[PlacedTerm], width: int) -> tuple[int, int]:
+    """The bounds of a part of a text, of whole words and `width` characters at most, around most different marked
+    terms; of equal ones around most marks, then the first."""
+    if len(text) <= width:
+        return 0, len(text)
+    first, last = _densest(marks, width)
+    begin = max(0, min(first - max(0, width - (last - first)) // 2, len(text) - width))
+    end = begin + width
+    if begin:
+        begin = max(begin, text.find(" ", begin - 1, first) + 1)
+    if end < len(text):
+        space = text.rfind(" ", max(last, begin + 1), end + 1)
+        end = end if space < 0 else space
+    return begin, end
+
+
+def _densest(marks: Sequence[PlacedTerm], width: int) -> tuple[int, int]:
+    """The first and one past the last character of the marks to show; both 0 without marks."""
+    best, bounds = (0, 0), (0, 0)
+    inside: Counter[str] = Counter()
+    last = 0
+    for first, mark in enumerate(marks):
+        while last < len(marks) and (last == first or marks[last].end - mark.begin <= width):
+            inside[marks[last].term] += 1
+            last += 1
+        if (found := (len(inside), last - first)) > best:
+            best, bounds = found, (mark.begin, max(one.end for one in marks[first:last]))
+        inside[mark.term] -= 1
+        if not inside[mark.term]:
+            del inside[mark.term]
+    return bounds

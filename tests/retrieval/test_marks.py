@@ -1,0 +1,68 @@
+"""Marks of query terms in texts, for every analyser; the part of a text that is shown, against all parts."""
+
+from typing import Final
+
+import pytest
+import Stemmer
+from hypothesis import given, strategies as st
+
+from ralm.retrieval.analysis import LANGUAGES, Analyser, PlacedTerm, analysis_by_name
+from ralm.retrieval.marks import Marker, best_window, spans_of
+
+NAMES: Final = ["english", "standard", "cjk", *(name for name in LANGUAGES if name in Stemmer.algorithms())]
+ALPHABET: Final = (
+    "aZs19_.,:;'\"- \n\u2019\u00e9\u0130\u0301\u200d\u3042\u4e00\u56fd\u30ab\uff76\uff9e\uac00\u0645\U0001f600"
+)
+TEXTS: Final = st.text(ALPHABET, max_size=25) | st.text(max_size=15)
+
+
+@given(st.sampled_from(NAMES), TEXTS)
+def test_terms_have_places_and_are_those_of_the_index(name: str, text: str) -> None:
+    analysis = analysis_by_name(name)
+    placed = Marker(analysis).terms(text)
+    assert [one.term for one in placed] == Analyser(analysis)(text)
+    assert all(0 <= one.begin < one.end <= len(text) for one in placed)
+    assert placed == sorted(placed, key=lambda one: one[:2])
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "text", "marked"),
+    [
+        ("english", "singing ship", "Ships sang; she SINGS, ship's song.", ["Ships", "SINGS", "ship's"]),
+        ("standard", "ships", "Ships, ship, ships", ["Ships", "ships"]),
+        ("german", "Haus", "Die Häuser am Haus", ["Häuser", "Haus"]),
+        ("french", "avion", "l'avion, deux avions", ["l'avion", "avions"]),
+        ("cjk", "東京", "東京都 京東 ABC東京", ["東京", "東京"]),
+        ("cjk", "ガス", "ｶﾞｽ", ["ｶﾞｽ"]),
+    ],
+)
+def test_forms_of_a_word_are_marked(name: str, query: str, text: str, marked: list[str]) -> None:
+    marker = Marker(analysis_by_name(name))
+    terms = {one.term for one in marker.terms(query)}
+    assert [text[begin:end] for begin, end in spans_of(marker.marks(text, terms))] == marked
+
+
+def test_without_an_analyser_nothing_is_marked() -> None:
+    assert Marker(None).marks("sheep", {"sheep"}) == []
+
+
+@given(st.lists(st.sampled_from(["a", "bb", "cat", "x", "yyyy", "sheep"]), min_size=1, max_size=40), st.data())
+def test_the_best_part_of_a_text(words: list[str], data: st.DataObject) -> None:
+    text, width = " ".join(words), data.draw(st.integers(12, 40))
+    marks = Marker(analysis_by_name("standard")).marks(text, {"bb", "cat", "sheep"})
+    begin, end = best_window(text, marks, width)
+
+    def quality(begin: int, end: int) -> tuple[int, int]:
+        inside: list[PlacedTerm] = [one for one in marks if begin <= one.begin and one.end <= end]
+        return len({one.term for one in inside}), len(inside)
+
+    assert end - begin <= width
+    assert begin == 0 or text[begin - 1] == " "
+    assert end == len(text) or text[end] == " "
+    assert quality(begin, end)[0] == max(quality(at, at + width)[0] for at in range(len(text)))
+
+
+def test_a_word_that_is_longer_than_the_part() -> None:
+    text = f"so {'w' * 50} then"
+    begin, end = best_window(text, Marker(analysis_by_name("standard")).marks(text, {"w" * 50}), 20)
+    assert text[begin:end] == "w" * 20
