@@ -16,6 +16,7 @@ from ralm.protocols import Encoder, Retriever
 from ralm.records import Hits, IntArray
 from ralm.retrieval.bm25.formula import open_weighting
 from ralm.retrieval.dense.options import DenseSearchOptions, load_encoder
+from ralm.retrieval.distinct import Distinct
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.own import own_retriever
 from ralm.retrieval.random import RandomRetriever
@@ -40,8 +41,8 @@ class RetrieverOptions:
     `vectors`: the name of the set of vectors to search, if the index has several. `query_encoder` encodes queries
     instead of the encoder that the index names; with `any_encoder` its vectors may differ from those that the index was
     built with. `search`: how much work an approximate index does. `forbidden_titles` and `forbidden_documents`: files
-    with one title or document id per line; passages of those documents are never found. `cache`: a file that stores
-    retrievals and answers repeated ones.
+    with one title or document id per line; passages of those documents are never found. `distinct`: what is found once
+    (`Distinct`). `cache`: a file that stores retrievals and answers repeated ones.
 
     Raises UsageError if a value is invalid.
     """
@@ -92,6 +93,10 @@ class RetrieverOptions:
     forbidden_documents: Annotated[
         Path | None, Option("Never find passages of documents with these ids (a file with one per line).")
     ] = None
+    distinct: Annotated[
+        Literal["none", "document", "text"],
+        Option("Find each document once, by its best passage; or each text, by all but a few of its words."),
+    ] = "none"
     cache: Annotated[Path | None, Option("File that caches retrievals and is reused by later runs.")] = None
 
     def __post_init__(self) -> None:
@@ -117,6 +122,8 @@ def open_retriever(index: "Index | Path | str", options: RetrieverOptions | None
     options = options or RetrieverOptions()
     opened = index if isinstance(index, Index) else open_index(index)
     retriever = _retriever(opened, options, _forbidden(opened, options))
+    if options.distinct != "none":
+        retriever = Distinct(retriever, opened.passages, options.distinct)
     return retriever if options.cache is None else CachedRetriever(retriever, Path(options.cache))
 
 

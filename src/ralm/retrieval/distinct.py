@@ -1,0 +1,85 @@
+"""Leaves out hits that repeat an earlier one: of the same document, or of nearly the same text."""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from pydantic import JsonValue
+
+from ralm.corpus.decontamination import words_of
+from ralm.protocols import Retriever
+from ralm.records import Hits, Passages
+from ralm.validation import check_count, config_of, retrieve_checked, stable_hits
+
+By = Literal["document", "text"]
+_MORE: Final = 4
+"""How many times the wanted hits are retrieved at first, and again if too few are left."""
+_SHINGLE: Final = 5
+_SAME: Final = 0.8
+
+
+class Distinct:
+    """The best hits of a retriever without repetitions.
+
+    By "document", each document is found once, by its best passage. By "text", a passage is left out if the Jaccard
+    similarity of its runs of 5 words to those of a better hit is at least 0.8; case and punctuation do not count.
+    """
+
+    def __init__(self, retriever: Retriever, passages: Passages, by: By) -> None:
+        self._retriever = retriever
+        self._passages = passages
+        self._by = by
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """That of the retriever, and what counts as a repetition."""
+        measure: dict[str, JsonValue] = {"words": _SHINGLE, "similarity": _SAME} if self._by == "text" else {}
+        return {"distinct": self._by, **measure, "of": config_of(self._retriever, "retriever")}
+
+    @property
+    def stable(self) -> int:
+        """The number of passages, if the hits of the retriever do not depend on k; otherwise 0."""
+        return len(self._passages) if stable_hits(self._retriever) >= len(self._passages) else 0
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        """The k best distinct passages for each query: fewer only if there are no more.
+
+        Raises UsageError if k is below 1.
+        """
+        check_count("k", k)
+        rows: dict[int, list[tuple[int, float]]] = {}
+        left, width = [*range(len(queries))], min(_MORE * k, len(self._passages))
+        while left:
+            hits = retrieve_checked(self._retriever, [queries[row] for row in left], width)
+            for place, row in enumerate(left):
+                found = hits.of(place)
+                rows[row] = self._distinct(found)[:k]
+                if len(found) < width or width == len(self._passages):
+                    continue
+                if len(rows[row]) < k:
+                    rows.pop(row)
+            left = [row for row in left if row not in rows]
+            width = min(_MORE * width, len(self._passages))
+        return Hits.from_pairs([rows[row] for row in range(len(queries))])
+
+    def _distinct(self, hits: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+        kept: list[tuple[int, float]] = []
+        seen: list[frozenset[str]] = []
+        for number, score in hits:
+            passage = self._passages[number]
+            own = frozenset([passage.document_id]) if self._by == "document" else _shingles(passage.text)
+            if not any(_similarity(own, other) >= _SAME for other in seen):
+                seen.append(own)
+                kept.append((number, score))
+        return kept
+
+
+def _shingles(text: str) -> frozenset[str]:
+    """The runs of words of a text; a shorter text is one run."""
+    words = words_of(text)
+    return frozenset(" ".join(words[place : place + _SHINGLE]) for place in range(max(1, len(words) - _SHINGLE + 1)))
+
+
+def _similarity(one: frozenset[str], other: frozenset[str]) -> float:
+    """The Jaccard similarity of two sets."""
+    shared = len(one & other)
+    return shared / (len(one) + len(other) - shared)
