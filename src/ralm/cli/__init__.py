@@ -21,6 +21,7 @@ from ralm.cli.flags import Output, command
 from ralm.cli.generate import generate_command
 from ralm.cli.help import CommandsInGroups, CommandWithGroups
 from ralm.cli.index import encode_command, index_command, merge_command, update_command
+from ralm.cli.info import documents_command, info_command
 from ralm.cli.judge import judge_command
 from ralm.cli.models import end_command
 from ralm.cli.process import (
@@ -103,6 +104,8 @@ _add(
     merge_command,
     encode_command,
     search_command,
+    info_command,
+    documents_command,
     judge_command,
 )
 _add(app, "Read and generate", eval_command, sweep_command, report_command, compare_command, retrieve_command)

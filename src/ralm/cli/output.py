@@ -190,9 +190,7 @@ def _print_vectors(vectors: VectorSet, passages: int) -> None:
 def print_hits(hits: Iterable[tuple[Passage, float]], marker: Marker, terms: Container[str]) -> None:
     """Print hits for a person: rank, score, document id, title, and the part of the text with most of these terms."""
     for rank, (passage, score) in enumerate(hits, 1):
-        place = PurePath(passage.document_id)
-        title = "" if passage.title in (passage.document_id, place.name, place.stem) else passage.title
-        name = "  ".join(one_line(part) for part in (passage.document_id, title) if part)
+        name = document_name(passage.document_id, passage.title)
         _print_marked(f"{rank:>3}. {score:8.3f}  ", name, marker.marks(name, terms))
         if passage.metadata:
             print_line(f"     {_metadata_line(passage)}")
@@ -202,6 +200,13 @@ def print_hits(hits: Iterable[tuple[Passage, float]], marker: Marker, terms: Con
         shown = [(max(one.begin, begin) - begin, min(one.end, end) - begin, one.term) for one in marks]
         inside = [PlacedTerm(*one) for one in shown if one[0] < one[1]]
         _print_marked(f"     {'...' if begin else ''}", text[begin:end], inside, "..." if end < len(text) else "")
+
+
+def document_name(document_id: str, title: str) -> str:
+    """The id of a document, and its title if that is not the name of its file."""
+    place = PurePath(document_id)
+    shown = "" if title in (document_id, place.name, place.stem) else title
+    return one_line("  ".join(part for part in (document_id, shown) if part))
 
 
 def _print_marked(before: str, text: str, marks: Iterable[PlacedTerm], after: str = "") -> None:

@@ -17,7 +17,7 @@ from ralm.protocols import Tokenizer
 from ralm.records import Document, IntArray, Passage
 
 _HALF_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
-_BELOW: Final = " > "
+BELOW: Final = " > "
 """Between the title of a document and the headings that a passage stands under."""
 _TOKENS_A_CHARACTER: Final = 4  # a character has at most four bytes, and a token at least one
 
@@ -156,7 +156,7 @@ def make_passages(
         pieces = split_document(document, splitting, tokenizer)
         for text, path in _allowed(document, pieces, decontamination, removals):
             title = (
-                _BELOW.join([document.title, *(one for one in path if one != document.title)])
+                BELOW.join([document.title, *(one for one in path if one != document.title)])
                 if path
                 else document.title
             )

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace as with_changes
+from datetime import UTC, datetime
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -108,6 +109,7 @@ def update_index(
             writer.segments.append(added)
         merge_small_segments(writer, build)
         record: dict[str, JsonValue] = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "added": {"documents": len(documents), "passages": added.passages} if added else None,
             "removed": {"documents": len(gone), "passages": len(numbers)},
             "replaced": len(gone.keys() & {*documents}),

@@ -1,0 +1,89 @@
+"""`ralm info` says what an index is; `ralm documents` lists its documents."""
+
+from itertools import islice
+from typing import Annotated, Any, Final
+
+import ralm
+from ralm.cli import options
+from ralm.cli.flags import Output
+from ralm.options import Option
+
+_LABEL: Final = 12
+_SYNC: Final = {True: "possible", False: "not possible: a program or a cluster built it, or an older ralm"}
+Pattern = Annotated[
+    str | None,
+    Option("Only documents whose ids match this pattern, such as '2024/*.md'; * also matches /.", flag="path"),
+]
+
+
+def info_command(index: options.IndexArgument) -> Output:
+    """Say what an index is: how many documents it has, of which sources, how it was built and updated, and its size."""
+    from ralm.retrieval.summary import summarise_index
+
+    found = summarise_index(ralm.open_index(index))
+    return Output(lambda: found, lambda: _print_summary(found))
+
+
+def _print_summary(found: dict[str, Any]) -> None:
+    from ralm.cli.output import print_line
+    from ralm.terminal import one_line
+
+    def show(what: str, text: str) -> None:
+        print_line(f"  {what:<{_LABEL}}{one_line(text)}")
+
+    print_line(one_line(found["index"]))
+    for what, count in found["counts"].items():
+        show(what, f"{count:,}")
+    size = found["bytes"]
+    show("size", f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB")
+    show("built", f"{found['created']}, ralm {found['ralm_version']}")
+    show("updates", _updates(**found["updates"]))
+    show("segments", f"{found['segments']:,}, with {found['removed_passages']:,} removed passages")
+    for source in found["sources"]:
+        missing = " (not found)" if source["found"] is False else ""
+        show("source", source["name"] + (f": {source['path']}{missing}" if source["path"] else ""))
+    show("ralm sync", _SYNC[found["can_sync"]])
+    show("splitting", _settings(found["splitting"]))
+    show("BM25", _settings(found["bm25"]))
+    for one in found["vectors"]:
+        default = " (default)" if one["default"] else ""
+        show("vectors", f"{one['name']}{default}: {_settings({**one['encoder'], 'faiss': one['faiss']})}")
+    for reason, count in found["skipped"].items():
+        show("left out", f"{reason}: {count:,}")
+    for reason, counts in found["decontaminated"].items():
+        show("left out", f"for {reason}: {counts['passages']:,} passages")
+
+
+def _updates(count: int, latest: dict[str, Any] | None) -> str:
+    if latest is None:
+        return "none"
+    added, removed = ((latest[one] or {"documents": 0})["documents"] for one in ("added", "removed"))
+    replaced = latest["replaced"]
+    changes = f"{added - replaced:,} added, {replaced:,} replaced, {removed - replaced:,} removed"
+    return f"{count:,}, the latest {latest['time']}: {changes} documents"
+
+
+def _settings(record: dict[str, Any] | None) -> str:
+    """The settings of a record that are no records and not null."""
+    if record is None:
+        return "none"
+    return ", ".join(f"{name} {value}" for name, value in record.items() if not isinstance(value, dict | list | None))
+
+
+def documents_command(
+    *,
+    index: options.IndexArgument,
+    path: Pattern = None,
+    limit: Annotated[int | None, Option("Most documents to list.", flag="-k", default_text="all")] = None,
+    json: Annotated[bool, Option("Print one JSON object per document.")] = False,
+) -> None:
+    """List the documents of an index: passages, characters, id and title of each."""
+    from ralm.cli.output import document_name, print_json, print_line
+    from ralm.retrieval.summary import summarise_documents
+
+    for document in islice(summarise_documents(ralm.open_index(index).passages, path), limit):
+        if json:
+            print_json(document._asdict())
+        else:
+            name = document_name(document.document_id, document.title)
+            print_line(f"{document.passages:>8,} {document.characters:>12,}  {name}")

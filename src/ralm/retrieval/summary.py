@@ -1,0 +1,101 @@
+"""What an index holds: its counts, sources and settings, and its documents."""
+
+from collections.abc import Iterator
+from fnmatch import translate
+from itertools import groupby, takewhile
+from operator import itemgetter
+from pathlib import Path
+from re import compile as compiled
+from typing import Any, NamedTuple
+
+from pydantic import JsonValue
+
+from ralm.corpus.folder import HUB_PREFIX
+from ralm.corpus.numbering import StoredPassages
+from ralm.corpus.splitting import BELOW
+from ralm.retrieval import layout
+from ralm.retrieval.index import Index
+from ralm.retrieval.update import UPDATES
+from ralm.storage.remote import is_url
+from ralm.terminal import path_text
+
+
+class DocumentSummary(NamedTuple):
+    """A document of an index: how many passages it has, and how many characters these have."""
+
+    document_id: str
+    title: str
+    passages: int
+    characters: int
+
+
+def matching_documents(passages: StoredPassages, pattern: str | None = None) -> Iterator[tuple[str, list[int]]]:
+    """The documents whose ids match a pattern such as `2024/*.md` (`fnmatch`), in order, with their passages."""
+    matches = compiled(translate(pattern or "*")).match
+    for document_id, origins in groupby(passages.origins(), itemgetter(1)):
+        if matches(document_id):
+            yield document_id, [number for number, _, _ in origins]
+
+
+def summarise_documents(passages: StoredPassages, pattern: str | None = None) -> Iterator[DocumentSummary]:
+    """The documents whose ids match, in order; the title of one is what the titles of its passages begin with."""
+    for document_id, numbers in matching_documents(passages, pattern):
+        title: list[str] | None = None
+        characters = 0
+        for passage in map(passages.__getitem__, numbers):
+            characters += len(passage.text)
+            path = passage.title.split(BELOW)
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(path if title is None else title, path, strict=False))
+            title = [part for part, _ in same]
+        yield DocumentSummary(document_id, BELOW.join(title or []), len(numbers), characters)
+
+
+def summarise_index(index: Index) -> dict[str, JsonValue]:
+    """The counts, size, sources, settings and updates of an index."""
+    manifest, settings = index.manifest, index.settings
+    recorded: Any = manifest.settings
+    updates = recorded.get(UPDATES, {"count": 0, "latest": []})
+    sets = settings.vectors
+    return {
+        "index": path_text(index.path),
+        "counts": {**manifest.counts},
+        "bytes": sum(file.bytes for file in manifest.files.values()),
+        "created": manifest.created,
+        "ralm_version": manifest.ralm_version,
+        "fingerprint": index.fingerprint,
+        "sources": _sources(index),
+        "can_sync": layout.files_record(manifest) is not None,
+        "splitting": recorded.get("splitting"),
+        "bm25": settings.bm25 and {
+            "analyser": index.analysis.name if index.analysis else None,
+            "stemmer": settings.bm25.stemmer,
+            "k1": settings.bm25.k1,
+            "b": settings.bm25.b,
+        },
+        "vectors": [
+            {"name": name, "default": name == sets.default, "encoder": sets.sets[name].encoder}
+            | {field: (sets.sets[name].model_extra or {}).get(field) for field in ("dimension", "faiss")}
+            for name in index.vectors
+        ],
+        "segments": len(settings.segments.entries),
+        "removed_passages": len(index.passages.numbering.removed),
+        "updates": {"count": updates["count"], "latest": updates["latest"][-1] if updates["latest"] else None},
+        "skipped": {reason: found["count"] for reason, found in recorded.get("skipped", {}).items()},
+        "decontaminated": recorded.get("removed", {}).get("counts", {}),
+    }  # fmt: skip
+
+
+def _sources(index: Index) -> list[JsonValue]:
+    """The name of each source, its path if the index lists its files, and whether it is there, if that is known."""
+    record: Any = layout.files_record(index.manifest)
+    if record is None:
+        named: Any = index.manifest.settings.get("sources") or []
+        return [{"name": name, "path": None, "found": None} for name in named]
+    return [
+        {
+            "name": one.name,
+            "path": one.path,
+            "found": None if is_url(one.path) or one.path.startswith(HUB_PREFIX) else Path(one.path).exists(),
+        }
+        for one in record.sources
+    ]

@@ -1,0 +1,85 @@
+"""`ralm info` and `ralm documents`: what an index is, and its documents."""
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+import ralm
+from tests.cli.program import done, printed, ralm as program
+
+FILES = {
+    "guide/start.md": "# Guide\n\nSee the sea.\n\n## Ships\n\nShips sail.\n\n## Whales\n\nWhales sing.\n",
+    "guide/end.txt": "The end.",
+    "notes.txt": "Sheep graze. " * 30,
+}
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """An index of a folder that also has a file of an unknown kind."""
+    for name, text in FILES.items():
+        (tmp_path / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "corpus" / name).write_text(text)
+    (tmp_path / "corpus" / "image.xyz").write_text("x")
+    done("index", tmp_path / "corpus", "--out", tmp_path / "index", "--split", "structure", "--words", 10)
+    return tmp_path / "index"
+
+
+def test_what_an_index_is(index: Path) -> None:
+    found = printed("info", index)
+    opened = ralm.open_index(index)
+    assert found["counts"] == opened.manifest.counts
+    assert found["bytes"] == sum(one.stat().st_size for one in index.rglob("*.*") if one.name != "manifest.json")
+    corpus = index.parent / "corpus"
+    assert found["sources"] == [{"name": str(corpus), "path": str(corpus), "found": True}]
+    assert found["splitting"] == {"words": 10, "split": "structure", "overlap_words": 0}
+    assert found["bm25"] == {"analyser": "english", "stemmer": None, "k1": 0.9, "b": 0.4}
+    assert found["can_sync"]
+    assert found["updates"] == {"count": 0, "latest": None}
+    assert list(found["skipped"].values()) == [1]
+    shown = done("info", index).out
+    for line in ("documents   3", "updates     none", "ralm sync   possible", f"source      {corpus}: {corpus}"):
+        assert f"\n  {line}\n" in shown
+
+
+def test_an_index_that_changed(index: Path) -> None:
+    (index.parent / "corpus" / "notes.txt").unlink()
+    (index.parent / "corpus" / "new.txt").write_text("New.")
+    done("sync", index)
+    found = printed("info", index)
+    assert found["updates"]["count"] == 1
+    assert found["updates"]["latest"]["removed"]["documents"] == 1
+    assert "1 added, 0 replaced, 1 removed documents" in done("info", index).out
+    (index.parent / "corpus").rename(index.parent / "moved")
+    assert printed("info", index)["sources"][0]["found"] is False
+    assert "corpus (not found)\n" in done("info", index).out
+
+
+def test_an_index_that_a_program_built(tmp_path: Path) -> None:
+    ralm.build_index([ralm.Passage(0, "a", "A", "The sea.")], tmp_path / "index")
+    found = printed("info", tmp_path / "index")
+    assert (found["sources"], found["can_sync"], found["splitting"]) == ([], False, None)
+    assert "ralm sync   not possible" in done("info", tmp_path / "index").out
+
+
+@pytest.mark.parametrize("pattern", [None, "*", "guide/*", "*.txt", "GUIDE/*", "[gn]*[!d].*", "nothing"])
+def test_the_documents_of_an_index(index: Path, pattern: str | None) -> None:
+    passages = ralm.open_index(index).passages
+    ids = sorted(name for name in FILES if pattern is None or fnmatchcase(name, pattern))
+    options = [] if pattern is None else ["--path", pattern]
+    rows = [json.loads(line) for line in done("documents", index, "--json", *options).out.splitlines()]
+    assert [row["document_id"] for row in rows] == ids
+    for row in rows:
+        own = [one for one in passages if one.document_id == row["document_id"]]
+        assert (row["passages"], row["characters"]) == (len(own), sum(len(one.text) for one in own))
+    lines = done("documents", index, *options, "-k", 1).out.splitlines()
+    assert [line.split()[2] for line in lines] == ids[:1]
+
+
+def test_the_title_of_a_document_is_without_headings(index: Path) -> None:
+    (row,) = (json.loads(line) for line in done("documents", index, "--json", "--path", "*.md").out.splitlines())
+    assert row["passages"] > 1
+    assert row["title"] == "Guide"
+    assert program("documents", index, "--path", "*.md").out.endswith("  guide/start.md  Guide\n")
