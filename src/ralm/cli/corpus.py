@@ -1,7 +1,7 @@
 """The options of commands that read a corpus, and how sources become passages."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
@@ -12,6 +12,7 @@ from ralm.cli.options import SkipBad
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.documents import Fields
 from ralm.corpus.file_table import FilesRecord, FileTableWriter
+from ralm.corpus.folder import FileSelection
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ralm.corpus.decontamination import Removals
     from ralm.corpus.documents import Skipped
 
-KINDS = "text, Markdown, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX"
+KINDS = "text, Markdown, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX, notebooks, e-mail"
 _FIELDS: Final = TypeAdapter(Fields)
 
 
@@ -35,6 +36,7 @@ class CorpusOptions:
     fields: Annotated[Fields, Option("Which fields make a document.")]
     no_metadata: Annotated[bool, Option("Keep no field besides id, title and text.")] = False
     skip_bad: SkipBad = False
+    selection: Annotated[FileSelection, Option("Which files of folders are read, and how.")]
     forbidden_titles: Annotated[
         Path | None, Option("Leave out documents with these titles (a file with one per line).")
     ] = None
@@ -73,6 +75,7 @@ class CorpusOptions:
             skip_bad=self.skip_bad,
             forbidden_titles=titles,
             decontaminate=tuple(str(one.absolute()) for one in self.decontaminate),
+            **asdict(self.selection),
         )
 
     def with_fields_of(self, manifest: Manifest) -> Self:
@@ -135,6 +138,7 @@ def read_corpus(
         skip_bad=options.skip_bad,
         source_in_ids=named,
         id_prefixes=id_prefixes,
+        selection=options.selection,
         table=table,
     )
     passages = ralm.make_passages(

@@ -15,6 +15,7 @@ from ralm.cli.models import encoding_on
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.documents import Fields
 from ralm.corpus.file_table import FileTableWriter
+from ralm.corpus.folder import FileSelection
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import ApiOptions, is_api
@@ -108,6 +109,8 @@ def index_command(
     if "workers" not in given:
         build = replace(build, workers=cores())
     check_output(out, kind=INDEX_KIND, force=force)
+    if ray and corpus.selection != FileSelection():
+        raise UsageError("`include`, `exclude` and `read_as` have no effect with `ray`: leave them out.")
     named = len(sources) > 1
     table = None if ray else FileTableWriter(out.absolute().parent, corpus.files_record(sources, named=named))
     read = read_corpus(sources, corpus, splitting, lm, corpus.read_decontamination(), named=named, table=table)

@@ -63,7 +63,7 @@ class FileState:
 
 class FilesRecord(BaseModel):
     """What an index records of its files: the path of the table, the sources, and how they are read: whether broken
-    lines are skipped, and the files of titles and texts that are left out."""
+    lines are skipped, the files of titles and texts that are left out, and the `FileSelection`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -72,6 +72,9 @@ class FilesRecord(BaseModel):
     skip_bad: bool = False
     forbidden_titles: str | None = None
     decontaminate: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    read_as: tuple[str, ...] = ()
 
 
 _STATE: Final = TypeAdapter(FileState)

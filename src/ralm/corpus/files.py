@@ -174,7 +174,7 @@ class File:
     """A file with documents, or some `lines` of a file of JSON Lines.
 
     `id`: the id of a document that is the whole file. `prefix`: comes before the number of a record without an id.
-    `dataset`: the name of the dataset, if it is one and no file.
+    `dataset`: the name of the dataset, if it is one and no file. `read_as`: the suffix of another format to read it as.
     """
 
     path: FilePath
@@ -182,11 +182,12 @@ class File:
     prefix: str = ""
     lines: Lines | None = None
     dataset: str | None = None
+    read_as: str = ""
 
     @property
     def suffix(self) -> str:
-        """The suffix of its name in lower case, without .gz."""
-        return suffix_of(self.path.name)
+        """The suffix by which it is read: that of its name in lower case, without .gz, unless `read_as` is set."""
+        return self.read_as or suffix_of(self.path.name)
 
     @property
     def title(self) -> str:

@@ -4,12 +4,16 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from pathspec import GitIgnoreSpec
 
 from ralm.corpus import documents, files
-from ralm.corpus.formats import is_known
-from ralm.errors import CorpusError
+from ralm.corpus.formats import SUFFIXES, is_known
+from ralm.errors import CorpusError, UsageError
+from ralm.options import Option
 from ralm.storage.remote import RemoteFile, remote_files_below
 from ralm.terminal import path_text
 
@@ -29,14 +33,79 @@ class Found(NamedTuple):
     is_dataset: bool
 
 
-def files_below(folder: str, skipped: documents.Skipped) -> Iterator[Found]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSelection:
+    """Which files of folders are read, by patterns as in .gitignore, and how files of other suffixes are read.
+
+    Raises UsageError if a suffix is not that of a known format.
+    """
+
+    include: Annotated[
+        tuple[str, ...],
+        Option("Of folders, read only files that match this pattern of .gitignore; repeatable.", default_text="all"),
+    ] = ()
+    exclude: Annotated[
+        tuple[str, ...],
+        Option("Of folders, leave out files that match this pattern; repeatable.", default_text="none"),
+    ] = ()
+    read_as: Annotated[
+        tuple[str, ...],
+        Option(
+            "Read files of one suffix as those of another, such as .log=.txt, or =.txt for files without a suffix; "
+            "repeatable.",
+            default_text="none",
+        ),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        for one in self.read_as:
+            suffix, is_pair, known = one.partition("=")
+            if not is_pair or known not in SUFFIXES or not (suffix == "" or suffix.startswith(".")):
+                raise UsageError(f"`read_as` must be like .log=.txt, with one of {', '.join(SUFFIXES)}, not {one!r}.")
+
+    def suffix(self, name: str) -> str:
+        """The suffix by which a file with this name is read, without .gz."""
+        own = files.suffix_of(name)
+        return dict(one.lower().split("=") for one in self.read_as).get(own, own)
+
+    def is_known(self, name: str) -> bool:
+        """Whether a file with this name is read."""
+        packed = files.GZIP if name.lower().endswith(files.GZIP) else ""
+        return is_known(f"file{self.suffix(name)}{packed}")
+
+
+ALL_FILES: Final = FileSelection()
+
+
+class _Patterns:
+    """The patterns of a selection, for one folder, and those that no file has matched yet."""
+
+    def __init__(self, selection: FileSelection) -> None:
+        self._include = {one: GitIgnoreSpec.from_lines([one]) for one in selection.include}
+        self._exclude = GitIgnoreSpec.from_lines(selection.exclude)
+        self._unmatched = {*selection.include}
+
+    def choose(self, path: str) -> bool:
+        """Whether they choose a file, given its path below the folder."""
+        matched = {pattern for pattern, spec in self._include.items() if spec.match_file(path)}
+        self._unmatched -= matched
+        return bool(matched or not self._include) and not self._exclude.match_file(path)
+
+    def check(self, folder: str) -> None:
+        """Raise CorpusError if a pattern matched no file."""
+        if self._unmatched:
+            raise CorpusError(f"{folder} has no file that matches {min(self._unmatched)!r}: correct the pattern.")
+
+
+def files_below(folder: str, skipped: documents.Skipped, selection: FileSelection = ALL_FILES) -> Iterator[Found]:
     """The files of known kinds and the saved datasets below a folder, in the order of their paths, part by part.
 
     Links are followed, except links to folders that contain the link or that are read anyway. Counts in `skipped` the
-    links that lead to nothing new, hidden files and folders, empty files, files of unknown kinds, and unreadable ones.
-    Raises CorpusError if the folder itself cannot be read.
+    links that lead to nothing new, hidden files and folders, empty files, files of unknown kinds, unreadable ones, and
+    those that `selection` leaves out. Raises CorpusError if the folder itself cannot be read, or a pattern matches no
+    file.
     """
-    walk = _Walk(folder, skipped)
+    walk = _Walk(folder, skipped, selection)
     try:
         below = [_entries(folder)]
     except OSError as error:
@@ -58,6 +127,7 @@ def files_below(folder: str, skipped: documents.Skipped) -> Iterator[Found]:
                 below.append(_entries(entry.path))
             except OSError as error:
                 skipped.add(documents.BROKEN_FILES, f"{path_text(entry.path)} cannot be read: {error.strerror}")
+    walk.patterns.check(folder)
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -68,7 +138,10 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
 class _Walk:
     """Decides which entries of folders are read, and counts those that are skipped."""
 
-    def __init__(self, folder: str, skipped: documents.Skipped) -> None:
+    def __init__(self, folder: str, skipped: documents.Skipped, selection: FileSelection) -> None:
+        self.patterns = _Patterns(selection)
+        self._folder = folder
+        self._selection = selection
         self._root = os.path.realpath(folder)
         self._skipped = skipped
         self._seen = {_identity(Path(folder).stat())}
@@ -101,8 +174,12 @@ class _Walk:
 
     def reads(self, entry: os.DirEntry[str], status: os.stat_result) -> bool:
         """Whether to read a file."""
+        if not self.patterns.choose(os.path.relpath(entry.path, self._folder)):
+            self._skipped.add(documents.NOT_CHOSEN, path_text(entry.path))
+            return False
         is_empty = stat.S_ISREG(status.st_mode) and status.st_size == 0
-        return _is_read(entry.name, entry.path, self._skipped, is_empty=is_empty) and entry.name != SAVED_SPLITS
+        is_read = _is_read(entry.name, entry.path, self._skipped, self._selection, is_empty=is_empty)
+        return is_read and entry.name != SAVED_SPLITS
 
     def _why_not_followed(self, link: str) -> str:
         target = os.path.realpath(link)
@@ -114,12 +191,15 @@ class _Walk:
         return "" if hidden else "leads to a folder that is read anyway"
 
 
-def files_behind_url(url: str, skipped: documents.Skipped) -> Iterator[tuple[str, RemoteFile]]:
+def files_behind_url(
+    url: str, skipped: documents.Skipped, selection: FileSelection = ALL_FILES
+) -> Iterator[tuple[str, RemoteFile]]:
     """The files of known kinds below a folder behind a URL, in the order of their paths, each with its path in it.
 
     Counts in `skipped` the same as `files_below`; there are no links. Raises CorpusError if the folder cannot be
-    listed, or holds a dataset that `datasets` saved.
+    listed, or holds a dataset that `datasets` saved, or a pattern matches no file.
     """
+    patterns = _Patterns(selection)
     for path, file in remote_files_below(url):
         if any(part.startswith(".") for part in path.split("/")):
             skipped.add(documents.HIDDEN, path_text(str(file)))
@@ -127,13 +207,16 @@ def files_behind_url(url: str, skipped: documents.Skipped) -> Iterator[tuple[str
             raise CorpusError(
                 f"{file}: a dataset that `datasets` saved is read from a disk only; copy its folder there."
             )
-        elif _is_read(file.name, str(file), skipped, is_empty=file.size == 0):
+        elif not patterns.choose(path):
+            skipped.add(documents.NOT_CHOSEN, path_text(str(file)))
+        elif _is_read(file.name, str(file), skipped, selection, is_empty=file.size == 0):
             yield path, file
+    patterns.check(url)
 
 
-def _is_read(name: str, path: str, skipped: documents.Skipped, *, is_empty: bool) -> bool:
+def _is_read(name: str, path: str, skipped: documents.Skipped, selection: FileSelection, *, is_empty: bool) -> bool:
     """Whether a file is of a known kind and not empty; otherwise it is counted as skipped."""
-    if not is_known(name):
+    if not selection.is_known(name):
         skipped.add_unknown(path_text(path), files.suffix_of(name))
     elif is_empty:
         skipped.add(documents.EMPTY_FILES, path_text(path))

@@ -21,8 +21,17 @@ from ralm.corpus.documents import (
 )
 from ralm.corpus.file_table import FileTableWriter, KnownSource, paths_of, sha256_of
 from ralm.corpus.files import File, suffix_of
-from ralm.corpus.folder import HUB_PREFIX, SAVED_DATASET, SAVED_SPLITS, Found, files_behind_url, files_below
-from ralm.corpus.formats import SUFFIXES, arrow, document_reader, is_known
+from ralm.corpus.folder import (
+    ALL_FILES,
+    HUB_PREFIX,
+    SAVED_DATASET,
+    SAVED_SPLITS,
+    FileSelection,
+    Found,
+    files_behind_url,
+    files_below,
+)
+from ralm.corpus.formats import SUFFIXES, arrow, document_reader
 from ralm.corpus.numbering import are_in
 from ralm.errors import CorpusError, RalmWarning
 from ralm.records import Document, IntArray
@@ -107,6 +116,7 @@ def read_documents(
     skip_bad: bool = False,
     source_in_ids: bool | None = None,
     id_prefixes: Mapping[str, str] | None = None,
+    selection: FileSelection = ALL_FILES,
     table: FileTableWriter | None = None,
 ) -> Iterator[Document]:
     """The documents of a source, or of several, in order, except those without text.
@@ -115,7 +125,7 @@ def read_documents(
 
     - a file: .txt, .text, .md, .markdown or .rst; .jsonl or .ndjson; .json (an object or an array of objects); .csv;
       .tsv (id, text, title, as DPR's); .parquet; .html, .htm or .xhtml; .pdf (a document per page, all with one id);
-      .docx. All but the last two and .parquet may be gzipped (.gz);
+      .docx; .ipynb; .eml. All but .parquet, .pdf and .docx may be gzipped (.gz);
     - a folder: every such file below it, and every dataset that `datasets` saved, in the order of the paths;
     - a folder that `datasets` saved, or `hf:NAME[:CONFIG][:SPLIT]`, a dataset of the Hugging Face hub or a folder
       that `datasets` can load; a single word after the name is a configuration if there is one of that name;
@@ -125,7 +135,7 @@ def read_documents(
     The id of a document is that of its record. Without one it is the path of the file below the folder, followed for
     records by a colon and the number of the line or object (from 1) or row (from 0). For a single file it is only the
     file name or the number; with several sources, or if `source_in_ids` is true, it begins with the source.
-    `id_prefixes` says what ids begin with instead, by source.
+    `id_prefixes` says what ids begin with instead, by source. `selection`: which files of folders are read, and how.
 
     The ids of records are kept as they are. A RalmWarning at the end names ids that several documents share (the first
     eight million are compared).
@@ -145,7 +155,7 @@ def read_documents(
     builder = DocumentBuilder(fields or Fields(), counted, skip_bad=skip_bad)
     repeated = RepeatedIds()
     prefixes = id_prefixes or {}
-    found = [find_files(name, in_ids=source_in_ids, begin=prefixes.get(name)) for name in sources]
+    found = [find_files(name, in_ids=source_in_ids, begin=prefixes.get(name), selection=selection) for name in sources]
     for number, source in enumerate(found):
         noted = source if table is None else source._replace(files=table.entering(number, source.files))
         for document in _documents_of(noted, builder):
@@ -215,14 +225,14 @@ def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipp
         skipped.add(EMPTY_FILES, path_text(str(path)))
 
 
-def find_files(source: str, *, in_ids: bool, begin: str | None = None) -> Source:
+def find_files(source: str, *, in_ids: bool, begin: str | None = None, selection: FileSelection = ALL_FILES) -> Source:
     """The files and datasets of a source; with `in_ids`, ids begin with its name, or with `begin` if it is given.
 
     Raises CorpusError if there is no such source, MissingExtraError if a file in a folder needs a package that is not
     installed.
     """
     if is_url(source):
-        return _find_behind_url(source, source if in_ids else "")
+        return _find_behind_url(source, source if in_ids else "", selection)
     path, skipped = Path(source), Skipped()
     if begin is None:
         begin = path_text(path) if in_ids else ""
@@ -232,15 +242,15 @@ def find_files(source: str, *, in_ids: bool, begin: str | None = None) -> Source
     if not path.exists() and not path.is_symlink():
         raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
     if not path.is_dir():
-        return Source(source, iter([_known_file(path, begin)]), False, skipped)
+        return Source(source, iter([_known_file(path, begin, selection)]), False, skipped)
     if any((path / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS)):
         dataset = File(path, begin, f"{begin}:" if begin else "", dataset=source)
         return Source(source, iter([dataset]), False, skipped)
-    below = list(files_below(str(path), skipped))
-    _check_extras({suffix_of(found.path) for found in below if not found.is_dataset})
+    below = list(files_below(str(path), skipped, selection))
+    _check_extras({selection.suffix(found.path) for found in below if not found.is_dataset})
     for found in [one for one in below if one.is_dataset][:1]:
         arrow.check_datasets(found.path)
-    return Source(source, (_file_below(path, found, begin) for found in below), True, skipped)
+    return Source(source, (_file_below(path, found, begin, selection) for found in below), True, skipped)
 
 
 def id_prefixes_of(sources: Sequence[str], known: Sequence[str], *, in_ids: bool) -> dict[str, str]:
@@ -267,18 +277,25 @@ def known_source(source: str, *, in_ids: bool) -> KnownSource:
     return KnownSource(name=path_text(source), path=str(Path(source).absolute()), ids=ids)
 
 
-def find_again(source: KnownSource) -> Source:
+def find_again(source: KnownSource, selection: FileSelection) -> Source:
     """The files of a source that an index records; raises CorpusError as `find_files` does."""
-    return find_files(source.path, in_ids=bool(source.ids), begin=source.ids)
+    return find_files(source.path, in_ids=bool(source.ids), begin=source.ids, selection=selection)
 
 
-def _find_behind_url(url: str, begin: str) -> Source:
+def _find_behind_url(url: str, begin: str, selection: FileSelection) -> Source:
     skipped, file = Skipped(), remote_file(url)
     if file is not None:
-        return Source(url, iter([_known_file(file, begin)]), False, skipped)
-    behind = {"/".join(filter(None, (begin, path))): one for path, one in files_behind_url(url, skipped)}
-    _check_extras({suffix_of(one.name) for one in behind.values()})
-    return Source(url, (File(one, name, f"{name}:") for name, one in behind.items()), True, skipped)
+        return Source(url, iter([_known_file(file, begin, selection)]), False, skipped)
+    behind = {"/".join(filter(None, (begin, path))): one for path, one in files_behind_url(url, skipped, selection)}
+    _check_extras({selection.suffix(one.name) for one in behind.values()})
+    files = (File(one, name, f"{name}:", read_as=_read_as(one.name, selection)) for name, one in behind.items())
+    return Source(url, files, True, skipped)
+
+
+def _read_as(name: str, selection: FileSelection) -> str:
+    """The suffix of another format to read a file as; empty if it is read as its own."""
+    found = selection.suffix(name)
+    return "" if found == suffix_of(name) else found
 
 
 def _check_extras(suffixes: set[str]) -> None:
@@ -286,18 +303,20 @@ def _check_extras(suffixes: set[str]) -> None:
         document_reader(suffix)  # raises MissingExtraError
 
 
-def _known_file(path: FilePath, begin: str) -> File:
-    if not is_known(path.name):
+def _known_file(path: FilePath, begin: str, selection: FileSelection) -> File:
+    if not selection.is_known(path.name):
         kinds = ", ".join(SUFFIXES)
         other = "a folder of an object store" if isinstance(path, RemoteFile) else "a folder"
         raise CorpusError(f"{path} is of an unknown type; give {other}, a file that ends in {kinds}, or hf:NAME.")
-    return File(path, begin or path_text(path.name), f"{begin}:" if begin else "")
+    prefix = f"{begin}:" if begin else ""
+    return File(path, begin or path_text(path.name), prefix, read_as=_read_as(path.name, selection))
 
 
-def _file_below(folder: Path, found: Found, begin: str) -> File:
+def _file_below(folder: Path, found: Found, begin: str, selection: FileSelection) -> File:
     path = Path(found.path)
     name = path_text(Path(begin, path.relative_to(folder)).as_posix())
-    return File(path, name, f"{name}:", dataset=found.path if found.is_dataset else None)
+    dataset = found.path if found.is_dataset else None
+    return File(path, name, f"{name}:", dataset=dataset, read_as=_read_as(path.name, selection))
 
 
 def fingerprint_of(sources: Sequence[str]) -> str:

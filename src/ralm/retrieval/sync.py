@@ -26,7 +26,7 @@ from ralm.corpus.file_table import (
     size_and_time,
 )
 from ralm.corpus.files import File
-from ralm.corpus.folder import HUB_PREFIX
+from ralm.corpus.folder import HUB_PREFIX, FileSelection
 from ralm.corpus.sources import Source, documents_of_files, find_again, known_source
 from ralm.errors import CorpusError, UsageError
 from ralm.protocols import Encoder
@@ -102,7 +102,8 @@ def sync_index(
             known.append(source)
     changes, table = Changes(), FileTable(opened.path / record.table)
     builder = DocumentBuilder(_fields(opened), changes.skipped, skip_bad=record.skip_bad)
-    found = list(_compare(known, table, builder, changes, allow_missing=allow_missing))
+    selection = FileSelection(include=record.include, exclude=record.exclude, read_as=record.read_as)
+    found = list(_compare(known, selection, table, builder, changes, allow_missing=allow_missing))
     gone = numbers_by_document(opened, {*changes.changed, *changes.removed})
     new = {*changes.added, *changes.changed}  # with records that moved to another file
     changes.added = [one for one in dict.fromkeys([*changes.added, *changes.changed]) if one not in gone]
@@ -160,14 +161,20 @@ def _check_apart(source: KnownSource, others: Sequence[KnownSource]) -> None:
 
 
 def _compare(
-    sources: Sequence[KnownSource], table: FileTable, builder: DocumentBuilder, changes: Changes, *, allow_missing: bool
+    sources: Sequence[KnownSource],
+    selection: FileSelection,
+    table: FileTable,
+    builder: DocumentBuilder,
+    changes: Changes,
+    *,
+    allow_missing: bool,
 ) -> Iterator[_Found]:
     """The files of all sources; notes what changed in `changes`."""
     left = dict(table.entries)
     for number, known in enumerate(sources):
         had = any(source == number for source, _ in table.entries)
         is_gone = not (is_url(known.path) or known.path.startswith(HUB_PREFIX) or Path(known.path).exists())
-        source = Source(known.name, iter(()), True, Skipped()) if is_gone else find_again(known)
+        source = Source(known.name, iter(()), True, Skipped()) if is_gone else find_again(known, selection)
         files = list(source.files)
         if had and not files and not allow_missing:
             raise CorpusError(

@@ -37,6 +37,8 @@ _FORMATS: Final = (
     _Format((".html", ".htm", ".xhtml"), "html", "html_documents", package=("lxml", "lxml")),
     _Format((".pdf",), "pdf", "pdf_documents", gzip=False, package=("pypdf", "pypdf")),
     _Format((".docx",), "docx", "docx_documents", gzip=False, package=("lxml", "lxml")),
+    _Format((".ipynb",), "notebook", "notebook_documents"),
+    _Format((".eml",), "mail", "mail_documents", package=("lxml", "lxml")),
 )
 _BY_SUFFIX: Final = {suffix: form for form in _FORMATS for suffix in form.suffixes}
 SUFFIXES: Final = tuple(_BY_SUFFIX)

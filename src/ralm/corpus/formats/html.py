@@ -53,19 +53,23 @@ def html_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
     """The page as a document. Its title is that of the page, otherwise its first h1, otherwise the file name; its
     canonical address becomes the metadata `url`."""
     try:
-        text = _decoded(files.content_of(file.path), file)
-        is_xml = file.suffix == ".xhtml" or text.lstrip().startswith("<?xml")
-        if is_xml:
-            text = _EMPTY.sub(_opened_and_closed, text)
-        page = _Page()
-        parser = etree.HTMLParser(target=page, encoding="utf-8", huge_tree=True)
-        parser.feed(text.encode("utf-8", "replace"))
-        parser.close()
+        page = read_page(_decoded(files.content_of(file.path), file), is_xml=file.suffix == ".xhtml")
     except etree.LxmlError as error:
         raise CorpusError(f"{file.path} cannot be read as HTML: {error}.") from None
     title = page.title(_TITLE) or page.title(_HEADING) or file.title
     text, headings = documents.take_headings(page.marked_text)
     yield builder.whole(file.id, title, text, page.metadata, headings)
+
+
+def read_page(text: str, *, is_xml: bool = False) -> "_Page":
+    """The page that HTML describes. Raises `etree.LxmlError`."""
+    if is_xml or text.lstrip().startswith("<?xml"):
+        text = _EMPTY.sub(_opened_and_closed, text)
+    page = _Page()
+    parser = etree.HTMLParser(target=page, encoding="utf-8", huge_tree=True)
+    parser.feed(text.encode("utf-8", "replace"))
+    parser.close()
+    return page
 
 
 class _Page:

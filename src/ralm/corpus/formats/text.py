@@ -23,11 +23,11 @@ _RST_UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+:._])\1{2,}\s*$")
 def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """The whole file as a document; its title is the first heading or the file name."""
     text = files.decode(files.content_of(file.path), str(file.path)).removeprefix(files.BYTE_ORDER_MARK)
-    headings = list(_headings(text, file.suffix))
+    headings = list(find_headings(text, file.suffix))
     yield builder.whole(file.id, _title(text, file.suffix, file.title), text, headings=headings)
 
 
-def _headings(text: str, suffix: str) -> Iterator[Heading]:
+def find_headings(text: str, suffix: str) -> Iterator[Heading]:
     """The headings of Markdown, outside of code, and of reStructuredText, where each underline has a level in the order
     in which they occur; none of other formats."""
     if suffix not in (*_MARKDOWN, _RST):
