@@ -95,13 +95,16 @@ def test_passages_that_share_a_context_are_all_listed(index: Path, tmp_path: Pat
     with serving(Service(tiny(), settings=settings, folders={"few": index}, audit=AuditLog(log))) as url:
         prompt = "By night the dog and the whales sing"
         body: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 0} if echo else {"max_tokens": 1}
-        assert asked(url, prompt=prompt, ralm={"order": "best-last"}, **body).status_code == 200
+        answer = asked(url, prompt=prompt, ralm={"order": "best-last"}, **body).json()
         found = httpx.get(f"{url}/search", params={"q": prompt, "k": 3}).json()["hits"]
         line, _ = lines_of(log, 2)
     if not echo:
         assert {one["passage"]: one["rank"] for one in line["passages"]} == {
             hit["passage"]: rank for rank, hit in enumerate(found, 1)
         }
+    listed = [one["passage"] for one in line["passages"]]
+    assert [one["passage"] for one in answer["search_results"]] == listed
+    assert [one["passage"] for one in answer["ralm"]["passages"]] == listed
     assert max(one["rank"] for one in line["passages"]) > 1
 
 

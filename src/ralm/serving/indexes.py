@@ -175,6 +175,11 @@ class ReadConfig:
     noted: NotedReader | None = None
 
     @property
+    def read(self) -> Sequence[int]:
+        """The passages that a completion put before texts; tokens only name the best of a context."""
+        return () if self.noted is None else [*self.noted.ranks]
+
+    @property
     def passages(self) -> Passages:
         """The passages of the index, by number."""
         return () if self.source is None else self.source.passages
