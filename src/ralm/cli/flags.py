@@ -30,7 +30,7 @@ command with a parameter of this type gets them."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
     """Changes to the flags of a record and of the records in it: flags that are left out, descriptions of defaults, and
-    conditions for flags to have an effect. A condition looks at the record or the parameters that hold the record."""
+    conditions for flags or records to have an effect, in place of their own. A condition looks at what holds them."""
 
     without: tuple[str, ...] = ()
     default_text: Mapping[str, str] = field(default_factory=dict)
@@ -216,7 +216,8 @@ def _conditions(
     for part in parts:
         if part.is_maker or (part.record is None and part.key not in given):
             continue
-        own = missing or inherited.get(part.name) or unmet(part.option.needs if part.option else None)
+        named = part.name in inherited
+        own = missing or (inherited[part.name] if named else unmet(part.option.needs if part.option else None))
         if part.record is None:
             yield part.key, own or inherited.get(part.key)
             continue

@@ -26,6 +26,11 @@ _UNUSED = (
     *("top_logprobs", "context_length", "requests_at_once", "retries", "max_requests", "max_cost", "prices", "answers"),
 )
 """Options without effect on a server that passes requests on."""
+_CONCATENATION = Needs(
+    '`reader="concatenation"`',
+    lambda own: own.reading.reader == "concatenation" or ("reader" not in own.given and options.NEEDS_API.met(own)),
+)
+"""Without `reader`, it is known once the model is open: requests that are passed on have this reader."""
 _AUDIT = Needs("`audit_log`", lambda own: own.audit_log is not None)
 _PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
 
@@ -89,7 +94,11 @@ def serve_command(
         ),
     ],
     retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_PASSAGES)],
-    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_PASSAGES)],
+    reading: Annotated[
+        ReadingOptions,
+        Option("How passages are read.", needs=_PASSAGES),
+        flags.Flags(needs={"concatenation": _CONCATENATION}),
+    ],
     plan: Annotated[
         PlanOptions,
         flags.Flags(
@@ -148,6 +157,7 @@ def serve_command(
         if traits_of(model).answers_only:
             _check_passed_on(model.name, given)
             reading = reading if "reader" in given else replace(reading, reader="concatenation")
+        flags.reject_unused(flags.unused_options(reading, given), given)
         service = Service(
             model,
             serving,
