@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ralm
-from tests.cli.program import done, printed, ralm as program
+from tests.cli.program import done, failed, printed, ralm as program
 
 FILES = {
     "guide/start.md": "# Guide\n\nSee the sea.\n\n## Ships\n\nShips sail.\n\n## Whales\n\nWhales sing.\n",
@@ -76,6 +76,21 @@ def test_the_documents_of_an_index(index: Path, pattern: str | None) -> None:
         assert (row["passages"], row["characters"]) == (len(own), sum(len(one.text) for one in own))
     lines = done("documents", index, *options, "-k", 1).out.splitlines()
     assert [line.split()[2] for line in lines] == ids[:1]
+
+
+@pytest.mark.parametrize("pattern", ["*", "guide/*", "*.txt", "[gn]*[!d].*"])
+@pytest.mark.parametrize("k", [1, 2, 10])
+def test_search_below_a_path(index: Path, pattern: str, k: int) -> None:
+    (index.parent / "corpus" / "guide" / "more.txt").write_text("Sheep and whales and the sea.")
+    done("sync", index)
+    query = ["search", index, "sheep whales sea end", "-k"]
+    every = printed(*query, 20)["hits"]
+    found = printed(*query, k, "--path", pattern)["hits"]
+    assert found == [hit for hit in every if fnmatchcase(hit["document_id"], pattern)][:k]
+
+
+def test_a_pattern_that_no_id_matches(index: Path) -> None:
+    failed(program("search", index, "sea", "--path", "no/*"), 2, "has an id that matches 'no/*'; see `ralm documents`.")
 
 
 def test_the_title_of_a_document_is_without_headings(index: Path) -> None:

@@ -74,6 +74,20 @@ def test_by_options_as_by_hand(
     assert said == ([f"{len(excluded)} of 4 passages are forbidden"] if forbids else [])
 
 
+@pytest.mark.parametrize("name", ["bm25", "dense"])
+@pytest.mark.parametrize("only", [[0], [1, 3], [0, 1, 2], [0, 1, 2, 3]])
+def test_only_some_passages_as_all_hits_filtered(
+    index: Path, tmp_path: Path, letters: None, name: RetrieverName, only: list[int]
+) -> None:
+    (tmp_path / "ids.txt").write_text("d1\n")
+    numbers = {*only} - {*matching_passages(open_index(index).passages, document_ids=["d1"]).tolist()}
+    options = ralm.RetrieverOptions(retriever=name, forbidden_documents=tmp_path / "ids.txt")
+    found = ralm.open_retriever(index, options, only=np.array(only)).retrieve(QUERIES, 4)
+    every = ralm.open_retriever(index, ralm.RetrieverOptions(retriever=name)).retrieve(QUERIES, 4)
+    for row in range(len(QUERIES)):
+        assert found.of(row) == [(number, score) for number, score in every.of(row) if number in numbers]
+
+
 def test_a_source_that_an_evaluation_takes(index: Path, tmp_path: Path) -> None:
     """Opened by path, by an open index, and through a cache: the same figures and the same configuration."""
     model = CountingModel(WordTokenizer(), max_length=12)

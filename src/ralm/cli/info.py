@@ -10,10 +10,6 @@ from ralm.options import Option
 
 _LABEL: Final = 12
 _SYNC: Final = {True: "possible", False: "not possible: a program or a cluster built it, or an older ralm"}
-Pattern = Annotated[
-    str | None,
-    Option("Only documents whose ids match this pattern, such as '2024/*.md'; * also matches /.", flag="path"),
-]
 
 
 def info_command(index: options.IndexArgument) -> Output:
@@ -73,7 +69,7 @@ def _settings(record: dict[str, Any] | None) -> str:
 def documents_command(
     *,
     index: options.IndexArgument,
-    path: Pattern = None,
+    path: options.PathPattern = None,
     limit: Annotated[int | None, Option("Most documents to list.", flag="-k", default_text="all")] = None,
     json: Annotated[bool, Option("Print one JSON object per document.")] = False,
 ) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ralm.lm.scoring import Scorer
     from ralm.protocols import WritingModel
     from ralm.reading.sources import FromRetriever, PassageSource
+    from ralm.records import IntArray
     from ralm.retrieval.cache import CachedRetriever
     from ralm.retrieval.index import Index
     from ralm.retrieval.retriever import RetrieverOptions
@@ -58,12 +59,15 @@ def open_served(name: str, options: ModelOptions, *, proxy: bool) -> "WritingMod
     return _opened[-1]
 
 
-def open_retrieval(index: "Index | Path", options: "RetrieverOptions") -> "FromRetriever":
-    """The passages of an index, retrieved according to the options; raises what `open_retriever` raises."""
+def open_retrieval(
+    index: "Index | Path", options: "RetrieverOptions", only: "IntArray | None" = None
+) -> "FromRetriever":
+    """The passages of an index, or `only` some, retrieved according to the options; raises what `open_retriever`
+    raises."""
     from ralm.reading.sources import FromRetriever
     from ralm.retrieval.cache import CachedRetriever
 
-    found = FromRetriever.of_index(index, options)
+    found = FromRetriever.of_index(index, options, only=only)
     if isinstance(found.retriever, CachedRetriever):
         _caches.append(found.retriever)
     return found

@@ -85,6 +85,10 @@ ModelName = Annotated[
     Option("Causal language model: a hub name, local folder, GGUF file, ralm-tiny, smollm2, or URL#MODEL of an API."),
 ]
 ModelRay = Annotated[str | None, Option(_RAY, needs=NEEDS_LOCAL)]
+PathPattern = Annotated[
+    str | None,
+    Option("Only documents whose ids match this pattern, such as '2024/*.md'; * also matches /.", flag="path"),
+]
 QuestionReading = Annotated[
     ReadingOptions,
     Option("How passages are read."),

@@ -25,6 +25,7 @@ def search_command(
         ),
     ] = None,
     k: Annotated[int, Option("Passages per query.", flag="-k")] = 10,
+    path: options.PathPattern = None,
     retrieval: RetrieverOptions,
     json: Annotated[bool, Option("Print only one JSON object.")] = False,
 ) -> None:
@@ -32,11 +33,13 @@ def search_command(
     from ralm.cli.output import print_hits, print_json
     from ralm.reading.provenance import hits_as_json
     from ralm.retrieval.marks import Marker, spans_of
+    from ralm.retrieval.summary import matching_numbers
     from ralm.validation import retrieve_checked
 
     asked = options.read_input(query, queries, "query")
     opened = ralm.open_index(index)
-    source = models.open_retrieval(opened, retrieval)
+    only = None if path is None else matching_numbers(opened, path)
+    source = models.open_retrieval(opened, retrieval, only)
     marker = Marker(opened.analysis)
     hits = retrieve_checked(source.retriever, asked, k, len(source.passages))
     for row, question in enumerate(asked):

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from ralm.errors import RetrievalFileError, UsageError
 from ralm.protocols import Retriever, Tokenizer
 from ralm.reading.tokens import PreparedText
-from ralm.records import NO_PASSAGE, Hits, Passages
+from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, numbered_passages, read_retrieval_file
 from ralm.retrieval.retriever import RetrieverOptions, open_retriever
@@ -59,13 +59,15 @@ class FromRetriever:
         return self._config
 
     @classmethod
-    def of_index(cls, index: Index | Path | str, options: RetrieverOptions | None = None) -> Self:
-        """The passages of an index, retrieved according to `options`.
+    def of_index(
+        cls, index: Index | Path | str, options: RetrieverOptions | None = None, *, only: IntArray | None = None
+    ) -> Self:
+        """The passages of an index, or `only` those of these numbers, retrieved according to `options`.
 
         Raises what `open_retriever` raises.
         """
         opened = index if isinstance(index, Index) else open_index(index)
-        retriever = open_retriever(opened, options)
+        retriever = open_retriever(opened, options, only=only)
         where: dict[str, JsonValue] = {"index": path_text(opened.path), "fingerprint": opened.fingerprint}
         return cls(retriever, opened.passages, where | config_of(retriever, "retriever"))
 

@@ -108,8 +108,11 @@ class RetrieverOptions:
         return self.retriever in ("dense", "hybrid")
 
 
-def open_retriever(index: "Index | Path | str", options: RetrieverOptions | None = None) -> Retriever:
-    """The retriever over an index that the options describe, with a cache if they name one.
+def open_retriever(
+    index: "Index | Path | str", options: RetrieverOptions | None = None, *, only: IntArray | None = None
+) -> Retriever:
+    """The retriever over an index that the options describe, with a cache if they name one. `only`: the numbers (int64)
+    of the passages that may be found, less those that the options forbid.
 
     The number of forbidden passages is logged at INFO. Raises UsageError if the index was not built for the retriever,
     CorpusError if a file of titles or documents cannot be read, and the errors of `open_index`, `Index.dense` and
@@ -121,7 +124,11 @@ def open_retriever(index: "Index | Path | str", options: RetrieverOptions | None
 
     options = options or RetrieverOptions()
     opened = index if isinstance(index, Index) else open_index(index)
-    retriever = _retriever(opened, options, _forbidden(opened, options))
+    forbidden = _forbidden(opened, options)
+    if only is not None:
+        others = np.setdiff1d(np.arange(len(opened.passages)), only)
+        forbidden = others if forbidden is None else numbering.union(others, forbidden)
+    retriever = _retriever(opened, options, forbidden)
     if options.distinct != "none":
         retriever = Distinct(retriever, opened.passages, options.distinct)
     return retriever if options.cache is None else CachedRetriever(retriever, Path(options.cache))
@@ -177,7 +184,7 @@ def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | 
             return control if forbidden is None else control.without(forbidden)
         case own:
             if forbidden is not None:
-                raise UsageError(f"{own} cannot leave out forbidden titles or documents: do so in the class itself.")
+                raise UsageError(f"{own} cannot leave out titles or documents: do so in the class itself.")
             return own_retriever(own, index)
 
 

@@ -8,11 +8,14 @@ from pathlib import Path
 from re import compile as compiled
 from typing import Any, NamedTuple
 
+import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.numbering import StoredPassages
 from ralm.corpus.splitting import BELOW
+from ralm.errors import UsageError
+from ralm.records import IntArray
 from ralm.retrieval import layout
 from ralm.retrieval.index import Index
 from ralm.retrieval.update import UPDATES
@@ -35,6 +38,14 @@ def matching_documents(passages: StoredPassages, pattern: str | None = None) -> 
     for document_id, origins in groupby(passages.origins(), itemgetter(1)):
         if matches(document_id):
             yield document_id, [number for number, _, _ in origins]
+
+
+def matching_numbers(index: Index, pattern: str) -> IntArray:
+    """The numbers (int64, rising) of the passages of the documents whose ids match; UsageError if there are none."""
+    found = [number for _, numbers in matching_documents(index.passages, pattern) for number in numbers]
+    if not found:
+        raise UsageError(f"no document of {index.path} has an id that matches {pattern!r}; see `ralm documents`.")
+    return np.array(found, np.int64)
 
 
 def summarise_documents(passages: StoredPassages, pattern: str | None = None) -> Iterator[DocumentSummary]:
