@@ -1,15 +1,15 @@
 """What the mixers of an ensemble gain, over no passage and over similarity weights at their best temperature.
 
     python -m benchmarks.mixers TEXT INDEX [--lm ralm-tiny] [--stride 4] [--limit-tokens N] [--retriever random]
-        [--learned FOLDER] [--rows GLOB] [--small]
+        [--learned FOLDER] [--documents 10] [--rows GLOB] [--small]
 
-Reads the text with a retriever's ten passages, once for all mixers that look at log-probabilities alone: similarity
-weights are posterior weights with `eta` 0. The nats a token that each gains over no passage have 95% intervals of a
-paired bootstrap over the documents of the text, and so has the difference to similarity weights at the temperature that
-is best on this very text. `permuted` gives each passage the evidence of another one: what it gains is not due to the
-evidence. `learned` has the weights of a folder that `ralm train mixer` made from another text. `--rows` selects rows
-beside similarity weights. `--small` reads windows of 224 tokens and passages of 80, as the small scale of
-`benchmarks.real_rows` does.
+Reads the text with a retriever's `--documents` passages, ten by default, once for all mixers that look at log-
+probabilities alone: similarity weights are posterior weights with `eta` 0. The nats a token that each gains over no
+passage have 95% intervals of a paired bootstrap over the documents of the text, and so has the difference to similarity
+weights at the temperature that is best on this very text. `permuted` gives each passage the evidence of another one:
+what it gains is not due to the evidence. `learned` has the weights of a folder that `ralm train mixer` made from
+another text. `--rows` selects rows beside similarity weights. `--small` reads windows of 224 tokens and passages of 80,
+as the small scale of `benchmarks.real_rows` does.
 """
 
 import argparse
@@ -84,11 +84,9 @@ def readers(learned: Path | None) -> Iterator[tuple[str, ralm.Reader]]:
     for temperature in ENTROPY_TEMPERATURES:
         mixed = ralm.EntropyWeights(temperature=temperature)
         yield f"entropy, temperature {temperature:g}", ralm.Ensemble(mixer=mixed)
-    for documents in (1, 10):
-        for looking in LOOKING:
-            options = ", ".join(f"{name} {value}" for name, value in looking.config.items() if name != "mixer")
-            named = f"{looking.config['mixer']}, {options}, temperature 4, {documents} passages"
-            yield named, ralm.Ensemble(documents=documents, temperature=4, mixer=looking)
+    for looking in LOOKING:
+        options = ", ".join(f"{name} {value}" for name, value in looking.config.items() if name != "mixer")
+        yield f"{looking.config['mixer']}, {options}, temperature 4", ralm.Ensemble(temperature=4, mixer=looking)
 
 
 def documents_of(evaluation: ralm.Evaluation) -> IntArray:
@@ -156,12 +154,16 @@ if __name__ == "__main__":
     parser.add_argument("--limit-tokens", type=int)
     parser.add_argument("--retriever", choices=("bm25", "random"), default="bm25")
     parser.add_argument("--learned", type=Path)
+    parser.add_argument("--documents", type=int, default=10)
     parser.add_argument("--rows", default="*")
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
     plan = ralm.PlanOptions(stride=given.stride, windows="blocked", max_length=768)
     if given.small:
         plan = replace(plan, max_length=224, document_tokens=80, block=32)
-    every = readers(given.learned)
-    chosen = [one for one in every if one[0].startswith("similarity") or fnmatch(one[0], given.rows)]
+    chosen = [
+        (name, replace(reader, documents=given.documents) if isinstance(reader, ralm.Ensemble) else reader)
+        for name, reader in readers(given.learned)
+        if name.startswith("similarity") or fnmatch(name, given.rows)
+    ]
     main(given.text, given.index, given.lm, plan, given.limit_tokens, given.retriever, chosen)
