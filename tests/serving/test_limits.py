@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from ralm.corpus.splitting import make_passages
 from ralm.errors import UsageError
 from ralm.records import IntArray, NextTokens
+from ralm.retrieval.update import update_index
+from ralm.serving import server
 from ralm.serving.keys import KEY, Keys, open_keys
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.service import Service
@@ -249,6 +253,23 @@ def test_an_index_that_changes_is_served_as_it_was_until_it_is_reloaded(tmp_path
         (folder / "manifest.json").write_text("{}")
         assert "kept as it was: " in http.post("/admin/reload").json()["indexes"]["few"]
         assert titles("open a file") == ["open"]
+
+
+def test_a_followed_index_is_opened_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_FOLLOW_SECONDS", 1)
+    folder = save_index(tmp_path / "index", DOCUMENTS[:2])
+    service = Service(tiny(), ServeOptions(follow=True), folders={"few": folder})
+    with serving(service) as url:
+
+        def found() -> bool:
+            return bool(httpx.get(f"{url}/search", params={"q": "open a file"}).json()["hits"])
+
+        assert not found()
+        update_index(folder, make_passages(DOCUMENTS[4:]))
+        until(found)
+        shutil.rmtree(folder)
+        time.sleep(2)
+        assert found(), "an index that is gone is kept"
 
 
 def test_the_end_finishes_what_runs() -> None:

@@ -23,6 +23,7 @@ from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.middleware import Metrics
 from ralm.serving.options import Settings
+from ralm.storage.outputs import MANIFEST
 
 _SAFE: Final = ("bm25", "random")
 """Retrievers that many threads may use at once."""
@@ -37,6 +38,7 @@ class Indexes:
     def __init__(self, folders: Mapping[str, Path], metrics: Metrics) -> None:
         self._folders = dict(folders)
         self._lock = RLock()
+        self._versions = self._found_versions()
         self._open = {name: open_index(folder) for name, folder in self._folders.items()}
         self._sources: dict[tuple[str, RetrieverOptions], sources.FromRetriever] = {}
         self._encoding = Lock()
@@ -79,9 +81,25 @@ class Indexes:
             found: FloatArray = self._encoders[name][1].encode_queries(texts)
             return found
 
+    def have_changed(self) -> bool:
+        """Whether a folder has another version than when it was last opened."""
+        return self._found_versions() != self._versions
+
+    def _found_versions(self) -> list[tuple[int, int] | None]:
+        """What tells the versions of the folders apart: the files of their manifests; None for one that is gone."""
+        found: list[tuple[int, int] | None] = []
+        for folder in self._folders.values():
+            try:
+                status = (folder / MANIFEST).stat()
+                found.append((status.st_ino, status.st_mtime_ns))
+            except OSError:
+                found.append(None)
+        return found
+
     def reload(self) -> dict[str, str]:
         """Open every index again, and return the outcome for each; indexes that cannot be opened stay as they are."""
         outcome, opened = {}, {}
+        self._versions = self._found_versions()
         for name, folder in self._folders.items():
             try:
                 opened[name] = open_index(folder)

@@ -157,6 +157,7 @@ class ServeOptions:
         QuerySource,
         Option("API: query of a chat that is passed on: the last message of the user, or a rewrite by the model."),
     ] = "message"
+    follow: Annotated[bool, Option("Open an index again when its folder has changed, as SIGHUP does.")] = False
     log_prompts: Annotated[bool, Option("Write the beginning of each prompt to the log.")] = False
     limits: Annotated[Limits, Option("How much a request may ask for.")] = field(default_factory=Limits)
     batch: Annotated[BatchOptions, Option("How much a local model reads at a time.")] = field(

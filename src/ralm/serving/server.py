@@ -16,6 +16,7 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
+from itertools import count
 from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, Final, Literal, get_args, get_origin
@@ -46,6 +47,8 @@ _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
 _PACKAGE: Final = "ralm.serving"
 _BACKLOG: Final = 512
 """Connections that the system holds until they are accepted."""
+_FOLLOW_SECONDS: Final = 5
+"""Between two looks at the folders of indexes with `follow`."""
 _LOGGERS: Final = ("ralm.serving", "uvicorn.error", "asyncio")
 """Loggers of faults that clients can cause."""
 _END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -266,11 +269,13 @@ class RalmServer(uvicorn.Server):
             self._ready(address_of(sockets[0]))
 
     async def _check_connections(self) -> None:
-        while True:
+        for second in count(1):
             await asyncio.sleep(1)
             now = time.monotonic()
             for connection in self._connections:
                 connection.check(now)
+            if self._service.options.follow and second % _FOLLOW_SECONDS == 0 and self._service.indexes.have_changed():
+                self._reload()
 
     @property
     def _connections(self) -> list[connections.Connection]:
@@ -311,7 +316,7 @@ class RalmServer(uvicorn.Server):
             os._exit(128 + number)
         self.should_exit = True
 
-    def _reload(self, _: int, __: FrameType | None) -> None:
+    def _reload(self, *_: object) -> None:
         def reload() -> None:
             for name, outcome in self._service.reload().items():
                 _LOG.info("index %s: %s", name, outcome)
