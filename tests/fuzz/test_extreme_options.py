@@ -79,7 +79,7 @@ COMMANDS = {
     ],
     "index": ["corpus.jsonl --out new", "corpus.jsonl --out new --retriever both --encoder bert"],
     "search": [
-        "index sheep",
+        "index 'sheep sae whal*' --syntax --fuzzy --path '*'",
         f"index sheep {HYBRID} --json",
         "index --queries lines.txt --retriever dense",
     ],

@@ -1,16 +1,21 @@
 """`ralm search` searches an index; `ralm retrieve` writes the passages of every stride of a text to a file."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import ralm
 from ralm.cli import flags, models, options, process
 from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
-from ralm.options import Option
+from ralm.options import Needs, Option
+from ralm.protocols import Retriever
 from ralm.reading.plan import PlanOptions
 from ralm.reranking import RerankOptions
 from ralm.retrieval.retriever import RetrieverOptions
+
+_BM25: Final = Needs('`retriever="bm25"`', lambda own: own.retrieval.retriever == "bm25")
 
 
 def search_command(
@@ -26,32 +31,58 @@ def search_command(
     ] = None,
     k: Annotated[int, Option("Passages per query.", flag="-k")] = 10,
     path: options.PathPattern = None,
+    syntax: Annotated[
+        bool, Option('Read "words in a row", title:word and the beginning of words, begin*.', needs=_BM25)
+    ] = False,
+    fuzzy: Annotated[
+        bool, Option("Replace words that the index does not have by the most similar that it has.", needs=_BM25)
+    ] = False,
     retrieval: RetrieverOptions,
     json: Annotated[bool, Option("Print only one JSON object.")] = False,
 ) -> None:
     """Find the passages of an index that best match a query."""
     from ralm.cli.output import print_hits, print_json
     from ralm.reading.provenance import hits_as_json
+    from ralm.retrieval.bm25.search import BM25
+    from ralm.retrieval.distinct import Distinct
     from ralm.retrieval.marks import Marker, spans_of
+    from ralm.retrieval.query_syntax import QuerySearch
     from ralm.retrieval.summary import matching_numbers
     from ralm.validation import retrieve_checked
 
+    if (syntax or fuzzy) and retrieval.cache is not None:
+        raise UsageError("`cache` keeps hits of plain queries alone: leave it out, or `syntax` and `fuzzy`.")
     asked = options.read_input(query, queries, "query")
     opened = ralm.open_index(index)
     only = None if path is None else matching_numbers(opened, path)
-    source = models.open_retrieval(opened, retrieval, only)
     marker = Marker(opened.analysis)
-    hits = retrieve_checked(source.retriever, asked, k, len(source.passages))
+    read: QuerySearch | None = None
+    retriever: Retriever
+    if syntax or fuzzy:
+        bm25 = ralm.open_retriever(opened, replace(retrieval, distinct="none"), only=only)
+        assert isinstance(bm25, BM25)
+        read = QuerySearch(bm25, opened.passages, syntax=syntax, fuzzy=fuzzy, report=_report)
+        retriever = read if retrieval.distinct == "none" else Distinct(read, opened.passages, retrieval.distinct)
+    else:
+        retriever = models.open_retrieval(opened, retrieval, only).retriever
+    hits = retrieve_checked(retriever, asked, k, len(opened.passages))
     for row, question in enumerate(asked):
-        found = [(source.passages[number], score) for number, score in hits.of(row)]
-        terms = {one.term for one in marker.terms(question)}
+        found = [(opened.passages[number], score) for number, score in hits.of(row)]
+        terms = {*read.parse(question).terms} if read else {one.term for one in marker.terms(question)}
         if json or queries is not None:
             marks = [spans_of(marker.marks(passage.text, terms)) for passage, _ in found]
             print_json({"query": question, "hits": hits_as_json(found, marks)})
         elif found:
             print_hits(found, marker, terms)
         else:
-            process.print_note("no passage was found: none contains an indexed word of the query, or all are forbidden")
+            why = "no passage has all of the query" if syntax else "none contains an indexed word of the query"
+            process.print_note(f"no passage was found: {why}, or all are forbidden")
+
+
+def _report(word: str, terms: Sequence[str]) -> None:
+    """Say what replaced a word that no passage has."""
+    found = f"; searching for {', '.join(terms)}" if terms else ", and no word is like it"
+    process.print_note(f"{word} is not in the index{found}")
 
 
 _PLAN = PlanOptions(document_tokens=0)

@@ -24,6 +24,7 @@ arrays when they are opened, and the postings of a term on first use.
 import math
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -207,14 +208,20 @@ class Arrays:
     def term(self, term: str) -> int:
         """The row of `offsets` of a term; -1 if no passage has it."""
         wanted = term.encode("utf-8", "surrogatepass")
-        low, high = 0, len(self.term_ends)
-        while low < high:
-            middle = (low + high) // 2
-            if self._term_bytes(middle) < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        return int(self.term_ids[low]) if low < len(self.term_ends) and self._term_bytes(low) == wanted else -1
+        place = self.place_of(wanted)
+        found = place < len(self.term_ends) and self._term_bytes(place) == wanted
+        return int(self.term_ids[place]) if found else -1
+
+    def place_of(self, wanted: bytes) -> int:
+        """Where a term (UTF-8) stands in the vocabulary, or would stand."""
+        return bisect_left(range(len(self.term_ends)), wanted, key=self._term_bytes)
+
+    def text_at(self, place: int) -> str:
+        """The term at a place in the vocabulary, which is in byte order; raises DamagedFolderError."""
+        try:
+            return self._term_bytes(place).decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            _damaged(self.folder, "vocabulary.npy is not UTF-8")
 
     def term_texts(self, terms: NDArray[np.int64]) -> list[str]:
         """The terms with these numbers (rows of `offsets`).
@@ -226,10 +233,7 @@ class Arrays:
         places = place_V[terms].tolist()
         if -1 in places:
             _damaged(self.folder, "term_ids.npy does not name every term")
-        try:
-            return [self._term_bytes(place).decode("utf-8", "surrogatepass") for place in places]
-        except UnicodeDecodeError:
-            _damaged(self.folder, "vocabulary.npy is not UTF-8")
+        return [self.text_at(place) for place in places]
 
     def _term_bytes(self, position: int) -> bytes:
         begin = int(self.term_ends[position - 1]) if position else 0

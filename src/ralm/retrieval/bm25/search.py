@@ -26,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import hash_of_numbers, rising, union
+from ralm.corpus.numbering import are_in, hash_of_numbers, rising, union
 from ralm.errors import UsageError
 from ralm.records import Hits, IntArray
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
+from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.collection import NO_TERM, PARTITION, BackgroundTask, Collection, Lexicon, SearchedSegment
 from ralm.retrieval.bm25.formula import BM25Options, Weighting, cores, impact, length_bytes, stored_lengths
 from ralm.retrieval.bm25.kernels import check_passage_count, drain_heaps
@@ -131,6 +132,16 @@ class BM25:
         return other
 
     @property
+    def analysis(self) -> Analysis:
+        """How queries become terms."""
+        return self._analysis
+
+    @property
+    def arrays(self) -> list[Arrays]:
+        """The arrays of each segment that is searched."""
+        return [one.arrays for one in self._segments]
+
+    @property
     def collection(self) -> Collection:
         """The data that streams over this index share; the first call reads the postings of the commonest terms."""
         return self._loader.collection()
@@ -168,9 +179,25 @@ class BM25:
         """
         return self.retrieve_terms(self._terms_of(queries), k, forbidden)
 
+    def retrieve_words(self, queries: Iterable[Sequence[str]], k: int, forbidden: Forbidden | None = None) -> Hits:
+        """The hits of queries given as analysed words."""
+        return self.retrieve_terms(self._weighted(queries), k, forbidden)
+
+    def passages_with(self, words: Iterable[str]) -> IntArray:
+        """The numbers (int64, rising) of the passages that have any of these analysed words and may be found."""
+        terms = np.array(self.terms([*words]), np.int64)
+        rows = [np.zeros(0, np.int64)]
+        for place, one in enumerate(self._searched):
+            bounds = zip(*_postings_of(one, self._lexicon.terms_SV[place, terms]), strict=True)
+            rows += [one.first + one.arrays.passages[begin:end].astype(np.int64) for begin, end in bounds]
+        found = np.unique(np.concatenate(rows))
+        return self._numbering.numbers(found[~are_in(self._forbidden_rows, found)])
+
     def _terms_of(self, queries: Sequence[str]) -> list[list[int]]:
-        analyse, weighting = Analyser(self._analysis), self._weighting
-        words: Iterable[Sequence[str]] = map(analyse, queries)
+        return self._weighted(map(Analyser(self._analysis), queries))
+
+    def _weighted(self, words: Iterable[Sequence[str]]) -> list[list[int]]:
+        weighting = self._weighting
         return [self.terms(query) for query in (words if weighting.is_plain else map(weighting.repeat_terms, words))]
 
     def terms(self, words: Sequence[str]) -> list[int]:
