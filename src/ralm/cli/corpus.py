@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ralm.corpus.decontamination import Removals
     from ralm.corpus.documents import Skipped
 
-KINDS = "text, Markdown, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX, notebooks, e-mail"
+KINDS = "text, Markdown, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX, XLSX, PPTX, notebooks, e-mail"
 _FIELDS: Final = TypeAdapter(Fields)
 
 

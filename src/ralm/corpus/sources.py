@@ -125,7 +125,7 @@ def read_documents(
 
     - a file: .txt, .text, .md, .markdown or .rst; .jsonl or .ndjson; .json (an object or an array of objects); .csv;
       .tsv (id, text, title, as DPR's); .parquet; .html, .htm or .xhtml; .pdf (a document per page, all with one id);
-      .docx; .ipynb; .eml. All but .parquet, .pdf and .docx may be gzipped (.gz);
+      .docx; .xlsx; .pptx; .ipynb; .eml. Text formats may be gzipped (.gz);
     - a folder: every such file below it, and every dataset that `datasets` saved, in the order of the paths;
     - a folder that `datasets` saved, or `hf:NAME[:CONFIG][:SPLIT]`, a dataset of the Hugging Face hub or a folder
       that `datasets` can load; a single word after the name is a configuration if there is one of that name;

@@ -37,6 +37,8 @@ _FORMATS: Final = (
     _Format((".html", ".htm", ".xhtml"), "html", "html_documents", package=("lxml", "lxml")),
     _Format((".pdf",), "pdf", "pdf_documents", gzip=False, package=("pypdf", "pypdf")),
     _Format((".docx",), "docx", "docx_documents", gzip=False, package=("lxml", "lxml")),
+    _Format((".xlsx",), "office", "sheet_documents", gzip=False, package=("openpyxl", "openpyxl")),
+    _Format((".pptx",), "office", "slide_documents", gzip=False, package=("python-pptx", "pptx")),
     _Format((".ipynb",), "notebook", "notebook_documents"),
     _Format((".eml",), "mail", "mail_documents", package=("lxml", "lxml")),
 )
@@ -58,6 +60,8 @@ def document_reader(suffix: str) -> DocumentReader:
     """
     found = _BY_SUFFIX[suffix]
     try:
+        if found.package is not None:
+            import_module(found.package[1])
         reader: DocumentReader = getattr(import_module(f"{__name__}.{found.module}"), found.function)
     except ModuleNotFoundError as error:
         if found.package is None or error.name != found.package[1]:

@@ -1,0 +1,100 @@
+"""Reads spreadsheets (.xlsx) and slides (.pptx). Needs the extra `files`.
+
+A small file may unpack to any size: a file whose parts say that they have more than a limit is not read.
+"""
+
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Final
+
+from ralm.corpus import documents, files
+from ralm.errors import CorpusError, short_message
+from ralm.records import Document
+
+_MAX_UNPACKED: Final = 1 << 28
+_FOREIGN: Final = {".xlsx": "an Excel file", ".pptx": "a PowerPoint file"}
+
+
+def sheet_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
+    """The file as a document: each sheet under its name, a line for each row with tabs between cells, and the values of
+    formulas as they were saved. The title is that of its properties, otherwise its name.
+
+    Raises CorpusError if the file is damaged or encrypted, or unpacks to too much.
+    """
+    from openpyxl import load_workbook
+
+    def read(stream: BinaryIO) -> tuple[str, str]:
+        book = load_workbook(stream, read_only=True, data_only=True)
+        lines = []
+        for sheet in book.worksheets:
+            rows = [_row(row) for row in sheet.iter_rows(values_only=True)]
+            if any(rows):
+                lines += [f"{documents.HEADING_MARK}1{sheet.title}", *(row for row in rows if row)]
+        title = book.properties.title or ""
+        book.close()
+        return title, "\n".join(lines)
+
+    yield _document(file, builder, read)
+
+
+def slide_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
+    """The file as a document: the text of its slides in order, each under its title, with tables and notes. The title
+    is that of its properties, otherwise that of the first slide, otherwise its name.
+
+    Raises CorpusError if the file is damaged or encrypted, or unpacks to too much.
+    """
+    from pptx import Presentation
+
+    def read(stream: BinaryIO) -> tuple[str, str]:
+        show = Presentation(stream)
+        lines: list[str] = []
+        titles = []
+        for slide in show.slides:
+            heading = slide.shapes.title
+            if heading is not None and heading.text_frame.text.strip():
+                titles.append(" ".join(heading.text_frame.text.split()))
+                lines.append(f"{documents.HEADING_MARK}1{titles[-1]}")
+            for shape in slide.shapes:
+                if heading is None or shape.shape_id != heading.shape_id:
+                    lines += _shape_lines(shape)
+            if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
+                lines += slide.notes_slide.notes_text_frame.text.split("\n")
+        title = show.core_properties.title or (titles[0] if titles else "")
+        return title, "\n".join(line for line in lines if line.strip())
+
+    yield _document(file, builder, read)
+
+
+def _document(
+    file: files.File, builder: documents.DocumentBuilder, read: Callable[[BinaryIO], tuple[str, str]]
+) -> Document:
+    what = _FOREIGN[file.suffix]
+    try:
+        with files.open_file(file.path) as stream:
+            with zipfile.ZipFile(stream) as archive:
+                unpacked = sum(one.file_size for one in archive.infolist())
+            if unpacked > _MAX_UNPACKED:
+                raise CorpusError(f"{file.path} unpacks to more than {_MAX_UNPACKED >> 20:,} MiB; split it.")
+            stream.seek(0)
+            title, marked = read(stream)
+    except CorpusError:
+        raise
+    except Exception as error:  # noqa: BLE001  # the packages raise many kinds
+        raise CorpusError(f"{file.path} is not {what}, or damaged or encrypted: {short_message(error)}.") from None
+    text, headings = documents.take_headings(marked)
+    return builder.whole(file.id, " ".join(title.split()) or file.title, text, headings=headings)
+
+
+def _row(values: tuple[Any, ...]) -> str:
+    """The cells of a row up to its last value; line breaks and tabs in a cell are spaces. Empty if it has no value."""
+    cells = [" ".join(str(value).split()) if value is not None else "" for value in values]
+    return "\t".join(cells).rstrip("\t") if any(cells) else ""
+
+
+def _shape_lines(shape: Any) -> list[str]:
+    """The paragraphs of a shape, the rows of its table, or those of the shapes in a group."""
+    if shape.has_text_frame:
+        return [paragraph.text for paragraph in shape.text_frame.paragraphs]
+    if getattr(shape, "has_table", False):
+        return [_row(tuple(cell.text for cell in row.cells)) for row in shape.table.rows]
+    return [line for one in getattr(shape, "shapes", ()) for line in _shape_lines(one)]
