@@ -1,5 +1,6 @@
 """`ralm sync`: makes an index what its sources are now."""
 
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -7,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import ralm
-from ralm.cli import options
+from ralm.cli import options, process
 from ralm.cli.flags import Flags, Given
 from ralm.cli.index import recorded_splitting
 from ralm.corpus.decontamination import Decontamination
-from ralm.errors import UsageError
+from ralm.errors import CorpusError, UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Option
 from ralm.retrieval.bm25.formula import BuildOptions, cores
@@ -44,16 +45,32 @@ def sync_command(
     """
     if "workers" not in given:
         build = replace(build, workers=cores())
+    again = False
     while True:
-        _sync(index, sources or [], build, device, dry_run=dry_run, allow_missing=allow_missing)
+        try:
+            _sync(index, sources or [], build, device, dry_run=dry_run, allow_missing=allow_missing, silent=again)
+        except CorpusError as error:  # a file that changes, a disk that is away: it may be well the next time
+            if not again:
+                raise
+            process.print_error(process.with_flags(str(error), {"allow_missing": "--allow-missing"}))
         if watch is None:
             return
+        again = True
+        sys.stdout.flush()
         time.sleep(watch)
 
 
 def _sync(
-    path: Path, sources: list[str], build: BuildOptions, device: str, *, dry_run: bool, allow_missing: bool
+    path: Path,
+    sources: list[str],
+    build: BuildOptions,
+    device: str,
+    *,
+    dry_run: bool,
+    allow_missing: bool,
+    silent: bool,
 ) -> None:
+    """Make an index what its sources are, and print the changes; if `silent`, print nothing without a change."""
     from ralm.cli.output import print_sync
 
     opened = ralm.open_index(path)
@@ -73,7 +90,8 @@ def _sync(
         encoder=lambda name: ralm.load_encoder(opened.encoder_options(name), device=device),
         build=build,
     )
-    print_sync(path, opened, changes, manifest, examples=_EXAMPLES if dry_run else 0)
+    if changes or not silent:
+        print_sync(path, opened, changes, manifest, examples=_EXAMPLES if dry_run else 0)
 
 
 def _decontamination(index: "Index") -> Decontamination:

@@ -85,8 +85,9 @@ def sync_index(
     file in a folder that cannot be read keeps its documents.
 
     Raises UsageError if the index keeps no table of its files, or a new source and another one contain each other;
-    CorpusError if a source is gone or has no file any more, unless `allow_missing` is true, which removes its
-    documents; if files share the id of a document, or a file changes while it is read; and what `update_index` raises.
+    CorpusError if a new source does not exist; if another one is gone or has no file any more, unless `allow_missing`
+    is true, which removes its documents; if files share the id of a document, or a file changes while it is read;
+    and what `update_index` raises.
     """
     opened = open_index(Path(index).resolve())
     record = layout.files_record(opened.manifest)
@@ -103,7 +104,8 @@ def sync_index(
     changes, table = Changes(), FileTable(opened.path / record.table)
     builder = DocumentBuilder(_fields(opened), changes.skipped, skip_bad=record.skip_bad)
     selection = FileSelection(include=record.include, exclude=record.exclude, read_as=record.read_as)
-    found = list(_compare(known, selection, table, builder, changes, allow_missing=allow_missing))
+    compared = _compare(known, selection, table, builder, changes, len(record.sources), allow_missing=allow_missing)
+    found = list(compared)
     gone = numbers_by_document(opened, {*changes.changed, *changes.removed})
     new = {*changes.added, *changes.changed}  # with records that moved to another file
     changes.added = [one for one in dict.fromkeys([*changes.added, *changes.changed]) if one not in gone]
@@ -166,14 +168,16 @@ def _compare(
     table: FileTable,
     builder: DocumentBuilder,
     changes: Changes,
+    recorded: int,
     *,
     allow_missing: bool,
 ) -> Iterator[_Found]:
-    """The files of all sources; notes what changed in `changes`."""
+    """The files of all sources, of which the first `recorded` may be gone; notes what changed in `changes`."""
     left = dict(table.entries)
     for number, known in enumerate(sources):
         had = any(source == number for source, _ in table.entries)
-        is_gone = not (is_url(known.path) or known.path.startswith(HUB_PREFIX) or Path(known.path).exists())
+        is_local = not (is_url(known.path) or known.path.startswith(HUB_PREFIX))
+        is_gone = is_local and number < recorded and not Path(known.path).exists()
         source = Source(known.name, iter(()), True, Skipped()) if is_gone else find_again(known, selection)
         files = list(source.files)
         if had and not files and not allow_missing:
