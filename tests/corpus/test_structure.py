@@ -80,7 +80,7 @@ def test_html_and_restructured_text_have_the_same_sections(tmp_path: Path) -> No
         "<title>Farm</title><h1>Farm</h1><p>Animals live here, many of them.</p><script><h2>no</h2></script>"
         "<h2><div>Dogs &amp; cats</div></h2><p>Rex keeps the sheep on the hill.</p>"
         "<table><tr><th>animal<th>price<tr><td>dog<td>120<tr><td>cat<td>20</table><h3></h3>"
-        "<h3>Old dogs</h3><ul><li>Rex is old.<li>Emil is not old.</ul>"
+        "<h3>Old dogs<a href='#old'>#</a></h3><ul><li>Rex is old.<li>Emil is not old.</ul>"
     )
     (tmp_path / "a.rst").write_text(
         "====\nFarm\n====\n\nAnimals live here, many of them.\n\nDogs & cats\n-----------\n\n"
@@ -91,7 +91,7 @@ def test_html_and_restructured_text_have_the_same_sections(tmp_path: Path) -> No
     assert [one.title for one in html] == titles
     assert [one.title for one in rst] == titles
     assert html[1].text == "Dogs & cats\nRex keeps the sheep on the hill.\nanimal\tprice\ndog\t120\ncat\t20"
-    assert html[2].text == "Old dogs\nRex is old.\nEmil is not old."
+    assert html[2].text == "Old dogs#\nRex is old.\nEmil is not old."
 
 
 def test_docx(tmp_path: Path) -> None:

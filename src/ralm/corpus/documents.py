@@ -228,7 +228,7 @@ class DocumentBuilder:
 
 def take_headings(marked: str) -> tuple[str, list[Heading]]:
     """A text without the marks of headings, and the headings: a reader puts HEADING_MARK and the level, a digit, before
-    the line of each."""
+    the line of each, and HEADING_MARK after the title if more follows on the line."""
     if HEADING_MARK not in marked:
         return marked, []
     lines, headings, begin = [], list[Heading](), 0
@@ -238,7 +238,8 @@ def take_headings(marked: str) -> tuple[str, list[Heading]]:
         shown = shown.replace(HEADING_MARK, "")
         lines.append(shown)
         if mark and shown.strip():
-            headings.append(Heading(begin, begin + len(shown), int(rest[0]), " ".join(shown.split())))
+            title = rest[1:].partition(HEADING_MARK)[0]
+            headings.append(Heading(begin, begin + len(shown), int(rest[0]), " ".join(title.split())))
         begin += len(shown) + 1
     return "\n".join(lines), headings
 

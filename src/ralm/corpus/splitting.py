@@ -156,7 +156,7 @@ def make_passages(
         pieces = split_document(document, splitting, tokenizer)
         for text, path in _allowed(document, pieces, decontamination, removals):
             title = (
-                BELOW.join([document.title, *(one for one in path if one != document.title)])
+                BELOW.join([document.title, *(one for one in path if one.casefold() != document.title.casefold())])
                 if path
                 else document.title
             )

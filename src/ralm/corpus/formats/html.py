@@ -28,6 +28,8 @@ _INLINE: Final = frozenset(
     "span strike strong sub sup time tt u var wbr".split()
 )
 _LEVELS: Final = frozenset(f"h{level}" for level in range(1, 7))
+_LINK_SIGNS: Final = ("#", "\N{PILCROW SIGN}", "\N{SECTION SIGN}")
+"""The texts of links to a heading, which end it and are no part of its title."""
 _EMPTY_HEADING: Final = re.compile(rf"({documents.HEADING_MARK}\d)\n+")
 """The mark of a heading whose text is in a block within it."""
 _CELLS: Final = frozenset({"td", "th"})
@@ -79,7 +81,7 @@ class _Page:
         self.metadata: dict[str, str] = {}
         self._shown: list[str] = []
         self._headings: list[tuple[int, str]] = []
-        """The places in `_shown` where headings begin, and their levels."""
+        """The places in `_shown` where headings begin, and their levels; without a level, where a title ends."""
         self._titles: dict[str, list[str]] = {_TITLE: [], _HEADING: []}
         self._finished: set[str] = set()
         self._within = dict.fromkeys(_ROLES.values(), 0)
@@ -106,8 +108,12 @@ class _Page:
             self._headings.append((len(self._shown), tag[1]))
 
     def end(self, tag: str) -> None:
-        if tag in _LEVELS and self._headings and not "".join(self._shown[self._headings[-1][0] :]).strip():
-            self._headings.pop()
+        if tag in _LEVELS and self._headings:
+            text = "".join(self._shown[self._headings[-1][0] :])
+            if not text.strip():
+                self._headings.pop()
+            elif self._shown[-1] in _LINK_SIGNS and "\n" not in text:
+                self._headings.append((len(self._shown) - 1, ""))
         if role := _ROLES.get(tag):
             self._within[role] = max(0, self._within[role] - 1)
             if any(part.strip() for part in self._titles.get(role, ())):
