@@ -4,7 +4,7 @@ The score of a passage is that of BM25 for all terms of the query. A phrase and 
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
@@ -97,8 +97,7 @@ class QuerySearch:
 
     def _fits(self, passage: Passage, query: ParsedQuery) -> bool:
         every, title = self._analyse(passage.contents), self._analyse(passage.title)
-        found = [_has(every, one) for one in query.phrases] + [_has(title, one) for one in query.titles]
-        return all(found)
+        return all([_has(every, one) for one in query.phrases] + [_has(title, one) for one in query.titles])
 
     def _parse(self, query: str) -> ParsedQuery:
         words: list[Slot] = []
@@ -155,7 +154,7 @@ class QuerySearch:
 
 def _has(terms: Sequence[str], phrase: Sequence[Slot]) -> bool:
     """Whether terms follow each other as in a phrase."""
-    places: Iterator[int] = iter(range(len(terms) - len(phrase) + 1))
+    places = range(len(terms) - len(phrase) + 1)
     return any(all(terms[place + at] in slot for at, slot in enumerate(phrase)) for place in places)
 
 
