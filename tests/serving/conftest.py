@@ -47,10 +47,16 @@ def client(url: str) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
-def dense_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with an index that has vectors too."""
+def dense_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index that has vectors too."""
     folder = tmp_path_factory.mktemp("dense")
     encoder = load_encoder(EncoderOptions(encoder=str(save_tiny_bert(folder / "bert"))))
     build_index(make_passages(DOCUMENTS), folder / "index", encoder=encoder)
-    with serving(Service(tiny(), folders={"both": folder / "index"})) as url:
+    return folder / "index"
+
+
+@pytest.fixture(scope="session")
+def dense_url(dense_index: Path) -> Iterator[str]:
+    """The address of a server with this index."""
+    with serving(Service(tiny(), folders={"both": dense_index})) as url:
         yield url

@@ -13,6 +13,7 @@ from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
 from ralm.serving.options import Settings
 from ralm.serving.service import Service
+from tests.serving.chat_upstream import passing_on
 from tests.serving.served import MODEL, PROMPTS, serving, tiny
 from tests.tiny_models import save_tiny_model
 
@@ -113,6 +114,14 @@ def test_vectors_are_those_of_queries(dense_url: str) -> None:
         client.embeddings.create(model=MODEL, input=texts)
     with pytest.raises(openai.BadRequestError):
         client.embeddings.create(model="both", input=texts, dimensions=3)
+
+
+def test_vectors_where_requests_are_passed_on(dense_index: Path, dense_url: str) -> None:
+    body = {"model": "few", "input": ["whales", "the dog sleeps"]}
+    with passing_on(dense_index) as (_, url):
+        answer = httpx.post(f"{url}/v1/embeddings", json=body).json()
+    own = httpx.post(f"{dense_url}/v1/embeddings", json={**body, "model": "both"}).json()
+    assert (answer["data"], answer["usage"]["total_tokens"]) == (own["data"], 0)
 
 
 def test_a_request_may_choose_the_retriever(dense_url: str) -> None:

@@ -1,6 +1,7 @@
 """The routes of clients: completions, chats, models, search, embeddings and the tokenizer."""
 
 import base64
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -160,19 +161,28 @@ async def embed(request: Request, body: EmbeddingRequest, service: jobs.Served) 
         if len(body.input) > most:
             raise errors.RequestError(f"`input` has more than {most} texts.", param="input")
         check_bytes(body.input, service.options.limits.text_bytes, "input")
-        prompts = [read_prompt(one, service.model, "input") for one in body.input]
+        texts, tokens = _texts(body.input, service)
         data: list[JsonValue] = []
-        for number, vector_D in enumerate(service.indexes.encoded(body.model, [prompt.text for prompt in prompts])):
+        for number, vector_D in enumerate(service.indexes.encoded(body.model, texts)):
             numbers = np.asarray(vector_D, dtype="<f4")
             as_text = body.encoding_format == "base64"
             vector: JsonValue = base64.b64encode(numbers.tobytes()).decode() if as_text else numbers.tolist()
             data.append({"object": "embedding", "index": number, "embedding": vector})
-        tokens = entry.prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
-        entry.prompts = [prompt.text for prompt in prompts]
+        entry.prompt_tokens, entry.prompts = tokens, [*texts]
         usage: JsonValue = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "model": body.model, "data": data, "usage": usage}
 
     return await jobs.respond_with(request, embedded)
+
+
+def _texts(given: Sequence[str | Sequence[int]], service: Service) -> tuple[list[str], int]:
+    """The texts to encode, and the number of their tokens: 0 if the tokenizer of the model is not known."""
+    if service.passes_on:
+        texts = [one for one in given if isinstance(one, str)]
+        if len(texts) == len(given):
+            return texts, 0
+    prompts = [read_prompt(one, service.model, "input") for one in given]
+    return [prompt.text for prompt in prompts], sum(len(prompt.tokens) for prompt in prompts)
 
 
 class TokenizeRequest(requests.Body):
