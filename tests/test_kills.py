@@ -167,17 +167,17 @@ def test_whenever_a_sync_is_killed(program: Killed) -> None:
     (folder / "corpus").mkdir()
     for number, path in enumerate(corpus):
         path.write_text(f"The whales sing {number} in the deep blue sea.")
-    assert program.answer(["index", "corpus", "--out", "before"]).status == 0, program.errors
+    assert program.answer(["index", "corpus", "--out", "unsynced"]).status == 0, program.errors
     for number, path in enumerate(corpus[5:15]):
         path.write_text(f"The dog keeps {number} sheep together on the hill.")
     corpus[3].unlink()
-    shutil.copytree(folder / "before", index)
+    shutil.copytree(folder / "unsynced", index)
     whole = program.answer(["sync", "out/result"])
     assert whole.status == 0, program.errors
     after = content(index)
     for _ in range(MOMENTS):
         clear(folder / "out")
-        shutil.copytree(folder / "before", index)
+        shutil.copytree(folder / "unsynced", index)
         at = program.random.randint(whole.events // 2, whole.events)
         killed = program.answer(["sync", "out/result"], event=at)
         assert killed.status in (-9, 0), (at, program.errors)
