@@ -12,7 +12,7 @@ from ralm.cli import options, process
 from ralm.cli.flags import Flags, Given
 from ralm.cli.index import recorded_splitting
 from ralm.corpus.decontamination import Decontamination
-from ralm.errors import CorpusError, UsageError
+from ralm.errors import CorpusError, FolderExistsError, UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Option
 from ralm.retrieval.bm25.formula import BuildOptions, cores
@@ -49,7 +49,7 @@ def sync_command(
     while True:
         try:
             _sync(index, sources or [], build, device, dry_run=dry_run, allow_missing=allow_missing, silent=again)
-        except CorpusError as error:  # a file that changes, a disk that is away: it may be well the next time
+        except (CorpusError, FolderExistsError) as error:  # a file or an index is being written: try later
             if not again:
                 raise
             process.print_error(process.with_flags(str(error), {"allow_missing": "--allow-missing"}))
