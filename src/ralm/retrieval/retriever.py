@@ -11,11 +11,12 @@ from pydantic import JsonValue
 
 from ralm.corpus import decontamination, numbering
 from ralm.errors import UsageError
+from ralm.lm.api.endpoint import is_api
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.protocols import Encoder, Retriever
 from ralm.records import Hits, IntArray
 from ralm.retrieval.bm25.formula import open_weighting
-from ralm.retrieval.dense.options import DenseSearchOptions, load_encoder
+from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, load_encoder
 from ralm.retrieval.distinct import Distinct
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.own import own_retriever
@@ -191,7 +192,10 @@ def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | 
 def _query_encoder(index: "Index", options: RetrieverOptions) -> Encoder | None:
     if options.query_encoder is None:
         return None
-    return load_encoder(replace(index.encoder_options(options.vectors), query_encoder=options.query_encoder))
+    own = index.encoder_options(options.vectors)
+    if is_api(own.encoder) or is_api(options.query_encoder):
+        return load_encoder(EncoderOptions(encoder=options.query_encoder, normalize=own.normalize))
+    return load_encoder(replace(own, query_encoder=options.query_encoder))
 
 
 class MemoizedRetriever:
