@@ -1,7 +1,7 @@
 """What the mixers of an ensemble gain, over no passage and over similarity weights at their best temperature.
 
     python -m benchmarks.mixers TEXT INDEX [--lm ralm-tiny] [--stride 4] [--limit-tokens N] [--retriever random]
-        [--learned FOLDER] [--documents 10] [--rows GLOB] [--small]
+        [--learned FOLDER] [--documents 10 (2 or more)] [--rows GLOB] [--small]
 
 Reads the text with a retriever's `--documents` passages, ten by default, once for all mixers that look at log-
 probabilities alone: similarity weights are posterior weights with `eta` 0. The nats a token that each gains over no

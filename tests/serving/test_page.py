@@ -15,6 +15,9 @@ from ralm.records import Document
 from ralm.serving.keys import Keys
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.service import Service
+from tests.api.backings import OfModel
+from tests.api.dialects import VLLM, Dialect, LlamaCppPython
+from tests.api.served import served
 from tests.browser import Tab, browser_tab, needs_browser
 from tests.chat_models import save_chat_model
 from tests.serving.chat_upstream import WORDS, passing_on
@@ -429,6 +432,20 @@ def test_the_page_asks_for_nothing_that_the_server_rejects(tab: Tab, page_url: s
     tab.open(page_url)  # this model has no chat template
     assert tab.value("document.getElementById('tab-chat').disabled")
     assert not tab.value("document.getElementById('play').hidden")
+
+
+@needs_browser
+@pytest.mark.parametrize("dialect", [VLLM(), LlamaCppPython()], ids=["tier 1", "tier 2"])
+def test_the_playground_in_front_of_a_server_of_completions(tab: Tab, index: Path, dialect: Dialect) -> None:
+    """Tokens have gains if the server gives log-probabilities of given texts; else the prompt is still continued."""
+    prompt = "The whales sing in"
+    with served(OfModel(tiny()), dialect) as (_, model), serving(Service(model, folders={"few": index})) as url:
+        write(tab, f"{url}/", prompt)
+        given = {"model": "scripted", "prompt": prompt, "max_tokens": 12, "temperature": 0}
+        for name, more in (("text", {}), ("plain", {"ralm": {"index": None}})):
+            answer = httpx.post(f"{url}/v1/completions", json={**given, **more}, timeout=60).json()
+            assert continued(tab, name) == (prompt + answer["choices"][0]["text"]).strip()
+        assert bool(text_of(tab, "gain")) is (model.tier != "top_k")
 
 
 @needs_browser

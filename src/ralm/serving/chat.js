@@ -90,7 +90,7 @@ function drawAnswer(turn, way, node) {          // an answer, what was retrieved
   node.append(acts);
   if (!answer.sources?.length) return;
   const used = answer.sources.filter(source => source.known !== "retrieved").length;
-  const found = make("details", {class: "found"}, make("summary", {}, `${count(answer.sources.length)} passages retrieved, ${count(used)} known to be used`),
+  const found = make("details", {class: "found"}, make("summary", {}, `${count(answer.sources.length)} ${answer.sources.length === 1 ? "passage" : "passages"} retrieved, ${count(used)} known to be used`),
     make("div", {class: "why"}, `by ${answer.retriever ?? "the server"} for “${answer.query}”`),
     make("ol", {}, ...answer.sources.map(source => sourceItem(source, answer.query))));
   found.open = used > 0;
