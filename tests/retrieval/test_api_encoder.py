@@ -165,6 +165,8 @@ def test_the_commands(server: Server, url: str, tmp_path: Path) -> None:
     assert "other" in open_index(index).vectors
     refused = ralm("index", corpus, "--max-requests", "3", "--out", tmp_path / "no")
     assert "--max-requests has no effect" in refused.err
+    refused = ralm("encode", index, "--encoder", url, "--vectors", "third", "--device", "cpu")
+    assert "--device has no effect without an --encoder that runs here" in refused.err
     server.status = 401
     failed = ralm("search", index, "fish", "--retriever", "dense")
     assert failed.status == 1

@@ -27,6 +27,9 @@ _MAX_SHARDS: Final = 1000
 _DEVICE: Final = "Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one)."
 _BM25: Final = Needs('`retriever="bm25"` or `"both"`', lambda own: own.retriever != "dense")
 _DENSE: Final = Needs('`retriever="dense"` or `"both"`', lambda own: own.retriever != "bm25")
+_LOCAL: Final = Needs(
+    "an `encoder` that runs here", lambda own: own.encoding is not None and not is_api(own.encoding.encoder)
+)
 _API: Final = Needs("an `encoder` behind an API", lambda own: own.encoding is not None and is_api(own.encoding.encoder))
 _API_FLAGS: Final = Flags(without=("tokenizer", "top_logprobs", "context_length", "dry_run"))
 _RAY: Final = Needs("`ray`", lambda own: own.ray is not None)
@@ -68,7 +71,7 @@ def index_command(
     ] = "bm25",
     encoding: Annotated[EncoderOptions | None, Option("The encoder.", needs=_DENSE)] = None,
     vectors: Annotated[VectorOptions, Option("How vectors are stored.", needs=_DENSE)],
-    device: Annotated[str, Option(_DEVICE, needs=_DENSE)] = "auto",
+    device: Annotated[str, Option(_DEVICE, needs=_LOCAL)] = "auto",
     api: Annotated[ApiOptions, Option("How an encoder behind an API is asked.", needs=_API), _API_FLAGS],
     ray: Annotated[
         str | None,
@@ -290,7 +293,9 @@ def encode_command(
     vectors: Annotated[str, Option("Name of the vectors; an index can have several sets.")] = "main",
     default: Annotated[bool, Option("Search these vectors if `vectors` is not given.")] = True,
     stored: VectorOptions,
-    device: Annotated[str, Option("Where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto",
+    device: Annotated[
+        str, Option("Where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).", needs=_LOCAL)
+    ] = "auto",
     api: Annotated[ApiOptions, Option("How an encoder behind an API is asked.", needs=_API), _API_FLAGS],
     ray: options.Ray = None,
     force: Annotated[bool, options.force_option(None)] = False,
