@@ -5,8 +5,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 import ralm
+from ralm.storage.manifest import write_changed_manifest
+from ralm.storage.outputs import changed_folder
 from tests.cli.program import done, failed, printed, ralm as program
 
 FILES = {
@@ -55,6 +58,21 @@ def test_an_index_that_changed(index: Path) -> None:
     (index.parent / "corpus").rename(index.parent / "moved")
     assert printed("info", index)["sources"][0]["found"] is False
     assert "corpus (not found)\n" in done("info", index).out
+
+
+def test_an_index_that_an_older_ralm_updated(index: Path) -> None:
+    """It dropped the table of files and did not note the time."""
+    before = ralm.open_index(index).manifest
+    none = {"documents": 0, "passages": 0}
+    updates: JsonValue = {"count": 1, "latest": [{"added": {**none}, "removed": {**none}, "replaced": 0}]}
+    tables = {file for file in before.files if file.startswith("files/")}
+    counts, settings = before.counts, {**before.settings, "updates": updates}
+    with changed_folder(index) as folder:
+        write_changed_manifest(folder, before, settings=settings, counts=counts, without=tables)
+    shown = done("info", index).out
+    assert "1, the latest at an unknown time: 0 added" in shown
+    assert "not possible" in shown
+    failed(program("sync", index), 2, "does not list its files")
 
 
 def test_an_index_that_a_program_built(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def _updates(count: int, latest: dict[str, Any] | None) -> str:
     added, removed = ((latest[one] or {"documents": 0})["documents"] for one in ("added", "removed"))
     replaced = latest["replaced"]
     changes = f"{added - replaced:,} added, {replaced:,} replaced, {removed - replaced:,} removed"
-    return f"{count:,}, the latest {latest['time']}: {changes} documents"
+    return f"{count:,}, the latest {latest.get('time', 'at an unknown time')}: {changes} documents"
 
 
 def _settings(record: dict[str, Any] | None) -> str:

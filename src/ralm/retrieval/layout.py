@@ -261,13 +261,12 @@ def index_settings(index: Path, manifest: Manifest) -> IndexSettings:
 
 
 def files_record(manifest: Manifest) -> FilesRecord | None:
-    """What an index records of its files; None if it does not list them.
-
-    Raises DamagedFolderError.
-    """
+    """What an index records of its files; None if it does not list them, or if an older ralm updated it and dropped the
+    list. Raises DamagedFolderError."""
     recorded = manifest.settings.get(FILES)
     try:
-        return None if recorded is None else FilesRecord.model_validate(recorded)
+        record = None if recorded is None else FilesRecord.model_validate(recorded)
+        return record if record and record.table in manifest.files else None
     except ValidationError as error:
         raise DamagedFolderError("the manifest does not describe its files; build the index again.") from error
 
