@@ -201,6 +201,8 @@ def test_passages_cut_together_are_one_text() -> None:
     assert tokenizer.decode(joined(cut_together=True).tokens) == "<begin> c d c d c d e "
     assert tokenizer.decode(joined(cut_together=False).tokens) == "<begin> c d c d c d e f "
     assert joined(cut_together=True).passages == (0, 1)
+    (cut,) = Concatenation(documents=3, cut_together=True).prompt_prefixes([(0, 0.0), (1, 0.0), (0, 0.0)], documents)
+    assert cut.passages == (0, 1), "nothing is left of the third"
     assert documents[NO_PASSAGE].tolist() == [BEGIN]
 
 

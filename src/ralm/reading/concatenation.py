@@ -71,13 +71,18 @@ class Concatenation:
 
         The first in the text is encoded as if it were alone, with the special tokens before it. Each further one is
         encoded without them and after a newline, which counts as part of it. With `cut_together` they are one text,
-        joined by newlines.
+        joined by newlines, and passages of which the cut leaves nothing are not among those of the prefix.
         """
         numbers = tuple(number for number, _ in hits[: self.documents])
         first, *others = self.in_order(numbers)
         contents = [documents.passage(number).contents for number in others]
         if self.cut_together and contents:
-            tokens = documents.encode("\n".join([documents.passage(first).contents, *contents]))
+            texts = [documents.passage(first).contents, *contents]
+            tokens = documents.encode("\n".join(texts))
+            counts = (
+                one for one in range(1, len(texts)) if len(documents.encode("\n".join(texts[:one]))) >= len(tokens)
+            )
+            numbers = numbers[: next(counts, len(texts))]
         else:
             tokens = np.concatenate([documents[first], *(documents.encode_next(f"\n{text}") for text in contents)])
         return [PromptPrefix(tokens, numbers)]
