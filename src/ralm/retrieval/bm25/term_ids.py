@@ -103,8 +103,8 @@ def _dead_workers_reported() -> Iterator[None]:
         yield
     except BrokenProcessPool:
         raise WorkerError(
-            "a process that analyses the passages has died, perhaps because memory ran out; run again with fewer "
-            "`workers`."
+            "a process that analyses the passages has died, perhaps because memory ran out: run again with fewer "
+            '`workers`. A script of your own needs `if __name__ == "__main__":` around what it runs.'
         ) from None
 
 
