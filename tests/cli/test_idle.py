@@ -53,7 +53,7 @@ SEVERAL, EITHER = "--reader ensemble or --reader concatenation", "--retriever de
         (INDEX + "--passage-length 9", EITHER),
         (INDEX + "--faiss Flat", EITHER),
         (INDEX + "--training-sample 9", EITHER),
-        (INDEX + "--device cpu", EITHER),
+        (INDEX + "--device cpu", "an --encoder that runs here"),
         (DENSE + "--training-sample 9", "a --faiss"),
         (DENSE + "--k1 1", "--retriever bm25 or both"),
         (DENSE + "--analyser standard", "--retriever bm25 or both"),
