@@ -9,7 +9,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 import ralm
 from ralm.cli.options import SkipBad
-from ralm.corpus.decontamination import Decontamination
+from ralm.corpus.decontamination import Decontamination, read_decontamination
 from ralm.corpus.documents import Fields
 from ralm.corpus.file_table import FilesRecord, FileTableWriter
 from ralm.corpus.folder import FileSelection
@@ -55,15 +55,8 @@ class CorpusOptions:
 
         Raises CorpusError or TextError if one cannot be read.
         """
-        from ralm.corpus.decontamination import read_titles
-        from ralm.corpus.files import read_text
-
-        return Decontamination.of(
-            titles=[] if self.forbidden_titles is None else read_titles(self.forbidden_titles),
-            texts=[read_text(path) for path in self.decontaminate],
-            ngram=self.overlap.ngram,
-            max_overlap=self.overlap.max_overlap,
-        )
+        overlap = self.overlap
+        return read_decontamination(self.forbidden_titles, self.decontaminate, overlap.ngram, overlap.max_overlap)
 
     def files_record(self, sources: Sequence[str], *, named: bool) -> FilesRecord:
         """What an index records of these sources, so that `ralm sync` reads them again."""

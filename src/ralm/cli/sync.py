@@ -11,7 +11,7 @@ import ralm
 from ralm.cli import options, process
 from ralm.cli.flags import Flags, Given
 from ralm.cli.index import recorded_splitting
-from ralm.corpus.decontamination import Decontamination
+from ralm.corpus.decontamination import Decontamination, read_decontamination
 from ralm.errors import CorpusError, FolderExistsError, UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Option
@@ -96,18 +96,16 @@ def _sync(
 
 def _decontamination(index: "Index") -> Decontamination:
     """The decontamination that the index was built with, from the files that it names."""
-    from ralm.corpus.decontamination import read_titles
-    from ralm.corpus.files import read_text
     from ralm.retrieval import layout
 
     record, recorded = layout.files_record(index.manifest), index.manifest.settings.get("decontamination")
     if record is None or not (record.forbidden_titles or record.decontaminate) or not isinstance(recorded, dict):
         return Decontamination()
-    made = Decontamination.of(
-        titles=read_titles(Path(record.forbidden_titles)) if record.forbidden_titles else [],
-        texts=[read_text(Path(one)) for one in record.decontaminate],
-        ngram=int(str(recorded["ngram"])),
-        max_overlap=float(str(recorded["max_overlap"])),
+    made = read_decontamination(
+        Path(record.forbidden_titles) if record.forbidden_titles else None,
+        [Path(one) for one in record.decontaminate],
+        int(str(recorded["ngram"])),
+        float(str(recorded["max_overlap"])),
     )
     if made.settings != recorded:
         files = ", ".join(filter(None, [record.forbidden_titles, *record.decontaminate]))

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import JsonValue
 
-from ralm.corpus.files import read_utf8
+from ralm.corpus.files import read_text, read_utf8
 from ralm.errors import CorpusError, UsageError
 from ralm.options import Option, check_options
 from ralm.records import Document
@@ -189,6 +189,19 @@ def normal_title(title: str) -> str:
     Underscores and qualifiers in parentheses stay, since they distinguish articles.
     """
     return title.strip("\"'\u201c\u201d\u2018\u2019 \t\r\n\f\v\u00a0").casefold()
+
+
+def read_decontamination(titles: Path | None, texts: Sequence[Path], ngram: int, max_overlap: float) -> Decontamination:
+    """The decontamination by a file of forbidden titles and by evaluation texts.
+
+    Raises what `Decontamination.of` raises, CorpusError or TextError if a file cannot be read.
+    """
+    return Decontamination.of(
+        titles=[] if titles is None else read_titles(titles),
+        texts=[read_text(path) for path in texts],
+        ngram=ngram,
+        max_overlap=max_overlap,
+    )
 
 
 def read_titles(path: Path) -> list[str]:

@@ -154,7 +154,9 @@ class FileTable:
             raise DamagedFolderError(f"{self._path} is damaged; build the index again.") from error
 
     def lines(self, entry: Entry) -> bytes:
-        """The lines of the documents of a file."""
+        """The lines of the documents of a file; most files have none."""
+        if entry.begin == entry.end:
+            return b""
         with self._path.open("rb") as stream:
             stream.seek(entry.begin)
             return stream.read(entry.end - entry.begin)

@@ -174,7 +174,7 @@ class _Walk:
 
     def reads(self, entry: os.DirEntry[str], status: os.stat_result) -> bool:
         """Whether to read a file."""
-        if not self.patterns.choose(os.path.relpath(entry.path, self._folder)):
+        if not self.patterns.choose(entry.path.removeprefix(self._folder).lstrip(os.sep)):
             self._skipped.add(documents.NOT_CHOSEN, path_text(entry.path))
             return False
         is_empty = stat.S_ISREG(status.st_mode) and status.st_size == 0

@@ -4,13 +4,12 @@ A passage is a slice of its document without white space at its ends. Those of w
 white space is lost between them.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals
-from ralm.corpus.structure import Piece, split_by_sentences, split_by_structure
+from ralm.corpus.structure import Piece, runs_of_words, split_by_sentences, split_by_structure
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Tokenizer
@@ -84,8 +83,7 @@ def split_document(document: Document, splitting: Splitting, tokenizer: Tokenize
 
 def split_by_words(text: str, words: int) -> Iterator[str]:
     """Slices of `words` words, the last one possibly shorter; words are those of `str.split`."""
-    several = rf"\S++(?:\s++\S++){{0,{words - 1}}}+"  # possessive, to avoid backtracking
-    return (match.group() for match in re.finditer(several, text))
+    return (match.group() for match in runs_of_words(words).finditer(text))
 
 
 def split_by_model_tokens(text: str, tokenizer: Tokenizer, tokens: int) -> Iterator[str]:

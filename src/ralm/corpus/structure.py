@@ -148,7 +148,7 @@ def _table(text: str, rows: Sequence[tuple[int, int]], words: int) -> Iterator[_
     first = rows[min(top, len(rows) - 1)][1]
     yield _unit(text, rows[0][0], first)
     for begin, end in rows[top + 1 :]:
-        yield _Unit(begin, end, len(text[begin:end].split()), header)
+        yield _unit(text, begin, end, header)
 
 
 def _items(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
@@ -198,13 +198,17 @@ def _words(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
         if unit.words:
             yield unit
         return
-    several = re.compile(rf"\S++(?:\s++\S++){{0,{words - 1}}}+")
-    for match in several.finditer(text, begin, end):
+    for match in runs_of_words(words).finditer(text, begin, end):
         yield _unit(text, *match.span())
 
 
-def _unit(text: str, begin: int, end: int) -> _Unit:
-    return _Unit(begin, end, len(text[begin:end].split()))
+def runs_of_words(words: int) -> re.Pattern[str]:
+    """Matches so many words, or fewer at the end; words are those of `str.split`."""
+    return re.compile(rf"\S++(?:\s++\S++){{0,{words - 1}}}+")  # possessive, to avoid backtracking
+
+
+def _unit(text: str, begin: int, end: int, header: str = "") -> _Unit:
+    return _Unit(begin, end, len(text[begin:end].split()), header)
 
 
 def _between(text: str, begin: int, end: int, separator: re.Pattern[str]) -> Iterator[tuple[int, int]]:

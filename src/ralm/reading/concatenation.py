@@ -6,6 +6,7 @@ a newline; so does this module by default. REPLUG's code cuts the joined text, s
 room for the others; here that is an option, as is the best document last, next to the text.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
@@ -79,10 +80,10 @@ class Concatenation:
         if self.cut_together and contents:
             texts = [documents.passage(first).contents, *contents]
             tokens = documents.encode("\n".join(texts))
-            counts = (
-                one for one in range(1, len(texts)) if len(documents.encode("\n".join(texts[:one]))) >= len(tokens)
+            cut = bisect_left(
+                range(1, len(texts)), len(tokens), key=lambda one: len(documents.encode("\n".join(texts[:one])))
             )
-            numbers = numbers[: next(counts, len(texts))]
+            numbers = numbers[: cut + 1]
         else:
             tokens = np.concatenate([documents[first], *(documents.encode_next(f"\n{text}") for text in contents)])
         return [PromptPrefix(tokens, numbers)]

@@ -46,25 +46,26 @@ class Distinct:
         Raises UsageError if k is below 1.
         """
         check_count("k", k)
-        rows: dict[int, list[tuple[int, float]]] = {}
-        left, width = [*range(len(queries))], min(_MORE * k, len(self._passages))
+        every, rows = len(self._passages), [list[tuple[int, float]]() for _ in queries]
+        left, width = [*range(len(queries))], min(_MORE * k, every)
         while left:
             hits = retrieve_checked(self._retriever, [queries[row] for row in left], width)
+            lacking = []
             for place, row in enumerate(left):
                 found = hits.of(place)
-                rows[row] = self._distinct(found)[:k]
-                if len(found) < width or width == len(self._passages):
-                    continue
-                if len(rows[row]) < k:
-                    rows.pop(row)
-            left = [row for row in left if row not in rows]
-            width = min(_MORE * width, len(self._passages))
-        return Hits.from_pairs([rows[row] for row in range(len(queries))])
+                rows[row] = self._distinct(found, k)
+                if len(rows[row]) < k and len(found) == width < every:
+                    lacking.append(row)
+            left, width = lacking, min(_MORE * width, every)
+        return Hits.from_pairs(rows)
 
-    def _distinct(self, hits: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    def _distinct(self, hits: Sequence[tuple[int, float]], k: int) -> list[tuple[int, float]]:
+        """The first k of the hits that repeat no earlier one."""
         kept: list[tuple[int, float]] = []
         seen: list[frozenset[str]] = []
         for number, score in hits:
+            if len(kept) == k:
+                break
             passage = self._passages[number]
             own = frozenset([passage.document_id]) if self._by == "document" else _shingles(passage.text)
             if not any(_similarity(own, other) >= _SAME for other in seen):

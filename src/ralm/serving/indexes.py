@@ -23,7 +23,7 @@ from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.middleware import Metrics
 from ralm.serving.options import Settings
-from ralm.storage.outputs import MANIFEST
+from ralm.storage.manifest import identity
 
 _SAFE: Final = ("bm25", "random")
 """Retrievers that many threads may use at once."""
@@ -85,16 +85,9 @@ class Indexes:
         """Whether a folder has another version than when it was last opened."""
         return self._found_versions() != self._versions
 
-    def _found_versions(self) -> list[tuple[int, int] | None]:
-        """What tells the versions of the folders apart: the files of their manifests; None for one that is gone."""
-        found: list[tuple[int, int] | None] = []
-        for folder in self._folders.values():
-            try:
-                status = (folder / MANIFEST).stat()
-                found.append((status.st_ino, status.st_mtime_ns))
-            except OSError:
-                found.append(None)
-        return found
+    def _found_versions(self) -> list[tuple[int, ...] | None]:
+        """What tells the versions of the folders apart; None for one that is gone."""
+        return [identity(folder) for folder in self._folders.values()]
 
     def reload(self) -> dict[str, str]:
         """Open every index again, and return the outcome for each; indexes that cannot be opened stay as they are."""

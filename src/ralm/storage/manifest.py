@@ -175,14 +175,14 @@ def open_consistently(folder: Path, open_all: Callable[[], _Opened]) -> _Opened:
     """Open the files of a folder with `open_all`, all from the same version of the folder: if the folder is replaced
     meanwhile, the new one is opened."""
     while True:
-        before = _identity(folder)
+        before = identity(folder)
         try:
             opened = open_all()
         except (FolderError, OSError):
-            if _identity(folder) == before:
+            if identity(folder) == before:
                 raise
         else:
-            if _identity(folder) == before:
+            if identity(folder) == before:
                 return opened
 
 
@@ -252,8 +252,8 @@ def _check_itself(folder: Path, manifest: Manifest, content: dict[str, JsonValue
         )
 
 
-def _identity(folder: Path) -> tuple[int, ...] | None:
-    """What tells a folder from another one that replaced it: the file of the manifest."""
+def identity(folder: Path) -> tuple[int, ...] | None:
+    """What tells a folder from another one that replaced it: the file of the manifest; None if there is none."""
     try:
         found = (folder / MANIFEST).stat()
     except OSError:
