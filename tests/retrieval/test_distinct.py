@@ -24,8 +24,9 @@ class InOrder:
         return Hits.from_pairs([[(number, 1.0 - number) for number in range(min(k, int(one)))] for one in queries])
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 9), st.data())
-def test_the_first_passage_of_each_document(documents: list[int], k: int, data: st.DataObject) -> None:
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 30)), min_size=1, max_size=6), st.integers(1, 9), st.data())
+def test_the_first_passage_of_each_document(runs: list[tuple[int, int]], k: int, data: st.DataObject) -> None:
+    documents = [document for document, length in runs for _ in range(length)]
     passages = [Passage(number, str(one), "", f"text {number}") for number, one in enumerate(documents)]
     counts = data.draw(st.lists(st.integers(0, len(documents)), min_size=1, max_size=3))
     found = Distinct(InOrder(), passages, "document").retrieve([str(one) for one in counts], k)

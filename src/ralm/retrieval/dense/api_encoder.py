@@ -30,9 +30,9 @@ _OF_WEIGHTS: Final = ("query_encoder", "pooling", "query_length", "passage_lengt
 class ApiEncoder:
     """An encoder behind an API; see `EncoderOptions`. The server is first asked on use.
 
-    The fingerprint is made of the model's name, the length of its vectors, and the largest component of the vector of
-    a sentence: another model under the same name is noticed, later vectors of which differ a little are not. Raises
-    UsageError if an option is for encoders that run here, and the errors of `endpoint_of`.
+    The fingerprint is made of the model's name, the length of its vectors, and the place and sign of the largest
+    component of a sentence's vector. Small differences between answers do not change it; another model under the same
+    name nearly always does. Raises UsageError for options of encoders that run here, and as `endpoint_of` does.
     """
 
     def __init__(self, options: EncoderOptions, api: ApiOptions | None = None) -> None:
