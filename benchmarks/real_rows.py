@@ -292,8 +292,9 @@ def _text_rows(name: str, model: Path, text: str, scale: Scale, others: Sequence
     yield row("zero-shot", 10 + place, (*strided, "--rerank", "zero-shot", *candidates))
     for tokens in ("8", "128"):
         yield row(f"query-{tokens}", 60 + place, (*strided, "--query-tokens", tokens))
-    for length in ("64", "4"):
-        yield row(f"stride-{length}", 60 + place, (*read, "--stride", length))
+    for length in (64, 4):
+        block = ("--block", str(length)) if length > scale.block else ()
+        yield row(f"stride-{length}", 60 + place, (*read, "--stride", str(length), *block))
     for other in others:
         line = (*strided, "--rerank", "zero-shot", *candidates, "--rerank-lm", other)
         yield row("zero-shot-other", 70 + place, line)

@@ -95,7 +95,7 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
         "broken.jsonl": '{"text": "one"}\nbroken\n{"text": "three"}\n',
         "empty.csv": "",
         "none.json": "[]",
-        "no-suffix": "x",
+        "no-suffix": "x\0",
         "x.png": "x",
         "y.PNG": "x",
         ".hidden.txt": "x",

@@ -9,6 +9,7 @@ import pytest
 
 from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES, NO_TEXT_PAGES
 from ralm.corpus.sources import Fields, Skipped
+from ralm.corpus.splitting import Splitting, make_passages
 from ralm.errors import CorpusError
 from ralm.records import Document
 from tests.corpus.reading import read
@@ -123,3 +124,21 @@ def test_a_broken_page_is_named_and_the_others_are_read(tmp_path: Path, monkeypa
     skipped = Skipped()
     assert [document.metadata["page"] for document in read(tmp_path, skipped=skipped)] == [1, 3]
     assert skipped.counts == {BROKEN_LINES: 1}
+
+
+def test_the_outline_gives_the_headings(tmp_path: Path) -> None:
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(pdf("1.2 Radium", "glows in the dark", "Uses of it", title="Book")))
+    part = writer.add_outline_item(title="Part One", page_number=0)
+    writer.add_outline_item(title="Radium", page_number=0, parent=part)
+    writer.add_outline_item(title="Uses", page_number=2, parent=part)
+    writer.write(tmp_path / "x.pdf")
+    splitting = Splitting(split="structure", words=20)
+    passages = make_passages(read(tmp_path / "x.pdf"), splitting)
+    assert [(one.title, one.text) for one in passages] == [
+        ("Book > Part One > Radium", "1.2 Radium"),
+        ("Book > Part One > Radium", "glows in the dark"),
+        ("Book > Part One > Uses", "Uses of it"),
+    ]
+    broken = (tmp_path / "x.pdf").read_bytes().replace(b"/First", b"/Frist")
+    (tmp_path / "x.pdf").write_bytes(broken)
+    assert [document.headings for document in read(tmp_path / "x.pdf")] == [(), (), ()]

@@ -1,11 +1,13 @@
 """Which files of a folder are read, and how: patterns, other suffixes, notebooks and e-mail."""
 
 import json
+import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from ralm.corpus.documents import Skipped
+from ralm.corpus.documents import BROKEN_LINES, UNKNOWN, Skipped
 from ralm.corpus.folder import FileSelection
 from ralm.corpus.sources import read_documents
 from ralm.errors import CorpusError, UsageError
@@ -27,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("selection", "expected"),
     [
-        (FileSelection(), ["a.txt", "docs/b.md", "docs/build/c.html", "docs/build/d.md"]),
+        (FileSelection(), ["README", "a.txt", "docs/b.md", "docs/build/c.html", "docs/build/d.md"]),
         (FileSelection(include=("*.md",)), ["docs/b.md", "docs/build/d.md"]),
         (FileSelection(include=("*.md", "/a.txt"), exclude=("build/",)), ["a.txt", "docs/b.md"]),
         (FileSelection(exclude=("*", "!*.html")), ["docs/build/c.html"]),
@@ -39,6 +41,63 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_patterns(folder: Path, selection: FileSelection, expected: list[str]) -> None:
     assert [one.id for one in read_documents(str(folder), skipped=Skipped(), selection=selection)] == expected
+
+
+def test_files_without_a_suffix_are_read_by_their_content(tmp_path: Path) -> None:
+    contents = {
+        "LICENSE": "You may read größe.".encode() * 999,
+        "page": b"\n <!DOCTYPE html><title>Wide</title><p>A page.",
+        "program": b"\x7fELF\x02\0\0 text",
+        "latin": b"gr\xfc\xdfe",
+        "empty": b"",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    os.mkfifo(tmp_path / "pipe")
+    skipped = Skipped()
+    read = {one.id: one.title for one in read_documents(str(tmp_path), skipped=skipped)}
+    assert read == {"LICENSE": "LICENSE", "page": "Wide"}
+    assert skipped.counts == {UNKNOWN: 4}
+    assert [one.text for one in read_documents(str(tmp_path / "page"))] == ["A page."]
+    with pytest.raises(CorpusError, match="program is of an unknown type"):
+        list(read_documents(str(tmp_path / "program")))
+
+
+FRONT = '---\ntitle: "On  Radium: a note"\ntags: [a, b]\ndate: 2024-01-02\nid: 7\n---\n# Heading\n\nIt glows.\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (FRONT, ("On Radium: a note", {"tags": ["a", "b"], "date": "2024-01-02"}, "# Heading\n\nIt glows.\n")),
+        ("---\r\ndraft: true\r\n...\r\nIt glows.", ("x", {"draft": True}, "It glows.")),
+        ("---\na: &a [1]\nb: *a\n---\n# H\n", ("H", {}, None)),
+        ("---\nA rule above: [and\n---\n# H\n", ("H", {}, None)),
+        ("---\nbetween rules\n---\n# H\n", ("H", {}, None)),
+        ("---\n" + "- " * 9999 + "\n---\n# H\n", ("H", {}, None)),
+        ("---\ndate: 2024-13-45\n---\n# H\n", ("H", {}, None)),
+    ],
+)
+def test_front_matter(text: str, expected: tuple[str, dict[str, object], str | None], tmp_path: Path) -> None:
+    (tmp_path / "x.md").write_bytes(text.encode())
+    [document] = read_documents(str(tmp_path / "x.md"))
+    title, metadata, rest = expected
+    assert (document.metadata, document.text) == (metadata, text if rest is None else rest)
+    assert document.title == title
+
+
+def test_all_that_is_skipped_is_listed(folder: Path, tmp_path: Path) -> None:
+    for number in range(20):
+        (folder / f"{number}.exe").write_text("x")
+    (folder / "bad.jsonl").write_text('{"text": "one"}\n{"text": 2}\n')
+    done("index", folder, "--out", tmp_path / "index", "--skipped", tmp_path / "skipped.jsonl")
+    listed = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
+    assert Counter(one["reason"] for one in listed) == {UNKNOWN: 21, BROKEN_LINES: 1}
+    assert {"reason": UNKNOWN, "skipped": f"{folder}/notes.log"} in listed
+    done("sync", tmp_path / "index", "--skipped", tmp_path / "again.jsonl", "--dry-run")
+    assert len((tmp_path / "again.jsonl").read_text().splitlines()) == 21, "unchanged files are not read"
+    missing = ralm("index", folder, "--out", tmp_path / "x", "--skipped", tmp_path / "no" / "file")
+    assert missing.err == f"ralm: {tmp_path}/no/file: No such file or directory\n"
 
 
 def test_bad_selections(folder: Path) -> None:

@@ -220,7 +220,6 @@ def test_parquet_that_cannot_be_read(tmp_path: Path) -> None:
     [
         ("x.md", "no heading\n---\n", "x"),
         ("x.md", "Title\n=====\n", "Title"),
-        ("x.markdown", "---\ntitle: front matter\n---\n# Heading", "Heading"),
         ("x.md", "#hashtag\n", "x"),
         ("x.md", "\n" * 60 + "# Too far down", "x"),
         ("x.rst", "Title\n-----\n", "Title"),

@@ -57,7 +57,6 @@ def test_markdown(tmp_path: Path) -> None:
     file.write_text(MARKDOWN)
     found = passages(file, words=20)
     assert [(one.title, one.text.split("\n")[0]) for one in found] == [
-        ("The Farm", "---"),
         ("The Farm", "# The Farm"),
         ("The Farm > Dogs", "## Dogs"),
         ("The Farm > Prices", "## Prices"),
@@ -65,9 +64,9 @@ def test_markdown(tmp_path: Path) -> None:
         ("The Farm > Prices", "| animal | price | age |"),
         ("The Farm > Ducks", "Ducks"),
     ]
-    assert found[2].text.endswith('    return "loud"\n```')
-    assert found[5].text == "| animal | price | age |\n|---|---|---|\n| goat Emil | 70 coins | 1 year |"
-    assert [one.text for one in passages(file, words=14)][2:4] == [
+    assert found[1].text.endswith('    return "loud"\n```')
+    assert found[4].text == "| animal | price | age |\n|---|---|---|\n| goat Emil | 70 coins | 1 year |"
+    assert [one.text for one in passages(file, words=14)][1:3] == [
         "## Dogs\n\nRex keeps the sheep. He is black.",
         '```python\n# no heading\n\ndef bark():\n    return "loud"\n```',
     ]

@@ -1,5 +1,6 @@
 """The options of commands that read a corpus, and how sources become passages."""
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Self
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 import ralm
-from ralm.cli.options import SkipBad
+from ralm.cli.options import SkipBad, SkippedFile
 from ralm.corpus.decontamination import Decontamination, read_decontamination
 from ralm.corpus.documents import Fields
 from ralm.corpus.file_table import FilesRecord, FileTableWriter
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from ralm.corpus.decontamination import Removals
     from ralm.corpus.documents import Skipped
 
-KINDS = "text, Markdown, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX, XLSX, PPTX, notebooks, e-mail"
+KINDS = (
+    "text, Markdown, YAML, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX, XLSX, PPTX, notebooks, e-mail"
+)
 _FIELDS: Final = TypeAdapter(Fields)
 
 
@@ -36,6 +39,7 @@ class CorpusOptions:
     fields: Annotated[Fields, Option("Which fields make a document.")]
     no_metadata: Annotated[bool, Option("Keep no field besides id, title and text.")] = False
     skip_bad: SkipBad = False
+    skipped: SkippedFile = None
     selection: Annotated[FileSelection, Option("Which files of folders are read, and how.")]
     forbidden_titles: Annotated[
         Path | None, Option("Leave out documents with these titles (a file with one per line).")
@@ -107,6 +111,19 @@ class ReadCorpus:
         }
 
 
+def counting_skipped(listing: Path | None) -> "Skipped":
+    """Counts what is skipped, and lists it in a new file if one is named.
+
+    Raises OSError if the file cannot be written.
+    """
+    if listing is None:
+        return ralm.Skipped()
+    stream = listing.open("w", encoding="utf-8", errors="surrogateescape")
+    skipped = ralm.Skipped(listing=stream)
+    weakref.finalize(skipped, stream.close)
+    return skipped
+
+
 def read_corpus(
     sources: Sequence[str],
     options: CorpusOptions,
@@ -122,7 +139,7 @@ def read_corpus(
     documents begin with their source, or with what `id_prefixes` has for
     it; `table` notes the files."""
     tokenizer = None if lm is None else load_tokenizer(lm)
-    removals, skipped = ralm.Removals(), ralm.Skipped()
+    removals, skipped = ralm.Removals(), counting_skipped(options.skipped)
     fields = replace(options.fields, metadata=()) if options.no_metadata else options.fields
     documents = ralm.read_documents(
         sources,

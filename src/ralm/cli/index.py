@@ -112,8 +112,8 @@ def index_command(
     if "workers" not in given:
         build = replace(build, workers=cores())
     check_output(out, kind=INDEX_KIND, force=force)
-    if ray and corpus.selection != FileSelection():
-        raise UsageError("`include`, `exclude` and `read_as` have no effect with `ray`: leave them out.")
+    if ray and (corpus.selection != FileSelection() or corpus.skipped):
+        raise UsageError("`include`, `exclude`, `read_as` and `skipped` have no effect with `ray`: leave them out.")
     named = len(sources) > 1
     table = None if ray else FileTableWriter(out.absolute().parent, corpus.files_record(sources, named=named))
     read = read_corpus(sources, corpus, splitting, lm, corpus.read_decontamination(), named=named, table=table)

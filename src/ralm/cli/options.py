@@ -99,6 +99,7 @@ ReadIndex = Annotated[Path | None, Option("Read with passages from this index.")
 Retrieval = Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=NEEDS_INDEX)]
 System = Annotated[str | None, Option("System message of the chat.", default_text="that of the prompt, or none")]
 SkipBad = Annotated[bool, Option(SKIP_BAD)]
+SkippedFile = Annotated[Path | None, Option("File to write with all that is skipped, and why, as JSON Lines.")]
 GeneratingModel = Annotated[ModelOptions, Flags(without=("compile",), needs=MODEL_NEEDS)]
 _JSON_LINES: Final = ".jsonl"
 _HasQueryTokens = TypeVar("_HasQueryTokens", plan.PlanOptions, sampling.GenerationOptions, ExampleOptions)

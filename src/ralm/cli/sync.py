@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import ralm
 from ralm.cli import options, process
+from ralm.cli.corpus import counting_skipped
 from ralm.cli.flags import Flags, Given
 from ralm.cli.index import recorded_splitting
 from ralm.corpus.decontamination import Decontamination, read_decontamination
@@ -18,6 +19,7 @@ from ralm.options import Option
 from ralm.retrieval.bm25.formula import BuildOptions, cores
 
 if TYPE_CHECKING:
+    from ralm.corpus.documents import Skipped
     from ralm.retrieval.index import Index
 
 _EXAMPLES: Final = 5
@@ -32,6 +34,7 @@ def sync_command(
     ] = None,
     dry_run: Annotated[bool, Option("Say what would change, and change nothing.")] = False,
     allow_missing: Annotated[bool, Option("Remove the documents of sources that are gone.")] = False,
+    skipped: options.SkippedFile = None,
     watch: Annotated[float | None, Option("Seconds after which to do it again, until interrupted.", minimum=1)] = None,
     build: Annotated[BuildOptions, Flags(default_text={"workers": "one per core"})],
     device: Annotated[
@@ -48,7 +51,10 @@ def sync_command(
     again = False
     while True:
         try:
-            _sync(index, sources or [], build, device, dry_run=dry_run, allow_missing=allow_missing, silent=again)
+            counted = counting_skipped(skipped)
+            _sync(
+                index, sources or [], build, device, counted, dry_run=dry_run, allow_missing=allow_missing, silent=again
+            )
         except (CorpusError, FolderExistsError) as error:  # a file or an index is being written: try later
             if not again:
                 raise
@@ -65,6 +71,7 @@ def _sync(
     sources: list[str],
     build: BuildOptions,
     device: str,
+    skipped: "Skipped",
     *,
     dry_run: bool,
     allow_missing: bool,
@@ -89,6 +96,7 @@ def _sync(
         allow_missing=allow_missing,
         encoder=lambda name: ralm.load_encoder(opened.encoder_options(name), device=device),
         build=build,
+        skipped=skipped,
     )
     if changes or not silent:
         print_sync(path, opened, changes, manifest, examples=_EXAMPLES if dry_run else 0)

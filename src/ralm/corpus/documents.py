@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TextIO
 
 import numpy as np
 from pydantic import JsonValue
@@ -83,18 +83,22 @@ class Fields:
         return [name for name in self.metadata if name in present]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Skipped:
     """Counts what reading a corpus skipped by reason, and keeps the first few examples of each reason: the name of a
-    file or field, or the message of an error. `kinds` counts the files of unknown kinds by suffix."""
+    file or field, or the message of an error. `kinds` counts the files of unknown kinds by suffix. `listing`: a file
+    that gets a line of JSON for each, with the reason and the example."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
+    listing: TextIO | None = None
 
     def add(self, reason: str, example: str) -> None:
         """Count one more for this reason; equal examples are kept once."""
         self.counts[reason] += 1
+        if self.listing is not None:
+            self.listing.write(json.dumps({"reason": reason, "skipped": example}, ensure_ascii=False) + "\n")
         kept = self.examples.setdefault(reason, [])
         if len(kept) < _EXAMPLES_KEPT and example not in kept:
             kept.append(example)

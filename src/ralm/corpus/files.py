@@ -35,6 +35,8 @@ _KINDS: Final = (
     (stat.S_ISBLK, "device"),
 )
 _BYTES_EXAMINED: Final = 4096
+_HTML: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!doctype html|<html)[\s>]", re.IGNORECASE)
+_CONTROL: Final = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
 _PIECE: Final = 1 << 20
 
 GZIP: Final = ".gz"
@@ -200,6 +202,25 @@ class File:
 def suffix_of(name: str) -> str:
     """The suffix of a file name in lower case, without .gz."""
     return os.path.splitext(name.lower().removesuffix(GZIP))[1]  # noqa: PTH122  (of a million names)
+
+
+def kind_of_content(path: Path) -> str:
+    """The suffix for a file without one, by its first bytes: .pdf, .html, or .txt for UTF-8 without control characters,
+    and if it cannot be read, which its reader reports; empty if it is of another kind."""
+    try:
+        with path.open("rb") as stream:
+            beginning = stream.read(_BYTES_EXAMINED)
+    except OSError:
+        return ".txt"
+    if beginning.startswith(b"%PDF-"):
+        return ".pdf"
+    if _HTML.match(beginning):
+        return ".html"
+    try:
+        text = codecs.utf_8_decode(beginning, "strict", False)[0]
+    except UnicodeDecodeError:
+        return ""
+    return "" if _CONTROL.search(text) else ".txt"
 
 
 def lines_of(path: FilePath, some: Lines | None = None) -> Iterator[tuple[int, int, bytes]]:

@@ -27,10 +27,12 @@ _BROKEN_LINKS: Final = {errno.ENOENT: "a link to nothing", errno.ELOOP: "a link 
 
 
 class Found(NamedTuple):
-    """The path of a file of a known kind, or of a saved dataset."""
+    """The path of a file of a known kind, or of a saved dataset, and the suffix by which the file is read, without
+    .gz."""
 
     path: str
     is_dataset: bool
+    suffix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +65,17 @@ class FileSelection:
             if not is_pair or known not in SUFFIXES or not (suffix == "" or suffix.startswith(".")):
                 raise UsageError(f"`read_as` must be like .log=.txt, with one of {', '.join(SUFFIXES)}, not {one!r}.")
 
-    def suffix(self, name: str) -> str:
-        """The suffix by which a file with this name is read, without .gz."""
+    def suffix(self, name: str, path: Path | None = None) -> str:
+        """The suffix by which a file with this name is read, without .gz; that of no known kind if it is not read. If
+        it has none, the content of the file at `path` decides."""
         own = files.suffix_of(name)
-        return dict(one.lower().split("=") for one in self.read_as).get(own, own)
+        found = dict(one.lower().split("=") for one in self.read_as).get(own, own)
+        return files.kind_of_content(path) if not found and path is not None and "." not in name else found
 
-    def is_known(self, name: str) -> bool:
-        """Whether a file with this name is read."""
-        packed = files.GZIP if name.lower().endswith(files.GZIP) else ""
-        return is_known(f"file{self.suffix(name)}{packed}")
+
+def is_read(name: str, suffix: str) -> bool:
+    """Whether a file with this name is read by this suffix: it is of a known format, and packed only if it may be."""
+    return is_known(f"file{suffix}{files.GZIP if name.lower().endswith(files.GZIP) else ''}")
 
 
 ALL_FILES: Final = FileSelection()
@@ -117,11 +121,11 @@ def files_below(folder: str, skipped: documents.Skipped, selection: FileSelectio
         elif (status := walk.status(entry)) is None:
             continue
         elif not stat.S_ISDIR(status.st_mode):
-            if walk.reads(entry, status):
-                yield Found(entry.path, is_dataset=False)
+            if suffix := walk.reads_as(entry, status):
+                yield Found(entry.path, False, suffix)
         elif walk.enters(entry, status):
             if os.path.isfile(os.path.join(entry.path, SAVED_DATASET)):  # noqa: PTH113, PTH118  (of a million names)
-                yield Found(entry.path, is_dataset=True)
+                yield Found(entry.path, True)
                 continue
             try:
                 below.append(_entries(entry.path))
@@ -172,14 +176,16 @@ class _Walk:
         self._seen.add(_identity(status))
         return True
 
-    def reads(self, entry: os.DirEntry[str], status: os.stat_result) -> bool:
-        """Whether to read a file."""
+    def reads_as(self, entry: os.DirEntry[str], status: os.stat_result) -> str:
+        """The suffix by which to read a file; empty if it is not read."""
         if not self.patterns.choose(entry.path.removeprefix(self._folder).lstrip(os.sep)):
             self._skipped.add(documents.NOT_CHOSEN, path_text(entry.path))
-            return False
-        is_empty = stat.S_ISREG(status.st_mode) and status.st_size == 0
-        is_read = _is_read(entry.name, entry.path, self._skipped, self._selection, is_empty=is_empty)
-        return is_read and entry.name != SAVED_SPLITS
+            return ""
+        is_file = stat.S_ISREG(status.st_mode)
+        suffix = self._selection.suffix(entry.name, Path(entry.path) if is_file and status.st_size else None)
+        is_empty = is_file and status.st_size == 0
+        found = _is_read(entry.name, suffix, entry.path, self._skipped, is_empty=is_empty)
+        return suffix if found and entry.name != SAVED_SPLITS else ""
 
     def _why_not_followed(self, link: str) -> str:
         target = os.path.realpath(link)
@@ -209,14 +215,14 @@ def files_behind_url(
             )
         elif not patterns.choose(path):
             skipped.add(documents.NOT_CHOSEN, path_text(str(file)))
-        elif _is_read(file.name, str(file), skipped, selection, is_empty=file.size == 0):
+        elif _is_read(file.name, selection.suffix(file.name), str(file), skipped, is_empty=file.size == 0):
             yield path, file
     patterns.check(url)
 
 
-def _is_read(name: str, path: str, skipped: documents.Skipped, selection: FileSelection, *, is_empty: bool) -> bool:
+def _is_read(name: str, suffix: str, path: str, skipped: documents.Skipped, *, is_empty: bool) -> bool:
     """Whether a file is of a known kind and not empty; otherwise it is counted as skipped."""
-    if not selection.is_known(name):
+    if not is_read(name, suffix):
         skipped.add_unknown(path_text(path), files.suffix_of(name))
     elif is_empty:
         skipped.add(documents.EMPTY_FILES, path_text(path))

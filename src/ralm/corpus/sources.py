@@ -5,7 +5,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TextIO
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ralm.corpus.documents import (
     without_advice,
 )
 from ralm.corpus.file_table import FileTableWriter, KnownSource, paths_of, sha256_of
-from ralm.corpus.files import File, suffix_of
+from ralm.corpus.files import File
 from ralm.corpus.folder import (
     ALL_FILES,
     HUB_PREFIX,
@@ -30,6 +30,7 @@ from ralm.corpus.folder import (
     Found,
     files_behind_url,
     files_below,
+    is_read,
 )
 from ralm.corpus.formats import SUFFIXES, arrow, document_reader
 from ralm.corpus.numbering import are_in
@@ -155,7 +156,10 @@ def read_documents(
     builder = DocumentBuilder(fields or Fields(), counted, skip_bad=skip_bad)
     repeated = RepeatedIds()
     prefixes = id_prefixes or {}
-    found = [find_files(name, in_ids=source_in_ids, begin=prefixes.get(name), selection=selection) for name in sources]
+    found = [
+        find_files(name, in_ids=source_in_ids, begin=prefixes.get(name), selection=selection, listing=counted.listing)
+        for name in sources
+    ]
     for number, source in enumerate(found):
         noted = source if table is None else source._replace(files=table.entering(number, source.files))
         for document in _documents_of(noted, builder):
@@ -225,15 +229,23 @@ def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipp
         skipped.add(EMPTY_FILES, path_text(str(path)))
 
 
-def find_files(source: str, *, in_ids: bool, begin: str | None = None, selection: FileSelection = ALL_FILES) -> Source:
+def find_files(
+    source: str,
+    *,
+    in_ids: bool,
+    begin: str | None = None,
+    selection: FileSelection = ALL_FILES,
+    listing: TextIO | None = None,
+) -> Source:
     """The files and datasets of a source; with `in_ids`, ids begin with its name, or with `begin` if it is given.
+    `listing` gets what is skipped.
 
     Raises CorpusError if there is no such source, MissingExtraError if a file in a folder needs a package that is not
     installed.
     """
+    skipped, path = Skipped(listing=listing), Path(source)
     if is_url(source):
-        return _find_behind_url(source, source if in_ids else "", selection)
-    path, skipped = Path(source), Skipped()
+        return _find_behind_url(source, source if in_ids else "", selection, skipped)
     if begin is None:
         begin = path_text(path) if in_ids else ""
     if source.startswith(HUB_PREFIX):
@@ -247,10 +259,10 @@ def find_files(source: str, *, in_ids: bool, begin: str | None = None, selection
         dataset = File(path, begin, f"{begin}:" if begin else "", dataset=source)
         return Source(source, iter([dataset]), False, skipped)
     below = list(files_below(str(path), skipped, selection))
-    _check_extras({selection.suffix(found.path) for found in below if not found.is_dataset})
+    _check_extras({found.suffix for found in below if not found.is_dataset})
     for found in [one for one in below if one.is_dataset][:1]:
         arrow.check_datasets(found.path)
-    return Source(source, (_file_below(path, found, begin, selection) for found in below), True, skipped)
+    return Source(source, (_file_below(path, found, begin) for found in below), True, skipped)
 
 
 def id_prefixes_of(sources: Sequence[str], known: Sequence[str], *, in_ids: bool) -> dict[str, str]:
@@ -277,25 +289,19 @@ def known_source(source: str, *, in_ids: bool) -> KnownSource:
     return KnownSource(name=path_text(source), path=str(Path(source).absolute()), ids=ids)
 
 
-def find_again(source: KnownSource, selection: FileSelection) -> Source:
+def find_again(source: KnownSource, selection: FileSelection, listing: TextIO | None) -> Source:
     """The files of a source that an index records; raises CorpusError as `find_files` does."""
-    return find_files(source.path, in_ids=bool(source.ids), begin=source.ids, selection=selection)
+    return find_files(source.path, in_ids=bool(source.ids), begin=source.ids, selection=selection, listing=listing)
 
 
-def _find_behind_url(url: str, begin: str, selection: FileSelection) -> Source:
-    skipped, file = Skipped(), remote_file(url)
+def _find_behind_url(url: str, begin: str, selection: FileSelection, skipped: Skipped) -> Source:
+    file = remote_file(url)
     if file is not None:
         return Source(url, iter([_known_file(file, begin, selection)]), False, skipped)
     behind = {"/".join(filter(None, (begin, path))): one for path, one in files_behind_url(url, skipped, selection)}
     _check_extras({selection.suffix(one.name) for one in behind.values()})
-    files = (File(one, name, f"{name}:", read_as=_read_as(one.name, selection)) for name, one in behind.items())
+    files = (File(one, name, f"{name}:", read_as=selection.suffix(one.name)) for name, one in behind.items())
     return Source(url, files, True, skipped)
-
-
-def _read_as(name: str, selection: FileSelection) -> str:
-    """The suffix of another format to read a file as; empty if it is read as its own."""
-    found = selection.suffix(name)
-    return "" if found == suffix_of(name) else found
 
 
 def _check_extras(suffixes: set[str]) -> None:
@@ -304,19 +310,19 @@ def _check_extras(suffixes: set[str]) -> None:
 
 
 def _known_file(path: FilePath, begin: str, selection: FileSelection) -> File:
-    if not selection.is_known(path.name):
+    suffix = selection.suffix(path.name, path if isinstance(path, Path) and path.is_file() else None)
+    if not is_read(path.name, suffix):
         kinds = ", ".join(SUFFIXES)
         other = "a folder of an object store" if isinstance(path, RemoteFile) else "a folder"
         raise CorpusError(f"{path} is of an unknown type; give {other}, a file that ends in {kinds}, or hf:NAME.")
     prefix = f"{begin}:" if begin else ""
-    return File(path, begin or path_text(path.name), prefix, read_as=_read_as(path.name, selection))
+    return File(path, begin or path_text(path.name), prefix, read_as=suffix)
 
 
-def _file_below(folder: Path, found: Found, begin: str, selection: FileSelection) -> File:
+def _file_below(folder: Path, found: Found, begin: str) -> File:
     path = Path(found.path)
     name = path_text(Path(begin, path.relative_to(folder)).as_posix())
-    dataset = found.path if found.is_dataset else None
-    return File(path, name, f"{name}:", dataset=dataset, read_as=_read_as(path.name, selection))
+    return File(path, name, f"{name}:", dataset=found.path if found.is_dataset else None, read_as=found.suffix)
 
 
 def fingerprint_of(sources: Sequence[str]) -> str:

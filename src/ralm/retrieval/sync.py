@@ -76,13 +76,14 @@ def sync_index(
     allow_missing: bool = False,
     encoder: Callable[[str], Encoder] | None = None,
     build: BuildOptions | None = None,
+    skipped: Skipped | None = None,
 ) -> tuple[Changes, Manifest]:
     """Make an index what its sources, and these new `sources`, are now; returns the changes and the manifest.
 
     `split` makes passages of documents (`make_passages`); it must be that of the index. With `dry_run` nothing is
     written, and documents of which `split` would leave nothing count as added. `encoder` gives the encoder of a set of
-    vectors by its name. All changes happen in one step, as in `update_index`; documents that programs added stay. A
-    file in a folder that cannot be read keeps its documents.
+    vectors by its name. `skipped` counts what is skipped. All changes happen in one step, as in `update_index`;
+    documents that programs added stay. A file in a folder that cannot be read keeps its documents.
 
     Raises UsageError if the index keeps no table of its files, or a new source and another one contain each other;
     CorpusError if a new source does not exist; if another one is gone or has no file any more, unless `allow_missing`
@@ -101,7 +102,7 @@ def sync_index(
         if source.path not in {one.path for one in known}:
             _check_apart(source, known)
             known.append(source)
-    changes, table = Changes(), FileTable(opened.path / record.table)
+    changes, table = Changes(skipped=skipped or Skipped()), FileTable(opened.path / record.table)
     builder = DocumentBuilder(_fields(opened), changes.skipped, skip_bad=record.skip_bad)
     selection = FileSelection(include=record.include, exclude=record.exclude, read_as=record.read_as)
     compared = _compare(known, selection, table, builder, changes, len(record.sources), allow_missing=allow_missing)
@@ -178,7 +179,8 @@ def _compare(
         had = any(source == number for source, _ in table.entries)
         is_local = not (is_url(known.path) or known.path.startswith(HUB_PREFIX))
         is_gone = is_local and number < recorded and not Path(known.path).exists()
-        source = Source(known.name, iter(()), True, Skipped()) if is_gone else find_again(known, selection)
+        listing = builder.skipped.listing
+        source = Source(known.name, iter(()), True, Skipped()) if is_gone else find_again(known, selection, listing)
         files = list(source.files)
         if had and not files and not allow_missing:
             raise CorpusError(

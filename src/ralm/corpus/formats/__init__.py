@@ -28,7 +28,7 @@ class _Format(NamedTuple):
 
 
 _FORMATS: Final = (
-    _Format((".txt", ".text", ".md", ".markdown", ".rst"), "text", "text_documents"),
+    _Format((".txt", ".text", ".md", ".markdown", ".rst", ".yaml", ".yml"), "text", "text_documents"),
     _Format((".jsonl", ".ndjson"), "json_records", "jsonl_documents"),
     _Format((".json",), "json_records", "json_documents"),
     _Format((".tsv",), "tables", "tsv_documents"),

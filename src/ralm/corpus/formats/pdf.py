@@ -1,19 +1,25 @@
-"""Reads the text of PDF files, page by page. Needs the extra `files`.
+"""Reads the text of PDF files, page by page, with the headings that their outline lists. Needs the extra `files`.
 
 pypdf may raise almost any error for a damaged file; each becomes a CorpusError.
 """
 
 import logging
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
 
 import pypdf
 from pypdf.errors import DependencyError
 
 from ralm.corpus import documents, files
 from ralm.errors import CorpusError, MissingExtraError, short_message
-from ralm.records import Document
+from ralm.records import Document, Heading
+
+_LINE: Final = re.compile(r"[^\n]+")
+_NUMBER: Final = 12
+"""Characters that may stand before a title on its line, such as the number of a chapter."""
 
 # pypdf logs oddities of files; without a handler of the user's own they would appear on the terminal
 logging.getLogger("pypdf").addHandler(logging.NullHandler())
@@ -34,6 +40,7 @@ def pdf_documents(file: files.File, builder: documents.DocumentBuilder) -> Itera
         title = _title(reader) or file.title
         with _errors(f"{file.path} is damaged"):
             pages = len(reader.pages)
+        outline = _outline(reader)
         found = False
         blank: list[int] = []
         for page in range(1, pages + 1):
@@ -45,7 +52,7 @@ def pdf_documents(file: files.File, builder: documents.DocumentBuilder) -> Itera
                 continue
             if text:
                 found = True
-                yield builder.whole(file.id, title, text, {"page": page})
+                yield builder.whole(file.id, title, text, {"page": page}, _headings(text, page, outline))
             else:
                 blank.append(page)
         if not found:
@@ -54,13 +61,60 @@ def pdf_documents(file: files.File, builder: documents.DocumentBuilder) -> Itera
             builder.skipped.add(documents.NO_TEXT_PAGES, f"{file.path}, page {page}")
 
 
+class _Entry(NamedTuple):
+    """An entry of an outline: its page (from 1), its level (from 1) and its title."""
+
+    page: int
+    level: int
+    title: str
+
+
+def _outline(reader: pypdf.PdfReader) -> list[_Entry]:
+    """The entries of the outline, in the order of their pages; none if it is damaged."""
+    try:
+        with _errors(""):
+            return sorted(_entries(reader, reader.outline, 1), key=lambda entry: entry.page)
+    except CorpusError:  # the pages can be read without it
+        return []
+
+
+def _entries(reader: pypdf.PdfReader, outline: list[Any], level: int) -> Iterator[_Entry]:
+    for one in outline:
+        if isinstance(one, list):
+            yield from _entries(reader, one, level + 1)
+        elif (page := reader.get_destination_page_number(one)) is not None and (title := _one_line(one.title)):
+            yield _Entry(page + 1, level, title)
+
+
+def _headings(text: str, page: int, outline: Sequence[_Entry]) -> list[Heading]:
+    """The headings that a page begins under, then its own: each where a line has the title of the entry, or ends with
+    it after a number, else where the one before ends."""
+    under, own, end = list[Heading](), list[Heading](), 0
+    for entry in outline:
+        if entry.page < page:
+            under = [*(one for one in under if one.level < entry.level), Heading(0, 0, entry.level, entry.title)]
+        elif entry.page == page:
+            begin = end
+            for line in _LINE.finditer(text, end):
+                shown = " ".join(line.group().split())
+                if shown.endswith(entry.title) and len(shown) <= len(entry.title) + _NUMBER:
+                    begin, end = line.span()
+                    break
+            own.append(Heading(begin, end, entry.level, entry.title))
+    return [*under, *own]
+
+
 def _title(reader: pypdf.PdfReader) -> str:
     try:
         with _errors(""):
             found = reader.metadata and reader.metadata.title
     except CorpusError:  # the pages can be read without the properties
         return ""
-    return " ".join(_valid(str(found or "")).split())
+    return _one_line(found)
+
+
+def _one_line(text: object) -> str:
+    return " ".join(_valid(str(text or "")).split())
 
 
 def _valid(text: str) -> str:

@@ -1,9 +1,10 @@
-"""Reads text, Markdown and reStructuredText: a file is a document."""
+"""Reads text, Markdown, reStructuredText and YAML: a file is a document."""
 
 import re
 from collections.abc import Iterator
-from itertools import islice, pairwise
-from typing import Final
+from typing import Any, Final
+
+import yaml
 
 from ralm.corpus import documents, files
 from ralm.records import Document, Heading
@@ -14,17 +15,51 @@ _LINES_READ: Final = 50
 _LINE: Final = re.compile(r"[^\n]*\n?")
 _FENCE: Final = re.compile(r"\s*(```|~~~)")
 _MARKDOWN_HEADING: Final = re.compile(r"#{1,6}[ \t]+(.+?)[ \t]*#*\s*$")
-_MARKDOWN_UNDERLINE: Final = re.compile(r"={3,}\s*$")
 _SETEXT_UNDERLINE: Final = re.compile(r"(=|-)\1{2,}\s*$")
-_FRONT_MATTER: Final = re.compile(r"---\n.*?\n---\n", re.DOTALL)
+_FRONT_MATTER: Final = re.compile(r"---[^\S\n]*\n(.{,65536}?\n)(?:---|\.\.\.)[^\S\n]*(?:\n|$)", re.DOTALL)
 _RST_UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+:._])\1{2,}\s*$")
 
 
 def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """The whole file as a document; its title is the first heading or the file name."""
+    """The whole file as a document. Its title is that of its front matter, else its first heading, else the file name;
+    the other fields of the front matter are metadata."""
     text = files.decode(files.content_of(file.path), str(file.path)).removeprefix(files.BYTE_ORDER_MARK)
+    matter, text = split_front_matter(text) if file.suffix in _MARKDOWN else ({}, text)
     headings = list(find_headings(text, file.suffix))
-    yield builder.whole(file.id, _title(text, file.suffix, file.title), text, headings=headings)
+    title = " ".join(str(matter.pop("title", "") or "").split())
+    if not title:
+        title = next((one.title for one in headings if _is_title(text, one)), file.title)
+    yield builder.whole(file.id, title, text, matter, headings)
+
+
+def _is_title(text: str, heading: Heading) -> bool:
+    """Whether a heading may be the title: one of the first 50 lines, and no line of Markdown with a rule below it."""
+    is_marked = text.startswith("#", heading.begin) or heading.level == 1
+    return is_marked and text.count("\n", 0, heading.begin) < _LINES_READ
+
+
+def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
+    """The fields of the YAML before a text of Markdown, and the text after it; a text that begins with no YAML object,
+    or with one that has aliases, stays whole."""
+    found = _FRONT_MATTER.match(text.replace("\r\n", "\n") if text.startswith("---") else "")
+    if found is None:
+        return {}, text
+    try:
+        fields = yaml.load(found.group(1), _WithoutAliases)  # noqa: S506  (it is a safe loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}, text
+    if not isinstance(fields, dict):
+        return {}, text
+    return {str(name): value for name, value in fields.items()}, found.string[found.end() :]
+
+
+class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
+    """Reads plain data; aliases, by which a few lines become a million values, are errors."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("an alias")
+        return super().compose_node(parent, index)
 
 
 def find_headings(text: str, suffix: str) -> Iterator[Heading]:
@@ -34,8 +69,7 @@ def find_headings(text: str, suffix: str) -> Iterator[Heading]:
         return
     levels = ["=", "-"] if suffix in _MARKDOWN else []
     in_code, before, line = False, 0, ""
-    matter = _FRONT_MATTER.match(text)
-    for match in _LINE.finditer(text, matter.end() if matter else 0):
+    for match in _LINE.finditer(text):
         above, line = line, match.group().strip()
         if suffix in _MARKDOWN and _FENCE.match(line):
             in_code = not in_code
@@ -56,32 +90,3 @@ def _is_underlined(line: str, below: str, suffix: str) -> bool:
     if suffix in _MARKDOWN:
         return _SETEXT_UNDERLINE.match(below) is not None and not line.startswith(("|", "-", "*", "+", ">", "#"))
     return bool(_RST_UNDERLINE.match(below)) and len(below) >= len(line) and not _RST_UNDERLINE.match(line)
-
-
-def _title(text: str, suffix: str, name: str) -> str:
-    """The first heading of a text with this suffix; `name` if it has none or if its format has no headings."""
-    lines = [match.group() for match in islice(_LINE.finditer(text), _LINES_READ)]
-    if suffix in _MARKDOWN:
-        return _markdown_heading(lines) or name
-    if suffix == _RST:
-        return _underlined(lines, _RST_UNDERLINE) or name
-    return name
-
-
-def _markdown_heading(lines: list[str]) -> str:
-    """The first `# heading` outside of code, otherwise the first line underlined with `=`."""
-    in_code = False
-    for line in lines:
-        if _FENCE.match(line):
-            in_code = not in_code
-        elif not in_code and (heading := _MARKDOWN_HEADING.match(line)):
-            return heading.group(1)
-    return _underlined(lines, _MARKDOWN_UNDERLINE)
-
-
-def _underlined(lines: list[str], underline: re.Pattern[str]) -> str:
-    """The first line with an underline at least as long as the line; overlines are not headings."""
-    for line, below in pairwise(line.strip() for line in lines):
-        if line and underline.match(below) and len(below) >= len(line) and not underline.match(line):
-            return line
-    return ""
