@@ -13,8 +13,8 @@ from ralm.corpus.splitting import make_passages
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
 from ralm.records import Document
+from ralm.serving.search_service import SearchService
 from ralm.serving.server import RalmServer, address_of, bound_socket
-from ralm.serving.service import Service
 
 MODEL = "ralm-tiny"
 DOCUMENTS = [
@@ -47,7 +47,7 @@ def save_index(folder: Path, documents: Sequence[Document] = DOCUMENTS) -> Path:
 
 
 @contextmanager
-def serving(service: Service) -> Iterator[str]:
+def serving(service: SearchService) -> Iterator[str]:
     """The address of a server of this service."""
     started, addresses = threading.Event(), list[str]()
 

@@ -37,6 +37,9 @@ USUAL: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"model": "few", "input": "The sea"},
     "/tokenize": {"prompt": "The sea"},
     "/detokenize": {"tokens": [1, 2]},
+    "/retrieve": {"queries": ["The sea", "dog"], "topk": 2},
+    "/api/search": {"query": "The sea"},
+    "/v1/vector_stores/{index}/search": {"query": "The sea"},
 }
 MESSAGES = st.lists(
     st.fixed_dictionaries(
@@ -110,7 +113,7 @@ def bodies(client: httpx.Client, path: str) -> st.SearchStrategy[Any]:
 
 
 def posted(client: httpx.Client, path: str, content: bytes) -> httpx.Response:
-    return client.post(path, content=content, headers={"Content-Type": "application/json"})
+    return client.post(path.replace("{index}", "few"), content=content, headers={"Content-Type": "application/json"})
 
 
 def check(answer: httpx.Response, content: object) -> None:

@@ -144,7 +144,8 @@ LM = f"--lm {MODEL}"
 @pytest.mark.parametrize(
     ("arguments", "settings", "said"),
     [
-        ("", "", "name a language model: give --lm, or --demo."),
+        ("", "", "there is nothing to serve: give --lm, --index or --demo."),
+        ("--index few --stride 2", "", "--stride has no effect without --lm."),
         (f"{LM} --stride 2", "", "--stride has no effect without --index."),
         (LM, "stride = 2", "--stride has no effect without --index."),
         (f"{LM} --documents 2", "", "--documents has no effect"),

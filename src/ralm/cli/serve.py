@@ -1,4 +1,4 @@
-"""`ralm serve`: answers OpenAI's API with a model that reads passages."""
+"""`ralm serve`: answers OpenAI's API with a model that reads passages, and searches indexes with a model or without."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ from ralm.protocols import traits_of
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.serving.options import ServeOptions
+from ralm.serving.options import BatchOptions, ServeOptions
 
 _DEMO = Path("ralm-demo")
 _UNUSED = (
@@ -32,6 +32,15 @@ _CONCATENATION = Needs(
 )
 """Without `reader`, it is known once the model is open: requests that are passed on have this reader."""
 _AUDIT = Needs("`audit_log`", lambda own: own.audit_log is not None)
+_OF_MODELS = {
+    *flags.option_types(ReadingOptions),
+    *flags.option_types(PlanOptions),
+    *flags.option_types(ModelOptions),
+    *flags.option_types(BatchOptions),
+    *("model_name", "allow", "prompt", "proxy", "strict", "query", "log_prompts", "max_length"),
+    *("max_tokens", "max_new_tokens", "max_texts", "max_logprobs"),
+}
+"""Options of servers with a language model alone."""
 _PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
 
 
@@ -65,14 +74,14 @@ def serve_command(
         str | None,
         Option(
             "Causal language model: a hub name, local folder, GGUF file, ralm-tiny, smollm2, or URL#MODEL of an API.",
-            default_text="ralm-tiny with --demo",
+            default_text="with --demo ralm-tiny, else none: only searches are answered",
         ),
     ] = None,
     index: Annotated[
         tuple[str, ...],
         Option(
-            "Read with passages from this index, DIR or NAME=DIR; repeatable: requests choose by name, by default the "
-            "first."
+            "Search this index, DIR or NAME=DIR, and read with its passages; repeatable: requests choose by name, by "
+            "default the first."
         ),
     ] = (),
     demo: Annotated[bool, Option("Serve the index of `ralm demo`, made in ./ralm-demo, and print requests to try.")] = (
@@ -127,12 +136,9 @@ def serve_command(
     """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
 
     Clients need no change: they send requests to http://HOST:PORT/v1. Listens on this computer alone, unless told.
+    Without a model, only searches are answered, and no torch is needed.
     """
-    if demo and index:
-        raise UsageError("`demo` serves its own index: leave out `index`.")
-    if lm is None and not demo:
-        raise UsageError("name a language model: give `lm`, or `demo`.")
-    lm = lm or "ralm-tiny"
+    lm = _checked_model(lm, index, given, demo=demo)
     plan = options.with_query_tokens(plan, retrieval, given)
 
     from ralm.errors import extra
@@ -142,6 +148,7 @@ def serve_command(
         from ralm.serving.audit import AuditLog
         from ralm.serving.keys import open_keys
         from ralm.serving.options import Settings
+        from ralm.serving.search_service import SearchService
         from ralm.serving.service import Service
 
     opened_keys = open_keys(serving.host, keys)
@@ -153,6 +160,11 @@ def serve_command(
         process.print_note(f"making {_DEMO}, the documentation of this Python as an index")
         build_demo_folder(_DEMO)
     with server.bound_socket(serving.host, serving.port) as listening:
+        if lm is None:
+            found = SearchService(serving, Settings(retrieval=retrieval), folders, keys=opened_keys, audit=audit)
+            names = ", ".join(found.indexes.names)
+            server.run_server(found, listening, lambda url: process.print_note(f"serving {names} at {url}"))
+            return
         model = models.open_served(lm, model_options, proxy=serving.proxy)
         if traits_of(model).answers_only:
             _check_passed_on(model.name, given)
@@ -175,6 +187,20 @@ def serve_command(
                 _print_requests(url, service.name)
 
         server.run_server(service, listening, ready)
+
+
+def _checked_model(lm: str | None, index: tuple[str, ...], given: flags.Given, *, demo: bool) -> str | None:
+    """The name of the language model, None for none; UsageError if options do not go together."""
+    if demo and index:
+        raise UsageError("`demo` serves its own index: leave out `index`.")
+    if lm is not None or demo:
+        return lm or "ralm-tiny"
+    if not index:
+        raise UsageError("there is nothing to serve: give `lm`, `index` or `demo`.")
+    for option in given:
+        if option in _OF_MODELS:
+            raise UsageError(f"{given[option]} has no effect without `lm`.")
+    return None
 
 
 def _check_passed_on(name: str, given: flags.Given) -> None:

@@ -3,11 +3,13 @@
 Each request is one thread that runs the library's own code; the asyncio side checks, queues, limits and streams.
 
     options                             what the operator sets, and what a request may change
-    indexes, service                    the indexes, the model, and how requests read with them
+    indexes, search_service             the indexes, and how requests search them
+    service                             the model, and how requests read with it
     model, batcher                      one model for many threads, which reads together what they ask
     prompts, completion, chat           what one request computes, as a generator of events, and its response
     proxy                               requests that the server of the model answers
     requests, answers, errors           OpenAI's JSON
-    jobs, routes, middleware            HTTP: threads and responses, routes, keys and metrics
+    jobs, middleware                    HTTP: threads and responses, keys and metrics
+    routes, retrieval_routes            the routes of a model, and of searches alone
     connections, server                 connections and their limits, the process
 """

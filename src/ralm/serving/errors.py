@@ -93,7 +93,7 @@ def error_body(message: str, status: int, *, param: str | None = None, code: str
 
 def validation_message(error: Mapping[str, Any], known: Sequence[str]) -> tuple[str, str | None]:
     """One of pydantic's errors as a sentence, and its field; `known` are the names of all fields."""
-    place = [str(part) for part in error["loc"] if part not in ("body", "query")]
+    place = [str(part) for number, part in enumerate(error["loc"]) if number or part not in ("body", "query", "path")]
     param = ".".join(part for part in place if "[" not in part and part not in _TYPES) or None
     kind = error["type"]
     if kind == "json_invalid":

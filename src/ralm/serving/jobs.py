@@ -23,6 +23,7 @@ from ralm.records import Passage
 from ralm.serving import answers, errors, model, requests
 from ralm.serving.audit import AuditEntry, entry_of
 from ralm.serving.indexes import ReadConfig
+from ralm.serving.search_service import SearchService
 from ralm.serving.service import Service
 
 _LOG: Final = logging.getLogger("ralm.serving")
@@ -142,8 +143,14 @@ class RunningJob:
 
 
 def service_of(request: Request) -> Service:
-    """The service that answers a request."""
+    """The service that answers a request for a language model."""
     service: Service = request.app.state.service
+    return service
+
+
+def search_service_of(request: Request) -> SearchService:
+    """The service that answers any request."""
+    service: SearchService = request.app.state.service
     return service
 
 
@@ -152,7 +159,12 @@ async def _service_of(request: Request) -> Service:
     return service_of(request)
 
 
+async def _search_service_of(request: Request) -> SearchService:
+    return search_service_of(request)
+
+
 Served = Annotated[Service, Depends(_service_of)]
+Searched = Annotated[SearchService, Depends(_search_service_of)]
 
 
 def passage_address(request: Request, reads: ReadConfig, passage: Passage) -> str:
@@ -182,7 +194,7 @@ async def respond(
             else:
                 yield json_bytes(answer.whole())
         finally:
-            service_of(request).metrics.count_tokens(answer.prompt_tokens, answer.written_tokens)
+            search_service_of(request).metrics.count_tokens(answer.prompt_tokens, answer.written_tokens)
 
     return await _run(request, job, otherwise, stream=bool(body.stream))
 
@@ -222,7 +234,7 @@ async def _run(
         events = running.events()
         first = await anext(events, b"")
         if stream:
-            service_of(request).metrics.first.observe(time.monotonic() - begin)
+            search_service_of(request).metrics.first.observe(time.monotonic() - begin)
             at_end = AsyncExitStack()
             at_end.callback(running.stop)
             return EventStream(_sent(first, events, entry_of(request)), at_end)

@@ -77,6 +77,7 @@ class Limits:
         20
     )
     documents: Annotated[int, Option("Maximum number of passages of a request.", flag="max-documents")] = 100
+    queries: Annotated[int, Option("Maximum number of queries of a request.", flag="max-queries")] = 4096
     requests_at_once: Annotated[int, Option("Requests that are answered at once.", flag="max-concurrency")] = 16
     requests_waiting: Annotated[
         int, Option("Requests in the queue; more are rejected (429).", minimum=0, flag="max-queue")

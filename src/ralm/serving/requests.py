@@ -32,7 +32,7 @@ _UNUSED_IN_CHATS: Final = ("stride", "query_tokens", "document_tokens")
 _BETWEEN_TEXTS: Final = "\n"
 
 
-def _only(*values: JsonValue) -> pydantic.AfterValidator:
+def only(*values: JsonValue) -> pydantic.AfterValidator:
     """The check of a field that is not supported: null and these values mean nothing, and others are errors."""
 
     def check(value: JsonValue) -> JsonValue:
@@ -43,7 +43,7 @@ def _only(*values: JsonValue) -> pydantic.AfterValidator:
     return pydantic.AfterValidator(check)
 
 
-_Unsupported: TypeAlias = Annotated[JsonValue, _only()]
+_Unsupported: TypeAlias = Annotated[JsonValue, only()]
 
 
 class Body(BaseModel):
@@ -112,9 +112,9 @@ class ChoosingRequest(Body):
 class TextRequest(ChoosingRequest):
     """The fields of completions and chats alike."""
 
-    frequency_penalty: Annotated[float | None, _only(0)] = None
+    frequency_penalty: Annotated[float | None, only(0)] = None
     n: int | None = None
-    presence_penalty: Annotated[float | None, _only(0)] = None
+    presence_penalty: Annotated[float | None, only(0)] = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
@@ -193,11 +193,11 @@ class CompletionRequest(TextRequest):
     prompt: Texts
     best_of: int | None = None
     echo: bool | None = None
-    logit_bias: Annotated[dict[str, float] | None, _only({})] = None
+    logit_bias: Annotated[dict[str, float] | None, only({})] = None
     logprobs: int | None = None
     max_tokens: int | None = None
     return_tokens_as_token_ids: bool | None = None
-    suffix: Annotated[str | None, _only("")] = None
+    suffix: Annotated[str | None, only("")] = None
 
 
 def completion_of(body: CompletionRequest, limits: Limits) -> Completion:
@@ -267,11 +267,11 @@ class MessageBody(Body):
     annotations: list[JsonValue] | None = None
     audio: _Unsupported = None
     function_call: _Unsupported = None
-    name: Annotated[str | None, _only()] = None
-    refusal: Annotated[str | None, _only()] = None
-    tool_call_id: Annotated[str | None, _only()] = None
-    tool_calls: Annotated[JsonValue, _only([])] = None
-    type: Annotated[str | None, _only("text", "message")] = None
+    name: Annotated[str | None, only()] = None
+    refusal: Annotated[str | None, only()] = None
+    tool_call_id: Annotated[str | None, only()] = None
+    tool_calls: Annotated[JsonValue, only([])] = None
+    type: Annotated[str | None, only("text", "message")] = None
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -307,24 +307,24 @@ class ChatRequest(TextRequest):
 
     messages: list[MessageBody]
     audio: _Unsupported = None
-    function_call: Annotated[JsonValue, _only("none")] = None
-    functions: Annotated[JsonValue, _only([])] = None
-    logit_bias: Annotated[JsonValue, _only({})] = None
+    function_call: Annotated[JsonValue, only("none")] = None
+    functions: Annotated[JsonValue, only([])] = None
+    logit_bias: Annotated[JsonValue, only({})] = None
     logprobs: bool | None = None
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
-    metadata: Annotated[JsonValue, _only({})] = None
-    modalities: Annotated[JsonValue, _only(["text"])] = None
+    metadata: Annotated[JsonValue, only({})] = None
+    modalities: Annotated[JsonValue, only(["text"])] = None
     parallel_tool_calls: bool | None = None
     prediction: _Unsupported = None
     prompt_cache_key: str | None = None
     ralm: ChatChosen | None = None
     reasoning_effort: _Unsupported = None
-    response_format: Annotated[JsonValue, _only({"type": "text"})] = None
+    response_format: Annotated[JsonValue, only({"type": "text"})] = None
     safety_identifier: str | None = None
-    service_tier: Annotated[str | None, _only("auto", "default")] = None
-    store: Annotated[bool | None, _only(False)] = None
-    tool_choice: Annotated[JsonValue, _only("none", "auto")] = None
+    service_tier: Annotated[str | None, only("auto", "default")] = None
+    store: Annotated[bool | None, only(False)] = None
+    tool_choice: Annotated[JsonValue, only("none", "auto")] = None
     tools: list[JsonValue] | None = None
     top_logprobs: int | None = None
     verbosity: _Unsupported = None

@@ -1,25 +1,23 @@
-"""The routes of clients: completions, chats, models, search, embeddings and the tokenizer."""
+"""The routes of a language model: completions, chats, models, embeddings and the tokenizer."""
 
 import base64
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from pydantic import JsonValue
 from starlette.responses import Response
 
 from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.reading.provenance import hits_as_json
 from ralm.serving import answers, errors, jobs, proxy, requests
 from ralm.serving.audit import entry_of
 from ralm.serving.chat import ChatAnswer, answer_chat
 from ralm.serving.completion import CompletionAnswer, complete
 from ralm.serving.prompts import check_bytes, read_prompt
 from ralm.serving.service import Service
-from ralm.validation import retrieve_checked
 
 router = APIRouter()
 
@@ -64,16 +62,6 @@ async def chat(request: Request, body: requests.ChatRequest, service: jobs.Serve
     return response
 
 
-@router.get("/passages/{index}/{number}")
-async def passage(request: Request, index: str, number: int, service: jobs.Served) -> dict[str, JsonValue]:
-    """A passage of an index."""
-    passages = service.indexes.index(index).passages if index in service.indexes.names else ()
-    if not 0 <= number < len(passages):
-        raise errors.RequestError(f"there is no passage {number} of an index {index!r} here.", status=404)
-    entry_of(request).found(index, [passages[number]])
-    return answers.passage_json(passages[number])
-
-
 @router.get("/v1/models")
 async def models(service: jobs.Served) -> dict[str, JsonValue]:
     """The names of the language model, and the dense indexes, which encode texts."""
@@ -99,36 +87,6 @@ def _models(service: Service) -> dict[str, JsonValue]:
     }
     encoders: dict[str, JsonValue] = {name: {"id": name, **head} for name in service.indexes.dense_names()}
     return {**encoders, **models}
-
-
-@router.get("/search")
-async def search_index(
-    request: Request,
-    service: jobs.Served,
-    q: Annotated[str, Query(description="What to search for.")],
-    k: Annotated[int, Query(description="Passages to find.")] = 10,
-    index: Annotated[str | None, Query(description="The name of an index; the first by default.")] = None,
-    retriever: Annotated[str | None, Query(description="How to search; as the operator set by default.")] = None,
-) -> Response:
-    """The passages of an index that best match a query."""
-
-    def found() -> JsonValue:
-        most = service.options.limits.documents
-        if not 1 <= k <= most:
-            raise errors.RequestError(f"`k` must be from 1 to {most:,}.", param="k")
-        if not service.indexes.names:
-            raise errors.RequestError("no index is served here, so that there is nothing to search.", status=404)
-        given = {"index": index, "retriever": retriever}
-        reads = service.reads({name: value for name, value in given.items() if value is not None})
-        assert reads.source is not None
-        hits = retrieve_checked(reads.source.retriever, [q], k, len(reads.passages))
-        passages = [(reads.passages[number], score) for number, score in hits.of(0)]
-        entry = entry_of(request)
-        entry.prompts = [q]
-        entry.found(reads.settings.index, [found for found, _ in passages])
-        return {"query": q, "index": reads.settings.index, "hits": hits_as_json(passages)}
-
-    return await jobs.respond_with(request, found)
 
 
 class EmbeddingRequest(requests.Body):

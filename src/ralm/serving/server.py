@@ -32,7 +32,19 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from ralm.errors import UsageError
 from ralm.options import without_none
 from ralm.runs.report import render_page
-from ralm.serving import connections, errors, jobs, middleware, options, proxy, requests, routes
+from ralm.serving import (
+    connections,
+    errors,
+    jobs,
+    middleware,
+    options,
+    proxy,
+    requests,
+    retrieval_routes,
+    routes,
+    vector_stores,
+)
+from ralm.serving.search_service import SearchService
 from ralm.serving.service import Service
 from ralm.terminal import no_progress
 from ralm.version import __version__
@@ -44,6 +56,15 @@ _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
     "/v1/embeddings": {"": routes.EmbeddingRequest},
 }
 """The fields of requests, and of their parts, for messages that suggest the nearest one."""
+_SEARCH_FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
+    "/retrieve": {"": retrieval_routes.RetrieveRequest},
+    "/api/search": {"": retrieval_routes.ColbertRequest},
+    "/v1/vector_stores/{index}/search": {
+        "ranking_options": vector_stores.RankingOptions,
+        "": vector_stores.VectorStoreSearch,
+    },
+}
+"""The same of requests that are never passed on."""
 _PACKAGE: Final = "ralm.serving"
 _BACKLOG: Final = 512
 """Connections that the system holds until they are accepted."""
@@ -53,17 +74,20 @@ _LOGGERS: Final = ("ralm.serving", "uvicorn.error", "asyncio")
 """Loggers of faults that clients can cause."""
 _END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _ROUTER: Final = APIRouter()
+_OF_MODELS: Final = APIRouter()
+"""The routes that only a server with a language model has."""
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
-    fields = _FIELDS.get(request.url.path, {})
+    path = request.scope["route"].path
+    fields = _FIELDS.get(path) or _SEARCH_FIELDS.get(path, {})
     part = next((name for name in fields if name in faults[0]["loc"]), "")
     known = [*fields[part].model_fields] if part in fields else []
     message, param = errors.validation_message(faults[0], known)
     rejected = errors.RequestError(message, param=param)
-    return await proxy.otherwise(request, error.body)(rejected) if fields else errors.error_response(rejected)
+    return await proxy.otherwise(request, error.body)(rejected) if path in _FIELDS else errors.error_response(rejected)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -82,16 +106,14 @@ async def _on_error(_: Request, error: Exception) -> Response:
 
 
 @_ROUTER.get("/health")
-async def health(service: jobs.Served) -> dict[str, JsonValue]:
+async def health(service: jobs.Searched) -> dict[str, JsonValue]:
     """The state of the server; 503 if its model has failed."""
-    batcher = service.model.batcher
-    if batcher is not None and batcher.failed is not None:
-        raise errors.RequestError("the language model has failed: see the log, and restart the server.", status=503)
+    service.check_health()
     return {"status": "ok", "version": __version__}
 
 
 @_ROUTER.get("/ready")
-async def ready(request: Request, service: jobs.Served) -> dict[str, JsonValue]:
+async def ready(request: Request, service: jobs.Searched) -> dict[str, JsonValue]:
     """Whether requests can be answered: 503 too if the server of the model does not answer."""
     upstream = request.app.state.upstream
     if upstream is not None and not await upstream.is_reachable():
@@ -100,13 +122,13 @@ async def ready(request: Request, service: jobs.Served) -> dict[str, JsonValue]:
 
 
 @_ROUTER.get("/metrics")
-async def metrics(service: jobs.Served) -> Response:
+async def metrics(service: jobs.Searched) -> Response:
     """Metrics for Prometheus."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @_ROUTER.post("/admin/reload")
-async def reload(service: jobs.Served) -> dict[str, JsonValue]:
+async def reload(service: jobs.Searched) -> dict[str, JsonValue]:
     """Open the indexes, the keys and the audit log again; only if the server has a key."""
     if not service.keys:
         raise errors.RequestError("this needs a key of the server: set one, or send SIGHUP to the process.", status=403)
@@ -137,13 +159,13 @@ def _digest(tag: str, html: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
 
 
-@_ROUTER.get("/", include_in_schema=False)
+@_OF_MODELS.get("/", include_in_schema=False)
 async def root(service: jobs.Served) -> HTMLResponse:
     """The page."""
     return _page(has_key=bool(service.keys))
 
 
-@_ROUTER.get("/choices")
+@_OF_MODELS.get("/choices")
 async def list_choices(service: jobs.Served) -> dict[str, JsonValue]:
     """The model, its default settings, and the choices of requests."""
     allowed = {name: _values(name, service) for name in service.choices}
@@ -202,25 +224,26 @@ def bound_socket(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def run_server(service: Service, listening: socket.socket, ready: Callable[[str], None]) -> None:
+def run_server(service: SearchService, listening: socket.socket, ready: Callable[[str], None]) -> None:
     """Answer requests until a signal ends the server; `ready` is called with its address once it listens."""
     connections.reserve_files(service.options.limits.connections)
     with no_progress():
         service.warm_up()
         RalmServer(service, ready).run([listening])
-        service.model.close()
+        service.close()
 
 
-def make_app(service: Service) -> FastAPI:
+def make_app(service: SearchService) -> FastAPI:
     """The ASGI application of a service."""
     limits, metrics = service.options.limits, service.metrics
+    open_upstream = service.open_upstream if isinstance(service, Service) else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         workers = app.state.workers = jobs.Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds)
         metrics.watch("requests_under_way", "Requests that are computed.", lambda: workers.under_way)
         metrics.watch("requests_waiting", "Requests in the queue.", lambda: workers.waiting)
-        upstream = app.state.upstream = None if service.open_upstream is None else service.open_upstream()
+        upstream = app.state.upstream = None if open_upstream is None else open_upstream()
         yield
         workers.stop()
         if upstream is not None:
@@ -228,8 +251,11 @@ def make_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="ralm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    app.router.routes.extend(proxy.passed_on_routes() if service.passes_on else ())
-    for router in (routes.router, _ROUTER):
+    routers = [retrieval_routes.search_router, vector_stores.store_router, _ROUTER]
+    if isinstance(service, Service):
+        app.router.routes.extend(proxy.passed_on_routes() if service.passes_on else ())
+        routers += [routes.router, _OF_MODELS]
+    for router in routers:
         app.include_router(router, dependencies=[Depends(_check_query)])
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -243,7 +269,7 @@ def make_app(service: Service) -> FastAPI:
 class RalmServer(uvicorn.Server):
     """A server that calls `ready` with its address once it listens, ends slow connections, and handles signals."""
 
-    def __init__(self, service: Service, ready: Callable[[str], None]) -> None:
+    def __init__(self, service: SearchService, ready: Callable[[str], None]) -> None:
         super().__init__(connections.ServerConfig(make_app(service), service.options.limits))
         self._service = service
         self._ready = ready

@@ -1,9 +1,7 @@
 """The model and the indexes of a server, and how a request reads with them; safe for many threads."""
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import has_chat_template
 from ralm.protocols import UNLIMITED, LanguageModel, WritingModel, traits_of
-from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
-from ralm.serving import chat, completion, errors, indexes, middleware
+from ralm.serving import chat, completion, errors, indexes
 from ralm.serving.audit import AuditLog
 from ralm.serving.keys import Keys
 from ralm.serving.model import SharedModel
@@ -25,10 +22,10 @@ from ralm.serving.options import (
     check_documents,
     check_stride_fits,
     continuation_options,
-    with_choices,
     with_length,
 )
 from ralm.serving.prompts import TokenLabels
+from ralm.serving.search_service import SearchService, choice_error
 from ralm.validation import scores_given_texts
 
 if TYPE_CHECKING:
@@ -46,13 +43,12 @@ _BATCH_FIGURES: Final = {
 """The attributes of `Counts` of the batcher, with descriptions."""
 
 
-class Service:
-    """A model that reads passages of the indexes in `folders` (by name, the first by default) according to `settings`.
+class Service(SearchService):
+    """A model that reads passages of indexes according to `settings`.
 
-    `ranker` is the model of `rerank_lm`; clients must send one of the `keys`, if there are any; `audit` gets a line for
-    each request. `max_length` is the number of tokens that the model reads at once, by default its own. Raises the
-    errors of opening the indexes, their retrievers and the prompt of chats, and UsageError if lengths do not fit into
-    the model.
+    `ranker` is the model of `rerank_lm`. `max_length` is the number of tokens that the model reads at once, by default
+    its own. Raises the errors of opening the indexes, their retrievers and the prompt of chats, and UsageError if
+    lengths do not fit into the model.
     """
 
     def __init__(
@@ -67,23 +63,15 @@ class Service:
         audit: AuditLog | None = None,
         max_length: int | None = None,
     ) -> None:
-        self.options = options or ServeOptions()
-        self.keys = Keys() if keys is None else keys
-        self.audit = audit
-        self.created = int(time.time())
+        super().__init__(options, settings, folders, keys=keys, audit=audit)
         self.open_upstream: Callable[[], Upstream] | None = getattr(model, "upstream", None)
         self.passes_on = self.open_upstream is not None and (self.options.proxy or traits_of(model).answers_only)
         full_name = model.name.rpartition("#")[2]
         last_part = full_name.rstrip("/").rpartition("/")[2]
         self.name = self.options.name or (full_name if self.passes_on else last_part) or model.name
         self.model = SharedModel(model, self.options.batch)
-        self.metrics = middleware.Metrics()
-        self.indexes = indexes.Indexes(folders or {}, self.metrics)
-        default = next(iter(self.indexes.names), None)
-        if PLAIN in self.indexes.names:
-            raise UsageError(f"no index can be called {PLAIN}, which is the model without passages: give NAME=DIR.")
-        settings = replace(settings or Settings(), index=default)
-        self.settings = settings if self.passes_on else with_length(settings, model, max_length)
+        if not self.passes_on:
+            self.settings = with_length(self.settings, model, max_length)
         if self.passes_on and (self.settings.reading.reader == "ensemble" or self.settings.reading.reranks):
             raise UsageError(
                 f"requests to {model.name} are passed on, with passages as they are found in one context: leave out "
@@ -136,12 +124,15 @@ class Service:
         for _ in completion.write([prompt], self.model, options, reads):
             pass
 
-    def reload(self) -> dict[str, str]:
-        """Open the audit log, the keys and the indexes again; returns what became of each index."""
-        if self.audit is not None:
-            self.audit.reopen()
-        self.keys.reload()
-        return self.indexes.reload()
+    def check_health(self) -> None:
+        """Raise RequestError if the model has failed."""
+        if self.model.batcher is not None and self.model.batcher.failed is not None:
+            message = "the language model has failed: see the log, and restart the server."
+            raise errors.RequestError(message, status=503)
+
+    def close(self) -> None:
+        """End the thread that reads for requests."""
+        self.model.close()
 
     def _models(self) -> dict[str, str | None]:
         """The index of each name of the model, None for none: NAME reads the default one; if requests may choose the
@@ -183,37 +174,14 @@ class Service:
 
         With `in_strides`, a stride must fit beside its passages; a chat has no strides.
         """
+        settings = self._chosen(choice)
         try:
-            settings = with_choices(self.settings, choice, self.options, self.indexes.names)
             if in_strides and settings.index is not None and not self.passes_on:
                 check_stride_fits(settings)
-            if settings.index is None:
-                return indexes.ReadConfig(settings)
-            reranker = self._rerankers.of(settings.reading.reranking)
+            reranker = None if settings.index is None else self._rerankers.of(settings.reading.reranking)
         except UsageError as error:
-            message = str(error)
-            named = [name for name in choice if f"`{name}" in message]
-            first = min(named, key=lambda name: message.find(f"`{name}"), default=None)
-            raise errors.RequestError(message, param=first and f"ralm.{first}") from None
-        lacking = self._lacking(settings.index, settings.retrieval)
-        if lacking is not None:
-            raise errors.RequestError(
-                f"the index {settings.index!r} has no {lacking}, which `retriever` {settings.retrieval.retriever} "
-                "searches: choose another one.",
-                param="ralm.retriever",
-            )
-        source = self.indexes.source(settings.index, settings.retrieval)
+            raise choice_error(error, choice) from None
+        if settings.index is None:
+            return indexes.ReadConfig(settings)
         reader = settings.reading.chosen_reader
-        return indexes.ReadConfig(settings, source, reader, reranker, indexes.NotedReader(reader))
-
-    def can_search(self, retriever: RetrieverName) -> bool:
-        """Whether every index was built for a retriever."""
-        options = replace(self.settings.retrieval, retriever=retriever)
-        return all(self._lacking(name, options) is None for name in self.indexes.names)
-
-    def _lacking(self, name: str, options: RetrieverOptions) -> str | None:
-        """The part that an index lacks for these options; None if it has all."""
-        index = self.indexes.index(name)
-        if options.retriever in ("bm25", "hybrid") and index.bm25_options is None:
-            return "words"
-        return "vectors" if options.is_dense and not index.vectors else None
+        return indexes.ReadConfig(settings, self._source(settings), reader, reranker, indexes.NotedReader(reader))

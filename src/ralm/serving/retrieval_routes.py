@@ -1,0 +1,203 @@
+"""The routes that search indexes, each in the form of its clients; a server without a language model has them too.
+
+GET  /search                      a query
+POST /retrieve                    many queries, as the search servers of Search-R1 and verl
+GET, POST /api/search             a query, as the server of ColBERT, which DSPy asks
+GET  /passages/{index}/{number}   a passage
+"""
+
+import math
+from typing import Annotated, Any, Final, TypeAlias
+
+from fastapi import APIRouter, Query, Request
+from pydantic import JsonValue
+from starlette.responses import Response
+
+from ralm.reading.provenance import hits_as_json
+from ralm.records import Passage
+from ralm.serving import answers, errors, jobs, requests
+from ralm.serving.audit import entry_of
+from ralm.serving.options import Limits
+from ralm.serving.prompts import check_bytes
+from ralm.serving.search_service import FoundPassages, SearchService
+
+search_router: Final = APIRouter()
+_TOP_K: Final = 3
+"""The passages of a query in Search-R1's server."""
+_PASSAGES: Final = 65_536
+"""Maximum number of passages of a response: with 100 words each, about 40 MB."""
+IndexName: TypeAlias = Annotated[str | None, Query(description="The name of an index; the first by default.")]
+RetrieverChoice: TypeAlias = Annotated[str | None, Query(description="How to search; as the operator set by default.")]
+Count: TypeAlias = Annotated[int, Query(description="Passages to find.")]
+
+
+@search_router.get("/search")
+async def search_index(
+    request: Request,
+    service: jobs.Searched,
+    q: Annotated[str, Query(description="What to search for.")],
+    k: Count = 10,
+    index: IndexName = None,
+    retriever: RetrieverChoice = None,
+) -> Response:
+    """The passages of an index that best match a query."""
+
+    def answer() -> JsonValue:
+        found = search(request, service, [q], k, chosen(index, retriever))
+        return {"query": q, "index": found.index, "hits": hits_as_json(found.of(0))}
+
+    return await jobs.respond_with(request, answer)
+
+
+class RetrieveRequest(requests.Body):
+    """Queries to search for at once, `topk` passages for each."""
+
+    queries: list[str]
+    topk: int | None = None
+    return_scores: bool | None = None
+
+
+@search_router.post("/retrieve")
+async def retrieve(
+    request: Request,
+    body: RetrieveRequest,
+    service: jobs.Searched,
+    index: IndexName = None,
+    retriever: RetrieverChoice = None,
+) -> Response:
+    """The passages for each of many queries. An empty query finds nothing: one of a batch must not fail the others."""
+
+    def answer() -> JsonValue:
+        k = _TOP_K if body.topk is None else body.topk
+        check_queries(body.queries, k, service.options.limits, "queries", "topk")
+        found = search(request, service, body.queries, k, chosen(index, retriever), "topk")
+        documents: dict[int, JsonValue] = {}  # queries of one batch find many passages together
+        return {"result": [_retrieved(found, row, documents, body) for row in range(len(body.queries))]}
+
+    return await jobs.respond_with(request, answer)
+
+
+def _retrieved(found: FoundPassages, row: int, documents: dict[int, JsonValue], body: RetrieveRequest) -> JsonValue:
+    """The passages of a query; `documents` are those of earlier ones."""
+    hits = found.hits.of(row)
+    for number, _ in hits:
+        if number not in documents:
+            passage = found.passages[number]
+            documents[number] = {"id": passage.document_id, "contents": f'"{passage.title}"\n{passage.text}'}
+    if not body.return_scores:
+        return [documents[number] for number, _ in hits]
+    return [{"document": documents[number], "score": score} for number, score in hits]
+
+
+class ColbertRequest(requests.Body):
+    """A query, and the number of passages to find."""
+
+    query: str
+    k: int = 10
+
+
+@search_router.get("/api/search")
+async def search_as_colbert(
+    request: Request,
+    service: jobs.Searched,
+    query: Annotated[str, Query(description="What to search for.")],
+    k: Count = 10,
+    index: IndexName = None,
+    retriever: RetrieverChoice = None,
+) -> Response:
+    """The passages that best match a query, as the server of ColBERT returns them."""
+    return await _colbert_response(request, service, query, k, chosen(index, retriever))
+
+
+@search_router.post("/api/search")
+async def post_search_as_colbert(
+    request: Request,
+    body: ColbertRequest,
+    service: jobs.Searched,
+    index: IndexName = None,
+    retriever: RetrieverChoice = None,
+) -> Response:
+    """The same, with the query in the body."""
+    return await _colbert_response(request, service, body.query, body.k, chosen(index, retriever))
+
+
+async def _colbert_response(
+    request: Request, service: SearchService, query: str, k: int, choice: dict[str, str]
+) -> Response:
+    """`prob` is the softmax of the scores; the text begins with the title, as in ColBERT's collections."""
+
+    def answer() -> JsonValue:
+        check_query(query)
+        hits = search(request, service, [query], k, choice).of(0)
+        weights = [math.exp(score - hits[0][1]) for _, score in hits]
+        found: list[JsonValue] = [
+            {
+                "pid": passage.number,
+                "rank": rank,
+                "score": score,
+                "prob": weight / sum(weights),
+                "text": _with_title(passage),
+                "long_text": _with_title(passage),
+            }
+            for rank, ((passage, score), weight) in enumerate(zip(hits, weights, strict=True), 1)
+        ]
+        return {"query": query, "topk": found}
+
+    return await jobs.respond_with(request, answer)
+
+
+def _with_title(passage: Passage) -> str:
+    return f"{passage.title} | {passage.text}" if passage.title else passage.text
+
+
+@search_router.get("/passages/{index}/{number}")
+async def passage(request: Request, index: str, number: int, service: jobs.Searched) -> dict[str, JsonValue]:
+    """A passage of an index."""
+    passages = service.indexes.index(index).passages if index in service.indexes.names else ()
+    if not 0 <= number < len(passages):
+        raise errors.RequestError(f"there is no passage {number} of an index {index!r} here.", status=404)
+    entry_of(request).found(index, [passages[number]])
+    return answers.passage_json(passages[number])
+
+
+def chosen(index: str | None, retriever: str | None) -> dict[str, str]:
+    """The choices of a search that are given."""
+    given = {"index": index, "retriever": retriever}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def check_query(query: str, param: str = "query") -> None:
+    """Raise RequestError if a query has no words."""
+    if not query.strip():
+        raise errors.RequestError(f"`{param}` is empty: give at least one word.", param=param)
+
+
+def check_queries(queries: list[str], k: int, limits: Limits, param: str, k_param: str) -> None:
+    """Raise RequestError if there are more queries in a request than the limit, or more passages for them."""
+    if len(queries) > limits.queries:
+        raise errors.RequestError(
+            f"`{param}` has {len(queries):,} queries; the limit is {limits.queries:,}: send several requests.",
+            param=param,
+        )
+    if len(queries) * k > _PASSAGES:
+        raise errors.RequestError(
+            f"{len(queries):,} queries times `{k_param}` {k:,} exceed {_PASSAGES:,} passages: send several requests.",
+            param=k_param,
+        )
+
+
+def search(
+    request: Request, service: SearchService, queries: list[str], k: int, choice: dict[str, Any], param: str = "k"
+) -> FoundPassages:
+    """The passages for each query, all searched together; they are noted for the audit log. `param` is the name of k.
+
+    Raises RequestError if a query is too long, or as `SearchService.found`.
+    """
+    entry = entry_of(request)
+    entry.prompts = [*queries]
+    check_bytes([max(queries, key=len, default="")], service.options.limits.text_bytes, "query")
+    found = service.found(queries, k, choice, param)
+    if service.audit is not None:
+        for row in range(len(queries)):
+            entry.found(found.index, [passage for passage, _ in found.of(row)])
+    return found

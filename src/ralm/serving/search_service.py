@@ -1,0 +1,132 @@
+"""The indexes of a server, and how requests search them; safe for many threads. A server without a language model has
+nothing else."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ralm.errors import UsageError
+from ralm.reading.sources import FromRetriever
+from ralm.records import Hits, Passage, Passages
+from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
+from ralm.serving import errors, indexes, middleware
+from ralm.serving.audit import AuditLog
+from ralm.serving.keys import Keys
+from ralm.serving.options import PLAIN, ServeOptions, Settings, with_choices
+from ralm.validation import retrieve_checked
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundPassages:
+    """The passages of an index that were found for each query, best first, with their scores."""
+
+    index: str
+    passages: Passages
+    hits: Hits
+
+    def of(self, query: int) -> list[tuple[Passage, float]]:
+        """Those of one query."""
+        return [(self.passages[number], score) for number, score in self.hits.of(query)]
+
+
+class SearchService:
+    """The indexes in `folders` (by name, the first by default), which requests search according to `settings`.
+
+    Clients must send one of the `keys`, if there are any; `audit` gets a line for each request. Raises the errors of
+    opening the indexes.
+    """
+
+    def __init__(
+        self,
+        options: ServeOptions | None = None,
+        settings: Settings | None = None,
+        folders: Mapping[str, Path] | None = None,
+        *,
+        keys: Keys | None = None,
+        audit: AuditLog | None = None,
+    ) -> None:
+        self.options = options or ServeOptions()
+        self.keys = Keys() if keys is None else keys
+        self.audit = audit
+        self.created = int(time.time())
+        self.metrics = middleware.Metrics()
+        self.indexes = indexes.Indexes(folders or {}, self.metrics)
+        if PLAIN in self.indexes.names:
+            raise UsageError(f"no index can be called {PLAIN}, which is the model without passages: give NAME=DIR.")
+        self.settings = replace(settings or Settings(), index=next(iter(self.indexes.names), None))
+
+    def warm_up(self) -> None:
+        """Search once, so that the first request does not wait for opening and compiling."""
+        self.found(["The first request must not wait."], 1, {})
+
+    def check_health(self) -> None:
+        """Raise RequestError if the server cannot answer any more."""
+
+    def close(self) -> None:
+        """End what runs in the background."""
+
+    def reload(self) -> dict[str, str]:
+        """Open the audit log, the keys and the indexes again; returns what became of each index."""
+        if self.audit is not None:
+            self.audit.reopen()
+        self.keys.reload()
+        return self.indexes.reload()
+
+    def found(self, queries: Sequence[str], k: int, choice: Mapping[str, Any], param: str = "k") -> FoundPassages:
+        """The k best passages of an index for each query; `choice` may have an `index` and a `retriever`, and `param`
+        is the name of k.
+
+        Raises RequestError if k is out of range, there is no index, or a choice is not possible.
+        """
+        most = self.options.limits.documents
+        if not 1 <= k <= most:
+            raise errors.RequestError(f"`{param}` must be from 1 to {most:,}.", param=param)
+        if not self.indexes.names:
+            raise errors.RequestError("no index is served here, so that there is nothing to search.", status=404)
+        settings = self._chosen(choice)
+        source = self._source(settings)
+        assert settings.index is not None
+        hits = retrieve_checked(source.retriever, queries, k, len(source.passages))
+        return FoundPassages(settings.index, source.passages, hits)
+
+    def can_search(self, retriever: RetrieverName) -> bool:
+        """Whether every index was built for a retriever."""
+        options = replace(self.settings.retrieval, retriever=retriever)
+        return all(self._lacking(name, options) is None for name in self.indexes.names)
+
+    def _chosen(self, choice: Mapping[str, Any]) -> Settings:
+        """The settings with the choices of a request; RequestError if one is not possible."""
+        try:
+            return with_choices(self.settings, choice, self.options, self.indexes.names)
+        except UsageError as error:
+            raise choice_error(error, choice) from None
+
+    def _source(self, settings: Settings) -> FromRetriever:
+        """The passages of the index of a request, with their retriever; RequestError if the index was not built for
+        it."""
+        assert settings.index is not None
+        lacking = self._lacking(settings.index, settings.retrieval)
+        if lacking is not None:
+            raise errors.RequestError(
+                f"the index {settings.index!r} has no {lacking}, which `retriever` {settings.retrieval.retriever} "
+                "searches: choose another one.",
+                param="ralm.retriever",
+            )
+        return self.indexes.source(settings.index, settings.retrieval)
+
+    def _lacking(self, name: str, options: RetrieverOptions) -> str | None:
+        """The part that an index lacks for these options; None if it has all."""
+        index = self.indexes.index(name)
+        if options.retriever in ("bm25", "hybrid") and index.bm25_options is None:
+            return "words"
+        return "vectors" if options.is_dense and not index.vectors else None
+
+
+def choice_error(error: UsageError, choice: Mapping[str, Any]) -> errors.RequestError:
+    """The error of a choice that is not possible, with the field that its message names first."""
+    message = str(error)
+    named = [name for name in choice if f"`{name}" in message]
+    first = min(named, key=lambda name: message.find(f"`{name}"), default=None)
+    return errors.RequestError(message, param=first and f"ralm.{first}")

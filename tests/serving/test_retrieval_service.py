@@ -1,0 +1,184 @@
+"""Indexes as a service, without a language model: its routes as their clients ask them, and the bad requests."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import requests
+
+from ralm import open_index, open_retriever
+from ralm.serving.audit import AuditLog
+from ralm.serving.options import Limits, ServeOptions
+from ralm.serving.search_service import SearchService
+from tests.serving.process import running
+from tests.serving.served import DOCUMENTS, save_index, serving
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+QUERIES = ["Which dog keeps sheep?", "", "What sings in the deep sea by night?", "xyzzy"]
+WITHOUT_TORCH = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "tokenizers", "huggingface_hub", "openai", "jinja2"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from ralm.__main__ import main
+
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(index: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {"few": index, "two": save_index(tmp_path_factory.mktemp("two") / "index", DOCUMENTS[:2])}
+
+
+@pytest.fixture(scope="module")
+def search_url(folders: dict[str, Path]) -> Iterator[str]:
+    """The address of a server without a language model."""
+    with serving(SearchService(ServeOptions(limits=Limits(queries=5)), folders=folders)) as url:
+        yield url
+
+
+@pytest.fixture(params=["with a model", "without"])
+def any_url(request: pytest.FixtureRequest, url: str, search_url: str) -> str:
+    """The addresses of a server with a language model, and of one without."""
+    return url if request.param == "with a model" else search_url
+
+
+def expected(index: Path, query: str, k: int) -> list[tuple[str, float]]:
+    """The ids and scores of the passages that the library finds."""
+    opened = open_index(index)
+    hits = open_retriever(opened).retrieve([query], k).of(0)
+    return [(opened.passages[number].document_id, score) for number, score in hits]
+
+
+def test_search_r1(any_url: str, index: Path) -> None:
+    """The request and the reading of `LLMGenerationManager._batch_search` and `_passages2string`."""
+    payload: Any = {"queries": QUERIES, "topk": 3, "return_scores": True}
+    results = requests.post(f"{any_url}/retrieve", json=payload, timeout=60).json()["result"]
+    for query, found in zip(QUERIES, results, strict=True):
+        assert [(one["document"]["id"], one["score"]) for one in found] == expected(index, query, 3)
+    lines = [one["document"]["contents"].split("\n") for one in results[0]]
+    assert lines[0] == ['"The Hill"', "The dog keeps the sheep together on the green hill."]
+    plain = requests.post(f"{any_url}/retrieve", json={"queries": QUERIES}, timeout=60).json()["result"]
+    assert plain == [[one["document"] for one in found] for found in results]
+    assert requests.post(f"{any_url}/retrieve", json={"queries": []}, timeout=60).json() == {"result": []}
+
+
+def test_another_index_is_chosen_in_the_address(search_url: str) -> None:
+    body = {"queries": ["dog"], "return_scores": False}
+    assert len(httpx.post(f"{search_url}/retrieve", json=body).json()["result"][0]) == 2
+    assert len(httpx.post(f"{search_url}/retrieve?index=two", json=body).json()["result"][0]) == 1
+
+
+def test_dspy(any_url: str, index: Path) -> None:
+    """What `dspy.ColBERTv2` of DSPy 3.4.1 sends and reads, with GET and POST."""
+    asked: dict[str, Any] = {"query": QUERIES[0], "k": 2}
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    got = requests.get(f"{any_url}/api/search", params=asked, timeout=10).json()
+    assert got == requests.post(f"{any_url}/api/search", json=asked, headers=headers, timeout=10).json()
+    assert [one["score"] for one in got["topk"]] == [score for _, score in expected(index, QUERIES[0], 2)]
+    assert [one["rank"] for one in got["topk"]] == [1, 2]
+    assert sum(one["prob"] for one in got["topk"]) == pytest.approx(1)
+    first = got["topk"][0]
+    assert first["text"] == first["long_text"] == "The Hill | The dog keeps the sheep together on the green hill."
+
+
+def test_dspy_itself(any_url: str) -> None:
+    dspy = pytest.importorskip("dspy")
+    for posts in (False, True):
+        found = dspy.ColBERTv2(url=f"{any_url}/api/search", post_requests=posts)(QUERIES[0], k=2)
+        assert found[0].long_text.startswith("The Hill | The dog")
+        assert [one.pid for one in found] == [0, 3]
+
+
+def test_openai_vector_stores(any_url: str, index: Path) -> None:
+    with openai.OpenAI(base_url=f"{any_url}/v1", api_key="none") as client:
+        assert client.vector_stores.list().data[0].id == "few"
+        store = client.vector_stores.retrieve("few")
+        assert (store.file_counts.total, store.status) == (len(DOCUMENTS), "completed")
+        found = client.vector_stores.search("few", query=QUERIES[0], max_num_results=2).data
+        assert [(one.file_id, one.score) for one in found] == expected(index, QUERIES[0], 2)
+        first = found[0]
+        assert (first.filename, first.attributes) == ("The Hill", {"url": "http://h"})
+        assert first.content[0].text == DOCUMENTS[0].text
+        both = client.vector_stores.search("few", query=[QUERIES[0], QUERIES[2]], max_num_results=50).data
+        assert [one.file_id for one in both][:2] == ["sea", "hill"]
+        assert len({one.file_id for one in both}) == len(both)
+        ranking: Any = {"score_threshold": both[1].score, "ranker": "auto"}
+        left = client.vector_stores.search("few", query=[QUERIES[0], QUERIES[2]], ranking_options=ranking).data
+        assert [one.file_id for one in left] == ["sea", "hill"]
+        with pytest.raises(openai.NotFoundError, match="there is no vector store 'none' here; there is: few"):
+            client.vector_stores.search("none", query="dog")
+
+
+def test_vector_stores_are_listed_in_pages(search_url: str) -> None:
+    with openai.OpenAI(base_url=f"{search_url}/v1", api_key="none") as client:
+        assert [one.id for one in client.vector_stores.list(limit=1)] == ["few", "two"]
+        assert [one.id for one in client.vector_stores.list(order="asc", before="few")] == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/retrieve", {"queries": ["a"], "topk": 0}, "`topk` must be from 1 to 100."),
+        ("/retrieve", {"queries": ["a"] * 6}, "`queries` has 6 queries; the limit is 5: send several requests."),
+        ("/retrieve", {"queries": "a"}, "`queries` must be a list."),
+        ("/retrieve", {"querys": ["a"]}, "is missing"),
+        ("/retrieve", {"queries": ["a"], "topK": 2}, "`topK` is not a field of this request; the nearest is `topk`."),
+        ("/retrieve?index=none", {"queries": ["a"]}, "`index` 'none' is not served; there is: few, two."),
+        ("/retrieve", {"queries": ["a" * 300_000]}, "`query` has 300,000 bytes, and the limit is 262,144"),
+        ("/api/search", {"query": " "}, "`query` is empty: give at least one word."),
+        ("/api/search", {"query": "a", "k": 1000}, "`k` must be from 1 to 100."),
+        ("/v1/vector_stores/few/search", {"query": ""}, "`query` is empty: give at least one word."),
+        ("/v1/vector_stores/few/search", {"query": []}, "`query` must be text or a list of texts that is not empty."),
+        ("/v1/vector_stores/few/search", {"query": "a", "filter": {}}, "the nearest is `filters`"),
+        (
+            "/v1/vector_stores/few/search",
+            {"query": "a", "max_num_results": 0},
+            "`max_num_results` must be from 1 to 100.",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_requests(search_url: str, path: str, body: object, said: str) -> None:
+    answer = httpx.post(f"{search_url}{path}", json=body)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+
+
+def test_the_passages_of_a_batch_are_in_the_audit_log(index: Path, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    with serving(SearchService(folders={"few": index}, audit=AuditLog(log))) as url:
+        httpx.post(f"{url}/retrieve", json={"queries": QUERIES, "topk": 1})
+        assert httpx.get(f"{url}/v1/completions").status_code == 404
+        assert "ralm_search_queries 4.0" in httpx.get(f"{url}/metrics").text
+    assert '"path":"/retrieve"' in log.read_text()
+    assert '"document_id":"hill","rank":1' in log.read_text()
+
+
+def test_without_the_packages_of_models(index: Path) -> None:
+    arguments = [sys.executable, "-c", WITHOUT_TORCH, "serve", "--port", "0", "--index", f"few={index}"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            address = process.stderr.readline().split(" at ")[-1].strip()
+            found = httpx.post(f"{address}/retrieve", json={"queries": QUERIES[:1]}, timeout=60).json()["result"]
+            assert found[0][0]["id"] == "hill"
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0
+
+
+def test_the_command(index: Path) -> None:
+    with running("--index", f"few={index}") as served:
+        assert httpx.get(f"{served.url}/search", params={"q": "dog"}).json()["index"] == "few"
+        assert httpx.get(f"{served.url}/ready").json()["status"] == "ok"
