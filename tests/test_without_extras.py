@@ -19,9 +19,9 @@ from tests.training.made_signals import save_signals
 
 ROOT = Path(__file__).parents[1]
 OF_EXTRAS = frozenset(
-    "accelerate bitsandbytes datasets faiss fastapi gguf httpx2 huggingface_hub ir_measures lm_eval matplotlib openai "
-    "peft prometheus_client ray safetensors sentence_transformers starlette tiktoken tokenizers torch transformers "
-    "uvicorn".split()
+    "accelerate bitsandbytes datasets faiss fastapi gguf httpx2 huggingface_hub ir_measures lm_eval matplotlib mcp "
+    "openai peft prometheus_client ray safetensors sentence_transformers starlette tiktoken tokenizers torch "
+    "transformers uvicorn".split()
 )
 LIBRARY = ["the library"]
 """Stands for `use_the_library` among the commands."""
@@ -50,6 +50,7 @@ MISSING = {
     "judge": [["judge", "index", "--topics", "topics.tsv", "--qrels", "qrels.txt"]],
     "serve": [["serve", *LM], ["serve", "--demo"]],
     "datasets": [["index", "hf:some/corpus", "--out", "other"]],
+    "mcp": [["mcp", "--index", "index"]],
     "ray": [["index", "corpus.jsonl", "--out", "other", "--ray", "auto"]],
 }
 

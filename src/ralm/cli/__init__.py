@@ -23,6 +23,7 @@ from ralm.cli.help import CommandsInGroups, CommandWithGroups
 from ralm.cli.index import encode_command, index_command, merge_command, update_command
 from ralm.cli.info import documents_command, info_command
 from ralm.cli.judge import judge_command
+from ralm.cli.mcp import mcp_command
 from ralm.cli.models import end_command
 from ralm.cli.process import (
     escape_unprintable,
@@ -116,7 +117,7 @@ _add(_train, _COMMANDS, reranker_command, retriever_command, bm25_command, mixer
 _add(_recipe, _COMMANDS, list_command, show_command, run_command)
 for _name, _title, _commands in (("train", "Learn from the model", _train), ("recipe", "Rerun the papers", _recipe)):
     app.add_typer(_commands, name=_name, short_help=str(_commands.info.help).removesuffix("."), rich_help_panel=_title)
-_add(app, "Serve and check", serve_command, probe_command, check_command)
+_add(app, "Serve and check", serve_command, mcp_command, probe_command, check_command)
 
 
 @cache

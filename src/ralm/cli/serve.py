@@ -153,7 +153,7 @@ def serve_command(
 
     opened_keys = open_keys(serving.host, keys)
     audit = None if audit_log is None else AuditLog(audit_log, texts=audit_texts)
-    folders = {"python": _DEMO / "index"} if demo else _folders(index)
+    folders = {"python": _DEMO / "index"} if demo else index_folders(index)
     if demo and not folders["python"].exists():
         from ralm.demo.demonstration import build_demo_folder
 
@@ -211,7 +211,7 @@ def _check_passed_on(name: str, given: flags.Given) -> None:
     process.print_note(f"requests to {name} are passed on as they are, with passages")
 
 
-def _folders(given: tuple[str, ...]) -> dict[str, Path]:
+def index_folders(given: tuple[str, ...]) -> dict[str, Path]:
     """The folders of indexes by name; UsageError if two have the same name."""
     folders: dict[str, Path] = {}
     for one in given:

@@ -99,7 +99,7 @@ async def _endpoint(request: Request) -> Response:
     return await pass_on(request, body)
 
 
-class _PassedOnRoute(Route):
+class KnownRoute(Route):
     """A route without FastAPI's validation, which the access log knows by its path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -110,7 +110,7 @@ class _PassedOnRoute(Route):
 
 def passed_on_routes() -> list[BaseRoute]:
     """The routes of a server that passes all requests on; they come before those of one that answers itself."""
-    return [_PassedOnRoute(f"/v1{path}", _endpoint, methods=["POST"]) for path in (_CHAT, "/completions")]
+    return [KnownRoute(f"/v1{path}", _endpoint, methods=["POST"]) for path in (_CHAT, "/completions")]
 
 
 async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:

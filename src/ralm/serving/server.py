@@ -14,8 +14,9 @@ import socket
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import cache
+from importlib.util import find_spec
 from itertools import count
 from threading import Thread, current_thread, main_thread
 from types import FrameType
@@ -244,8 +245,13 @@ def make_app(service: SearchService) -> FastAPI:
         metrics.watch("requests_under_way", "Requests that are computed.", lambda: workers.under_way)
         metrics.watch("requests_waiting", "Requests in the queue.", lambda: workers.waiting)
         upstream = app.state.upstream = None if open_upstream is None else open_upstream()
-        yield
-        workers.stop()
+        async with AsyncExitStack() as routes_in_use:
+            if service.indexes.names and find_spec("mcp"):
+                from ralm.serving.mcp import mcp_route
+
+                app.router.routes.append(await routes_in_use.enter_async_context(mcp_route(service, workers)))
+            yield
+            workers.stop()
         if upstream is not None:
             await upstream.close()
 

@@ -1,0 +1,133 @@
+"""The Model Context Protocol over standard input and output and over HTTP, asked by the client of the package `mcp`."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ralm import Document
+from ralm.serving.audit import AuditLog
+from ralm.serving.keys import Keys
+from ralm.serving.search_service import SearchService
+from tests.serving.served import DOCUMENTS, save_index, serving
+
+mcp = pytest.importorskip("mcp")
+pytestmark = pytest.mark.filterwarnings("ignore")
+LONG = Document("long", "A long one", " ".join(f"word{place}" for place in range(250)))
+
+
+@pytest.fixture(scope="module")
+def folders(index: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {"few": index, "more": save_index(tmp_path_factory.mktemp("more") / "index", [*DOCUMENTS[:2], LONG])}
+
+
+@asynccontextmanager
+async def over_stdio(folders: dict[str, Path]) -> AsyncIterator[Any]:
+    arguments = [part for name, folder in folders.items() for part in ("--index", f"{name}={folder}")]
+    command = mcp.StdioServerParameters(
+        command=sys.executable, args=["-m", "ralm", "mcp", *arguments], env={"PYTHONPATH": ":".join(sys.path)}
+    )
+    async with mcp.Client(mcp.client.stdio.stdio_client(command)) as client:
+        yield client
+
+
+@asynccontextmanager
+async def over_http(folders: dict[str, Path]) -> AsyncIterator[Any]:
+    with serving(SearchService(folders=folders)) as url:
+        async with mcp.Client(f"{url}/mcp") as client:
+            yield client
+
+
+@pytest.fixture(params=[over_stdio, over_http])
+def asked(
+    request: pytest.FixtureRequest, folders: dict[str, Path]
+) -> Callable[[Callable[[Any], Awaitable[None]]], None]:
+    """Runs what a client does in a session."""
+
+    def run(use: Callable[[Any], Awaitable[None]]) -> None:
+        async def session() -> None:
+            async with request.param(folders) as client:
+                await use(client)
+
+        asyncio.run(session())
+
+    return run
+
+
+def test_tools(asked: Callable[[Any], None]) -> None:
+    async def use(client: Any) -> None:
+        assert [one.name for one in (await client.list_tools()).tools] == ["search", "fetch"]
+        found = (await client.call_tool("search", {"query": "Which dog keeps sheep?", "k": 1})).structured_content
+        [first] = found["results"]
+        assert (first["id"], first["title"], first["url"]) == ("few/0", "The Hill", "http://h")
+        passage = await client.call_tool("fetch", {"id": first["id"]})
+        assert json.loads(passage.content[0].text)["text"] == first["text"] == DOCUMENTS[0].text
+        [found] = (await client.call_tool("search", {"query": "word120", "index": "more"})).structured_content[
+            "results"
+        ]
+        whole = (await client.call_tool("fetch", {"id": found["id"], "document": True})).structured_content
+        assert whole["text"].split() == LONG.text.split()
+        assert len(found["text"].split()) == 100
+
+    asked(use)
+
+
+def test_documents_are_resources(asked: Callable[[Any], None]) -> None:
+    async def use(client: Any) -> None:
+        listed, cursor = [], None
+        while True:
+            page = await client.list_resources(cursor=cursor)
+            listed += page.resources
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        few = ["The Hill", "The Sea", "town", "night", "open"]
+        assert [one.name for one in listed] == [*few, "The Hill", "The Sea", "A long one"]
+        [contents] = (await client.read_resource(listed[-1].uri)).contents
+        assert contents.text.split() == LONG.text.split()
+        assert (await client.list_resource_templates()).resource_templates[0].uri_template == "ralm://{index}/{passage}"
+        with pytest.raises(mcp.MCPError, match="there is no passage few/99 here"):
+            await client.read_resource("ralm://few/99")
+
+    asked(use)
+
+
+def test_wrong_calls_are_sentences_that_a_model_can_read(asked: Callable[[Any], None]) -> None:
+    async def use(client: Any) -> None:
+        for tool, arguments, said in (
+            ("search", {"query": " "}, "`query` is empty: give at least one word."),
+            ("search", {"query": "a", "k": 0}, "`k` must be from 1 to 100."),
+            ("search", {"q": "a"}, "`query` is missing."),
+            ("search", {"query": "a", "top": 2}, "`top` is not a field of this request"),
+            ("search", {"query": "a", "index": "none"}, "`index` 'none' is not served; there is: few, more."),
+            ("fetch", {"id": "few/99"}, "there is no passage few/99 here"),
+        ):
+            answer = await client.call_tool(tool, arguments)
+            assert answer.is_error
+            assert said in answer.content[0].text
+        with pytest.raises(mcp.MCPError, match="there is no tool 'other'; there is: search, fetch"):
+            await client.call_tool("other", {})
+
+    asked(use)
+
+
+def test_keys_and_the_audit_log(index: Path, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    with serving(SearchService(folders={"few": index}, keys=Keys("sk-key"), audit=AuditLog(log))) as url:
+        call = {"name": "search", "arguments": {"query": "whales"}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+        headers = {"Accept": "application/json, text/event-stream", "Authorization": "Bearer sk-key"}
+        assert httpx.post(f"{url}/mcp", json=body).status_code == 401
+        answer = httpx.post(f"{url}/mcp", json=body, headers=headers)
+        assert "The whales sing" in answer.text
+        assert httpx.get(f"{url}/mcp", headers=headers).status_code == 405
+        metrics = httpx.get(f"{url}/metrics", headers=headers).text
+        assert 'ralm_requests_total{route="/mcp",status="200"} 1.0' in metrics
+    assert '"path":"/mcp","status":200' in log.read_text()
+    assert '"document_id":"sea"' in log.read_text()
