@@ -1,4 +1,4 @@
-"""Filters: expressions, OpenAI's filter objects, their normal form, and the passages that pass, against plain loops."""
+"""Filters: expressions, OpenAI's filter objects, and their normal form."""
 
 from typing import Any, Final
 

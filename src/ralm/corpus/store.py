@@ -10,6 +10,7 @@ so the passages of a document store its metadata once. Rows before the first obj
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NoReturn, TypeAlias, TypeVar, overload
 
@@ -130,10 +131,21 @@ class PassageStore(Sequence[Passage]):
     def rows_of(self, document_ids: Collection[str]) -> IntArray:
         """The rows (int64, rising) of the passages of documents with these ids, without reading the texts."""
         wanted = _arrow([one.encode("utf-8", "surrogatepass") for one in document_ids], pa.binary())
-        every = pa.chunked_array([self._ids(batch) for batch in range(len(self._batches))], pa.binary())
         # a single call, since each call hashes all wanted ids
-        found = pc.indices_nonzero(pc.is_in(every, value_set=wanted))
-        return np.frombuffer(found.buffers()[1], np.uint64, len(found)).astype(np.int64)  # `to_numpy` imports pandas
+        return true_places(pc.is_in(self.origin_texts(titles=False), value_set=wanted))
+
+    def origin_texts(self, titles: bool) -> pa.ChunkedArray:
+        """The document ids of all passages, or their titles, as bytes."""
+        return pa.chunked_array([self._texts(batch, int(titles)) for batch in range(len(self._batches))], pa.binary())
+
+    def metadata_runs(self) -> Iterator[tuple[int, Metadata]]:
+        """Passages that follow each other and have the same metadata: how many there are, and their metadata."""
+        for batch in range(len(self._batches)):
+            *_, stored = self._batches[batch] or self._map(batch)
+            size, first = min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH), batch * ROWS_A_BATCH
+            written = [] if stored is None else np.flatnonzero(np.diff(np.asarray(stored[0]))).tolist()
+            for begin, end in pairwise(sorted({0, *written, size})):
+                yield end - begin, {} if stored is None else self._metadata(stored, first + begin)
 
     def check(self) -> None:
         """Read every passage.
@@ -169,11 +181,11 @@ class PassageStore(Sequence[Passage]):
         mapped = self._batches[batch] = (document_ids, titles, texts, metadata if metadata[0][-1] > 0 else None)
         return mapped
 
-    def _ids(self, batch: int) -> pa.Array:
-        """The document ids of a batch as bytes; the batch is checked on first use."""
+    def _texts(self, batch: int, column: int) -> pa.Array:
+        """The document ids or titles of a batch as bytes; the batch is checked on first use."""
         if self._batches[batch] is None:
             self._map(batch)
-        return self._read(batch).column(0).cast(pa.binary())
+        return self._read(batch).column(column).cast(pa.binary())
 
     def _place(self, place: int) -> tuple[_Batch, int]:
         """The columns of the batch with this passage, and its row in them."""
@@ -232,6 +244,12 @@ class PassageStore(Sequence[Passage]):
             raise DamagedFolderError(
                 f"{self._path} is truncated or not a store of passages ({error}); build the index again."
             ) from None
+
+
+def true_places(found: pa.ChunkedArray) -> IntArray:
+    """The places (int64, rising) of an array of Arrow that are true; `to_numpy` would import pandas."""
+    places = pc.indices_nonzero(found)
+    return np.frombuffer(places.buffers()[1], np.uint64, len(places)).astype(np.int64)
 
 
 def _same_store(path: Path, stamp: _Stamp, checksum: str | None) -> PassageStore:

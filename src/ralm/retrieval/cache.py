@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
+from ralm.retrieval.filters import Passing, filter_retriever
 from ralm.retrieval.random import RandomRetriever
 from ralm.storage.store import Store
 from ralm.validation import check_count, config_of, retrieve_checked, stable_hits
@@ -40,6 +42,15 @@ class CachedRetriever:
         self.asked = 0
         self.found = 0
         self._store = Store(file, "retrieval cache", "choose another file, or go without one")
+
+    def filtered(self, passing: Passing) -> Retriever:
+        """The other retriever with only the passages that pass a filter, with the same file."""
+        if self._config != json.dumps(self.config, sort_keys=True):
+            raise UsageError("a cache whose `config` was given cannot be searched with a filter.")
+        other = copy(self)
+        other._retriever = filter_retriever(self._retriever, passing)
+        other._config = json.dumps(other.config, sort_keys=True)
+        return other
 
     @property
     def config(self) -> dict[str, JsonValue]:

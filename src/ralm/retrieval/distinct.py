@@ -8,6 +8,7 @@ from pydantic import JsonValue
 from ralm.corpus.decontamination import words_of
 from ralm.protocols import Retriever
 from ralm.records import Hits, Passages
+from ralm.retrieval.filters import Passing, filter_retriever
 from ralm.validation import check_count, config_of, retrieve_checked, stable_hits
 
 By = Literal["document", "text"]
@@ -28,6 +29,10 @@ class Distinct:
         self._retriever = retriever
         self._passages = passages
         self._by = by
+
+    def filtered(self, passing: Passing) -> "Distinct":
+        """The same of the passages that pass a filter."""
+        return Distinct(filter_retriever(self._retriever, passing), self._passages, self._by)
 
     @property
     def config(self) -> dict[str, JsonValue]:

@@ -12,15 +12,22 @@ in a passage satisfies it, so a list in the metadata counts by its items; a pass
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
+from ralm.corpus.numbering import Numbering
 from ralm.errors import UsageError
+from ralm.protocols import Retriever
+from ralm.records import IntArray
 
+BoolArray: TypeAlias = NDArray[np.bool_]
 Value: TypeAlias = str | float | bool
 """A text, a number or a truth value that a key is compared with."""
 Operator: TypeAlias = Literal["in", "<", "<=", ">", ">=", "exists"]
@@ -164,6 +171,39 @@ def _checked(key: str, value: Value) -> Value:
     if not isfinite(number):
         raise UsageError(f"{key} is compared with a number that is not finite, or too large.")
     return number
+
+
+@dataclass(frozen=True, eq=False)
+class Passing:
+    """The passages of an index that pass a filter: `rows` (bool) says which rows do; removed ones do not."""
+
+    filter: Filter
+    rows: BoolArray
+    numbering: Numbering
+
+    @property
+    def numbers(self) -> IntArray:
+        """The numbers (int64, rising) of the passages."""
+        return self.numbering.numbers(np.flatnonzero(self.rows))
+
+    @cached_property
+    def count(self) -> int:
+        """How many passages pass."""
+        return int(np.count_nonzero(self.rows))
+
+    def within(self, other: "Passing | None") -> "Passing":
+        """Those that pass another filter, too."""
+        if other is None:
+            return self
+        return Passing(join("and", [self.filter, other.filter]), self.rows & other.rows, self.numbering)
+
+
+def filter_retriever(retriever: Retriever, passing: Passing) -> Retriever:
+    """The best of the passages that pass a filter, as a retriever; UsageError if it cannot filter."""
+    own: Callable[[Passing], Retriever] | None = getattr(retriever, "filtered", None)
+    if own is None:
+        raise UsageError(f"{type(retriever).__name__} cannot search with a filter: do so in the class itself.")
+    return own(passing)
 
 
 class _Token:

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits
+from ralm.retrieval.filters import Passing, filter_retriever
 from ralm.validation import check_count, config_of, retrieve_checked
 
 FusionMethod = Literal["rrf", "interpolation"]
@@ -51,6 +52,11 @@ class Hybrid:
     def __init__(self, lexical: Retriever, dense: Retriever, options: FusionOptions | None = None) -> None:
         self._retrievers = (lexical, dense)
         self._options = options or FusionOptions()
+
+    def filtered(self, passing: Passing) -> "Hybrid":
+        """Both retrievers with only the passages that pass a filter."""
+        lexical, dense = (filter_retriever(one, passing) for one in self._retrievers)
+        return Hybrid(lexical, dense, self._options)
 
     @property
     def config(self) -> dict[str, JsonValue]:

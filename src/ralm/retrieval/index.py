@@ -31,6 +31,7 @@ from ralm.storage.outputs import FolderKind
 from ralm.version import __version__
 
 if TYPE_CHECKING:
+    from ralm.retrieval.columns import IndexColumns
     from ralm.retrieval.dense.search import Dense, PassageVectors
 
 INDEX_KIND: Final = FolderKind("index")
@@ -76,6 +77,13 @@ class Index:
         """The names of the sets of vectors, the default one first, with the configurations of their encoders."""
         sets = self.vector_sets
         return {name: sets.sets[name].encoder for name in sorted(sets.sets, key=lambda name: name != sets.default)}
+
+    @cached_property
+    def columns(self) -> "IndexColumns":
+        """The metadata, titles and ids of the passages, for filters."""
+        from ralm.retrieval.columns import IndexColumns
+
+        return IndexColumns(str(self.path), [one.store for one in self.segments], self.passages.numbering)
 
     @cached_property
     def bm25(self) -> search.BM25:

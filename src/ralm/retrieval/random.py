@@ -17,6 +17,7 @@ from pydantic import JsonValue
 
 from ralm.corpus.numbering import hash_of_numbers
 from ralm.records import Hits, IntArray
+from ralm.retrieval.filters import Passing
 from ralm.validation import check_count, check_seed
 
 _DRAWS_AT_A_TIME: Final = 1 << 22
@@ -42,6 +43,11 @@ class RandomRetriever:
         """The same control without the passages with these numbers."""
         drawn_from = np.arange(self._count) if self._numbers is None else self._numbers
         return RandomRetriever(np.setdiff1d(drawn_from, np.fromiter(numbers, np.int64)), self._seed)
+
+    def filtered(self, passing: Passing) -> "RandomRetriever":
+        """The same control with only the passages that pass a filter."""
+        numbers = passing.numbers
+        return RandomRetriever(numbers if self._numbers is None else np.intersect1d(numbers, self._numbers), self._seed)
 
     @property
     def config(self) -> dict[str, JsonValue]:

@@ -18,6 +18,7 @@ from ralm.records import Hits, IntArray
 from ralm.retrieval.bm25.formula import open_weighting
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, load_encoder
 from ralm.retrieval.distinct import Distinct
+from ralm.retrieval.filters import Filter, filter_retriever, parse_filter
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.own import own_retriever
 from ralm.retrieval.random import RandomRetriever
@@ -42,8 +43,9 @@ class RetrieverOptions:
     `vectors`: the name of the set of vectors to search, if the index has several. `query_encoder` encodes queries
     instead of the encoder that the index names; with `any_encoder` its vectors may differ from those that the index was
     built with. `search`: how much work an approximate index does. `forbidden_titles` and `forbidden_documents`: files
-    with one title or document id per line; passages of those documents are never found. `distinct`: what is found once
-    (`Distinct`). `cache`: a file that stores retrievals and answers repeated ones.
+    with one title or document id per line; passages of those documents are never found. `where`: only passages that
+    pass this filter are found (`ralm.retrieval.filters`). `distinct`: what is found once (`Distinct`). `cache`: a file
+    that stores retrievals and answers repeated ones.
 
     Raises UsageError if a value is invalid.
     """
@@ -94,6 +96,12 @@ class RetrieverOptions:
     forbidden_documents: Annotated[
         Path | None, Option("Never find passages of documents with these ids (a file with one per line).")
     ] = None
+    where: Annotated[
+        str | None,
+        Option(
+            "Find only passages whose metadata, title or id pass this filter, such as `year >= 2020 and lang = en`."
+        ),
+    ] = None
     distinct: Annotated[
         Literal["none", "document", "text"],
         Option("Find each document once, by its best passage; or each text, by all but a few of its words."),
@@ -102,6 +110,8 @@ class RetrieverOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.where is not None:
+            parse_filter(self.where)
 
     @property
     def is_dense(self) -> bool:
@@ -130,9 +140,23 @@ def open_retriever(
         others = np.setdiff1d(np.arange(len(opened.passages)), only)
         forbidden = others if forbidden is None else numbering.union(others, forbidden)
     retriever = _retriever(opened, options, forbidden)
+    if options.where is not None:
+        passing = opened.columns.passing(parse_filter(options.where))
+        _LOG.info("%s of %s passages pass the filter", f"{passing.count:,}", f"{len(opened.passages):,}")
+        retriever = filter_retriever(retriever, passing)
     if options.distinct != "none":
         retriever = Distinct(retriever, opened.passages, options.distinct)
     return retriever if options.cache is None else CachedRetriever(retriever, Path(options.cache))
+
+
+def filtered(retriever: Retriever, index: "Index", wanted: Filter) -> Retriever:
+    """A retriever over an index that finds the best of the passages that pass a filter, besides its own filter if it
+    has one. It shares all data with the other one.
+
+    Raises UsageError if a passage of the index has no such key, if values cannot be compared, or if the retriever is of
+    a class without `filtered`.
+    """
+    return filter_retriever(retriever, index.columns.passing(wanted))
 
 
 def _forbidden(index: "Index", options: RetrieverOptions) -> IntArray | None:

@@ -194,12 +194,14 @@ class CommonTerms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchedSegment:
-    """A segment as it is searched: `first` is its first row in the index, `impact_C` the impact of each code."""
+    """A segment as it is searched: `first` is its first row in the index, `impact_C` the impact of each code,
+    `first_word` where its bits begin (`Forbidden`)."""
 
     arrays: Arrays
     passages: int
     first: int
     impact_C: NDArray[np.float64]
+    first_word: int = 0
 
 
 def find_common_terms(

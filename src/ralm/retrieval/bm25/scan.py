@@ -17,24 +17,51 @@ from ralm.corpus.numbering import Numbering, rising, union
 from ralm.records import NO_PASSAGE
 from ralm.retrieval.bm25 import arrays, kernels
 
+WORD_ROWS: Final = kernels.LANES * kernels.MARKS
+"""The rows of a word of blocks, of which each segment has a whole number."""
+_EVERY: Final = (np.zeros(0, np.uint16), np.zeros(0, np.uint64))
+
+
+class PassingRows(NamedTuple):
+    """The rows that pass a filter, as bits of blocks and of words of blocks (`Forbidden`)."""
+
+    bits_B: NDArray[np.uint16]
+    open_W: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, rows: NDArray[np.bool_], sizes: Sequence[int]) -> Self:
+        """The bits of rows of segments of these sizes, one after the other."""
+        words = [-(-size // WORD_ROWS) for size in sizes]
+        every = np.zeros(sum(words) * WORD_ROWS, np.bool_)
+        first = begin = 0
+        for size, count in zip(sizes, words, strict=True):
+            every[begin : begin + size] = rows[first : first + size]
+            first, begin = first + size, begin + count * WORD_ROWS
+        bits_B = np.packbits(every, bitorder="little").view(np.dtype("<u2")).astype(np.uint16, copy=False)
+        open_W = np.packbits(bits_B != 0, bitorder="little").view(np.dtype("<u8")).astype(np.uint64, copy=False)
+        return cls(bits_B, open_W)
+
 
 class Forbidden(NamedTuple):
     """Passages that must not be hits: those in `always`, and for each query those of one list.
 
     The lists are concatenated in `passages` and end at `ends_F`; numbers rise within each. `list_Q` is the number of
-    the list of each query, -1 for none.
+    the list of each query, -1 for none. If `bits_B` (uint16) is not empty, only rows with a bit in it may be hits: each
+    segment begins a word of 1,024 rows, and `open_W` (uint64) says which blocks of 16 of a word have any.
     """
 
     always: NDArray[np.int64]
     ends_F: NDArray[np.int64]
     passages: NDArray[np.int64]
     list_Q: NDArray[np.int64]
+    bits_B: NDArray[np.uint16]
+    open_W: NDArray[np.uint64]
 
     @classmethod
     def none(cls, queries: int) -> Self:
         """Forbids nothing."""
         nothing = np.zeros(0, np.int64)
-        return cls(nothing, np.zeros(1, np.int64), nothing, np.full(queries, -1, np.int64))
+        return cls(nothing, np.zeros(1, np.int64), nothing, np.full(queries, -1, np.int64), *_EVERY)
 
     @classmethod
     def for_all(cls, passages: Iterable[int], queries: int) -> Self:
@@ -47,7 +74,7 @@ class Forbidden(NamedTuple):
         assert (list_Q < len(lists)).all(), "a query refers to a list that does not exist"
         sorted_lists = [rising(numbers) for numbers in lists]
         ends = np.cumsum([0, *map(len, sorted_lists)], dtype=np.int64)
-        return cls(rising([]), ends, np.concatenate([*sorted_lists, rising([])]), list_Q)
+        return cls(rising([]), ends, np.concatenate([*sorted_lists, rising([])]), list_Q, *_EVERY)
 
     def with_always(self, passages: Iterable[int]) -> Self:
         """The same lists, with these passages forbidden for every query too."""
@@ -56,6 +83,18 @@ class Forbidden(NamedTuple):
     def in_rows(self, numbering: Numbering) -> Self:
         """The same lists as rows of the index instead of passage numbers."""
         return self._replace(always=numbering.rows(self.always), passages=numbering.rows(self.passages))
+
+    def within(self, passing: PassingRows | None) -> Self:
+        """The same, with only the passages that pass a filter."""
+        return self if passing is None else self._replace(bits_B=passing.bits_B, open_W=passing.open_W)
+
+    def in_segment(self, first_word: int, passages: int) -> Self:
+        """The same for a segment alone, whose bits begin at this word."""
+        if not len(self.bits_B):
+            return self
+        words = slice(first_word, first_word + -(-passages // WORD_ROWS))
+        bits_B = self.bits_B[words.start * kernels.MARKS : words.stop * kernels.MARKS]
+        return self._replace(bits_B=bits_B, open_W=self.open_W[words])
 
     def for_queries(self, first: int, last: int) -> Self:
         """The lists of the queries from `first` to `last`."""
@@ -144,6 +183,8 @@ def scan(
                 at[term] = _add(passages, codes, at[term], stops[begin + term], points_TC[term], base, size, sums)
             _strike_out(forbidden.always, first + base, sums[:size])
             _strike_out(listed_for(forbidden, query), first + base, sums[:size])
+            if len(forbidden.bits_B):
+                _strike_out_others(forbidden.bits_B, base, sums[:size])
             found_Q[query] = _collect(sums[:size], first + base, heaps_QK[query], found_Q[query])
 
 
@@ -204,6 +245,21 @@ def _strike_out(listed: NDArray[np.int64], base: int, sums: NDArray[np.int32]) -
     """Set the scores of the listed rows to 0; the sums are those of the rows from `base` on."""
     for place in range(np.searchsorted(listed, base), np.searchsorted(listed, base + len(sums))):
         sums[listed[place] - base] = 0
+
+
+@kernels.kernel
+def _strike_out_others(bits_B: NDArray[np.uint16], base: int, sums: NDArray[np.int32]) -> None:
+    """Set the scores of the passages without a bit to 0; the sums are those of the passages from `base` on."""
+    place = 0
+    while place < len(sums):
+        bits = np.int32(bits_B[(base + place) >> 4])
+        stop = min(len(sums), place + 16 - ((base + place) & 15))
+        if bits == 0:
+            sums[place:stop] = 0
+        elif bits != 0xFFFF:
+            for i in range(place, stop):
+                sums[i] &= -((bits >> ((base + i) & 15)) & np.int32(1))
+        place = stop
 
 
 @kernels.kernel

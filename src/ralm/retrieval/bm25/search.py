@@ -34,9 +34,10 @@ from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.collection import NO_TERM, PARTITION, BackgroundTask, Collection, Lexicon, SearchedSegment
 from ralm.retrieval.bm25.formula import BM25Options, Weighting, cores, impact, length_bytes, stored_lengths
 from ralm.retrieval.bm25.kernels import check_passage_count, drain_heaps
-from ralm.retrieval.bm25.scan import Forbidden, ScanQueries, SearchBatch, scan, units
+from ralm.retrieval.bm25.scan import WORD_ROWS, Forbidden, PassingRows, ScanQueries, SearchBatch, scan, units
 from ralm.retrieval.bm25.segments import Segment, numbering_of, totals_of
 from ralm.retrieval.bm25.stream import CollectionLoader, Stream, search_streams
+from ralm.retrieval.filters import Passing
 from ralm.validation import check_count
 
 _QUERIES_A_TASK: Final = 16
@@ -96,10 +97,12 @@ class BM25:
         self._partition = partition
         totals = totals_of(segments)
         self._average_length = totals.average_length
-        firsts = accumulate((one.passages for one in segments), initial=0)
+        self._sizes = [one.passages for one in segments]
+        firsts = accumulate(self._sizes, initial=0)
+        words = accumulate((-(-size // WORD_ROWS) for size in self._sizes), initial=0)
         searched = [
-            SearchedSegment(one.arrays, one.passages, first, _impacts(one, totals.average_length, self._options))
-            for one, first in zip(segments, firsts, strict=False)
+            SearchedSegment(one.arrays, one.passages, first, _impacts(one, totals.average_length, self._options), word)
+            for one, first, word in zip(segments, firsts, words, strict=False)
         ]
         self._searched = searched[begin:end]
         self._lexicon = Lexicon(self._segments, totals.with_terms, [*segments[:begin], *segments[end:]])
@@ -108,6 +111,15 @@ class BM25:
         self._excluded: IntArray = np.zeros(0, np.int64)
         self._forbidden_rows = self._numbering.removed
         self._weighting = Weighting()
+        self._passing: Passing | None = None
+        self._passing_rows: PassingRows | None = None
+
+    def filtered(self, passing: Passing) -> Self:
+        """The same retriever with only the passages that pass a filter, and the scores of the whole index."""
+        other = copy(self)
+        other._passing = passing.within(self._passing)
+        other._passing_rows = PassingRows.of(other._passing.rows, self._sizes)
+        return other
 
     def without(self, numbers: Iterable[int]) -> Self:
         """The same retriever without the passages of these numbers; it finds the exact best of the others."""
@@ -161,6 +173,8 @@ class BM25:
             config["weights"] = [*self._weighting.weights]
         if len(self._excluded):
             config["forbidden"] = {"passages": len(self._excluded), "sha256": hash_of_numbers(self._excluded)}
+        if self._passing is not None:
+            config["where"] = str(self._passing.filter)
         return config
 
     @property
@@ -191,6 +205,8 @@ class BM25:
             bounds = zip(*_postings_of(one, self._lexicon.terms_SV[place, terms]), strict=True)
             rows += [one.first + one.arrays.passages[begin:end].astype(np.int64) for begin, end in bounds]
         found = np.unique(np.concatenate(rows))
+        if self._passing is not None:
+            found = found[self._passing.rows[found]]
         return self._numbering.numbers(found[~are_in(self._forbidden_rows, found)])
 
     def _terms_of(self, queries: Sequence[str]) -> list[list[int]]:
@@ -247,8 +263,8 @@ class BM25:
     def _in_rows(self, queries: int, forbidden: Forbidden | None) -> Forbidden:
         """The rows that must not be hits, of all queries and of each."""
         if forbidden is None:
-            return Forbidden.none(queries)._replace(always=self._forbidden_rows)
-        rows = forbidden.in_rows(self._numbering)
+            return Forbidden.none(queries)._replace(always=self._forbidden_rows).within(self._passing_rows)
+        rows = forbidden.in_rows(self._numbering).within(self._passing_rows)
         return rows.with_always(self._forbidden_rows) if len(self._forbidden_rows) else rows
 
     def _fill(self, batch: SearchBatch) -> None:
@@ -288,7 +304,7 @@ class BM25:
             begins, stops = _postings_of(one, self._lexicon.terms_SV[place, terms])
             scan(
                 queries, begins, stops, one.impact_C, one.arrays.passages, one.arrays.posting_codes, one.passages,
-                one.first, self._partition, batch.forbidden, heaps_QK, found_Q,
+                one.first, self._partition, batch.forbidden.in_segment(one.first_word, one.passages), heaps_QK, found_Q,
             )  # fmt: skip
         drain_heaps(heaps_QK, found_Q, batch.numbers_QK, batch.scores_QK, units(queries))
 

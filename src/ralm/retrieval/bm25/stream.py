@@ -177,7 +177,8 @@ class _SegmentStream:
         """Offer the best passages of the segment to the heap of each query."""
         segment = self._segment
         advance_partitions(
-            self._postings, self._terms, queries, self._state, forbidden, self._partition, segment.passages,
+            self._postings, self._terms, queries, self._state,
+            forbidden.in_segment(segment.first_word, segment.passages), self._partition, segment.passages,
             segment.first, heaps_QK, found_Q,
         )  # fmt: skip
 

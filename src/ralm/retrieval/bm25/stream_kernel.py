@@ -81,12 +81,14 @@ class CommonQueryTerms(NamedTuple):
 
 class PartitionRows(NamedTuple):
     """The rows of a partition in the index: its first passage in the segment, the row of the segment's first passage,
-    and the rows that must not be hits."""
+    the rows that must not be hits, and the bits of those that pass a filter (`Forbidden`), from the partition on."""
 
     base: int
     first: int
     always: NDArray[np.int64]
     listed: NDArray[np.int64]
+    bits_B: NDArray[np.uint16]
+    open_W: NDArray[np.uint64]
 
 
 @kernels.kernel
@@ -129,7 +131,10 @@ def advance_partitions(
             _change_common(postings, terms, queries, here, w, base, size)
             _change_rare(postings, terms, queries, here, w, number, base)
             count = _common_terms(terms, queries, w, common)
-            rows = PartitionRows(base, first_row, forbidden.always, listed_for(forbidden, w))
+            rows = PartitionRows(
+                base, first_row, forbidden.always, listed_for(forbidden, w), forbidden.bits_B[first:last],
+                forbidden.open_W[first // kernels.MARKS : last // kernels.MARKS],
+            )  # fmt: skip
             found_W[w] = _collect(postings, terms, here, common, count, rows, heaps_WK[w], found_W[w], floors_K, lanes)
 
 
@@ -245,11 +250,13 @@ def _collect(
 ) -> int:
     """Offer the passages of a partition that may be among the best; returns how many the heap then holds."""
     sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
-    base, always, listed = rows.base, rows.always, rows.listed
+    base, bits_B = rows.base, rows.bits_B
     # A passage must score at least 1 to share a term with the query.
     threshold = max(_floor(postings, terms, here, common, count, rows, floors_K, heap, found), np.int64(1))
     for begin in range(0, len(bound_B), kernels.MARKS):
         marks = kernels.tighten(bound_B, rare_B, common_B, begin, np.uint16(_steps(threshold)))
+        if len(bits_B):
+            marks &= rows.open_W[begin // kernels.MARKS]
         while marks:
             block = begin + kernels.lowest_bit(marks)
             marks &= marks - np.uint64(1)
@@ -266,6 +273,8 @@ def _collect(
                 sums_N, first, STEP_BITS, lanes, common.words, common.times, count, postings.highest,
                 postings.present, place, _steps(threshold),
             )  # fmt: skip
+            if len(bits_B):
+                candidates &= np.uint64(bits_B[block])
             while candidates:
                 lane = kernels.lowest_bit(candidates)
                 candidates &= candidates - np.uint64(1)
@@ -273,7 +282,7 @@ def _collect(
                 score = sums_N[first + lane] + _common_score(postings, terms, common, count, passage)
                 lanes[lane] = _steps(score)
                 row = rows.first + passage
-                if score >= threshold and not (is_in(always, row) or is_in(listed, row)):
+                if score >= threshold and not (is_in(rows.always, row) or is_in(rows.listed, row)):
                     found = kernels.offer(heap, found, score, row)
                     threshold = max(threshold, kernels.worst_score(heap, found))
             bound_B[block] = kernels.highest(lanes, 0)
@@ -299,10 +308,17 @@ def _floor(
     for i in range(here.kept_P[0]):
         passage = here.kept_PK[i]
         row = rows.first + passage
-        if not (is_in(rows.always, row) or is_in(rows.listed, row)):
+        if _passes(rows, passage) and not (is_in(rows.always, row) or is_in(rows.listed, row)):
             score = here.sums_N[passage - rows.base] + _common_score(postings, terms, common, count, passage)
             found = kernels.offer(floors_K, found, score, row)
     return kernels.worst_score(floors_K, found)
+
+
+@kernels.kernel
+def _passes(rows: PartitionRows, passage: int) -> bool:
+    """Whether a passage of the partition passes the filter."""
+    place = passage - rows.base
+    return len(rows.bits_B) == 0 or bool((rows.bits_B[place >> BLOCK_BITS] >> (place & 15)) & 1)
 
 
 @kernels.kernel

@@ -10,7 +10,7 @@ from copy import copy
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import faiss
 import numpy as np
@@ -22,6 +22,7 @@ from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from ralm.retrieval.dense.build import keeps_vectors
 from ralm.retrieval.dense.options import DenseSearchOptions
+from ralm.retrieval.filters import BoolArray, Passing
 from ralm.retrieval.layout import VectorSet
 from ralm.storage.manifest import whole_checksum
 from ralm.terminal import track
@@ -36,6 +37,18 @@ _HEAD: Final = struct.Struct("<4siqqq?i")
 _COUNT: Final = struct.Struct("<Q")
 _FLAT: Final = b"IxFI"
 _ADVICE: Final = "use that one, or pass `any_encoder=True` if you know that their vectors are compatible."
+_SKIPPING: Final = (
+    faiss.IndexFlat,
+    faiss.IndexScalarQuantizer,
+    faiss.IndexHNSWFlat,
+    faiss.IndexHNSWSQ,
+    faiss.IndexIVFFlat,
+    faiss.IndexIVFScalarQuantizer,
+    faiss.IndexIVFPQ,
+)
+"""The kinds of index that can skip vectors."""
+_FEW: Final = 0.1
+"""The graph of HNSW is not used if at most this share of its vectors may be found."""
 _COMPARED_BYTES: Final = 4 << 30
 """An index that is not flat is compared with its checksum before use, up to this size, which takes some seconds at
 most."""
@@ -73,18 +86,37 @@ class Dense:
         self._numbering = Numbering(sum(index.ntotal for index in vectors), removed)
         self._effort = _set_effort(vectors, options or DenseSearchOptions())
         self._forbidden: IntArray = np.zeros(0, np.int64)
-        self._excluded = self._numbering.removed
+        self._passing: Passing | None = None
+        self._choose_rows()
+
+    def _choose_rows(self) -> None:
+        """Note, for each part, which of its vectors may be found."""
+        passing = self._passing
+        rows = np.ones(sum(part.index.ntotal for part in self._parts), np.bool_) if passing is None else passing.rows
+        rows = rows.copy()
+        rows[self._numbering.removed] = rows[self._numbering.rows(self._forbidden)] = False
+        self._parts = [part.only(rows) for part in self._parts]
+
+    def filtered(self, passing: Passing) -> Self:
+        """The same retriever with only the passages that pass a filter; see `without`.
+
+        An approximate index that finds fewer than k of them among those that it compares is searched in full.
+        """
+        other = copy(self)
+        other._passing = passing.within(self._passing)
+        other._choose_rows()
+        return other
 
     def without(self, numbers: Iterable[int]) -> Self:
         """The same retriever without the passages with these numbers.
 
         A flat or IVF index is searched with these passages masked, so it finds the best of the others that it searches.
-        Other indexes are searched for that many more hits; if the graph of HNSW then gives too few, all its vectors are
-        compared.
+        Other indexes are searched for that many more hits. If only a tenth of the vectors of HNSW may be found, or its
+        graph gives too few, these are compared one by one.
         """
         other = copy(self)
         other._forbidden = union(self._forbidden, rising(numbers))
-        other._excluded = union(self._numbering.removed, self._numbering.rows(other._forbidden))
+        other._choose_rows()
         return other
 
     @property
@@ -98,6 +130,8 @@ class Dense:
         }
         if len(self._forbidden):
             config["forbidden"] = {"passages": len(self._forbidden), "sha256": hash_of_numbers(self._forbidden)}
+        if self._passing is not None:
+            config["where"] = str(self._passing.filter)
         return config
 
     @cached_property
@@ -120,7 +154,7 @@ class Dense:
         check_count("k", k)
         k = min(k, max(len(self._numbering), 1))
         rows = np.array([row for row, query in enumerate(queries) if query.strip()], dtype=np.int64)
-        size = max(part.search_size(k, self._excluded) for part in self._parts)
+        size = max(part.search_size(k) for part in self._parts)
         step = max(1, min(_QUERIES_AT_A_TIME, _HITS_AT_A_TIME // size))
         hits = Hits.none(len(queries), k)
         chunks = np.split(rows, range(step, len(rows), step))
@@ -138,58 +172,73 @@ class Dense:
                 "the encoder gives a vector with NaN or infinity for a query; its weights are damaged or overflow in "
                 "the number format that the index was built with."
             )
-        found = [part.search(vectors_QD, k, self._excluded) for part in self._parts]
+        found = [part.search(vectors_QD, k) for part in self._parts]
         rows_QM, scores_QM = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
         return _ordered((scores_QM, rows_QM), k)
 
 
 class _Part:
-    """The vectors of one segment, whose first row is `first`."""
+    """The vectors of one segment, whose first row is `first`; only those in `may_be_found` are."""
 
-    def __init__(self, index: faiss.Index, first: int) -> None:
+    def __init__(self, index: faiss.Index, first: int, may_be_found: BoolArray | None = None) -> None:
         self.index = index
         self._first = first
+        self._excluded: IntArray = np.zeros(0, np.int64) if may_be_found is None else np.flatnonzero(~may_be_found)
+        self._left = index.ntotal - len(self._excluded)
+        self._selector: Any = None
+        if may_be_found is not None and len(self._excluded):
+            self._selector = faiss.IDSelectorBitmap(np.packbits(may_be_found, bitorder="little"))
 
-    def search(self, vectors_QD: FloatArray, k: int, excluded: IntArray) -> tuple[IntArray, FloatArray]:
-        """The rows and scores of the k best of the segment, without those in `excluded`."""
-        places_QK, scores_QK = self._best(vectors_QD, min(k, self.index.ntotal), self._own(excluded))
+    def only(self, rows: BoolArray) -> "_Part":
+        """The same vectors, of which only those of some rows of all segments may be found."""
+        return _Part(self.index, self._first, rows[self._first : self._first + self.index.ntotal])
+
+    def search(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
+        """The rows and scores of the k best of the segment."""
+        places_QK, scores_QK = self._best(vectors_QD, min(k, self.index.ntotal))
         return np.where(places_QK == NO_PASSAGE, NO_PASSAGE, places_QK + self._first), scores_QK
 
-    def search_size(self, k: int, excluded: IntArray) -> int:
-        """The number of hits that FAISS must return for the k best of a query without the rows in `excluded`."""
-        own = self._own(excluded)
-        skips = len(own) == 0 or _selecting(self.index, own) is not None
-        return k if skips else k + len(own)
+    def search_size(self, k: int) -> int:
+        """The number of hits that FAISS must return for the k best of a query."""
+        skips = self._selector is None or isinstance(self.index, _SKIPPING)
+        return k if skips else k + len(self._excluded)
 
-    def _own(self, excluded: IntArray) -> IntArray:
-        """The places in the segment of the rows (rising) that belong to it."""
-        begin, end = np.searchsorted(excluded, (self._first, self._first + self.index.ntotal))
-        return excluded[begin:end] - self._first
-
-    def _best(self, vectors_QD: FloatArray, k: int, excluded: IntArray) -> tuple[IntArray, FloatArray]:
-        if len(excluded) == 0:
-            return _ordered(self.index.search(vectors_QD, k), k)
-        selecting = _selecting(self.index, excluded)
-        if selecting is not None:
-            return _ordered(self.index.search(vectors_QD, k, params=selecting), k)
-        return self._search_for_more(vectors_QD, k, excluded)
-
-    def _search_for_more(self, vectors_QD: FloatArray, k: int, excluded: IntArray) -> tuple[IntArray, FloatArray]:
-        """Search for enough hits that k are left without the forbidden ones; if an HNSW index finds too few, compare
-        all vectors."""
+    def _best(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
         index = self.index
-        allowed = index.ntotal - len(excluded)
-        scores_QM, numbers_QM = index.search(vectors_QD, min(k + len(excluded), index.ntotal))
-        numbers_QM[np.isin(numbers_QM, excluded)] = NO_PASSAGE
-        numbers_QK, scores_QK = _ordered((scores_QM, numbers_QM), k)
-        short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, allowed)
-        if short.any() and isinstance(index, faiss.IndexHNSW):
-            storage = faiss.downcast_index(index.storage)
-            selecting = _selecting(storage, excluded)
-            if selecting is not None:
-                found = storage.search(vectors_QD[short], k, params=selecting)
-                numbers_QK[short], scores_QK[short] = _ordered(found, k)
+        if self._selector is None:
+            return _ordered(index.search(vectors_QD, k), k)
+        if isinstance(index, faiss.IndexHNSWFlat | faiss.IndexHNSWSQ):
+            if self._left <= _FEW * index.ntotal:
+                return self._compared(vectors_QD, k)
+            effort = round(index.hnsw.efSearch * index.ntotal / self._left)
+            parameters = faiss.SearchParametersHNSW(sel=self._selector, efSearch=effort)
+        elif isinstance(index, faiss.IndexIVFFlat | faiss.IndexIVFScalarQuantizer | faiss.IndexIVFPQ):
+            parameters = faiss.SearchParametersIVF(sel=self._selector, nprobe=index.nprobe)
+        elif isinstance(index, _SKIPPING):
+            return self._compared(vectors_QD, k)
+        else:
+            return self._search_for_more(vectors_QD, k)
+        numbers_QK, scores_QK = _ordered(index.search(vectors_QD, k, params=parameters), k)
+        short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, self._left)
+        if short.any():
+            numbers_QK[short], scores_QK[short] = self._compared(vectors_QD[short], k)
         return numbers_QK, scores_QK
+
+    def _compared(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
+        """The k best, by comparing all vectors that may be found."""
+        index = self.index
+        parameters = faiss.SearchParameters(sel=self._selector)
+        if isinstance(index, faiss.IndexHNSW):
+            index = faiss.downcast_index(index.storage)
+        elif isinstance(index, faiss.IndexIVF):
+            parameters = faiss.SearchParametersIVF(sel=self._selector, nprobe=index.nlist)
+        return _ordered(index.search(vectors_QD, k, params=parameters), k)
+
+    def _search_for_more(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
+        """Search for enough hits that k are left, since this kind of index cannot skip vectors."""
+        scores_QM, numbers_QM = self.index.search(vectors_QD, min(k + len(self._excluded), self.index.ntotal))
+        numbers_QM[np.isin(numbers_QM, self._excluded)] = NO_PASSAGE
+        return _ordered((scores_QM, numbers_QM), k)
 
 
 def _ordered(found: tuple[FloatArray, IntArray], k: int) -> tuple[IntArray, FloatArray]:
@@ -200,19 +249,6 @@ def _ordered(found: tuple[FloatArray, IntArray], k: int) -> tuple[IntArray, Floa
     numbers_QK = np.take_along_axis(numbers_QM, order, axis=1)
     scores_QK = np.take_along_axis(np.where(missing, 0, scores_QM), order, axis=1)
     return numbers_QK, scores_QK
-
-
-def _selecting(index: faiss.Index, forbidden: IntArray) -> faiss.SearchParameters | None:
-    """Parameters that make FAISS skip some vectors; None for a kind of index that cannot skip them exactly."""
-    if isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer):
-        return faiss.SearchParameters(sel=_all_but(forbidden))
-    if isinstance(index, faiss.IndexIVFFlat | faiss.IndexIVFScalarQuantizer | faiss.IndexIVFPQ):
-        return faiss.SearchParametersIVF(sel=_all_but(forbidden), nprobe=index.nprobe)
-    return None
-
-
-def _all_but(forbidden: IntArray) -> faiss.IDSelector:
-    return faiss.IDSelectorNot(faiss.IDSelectorBatch(forbidden))
 
 
 def check_encoder(index: Path, encoder: Encoder, vectors: VectorSet, *, advice: str = _ADVICE) -> None:

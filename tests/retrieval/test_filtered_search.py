@@ -1,0 +1,264 @@
+"""Search with filters: the best of the passages that pass, as plain loops over their metadata find them."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from operator import eq, ge, gt, le, lt
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from ralm.corpus.numbering import Numbering
+from ralm.errors import UsageError
+from ralm.records import Hits, Passage
+from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.segments import Segment
+from ralm.retrieval.bm25.stream import Stream
+from ralm.retrieval.build import build_index
+from ralm.retrieval.filters import Condition, Filter, Junction, Not, Passing, compare, conditions, join, negate
+from ralm.retrieval.hybrid import FusionOptions, Hybrid
+from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.random import RandomRetriever
+from ralm.retrieval.retriever import filtered
+from ralm.retrieval.update import update_index
+from ralm.retrieval.writer import merge_index
+from tests.campaign import campaign
+from tests.fakes import LetterEncoder
+from tests.retrieval.searching import arrays_of, assert_equal, pieces, streamed, strides, words
+
+
+def values_of(passage: Passage, key: str) -> list[Any]:
+    """The values of a key in a passage, by walking its metadata."""
+    if key in ("id", "title"):
+        return [text for text in (passage.document_id if key == "id" else passage.title,) if text]
+    found = []
+
+    def walk(name: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for inner, one in value.items():
+                walk(f"{name}.{inner}", one)
+        elif isinstance(value, list):
+            for one in value:
+                walk(name, one)
+        elif value is not None and name == key:
+            found.append(value)
+
+    for name, value in passage.metadata.items():
+        walk(name, value)
+    return found
+
+
+def alike(one: Any, other: Any) -> bool:
+    kinds = [(isinstance(value, bool), isinstance(value, str)) for value in (one, other)]
+    return kinds[0] == kinds[1]
+
+
+def passes(passage: Passage, wanted: Filter) -> bool:
+    """Whether a passage passes, condition by condition."""
+    match wanted:
+        case Not(part):
+            return not passes(passage, part)
+        case Junction("and", parts):
+            return all(passes(passage, one) for one in parts)
+        case Junction(_, parts):
+            return any(passes(passage, one) for one in parts)
+        case Condition(key, "exists"):
+            return bool(values_of(passage, key))
+    tests: dict[str, Any] = {"in": eq, "<": lt, "<=": le, ">": gt, ">=": ge}
+    pairs = [(one, other) for one in values_of(passage, wanted.key) for other in wanted.values if alike(one, other)]
+    return any(tests[wanted.operator](one, other) for one, other in pairs)
+
+
+WORDS: Final = [f"w{number}" for number in range(7)]
+SCALARS: Final = st.sampled_from([0, 1, 2020, 2.5, -1, "en", "de", "", "é", "x" * 600, True, False, None])
+METADATA: Final = st.fixed_dictionaries(
+    {},
+    optional={
+        "year": st.integers(2018, 2022),
+        "lang": st.sampled_from(["en", "de", "fr"]),
+        "any": SCALARS | st.lists(SCALARS, max_size=3),
+        "author": st.fixed_dictionaries({}, optional={"name": st.sampled_from(["Ada", "Bo"]), "age": SCALARS}),
+    },
+)
+TEXT: Final = st.lists(st.sampled_from(WORDS), min_size=1, max_size=7).map(" ".join)
+DOCUMENT: Final = st.tuples(
+    METADATA,
+    st.sampled_from(["", "A", "B c"]),
+    st.lists(TEXT, min_size=1, max_size=4),
+)
+CONDITIONS: Final = st.one_of(
+    st.builds(
+        lambda key, sign, value: compare(key, sign, [value]),
+        *(
+            st.sampled_from(["year", "any", "author.age"]),
+            st.sampled_from("= != < <= > >=".split()),
+            st.sampled_from([0, 1, 2019, 2020, 2.5, -1]),
+        ),
+    ),
+    st.builds(
+        lambda key, sign, value: compare(key, sign, [value]),
+        st.sampled_from(["lang", "any", "author.name", "author.age", "title", "id"]),
+        st.sampled_from("= != < <= > >=".split()),
+        st.sampled_from(["en", "de", "", "é", "Ada", "A", "B c", "d1", "d3", "x" * 511]),
+    ),
+    st.builds(
+        compare,
+        st.sampled_from(["any", "author.age", "lang", "year", "id"]),
+        st.sampled_from(["in", "not in"]),
+        st.lists(st.sampled_from([0, 1, 2020, "en", "fr", "d1", "d2", "", True, False]), min_size=1, max_size=4),
+    ),
+    st.builds(
+        lambda key: compare(key, "exists", ()),
+        st.sampled_from(["year", "any", "author.name", "author.age", "title", "id"]),
+    ),
+)
+SEARCHED: Final = st.recursive(
+    CONDITIONS,
+    lambda parts: (
+        st.builds(negate, parts)
+        | st.builds(join, st.sampled_from(["and", "or"]), st.lists(parts, min_size=1, max_size=3))
+    ),
+    max_leaves=5,
+)
+QUERY: Final = st.lists(st.sampled_from([*WORDS, "x"]), max_size=5).map(" ".join)
+
+
+def documents_as_passages(documents: Iterable[tuple[int, Any]]) -> list[Passage]:
+    made: list[Passage] = []
+    for name, (metadata, title, texts) in documents:
+        made += [
+            Passage(len(made) + place, f"d{name}", title, text, metadata=metadata) for place, text in enumerate(texts)
+        ]
+    return made
+
+
+def searched(folder: Path, parts: Sequence[Sequence[Any]], removed: Collection[int], merged: bool) -> Index:
+    """An index of the first documents that was updated with the others, and lost those with these numbers."""
+    named, first = [*enumerate(document for part in parts for document in part)], 0
+    for place, part in enumerate(parts):
+        some = documents_as_passages(named[first : first + len(part)])
+        first += len(part)
+        if place:
+            update_index(folder, some, encoders={"main": LetterEncoder()})
+        else:
+            build_index(some, folder, encoder=LetterEncoder())
+    if removed:
+        update_index(folder, remove=[f"d{name}" for name in removed])
+    if merged:
+        merge_index(folder)
+    return open_index(folder)
+
+
+def is_wrong(passages: Sequence[Passage], wanted: Filter) -> bool:
+    """Whether a key is in no passage, or a value is unlike all values of its key."""
+    for condition in conditions(wanted):
+        values = [value for one in passages for value in values_of(one, condition.key)]
+        values += ["x"] if condition.key in ("id", "title") else []
+        if not values or not all(any(alike(value, other) for other in values) for value in condition.values):
+            return True
+    return False
+
+
+def check_hits(index: Index, passages: Sequence[Passage], wanted: Filter, query: str, k: int) -> None:
+    """Search with a filter in every way."""
+    allowed = {one.number for one in passages if passes(one, wanted)}
+    passing = index.columns.passing(wanted)
+    assert {*passing.numbers.tolist()} == allowed, str(wanted)
+    bm25, dense = index.bm25, index.dense(encoder=LetterEncoder())
+    for retriever in (bm25, dense):
+        best = [hit for hit in retriever.retrieve([query], len(passages)).of(0) if hit[0] in allowed][:k]
+        found = filtered(retriever, index, wanted)
+        hits = found.retrieve([query], k).of(0)
+        assert [score for _, score in hits] == [score for _, score in best]
+        assert hits == best if retriever is bm25 else {number for number, _ in hits} <= allowed
+        assert found.config["where"] == str(wanted)
+    narrow = bm25.filtered(passing)
+    rows = streamed(narrow, [query, f"{query} w1", query], k, forbidden=narrow._in_rows(3, None))
+    numbers = index.passages.numbering.numbers(rows.numbers_QK)[2]
+    assert numbers[numbers >= 0].tolist() == [number for number, _ in narrow.retrieve([query], k).of(0)]
+    fused = Hybrid(bm25, dense, FusionOptions(depth=len(passages)))
+    for other in (fused, RandomRetriever(len(passages))):
+        drawn = {number for number, _ in filtered(other, index, wanted).retrieve([query], k).of(0)}
+        assert drawn <= allowed
+        assert len(drawn) == min(k, len(allowed)) or not query.strip()
+
+
+def check_counts(index: Index, passages: Sequence[Passage], wanted: Filter) -> None:
+    """Count the values of every key in the passages that pass."""
+    left = [one for one in passages if passes(one, wanted)]
+    for key in [*index.columns.kinds, "id", "title"]:
+        counted = Counter(
+            value if len(str(value)) < 600 else "x" * 512
+            for one in left
+            for value in {(type(value) is bool, value): value for value in values_of(one, key)}.values()
+        )
+        found = index.columns.counts(key, index.columns.passing(wanted).numbers)
+        assert [count for _, count in found] == sorted((count for _, count in found), reverse=True)
+        sums = Counter[Any]()
+        for value, count in found:
+            sums[value] += count
+        assert sums == counted
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("examples", [12, campaign(250)])
+def test_hits_are_the_best_of_all_passages_that_pass(tmp_path_factory: pytest.TempPathFactory, examples: int) -> None:
+    """After updates, removals and merges; by scans and by streams, dense, fused and at random: 20 filters an index."""
+
+    @settings(max_examples=examples, deadline=None)
+    @given(
+        parts=st.lists(st.lists(DOCUMENT, min_size=1, max_size=5), min_size=1, max_size=3),
+        data=st.data(),
+        merged=st.booleans(),
+        asked=st.lists(st.tuples(SEARCHED, QUERY, st.integers(1, 5)), min_size=20, max_size=20),
+    )
+    def check(parts: list[list[Any]], data: st.DataObject, merged: bool, asked: list[tuple[Filter, str, int]]) -> None:
+        count = sum(map(len, parts))
+        removed = data.draw(st.sets(st.sampled_from(range(count)), max_size=count - 1))
+        index = searched(tmp_path_factory.mktemp("filters") / "index", parts, removed, merged)
+        passages = [*index.passages]
+        for wanted, query, k in asked:
+            if is_wrong(passages, wanted):
+                with pytest.raises(UsageError, match="the keys are|cannot be compared"):
+                    index.columns.passing(wanted)
+            else:
+                check_hits(index, passages, wanted, query, k)
+        fits = (one for one, *_ in asked if not is_wrong(passages, one))
+        check_counts(index, passages, next(fits, compare("id", "exists", ())))
+
+    check()
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 1 << 30),
+    sizes=st.lists(st.sampled_from([1, 63, 64, 700, 1024, 3000]), min_size=1, max_size=3),
+    share=st.sampled_from([0.0, 0.001, 0.1, 0.9, 1.0]),
+    k=st.sampled_from([1, 16, 1000]),
+    partition=st.sampled_from([7, 1024, 1 << 17]),
+)
+def test_scans_and_streams_of_many_passages(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, sizes: list[int], share: float, k: int, partition: int
+) -> None:
+    """Any rows may pass; streams go on with other filters than they began with."""
+    folder = tmp_path_factory.mktemp("rows")
+    texts = [pieces(words(seed + place, 6 * size, 300), 6) for place, size in enumerate(sizes)]
+    bm25 = BM25(
+        [Segment(arrays_of(folder / str(place), some), len(some)) for place, some in enumerate(texts)],
+        partition=partition,
+    )
+    count, draw = sum(sizes), np.random.default_rng(seed)
+    queries = strides(words(seed, 200, 300), 12, 4)
+    whole = bm25.retrieve(queries, count)
+    stream = Stream(bm25.collection, k, max(partition // 1024, 1) * 1024)
+    for narrow in (share, 0.5):
+        rows = draw.random(count) < narrow
+        found = bm25.filtered(Passing(compare("a", "exists", ()), rows, Numbering(count)))
+        hits = found.retrieve(queries, k)
+        for row in range(len(queries)):
+            assert hits.of(row) == [hit for hit in whole.of(row) if rows[hit[0]]][:k]
+        terms = [bm25.terms(query.split()) for query in queries]
+        streamed_hits = Hits(*stream.search(terms, found._in_rows(len(queries), None)))
+        assert_equal(streamed_hits.first(hits.numbers_QK.shape[1]), hits)
