@@ -39,6 +39,9 @@ USUAL: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [1, 2]},
     "/retrieve": {"queries": ["The sea", "dog"], "topk": 2},
     "/api/search": {"query": "The sea"},
+    "/rerank": {"query": "The sea", "documents": ["The whales", {"text": "sing"}]},
+    "/v1/rerank": {"query": "The sea", "documents": ["The whales", "sing"]},
+    "/v2/rerank": {"query": "The sea", "documents": ["The whales"], "top_n": 1},
     "/v1/vector_stores/{index}/search": {"query": "The sea"},
 }
 MESSAGES = st.lists(

@@ -120,6 +120,13 @@ def serve_command(
         int | None,
         Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
     ] = None,
+    cross_encoder: Annotated[
+        tuple[str, ...],
+        Option(
+            "Cross-encoder of POST /v1/rerank: a folder that `ralm train reranker` made or a hub name, perhaps as "
+            "NAME=FOLDER; repeatable. Without any, the language model ranks."
+        ),
+    ] = (),
     keys: Annotated[
         Path | None,
         Option("TOML file with keys of clients and their limits, each under its name; read again on SIGHUP."),
@@ -144,16 +151,19 @@ def serve_command(
     from ralm.errors import extra
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
+        from ralm.reranking.predictive import load_cross_encoder
         from ralm.serving import server
         from ralm.serving.audit import AuditLog
         from ralm.serving.keys import open_keys
         from ralm.serving.options import Settings
+        from ralm.serving.reranking import CrossEncoderRanker
         from ralm.serving.search_service import SearchService
         from ralm.serving.service import Service
 
     opened_keys = open_keys(serving.host, keys)
     audit = None if audit_log is None else AuditLog(audit_log, texts=audit_texts)
     folders = {"python": _DEMO / "index"} if demo else index_folders(index)
+    rankers = {name: CrossEncoderRanker(load_cross_encoder(one)) for name, one in _by_name(cross_encoder).items()}
     if demo and not folders["python"].exists():
         from ralm.demo.demonstration import build_demo_folder
 
@@ -161,7 +171,14 @@ def serve_command(
         build_demo_folder(_DEMO)
     with server.bound_socket(serving.host, serving.port) as listening:
         if lm is None:
-            found = SearchService(serving, Settings(retrieval=retrieval), folders, keys=opened_keys, audit=audit)
+            found = SearchService(
+                serving,
+                Settings(retrieval=retrieval),
+                folders,
+                keys=opened_keys,
+                audit=audit,
+                cross_encoders=rankers,
+            )
             names = ", ".join(found.indexes.names)
             server.run_server(found, listening, lambda url: process.print_note(f"serving {names} at {url}"))
             return
@@ -178,6 +195,7 @@ def serve_command(
             ranker=models.open_model(reading.ranks_with, model_options) if reading.ranks_with else None,
             keys=opened_keys,
             audit=audit,
+            cross_encoders=rankers,
             max_length=max_length,
         )
 
@@ -213,14 +231,18 @@ def _check_passed_on(name: str, given: flags.Given) -> None:
 
 def index_folders(given: tuple[str, ...]) -> dict[str, Path]:
     """The folders of indexes by name; UsageError if two have the same name."""
-    folders: dict[str, Path] = {}
+    return {name: Path(folder) for name, folder in _by_name(given, "indexes").items()}
+
+
+def _by_name(given: tuple[str, ...], what: str = "cross-encoders") -> dict[str, str]:
+    """Folders by name, which is that of the folder if none is given; UsageError if two have the same name."""
+    folders: dict[str, str] = {}
     for one in given:
         name, _, folder = one.rpartition("=")
-        path = Path(folder)
-        name = name or path.resolve().name
+        name = name or Path(folder).resolve().name
         if name in folders:
-            raise UsageError(f"two indexes are called {name!r}: give NAME=DIR to tell them apart.")
-        folders[name] = path
+            raise UsageError(f"two {what} are called {name!r}: give NAME=DIR to tell them apart.")
+        folders[name] = folder
     return folders
 
 

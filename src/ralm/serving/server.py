@@ -41,6 +41,7 @@ from ralm.serving import (
     options,
     proxy,
     requests,
+    reranking,
     retrieval_routes,
     routes,
     vector_stores,
@@ -58,6 +59,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
 }
 """The fields of requests, and of their parts, for messages that suggest the nearest one."""
 _SEARCH_FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
+    **{path: {"": reranking.RerankRequest} for path in ("/rerank", "/v1/rerank", "/v2/rerank")},
     "/retrieve": {"": retrieval_routes.RetrieveRequest},
     "/api/search": {"": retrieval_routes.ColbertRequest},
     "/v1/vector_stores/{index}/search": {
@@ -257,7 +259,7 @@ def make_app(service: SearchService) -> FastAPI:
 
     app = FastAPI(title="ralm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    routers = [retrieval_routes.search_router, vector_stores.store_router, _ROUTER]
+    routers = [retrieval_routes.search_router, vector_stores.store_router, reranking.rerank_router, _ROUTER]
     if isinstance(service, Service):
         app.router.routes.extend(proxy.passed_on_routes() if service.passes_on else ())
         routers += [routes.router, _OF_MODELS]
