@@ -53,7 +53,11 @@ COMMANDS = {
         "--values 4,8",
     ),
     "retriever": (f"train retriever signals --index taught {QUICK}", "--seed 1", "--seed 2"),
-    "reranker": (f"train reranker signals --index taught --init bert {PAIRS} {QUICK}", "--seed 1", "--seed 2"),
+    "reranker": (
+        f"train reranker signals --kind cross-encoder --index taught --init bert {PAIRS} {QUICK}",
+        "--seed 1",
+        "--seed 2",
+    ),
     "bm25": ("train bm25 old-signals --index index --lm lm", "--seed 1", "--seed 2"),
 }
 """Each command, what makes an older result of it, and what makes the one that is killed."""

@@ -105,6 +105,7 @@ from .records import (
     ScoredTokens as ScoredTokens,
     ScoringSequence as ScoringSequence,
 )
+from .reranking.lexical import Lexical as Lexical, LexicalWeights as LexicalWeights, open_lexical as open_lexical
 from .reranking.oracle import Oracle as Oracle
 from .reranking.predictive import Predictive as Predictive, load_cross_encoder as load_cross_encoder
 from .reranking.random import RandomChoice as RandomChoice
@@ -141,10 +142,12 @@ from .runs.resume import run_evaluation as run_evaluation, run_sweep as run_swee
 from .runs.run import write_run as write_run
 from .training.bm25 import train_bm25 as train_bm25
 from .training.candidates import OnlineExamples as OnlineExamples
+from .training.lexical import train_lexical as train_lexical
 from .training.mixer import train_mixer as train_mixer
 from .training.options import (
     CandidateOptions as CandidateOptions,
     ExampleOptions as ExampleOptions,
+    LexicalOptions as LexicalOptions,
     LSROptions as LSROptions,
     MixerTrainingOptions as MixerTrainingOptions,
     QueryEncoderOptions as QueryEncoderOptions,

@@ -177,7 +177,10 @@ def test_tokens_to_rank_by_that_do_not_fit() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"method": "best"}, "`method` must be one of none, zero-shot, predictive, oracle, random, not 'best'"),
+        (
+            {"method": "best"},
+            "`method` must be one of none, lexical, zero-shot, predictive, oracle, random, not 'best'",
+        ),
         ({"candidates": 0}, "`candidates` must be at least 1, not 0"),
         ({"tokens": 0}, "`tokens` must be at least 1, not 0"),
     ],

@@ -253,6 +253,9 @@ def test_worth_by_hand(tmp_path: Path) -> None:
     assert worth.first == pytest.approx((1 + 0.5) / 2, abs=1e-6)
     assert worth.random == pytest.approx((1.5 + 0.4975) / 2, abs=1e-6)
     assert worth.best == pytest.approx((2 + 0.5) / 2, abs=1e-6)
+    assert worth.halves is not None
+    assert worth.halves.first == pytest.approx(worth.first, abs=1e-6), "all tokens of a continuation are the same"
+    assert worth.halves.attainable == worth.halves.best == pytest.approx(worth.best, abs=1e-6)
     q = 1 / (1 + np.exp(-1.0 / 0.3))
     second = 1 / (1 + np.exp(-0.005 / 0.3))
     entropies = [-p * np.log(p) - (1 - p) * np.log(1 - p) for p in (q, second)]
@@ -361,3 +364,16 @@ def test_a_process_that_is_killed_once_the_signals_are_written_leaves_nothing_fo
     assert "already exists" in ralm(*asked, "--out", tmp_path / "out").err
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert len(open_signals(tmp_path / "out")) == 30
+
+
+def test_what_is_attainable_is_chosen_by_first_halves_and_read_on_second_ones(tmp_path: Path) -> None:
+    """The best candidate of a first half is another one than that of the second half; three tokens are 1 and 2."""
+    hits = [(None, None, None), (4, 3.0, 0), (5, 2.0, 0), (6, 1.0, 0)]
+    halves = [(-3.0, -3.0), (-2.5, -2.0), (-1.0, -2.5), (-2.0, -1.0)]
+    rows = [(0, *hit, [-3.0], [first, second, second]) for hit, (first, second) in zip(hits, halves, strict=True)]
+    signals = save_signals(tmp_path / "signals", "x", ["p"], [[4, 5, 6]], [[-1.0] * 3], tokens=3, rows=rows)
+    worth = signal_statistics(signals)
+    assert worth.halves is not None
+    assert (worth.halves.first, worth.halves.attainable, worth.halves.best) == pytest.approx((1.0, 0.5, 2.0))
+    single = save_signals(tmp_path / "single", "x", ["p"], [[4, 5]], [[-1.0] * 2], tokens=1)
+    assert signal_statistics(single).halves is None

@@ -14,8 +14,8 @@ from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import EVIDENCE, MIXER_KIND, LearnedWeights, MixerOptions, open_mixer
 from ralm.storage.manifest import write_manifest
+from ralm.training.fitting import HeldOutGain
 from ralm.training.mixer import (
-    HeldOutGain,
     MixtureExamples,
     TrainedMixer,
     fit_temperature,

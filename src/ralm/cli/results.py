@@ -23,6 +23,7 @@ from ralm.training import reranker, retriever, signals
 
 if TYPE_CHECKING:
     from ralm.training.bm25 import LearnedWeighting
+    from ralm.training.lexical import TrainedLexical
     from ralm.training.mixer import TrainedMixer
 
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
@@ -133,6 +134,11 @@ def print_worth(folder: Path, statistics: signals.SignalStatistics) -> None:
     print_line("gain over no passage, in nats per token:")
     for name, gain in (("first", statistics.first), ("random", statistics.random), ("best", statistics.best)):
         print_line(f"  {name:<8}{gain:+.4f}")
+    if statistics.halves is not None:
+        print_line("on the second half of each continuation:")
+        print_line(f"  {'first':<24}{statistics.halves.first:+.4f}")
+        print_line(f"  {'best for the first half':<24}{statistics.halves.attainable:+.4f}")
+        print_line(f"  {'best':<24}{statistics.halves.best:+.4f}")
     print_line(f"examples without preference (less than 0.01 nats per token): {statistics.no_preference:,}")
     print_line("entropy of Q, the softmax of the mean log-probability over beta (of the probability, as in the paper):")
     for beta, entropy in statistics.entropies.items():
@@ -155,6 +161,24 @@ def print_reranker(trained: reranker.TrainedReranker) -> None:
         "best": "with the best",
     }
     _print_held_out(trained, choices)
+
+
+def print_lexical(folder: Path, trained: "TrainedLexical") -> None:
+    """Print the weights of a lexical reranker, and what they gain on held-out examples."""
+    weights = ", ".join(f"{name} {value:.3g}" for name, value in asdict(trained.weights).items())
+    print_line(f"fitted to {trained.examples:,} examples: {weights}")
+    print_line(f"gain on {trained.held_out:,} held-out examples of {trained.documents:,} documents, in nats per token:")
+    for name, one in (
+        ("first over no passage", trained.first_over_none),
+        ("built-in weights over first", trained.built_in_over_first),
+        ("these weights over first", trained.fitted_over_first),
+    ):
+        print_line(f"  {name + ':':<30}{one.gain:+.4f} (95%: {one.low:+.4f} to {one.high:+.4f})")
+    if trained.gains:
+        print_line(f"{folder}: choose with --rerank lexical --lexical-weights {folder}")
+    else:
+        keep = "--rerank lexical without weights" if trained.built_in_over_first.low > 0 else "the retriever's first"
+        print_line(f"{folder}: nothing gained, since the interval is not above 0; keep {keep}")
 
 
 def print_query_encoder(trained: retriever.TrainedRetriever) -> None:

@@ -237,11 +237,14 @@ def take_headings(marked: str) -> tuple[str, list[Heading]]:
         return marked, []
     lines, headings, begin = [], list[Heading](), 0
     for line in marked.split("\n"):
-        before, mark, rest = line.partition(HEADING_MARK)
-        shown = before + rest[1:] if mark else line
-        shown = shown.replace(HEADING_MARK, "")
+        if HEADING_MARK not in line:
+            lines.append(line)
+            begin += len(line) + 1
+            continue
+        before, _, rest = line.partition(HEADING_MARK)
+        shown = (before + rest[1:]).replace(HEADING_MARK, "")
         lines.append(shown)
-        if mark and shown.strip():
+        if shown.strip():
             title = rest[1:].partition(HEADING_MARK)[0]
             headings.append(Heading(begin, begin + len(shown), int(rest[0]), " ".join(title.split())))
         begin += len(shown) + 1

@@ -19,6 +19,7 @@ _FENCE_LINE: Final = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
 _ITEM: Final = re.compile(r"^[^\S\n]*(?:[-*+\N{BULLET}]|\d{1,3}[.)]|#\.)[^\S\n]+\S", re.MULTILINE)
 _RULE: Final = re.compile(r"[\s|:+=-]+")
 _BORDERS: Final = ("|", "+-", "+=")
+_ROW: Final = re.compile(r"\t|^(?:\||\+[-=])", re.MULTILINE)
 """What rows of tables in texts begin with."""
 _SENTENCES: Final = 2000
 """Characters that are split into sentences at once: the time rises with their square."""
@@ -66,6 +67,12 @@ def _packed(text: str, units: Iterable[_Unit], words: int, overlap: int) -> Iter
     path: tuple[str, ...] = ()
     count = body = 0  # of `packed`: its words, and its units without headings at its end
     for unit in units:
+        _, _, more, _, heading = unit
+        if body and heading is None and count + more <= words:  # most units
+            packed.append(unit)
+            count += more
+            body = len(packed)
+            continue
         is_section = unit.heading is not None and body == len(packed)
         if body and (count + unit.words > words or (is_section and count >= words // _SHORT)):
             yield Piece(_text(text, packed[:body]), path)
@@ -124,6 +131,14 @@ def _blocks(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
 def _plain_blocks(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
     begin = _BLANK_LINES.match(text, begin, end).end()  # type: ignore[union-attr]  # it matches nothing, too
     by_lines = _BLANK.search(text, begin, end) is None
+    if by_lines and not _ROW.search(text, begin, end):  # most text of HTML: an item is a line
+        for first, last in _between(text, begin, end, _LINE):
+            count = len(text[first:last].split())
+            if count > words:
+                yield from _sentences(text, first, last, words)
+            elif count:
+                yield _Unit(first, last, count)
+        return
     rows: list[tuple[int, int]] = []
     for first, last in _between(text, begin, end, _LINE if by_lines else _BLANK):
         if text.find("\t", first, last) >= 0 or text.startswith(_BORDERS, first):

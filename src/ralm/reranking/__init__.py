@@ -2,6 +2,7 @@
 
 oracle.py          the best passage for the text to come (In-Context RALM, Eq. 5)
 zero_shot.py       the best passage for the end of the prefix, by a language model (In-Context RALM, Eq. 6)
+lexical.py         the passage that shares most with the end of the prefix, by a few weights
 predictive.py      the best passage by a trained cross-encoder (In-Context RALM, Eq. 7 and 8)
 cross_encoder.py   cross-encoders through sentence-transformers
 random.py          a random passage: the control
@@ -18,29 +19,32 @@ from ralm.errors import RerankerError, UsageError
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.protocols import LanguageModel, Reranker, Rows
 from ralm.records import NO_PASSAGE, Hits, Passages
+from ralm.reranking.lexical import BUILT_IN, Lexical, open_lexical
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.predictive import CrossEncoder, Predictive, load_cross_encoder
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.validation import check_count, fault_of_hits
 
-Method = Literal["none", "zero-shot", "predictive", "oracle", "random"]
+Method = Literal["none", "lexical", "zero-shot", "predictive", "oracle", "random"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankOptions:
-    """Which reranker to use: `ZeroShot`, `Predictive`, `Oracle` or `RandomChoice` among `candidates` passages, or none.
+    """Which reranker to use: `Lexical`, `ZeroShot`, `Predictive`, `Oracle` or `RandomChoice` among `candidates`
+    passages, or none.
 
-    `cross_encoder` is the hub name or folder of the cross-encoder of `predictive`. `tokens` is the number of tokens of
-    the prefix that `zero-shot` ranks by (16 if None) and that `predictive` reads (if None, as in its training). `seed`
-    is that of `random`. Raises UsageError if a value is out of range, or if `predictive` has no
-    cross-encoder.
+    `cross_encoder` is the hub name or folder of the cross-encoder of `predictive`, `weights` the folder of those of
+    `lexical`. `tokens` is the number of tokens of the prefix that `zero-shot` ranks by (16 if None) and that
+    `predictive` reads (if None, as in its training). `decay` and `rank_weight` are those of `ZeroShot`, `seed` that of
+    `random`. Raises UsageError if a value is out of range, or if `predictive` has no cross-encoder.
     """
 
     method: Annotated[
         Method,
         Option(
-            "Choose among candidates: by a language model, a cross-encoder, the targets, or at random.", flag="rerank"
+            "Choose among candidates: by shared words, a language model, a cross-encoder, the targets, or at random.",
+            flag="rerank",
         ),
     ] = "none"
     cross_encoder: Annotated[
@@ -51,12 +55,21 @@ class RerankOptions:
             needs=Needs.value("method", "predictive"),
         ),
     ] = None
+    weights: Annotated[
+        str | None,
+        Option(
+            "Weights to choose with (lexical): a folder that `ralm train reranker` made.",
+            flag="lexical-weights",
+            default_text="built in, for BM25",
+            needs=Needs.value("method", "lexical"),
+        ),
+    ] = None
     candidates: Annotated[
         int,
         Option(
             "Passages to choose from.",
             needs=Needs(
-                '`method="zero-shot"`, `"predictive"`, `"oracle"` or `"random"`',
+                '`method="lexical"`, `"zero-shot"`, `"predictive"`, `"oracle"` or `"random"`',
                 lambda reranking: reranking.method != "none",
             ),
         ),
@@ -70,6 +83,25 @@ class RerankOptions:
             needs=Needs.value("method", "zero-shot", "predictive"),
         ),
     ] = None
+    decay: Annotated[
+        float | None,
+        Option(
+            "Zero-shot: a token j places before the end of the prefix has the weight exp(-j / this).",
+            flag="rerank-decay",
+            above=True,
+            default_text="all the same",
+            needs=Needs.value("method", "zero-shot"),
+        ),
+    ] = None
+    rank_weight: Annotated[
+        float,
+        Option(
+            "Zero-shot: subtract this times the logarithm of the retriever's rank, in nats.",
+            flag="rerank-rank-weight",
+            minimum=0,
+            needs=Needs.value("method", "zero-shot"),
+        ),
+    ] = 0.0
     seed: Annotated[
         int,
         seed_option(Needs.value("method", "random")),
@@ -94,9 +126,18 @@ class RerankOptions:
         match self.method:
             case "none":
                 return None
+            case "lexical":
+                weights = BUILT_IN if self.weights is None else open_lexical(self.weights)
+                return Lexical(candidates=self.candidates, weights=weights)
             case "zero-shot":
                 tokens = ZeroShot().tokens if self.tokens is None else self.tokens
-                return ZeroShot(candidates=self.candidates, tokens=tokens, model=model)
+                return ZeroShot(
+                    candidates=self.candidates,
+                    tokens=tokens,
+                    decay=self.decay,
+                    rank_weight=self.rank_weight,
+                    model=model,
+                )
             case "predictive":
                 return Predictive(cross_encoder=cross_encoder or self.load(), candidates=self.candidates)
             case "oracle":

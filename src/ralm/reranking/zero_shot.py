@@ -2,17 +2,21 @@
 
     i^ = argmax over i of  p(y' | [d_i; x'])                                          Eq. 6
 
-with y' the last s' tokens of the prefix, and x' the tokens before them.
+with y' the last s' tokens of the prefix, and x' the tokens before them. Beyond the paper, tokens near the end may count
+more, and the retriever's rank may count too.
 """
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 from pydantic import JsonValue
 
 from ralm.protocols import LanguageModel, Rows
-from ralm.records import Hits, Passages
-from ralm.reranking.oracle import contested, most_likely
-from ralm.validation import check_count
+from ralm.records import FloatArray, Hits, Passages
+from ralm.reranking.oracle import best_hits, contested, most_likely
+from ralm.reranking.predictive import rank_prior
+from ralm.validation import check_count, check_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,27 +24,55 @@ class ZeroShot:
     """Chooses the passage after which the end of the prefix is most likely (In-Context RALM, Eq. 6).
 
     The end is the last `tokens` tokens, with the paper's 16 tokens and 16 `candidates`. `model` ranks; by default the
-    reading model does. Raises UsageError if a number is below 1.
+    reading model does. With `decay`, the log-probability of the token j places before the end has the weight exp(-j /
+    decay); `rank_weight` times the logarithm of the retriever's rank is subtracted. Raises UsageError if a number is
+    out of range.
     """
 
     candidates: int = 16
     tokens: int = 16
+    decay: float | None = None
+    rank_weight: float = 0.0
     model: LanguageModel | None = None
 
     def __post_init__(self) -> None:
         check_count("candidates", self.candidates)
         check_count("tokens", self.tokens)
+        check_number("rank_weight", self.rank_weight, minimum=0, maximum=math.inf)
+        if self.decay is not None:
+            check_number("decay", self.decay, minimum=0, maximum=math.inf, above=True)
 
     @property
     def config(self) -> dict[str, JsonValue]:
         """The options, and the configuration of the ranking model; None if the reading model ranks."""
         model = None if self.model is None else dict(self.model.config)
-        return {"reranker": "zero-shot", "candidates": self.candidates, "tokens": self.tokens, "model": model}
+        paper: dict[str, JsonValue] = {"candidates": self.candidates, "tokens": self.tokens, "model": model}
+        more: dict[str, JsonValue] = {"decay": self.decay} if self.decay is not None else {}
+        if self.rank_weight:
+            more["rank_weight"] = self.rank_weight
+        return {"reranker": "zero-shot", **paper, **more}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
-        """The k best of each row's hits; their scores are total log-probabilities of the end of the prefix.
+        """The k best of each row's hits; their scores are total log-probabilities of the end of the prefix, with the
+        weights of `decay` and less that of the rank.
 
         Raises UsageError if a passage and the tokens do not fit into the ranking model.
         """
         candidates = contested(hits)
-        return most_likely(hits, candidates, rows.prefix_log_probs(candidates, self.tokens, self.model), k)
+        log_probs = rows.prefix_log_probs(candidates, self.tokens, self.model)
+        if self.decay is None and not self.rank_weight:
+            return most_likely(hits, candidates, log_probs, k)
+        totals = iter([one.sum(dtype=float) if self.decay is None else decayed(one, self.decay) for one in log_probs])
+        counts = (len(hits.of(row)) for row in range(len(hits)))
+        scores = [
+            np.array([next(totals) for _ in range(count)]) + rank_prior(self.rank_weight, count)
+            if count > 1
+            else np.zeros(count)
+            for count in counts
+        ]
+        return best_hits(hits, scores, k)
+
+
+def decayed(log_probs: FloatArray, decay: float) -> float:
+    """The sum of exp(-j / decay) log p over the tokens (float32) of the end of a prefix; the last one is j = 1."""
+    return float(log_probs.astype(np.float64) @ np.exp(-np.arange(len(log_probs), 0, -1) / decay))

@@ -36,8 +36,9 @@ from ralm.storage import manifest, outputs
 from ralm.terminal import track
 from ralm.training.candidates import find_candidates, score_candidates
 from ralm.training.examples import from_table
+from ralm.training.fitting import usable_examples
 from ralm.training.options import CandidateOptions, WeightingOptions
-from ralm.training.signals import WHERE, Signals, evenly_spaced, index_of, open_signals, softmax
+from ralm.training.signals import WHERE, Signals, index_of, open_signals, softmax
 from ralm.validation import config_of
 
 _FLAT: Final = 1e-3
@@ -168,22 +169,6 @@ def weights_of(shape_G: DoubleArray, heaviest: int) -> tuple[int, ...]:
     if logs_G.max() < _FLAT:
         return (1,) * len(shape_G)
     return tuple(int(one) for one in np.rint(heaviest ** (logs_G / logs_G.max())))
-
-
-def usable_examples(signals: Signals, options: WeightingOptions) -> tuple[IntArray, IntArray]:
-    """The examples to train with and to hold out: those whose candidates are all possible, evenly chosen if there are
-    more than wanted."""
-    possible_E = signals.is_possible_E
-    parts = [part[possible_E[part]] for part in signals.split(options.held_out, options.seed)]
-    total = sum(map(len, parts))
-    share = min(1.0, options.most_examples / max(1, total))
-    training_E, held_out_E = (evenly_spaced(part, round(share * len(part))) for part in parts)
-    if not len(training_E) or not len(held_out_E):
-        raise UsageError(
-            f"{signals.description} has {total:,} usable examples, which is not enough to learn from some and "
-            "test on others: measure more."
-        )
-    return training_E, held_out_E
 
 
 def _fitted_shape(signals: Signals, index: Index, training_E: IntArray) -> DoubleArray:

@@ -8,7 +8,6 @@ examples, K predictions (the candidates, then the one without a passage), N toke
 targets), T targets, F features, P parameters.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -21,12 +20,11 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
 from ralm.reading.mixers import EVIDENCE, MIXER_KIND, LearnedWeights, log_sum_exp, mixer_features
 from ralm.records import DoubleArray, IntArray
 from ralm.runs import run
 from ralm.storage import manifest, outputs
-from ralm.training.bm25 import usable_examples
+from ralm.training.fitting import HeldOutGain, held_out_gains, maximise, usable_examples
 from ralm.training.options import MixerTrainingOptions
 from ralm.training.signals import Signals, open_signals
 
@@ -43,20 +41,6 @@ _STARTS: Final = [
 _SIMILARITY: Final = LearnedWeights(temperature=1, rank=0, overlap=0, none=0, eta=0, decay=1)
 _LOWEST: Final = -1e4
 """Stands for the log-probability of an impossible token of the prefix, so that all sums are finite."""
-_STEPS: Final = 500
-_HALVINGS: Final = 40
-_LONGEST: Final = 4.0
-_ARMIJO: Final = 1e-4
-_FLAT: Final = 1e-8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutGain:
-    """A gain on held-out examples in nats a token, with the 95% interval of a paired bootstrap over documents."""
-
-    gain: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,31 +187,6 @@ def fit_temperature(examples: MixtureExamples) -> float:
     return float(np.exp(-log_slope))
 
 
-def maximise(
-    function: Callable[[DoubleArray], tuple[float, DoubleArray]], start_P: DoubleArray
-) -> tuple[float, DoubleArray]:
-    """A local maximum of a function that also gives its gradient, and where it is, by BFGS from a start."""
-    at_P, inverse_PP = start_P, np.eye(len(start_P))
-    best, gradient_P = function(at_P)
-    for _ in range(_STEPS):
-        step_P = inverse_PP @ gradient_P
-        step_P = step_P * min(1.0, _LONGEST / max(_FLAT, float(np.linalg.norm(step_P))))
-        for halving in range(_HALVINGS):
-            moved_P = step_P / 2**halving
-            value, new_P = function(at_P + moved_P)
-            if value >= best + _ARMIJO * float(gradient_P @ moved_P):
-                break
-        else:
-            break  # no step is better within rounding
-        change_P, at_P, best, gradient_P = gradient_P - new_P, at_P + moved_P, value, new_P
-        if abs(gradient_P).max() < _FLAT:
-            break
-        if (curvature := float(change_P @ moved_P)) > 0:
-            shift_PP = np.eye(len(at_P)) - np.outer(moved_P, change_P) / curvature
-            inverse_PP = shift_PP @ inverse_PP @ shift_PP.T + np.outer(moved_P, moved_P) / curvature
-    return best, at_P
-
-
 def _parameters(weights: LearnedWeights) -> DoubleArray:
     """What is fitted, from weights."""
     with np.errstate(divide="ignore"):  # eta may be 0
@@ -243,19 +202,14 @@ def _trained(training: MixtureExamples, held_out: MixtureExamples, document_E: I
     compared = (held_out.log_probs_EKN[:, -1, EVIDENCE:], *others)
     learned_ET = held_out.log_likelihood(weights)
     gains_ER = np.stack([(learned_ET - one).sum(axis=1) for one in compared], axis=1)
-    sums_UR, counts_U = sums_of_units(gains_ER, document_E), np.bincount(document_E) * held_out.targets
-    draws_DR = bootstrap_means(sums_UR, counts_U, seed=seed)
-    means = (sums_UR.sum(axis=0) / counts_U.sum()).tolist()
-    over_none, over_similarity, over_best = (
-        HeldOutGain(gain=gain, low=low, high=high)
-        for gain, (low, high) in zip(means, map(interval, draws_DR.T), strict=True)
-    )
+    tokens_E = np.full(len(gains_ER), held_out.targets)
+    over_none, over_similarity, over_best = held_out_gains(gains_ER, tokens_E, document_E, seed)
     return TrainedMixer(
         weights=weights,
         best_temperature=temperature,
         examples=len(training.there_EK),
         held_out=len(document_E),
-        documents=len(counts_U),
+        documents=len(np.unique(document_E)),
         over_none=over_none,
         over_similarity=over_similarity,
         over_best_temperature=over_best,

@@ -203,6 +203,20 @@ class MixerTrainingOptions(WeightingOptions):
     documents: Annotated[int, Option("First candidates that are read together, as in the ensemble.")] = 10
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LexicalOptions(WeightingOptions):
+    """How the weights of a lexical reranker are fitted; six need few examples.
+
+    `likelihood`: how likely the language model finds the end of the prefix after a passage counts too, which costs a
+    pass for each candidate. Raises UsageError if a value is out of range.
+    """
+
+    most_examples: Annotated[int, Option("Most examples to learn from.", minimum=2)] = 2000
+    likelihood: Annotated[
+        bool, Option("Let the likelihood of the prefix's end count, too, which costs a pass for each candidate.")
+    ] = False
+
+
 def training_extra() -> AbstractContextManager[None]:
     """Turns a missing package of the extra `train` into MissingExtraError."""
     return extra("train", "training needs", _PACKAGES)

@@ -377,6 +377,17 @@ _NO_PREFERENCE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HalfGains:
+    """Mean gains over no passage on the second halves of continuations, in nats per token: of the first candidate, of
+    the one that is best for the first half, and of the best for the second half itself. The second is what a reranker
+    can attain that knows the text before perfectly; the last one also profits from chance."""
+
+    first: float
+    attainable: float
+    best: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignalStatistics:
     """What choosing among the candidates can gain. Gains are in nats per token over reading no passage.
 
@@ -385,7 +396,8 @@ class SignalStatistics:
     fewer, `impossible` those in which the language model gives a token no probability. `no_preference` counts examples
     whose candidates differ by less than 0.01 nats per token. `entropies`: for each beta, the mean entropy in nats of
     Q, the softmax of the mean token log-probability over beta; `paper_entropies`: the same of the paper's Q, the
-    softmax of the probability over beta (REPLUG, section 4.2); `uniform` is the entropy if Q were uniform.
+    softmax of the probability over beta (REPLUG, section 4.2); `uniform` is the entropy if Q were uniform. `halves`:
+    the gains on the second half of each continuation, None if one has a single token.
     """
 
     examples: int
@@ -398,6 +410,7 @@ class SignalStatistics:
     entropies: dict[str, float]
     paper_entropies: dict[str, float]
     uniform: float
+    halves: HalfGains | None
 
 
 def signal_statistics(signals: Signals) -> SignalStatistics:
@@ -423,7 +436,31 @@ def signal_statistics(signals: Signals) -> SignalStatistics:
         entropies={str(beta): _entropy(mean_EK / beta) for beta in BETAS},
         paper_entropies={str(beta): _entropy(np.where(there_EK, np.exp(total_EK), -np.inf) / beta) for beta in BETAS},
         uniform=float(np.log(np.maximum(counts_E, 1)).mean()) if used_E.any() else 0.0,
+        halves=_half_gains(signals, np.flatnonzero(used_E)),
     )
+
+
+def _half_gains(signals: Signals, examples_E: IntArray) -> HalfGains | None:
+    """The gains on second halves of some examples (rising)."""
+    tokens_E = signals.tokens_E[examples_E]
+    if not len(examples_E) or tokens_E.min() < 2:
+        return None
+    table = signals.candidates(examples_E)
+    example_R, counts_R = table["example"].to_numpy(), pc.list_value_length(table["log_probs"]).to_numpy()
+    row_R, column_R = (
+        np.searchsorted(examples_E, example_R),
+        np.arange(len(table)) - np.searchsorted(example_R, example_R),
+    )
+    begins_R = np.cumsum(counts_R) - counts_R
+    flat = pc.list_flatten(table["log_probs"]).to_numpy().astype(np.float64)
+    halves_R2 = np.add.reduceat(flat, np.stack([begins_R, begins_R + counts_R // 2], axis=1).ravel()).reshape(-1, 2)
+    halves_EK2 = np.full((len(examples_E), signals.width + 1, 2), -np.inf)
+    halves_EK2[row_R, column_R] = halves_R2
+    early_EK, late_EK = halves_EK2[:, 1:, 0], halves_EK2[:, 1:, 1] - halves_EK2[:, :1, 1]
+    tokens = int((tokens_E - tokens_E // 2).sum())
+    attained_E = np.take_along_axis(late_EK, early_EK.argmax(axis=1)[:, None], axis=1)
+    first, attainable, best = (float(one.sum() / tokens) for one in (late_EK[:, 0], attained_E, late_EK.max(axis=1)))
+    return HalfGains(first=first, attainable=attainable, best=best)
 
 
 def _entropy(logits_EK: DoubleArray) -> float:

@@ -35,7 +35,7 @@ _EMPTY_HEADING: Final = re.compile(rf"({documents.HEADING_MARK}\d)\n+")
 _CELLS: Final = frozenset({"td", "th"})
 _EMPTY: Final = re.compile(r"<([a-zA-Z][\w:-]*)((?:\s[^<>]*?)?)/>")
 _VOID: Final = frozenset("area base br col embed hr img input link meta param source track wbr".split())
-_SPACES: Final = re.compile(r"[ \t\n\r\f]+")
+_SPACES: Final = re.compile(r"[ \t\n\r\f]{2,}|[\t\n\r\f]")  # a single space is left as it is, which is faster
 _CELL_BREAKS: Final = re.compile(r" *\t[ \t]*")
 _NEVER_USED: Final = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"})
 _CHARSET: Final = re.compile(rb"""<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)
@@ -92,10 +92,13 @@ class _Page:
     @property
     def marked_text(self) -> str:
         """The text, with marks of headings."""
-        shown = self._shown[:]
-        for place, level in reversed(self._headings):
-            shown.insert(place, f"{documents.HEADING_MARK}{level}")
-        lines = (_CELL_BREAKS.sub("\t", line).strip("\t").rstrip() for line in "".join(shown).split("\n"))
+        marked, begin = list[str](), 0
+        for place, level in self._headings:
+            marked += self._shown[begin:place]
+            marked.append(f"{documents.HEADING_MARK}{level}")
+            begin = place
+        marked += self._shown[begin:]
+        lines = (_without_empty_cells(line) for line in "".join(marked).split("\n") if line)
         return _EMPTY_HEADING.sub(r"\1", "\n".join(line for line in lines if line))
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
@@ -123,10 +126,14 @@ class _Page:
     def data(self, text: str) -> None:
         if self._within[_HIDES]:
             return
-        for role in (_TITLE, _HEADING):
-            if self._within[role] and role not in self._finished and not self._within[_DRAWS]:
-                self._titles[role].append(text)
-        if not self._within[_TITLE]:
+        if documents.HEADING_MARK in text:
+            text = text.replace(documents.HEADING_MARK, "")
+        is_title = self._within[_TITLE]
+        if (is_title or self._within[_HEADING]) and not self._within[_DRAWS]:
+            for role in (_TITLE, _HEADING):
+                if self._within[role] and role not in self._finished:
+                    self._titles[role].append(text)
+        if not is_title:
             self._show(text)
 
     def comment(self, text: str) -> None:
@@ -141,7 +148,7 @@ class _Page:
     def _show(self, text: str) -> None:
         """Add text; outside of preformatted text, white space is one space, and none begins a line."""
         if not self._within[_KEEPS]:
-            text = _SPACES.sub(" ", text.replace(documents.HEADING_MARK, ""))
+            text = _SPACES.sub(" ", text)
             if not self._shown or self._shown[-1] in "\t\n":
                 text = text.lstrip(" ")
         if text:
@@ -152,6 +159,10 @@ class _Page:
             self._shown.append("\t")
         elif tag not in _INLINE:
             self._shown.append("\n")
+
+
+def _without_empty_cells(line: str) -> str:
+    return (_CELL_BREAKS.sub("\t", line).strip("\t") if "\t" in line else line).rstrip()
 
 
 def _opened_and_closed(tag: re.Match[str]) -> str:

@@ -12,8 +12,8 @@ from ralm.records import Document, Heading
 _MARKDOWN: Final = (".md", ".markdown")
 _RST: Final = ".rst"
 _LINES_READ: Final = 50
-_LINE: Final = re.compile(r"[^\n]*\n?")
-_FENCE: Final = re.compile(r"\s*(```|~~~)")
+_FENCES: Final = ("```", "~~~")
+_RULES: Final = "=-~^\"'`#*+:._"
 _MARKDOWN_HEADING: Final = re.compile(r"#{1,6}[ \t]+(.+?)[ \t]*#*\s*$")
 _SETEXT_UNDERLINE: Final = re.compile(r"(=|-)\1{2,}\s*$")
 _FRONT_MATTER: Final = re.compile(r"---[^\S\n]*\n(.{,65536}?\n)(?:---|\.\.\.)[^\S\n]*(?:\n|$)", re.DOTALL)
@@ -67,23 +67,26 @@ def find_headings(text: str, suffix: str) -> Iterator[Heading]:
     in which they occur; none of other formats."""
     if suffix not in (*_MARKDOWN, _RST):
         return
-    levels = ["=", "-"] if suffix in _MARKDOWN else []
+    is_markdown = suffix in _MARKDOWN
+    levels = ["=", "-"] if is_markdown else []
     in_code, before, line = False, 0, ""
-    for match in _LINE.finditer(text):
-        above, line = line, match.group().strip()
-        if suffix in _MARKDOWN and _FENCE.match(line):
+    begin = end = 0
+    for raw in text.split("\n"):
+        begin, end = end, min(end + len(raw) + 1, len(text))
+        above, line = line, raw.strip()
+        if is_markdown and line.startswith(_FENCES):
             in_code = not in_code
         elif in_code:
             line = ""
-        elif suffix in _MARKDOWN and (heading := _MARKDOWN_HEADING.match(line)):
-            yield Heading(match.start(), match.end(), len(line) - len(line.lstrip("#")), heading.group(1))
+        elif is_markdown and line.startswith("#") and (heading := _MARKDOWN_HEADING.match(line)):
+            yield Heading(begin, end, len(line) - len(line.lstrip("#")), heading.group(1))
             line = ""
-        elif above and _is_underlined(above, line, suffix):
+        elif above and line and line[0] in _RULES and _is_underlined(above, line, suffix):
             if line[0] not in levels:
                 levels.append(line[0])
-            yield Heading(before, match.end(), levels.index(line[0]) + 1, above)
+            yield Heading(before, end, levels.index(line[0]) + 1, above)
             line = ""
-        before = match.start()
+        before = begin
 
 
 def _is_underlined(line: str, below: str, suffix: str) -> bool:

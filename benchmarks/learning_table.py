@@ -1,0 +1,89 @@
+"""What choosing among BM25's candidates gains: zero-shot, lexical, and the bounds, on signals of held-out texts.
+
+    python -m benchmarks.learning_table INDEX TRAINING HELD_OUT
+
+TRAINING and HELD_OUT are folders of `ralm signals` with the same index and model, of different documents. Weights are
+fitted to TRAINING. Prints, for HELD_OUT, the nats a token that each choice gains over BM25's first passage, with the
+95% interval of a paired bootstrap over documents, the perplexity that it changes, and the microseconds of processor
+time that its lexical features cost a candidate. `attainable` is the choice by the first half of each continuation, read
+on the second half, as a share of the best choice there.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+import ralm
+from ralm.records import DoubleArray
+from ralm.reranking.lexical import BUILT_IN
+from ralm.training.fitting import held_out_gains
+from ralm.training.lexical import features_of, fit_lexical
+from ralm.training.signals import Signals
+
+PAPER_TOKENS = 16
+
+
+def end_likelihoods(signals: Signals, tokens: int) -> DoubleArray:
+    """The log-probability (E x K) of the last `tokens` tokens of each prefix after each candidate."""
+    table = signals.candidates(np.arange(len(signals)))
+    table = table.filter(table["passage"].is_valid())
+    totals_EK, column = np.full(signals.passages_EK.shape, -np.inf), [0] * len(signals)
+    for example, before in zip(table["example"].to_pylist(), table["before"].to_pylist(), strict=True):
+        totals_EK[example, column[example]] = sum(before[-tokens:])
+        column[example] += 1
+    return totals_EK
+
+
+def main(index: Path, training: Path, held_out: Path) -> None:
+    opened = ralm.open_index(index)
+    fitted_to, tested = ralm.open_signals(training), ralm.open_signals(held_out)
+    used_E = np.flatnonzero(fitted_to.is_possible_E)
+    learned = {
+        f"lexical{' with likelihood' if likelihood else ''}, fitted to {len(used_E)} examples": fit_lexical(
+            features_of(fitted_to, opened, used_E, likelihood=likelihood), fitted_to.log_probs_EK[used_E]
+        )
+        for likelihood in (False, True)
+    }
+    tested_E = np.flatnonzero(tested.is_possible_E & tested.has_choice_E)
+    began = time.process_time()
+    features_EKF = features_of(tested, opened, tested_E, likelihood=False)
+    cost = (time.process_time() - began) / np.isfinite(tested.log_probs_EK[tested_E]).sum() * 1e6
+    features_EKF = features_of(tested, opened, tested_E, likelihood=True)
+    log_probs_EK = tested.log_probs_EK[tested_E]
+    likelihoods_EK = end_likelihoods(tested, PAPER_TOKENS)[tested_E]
+    scores = {
+        "zero-shot (In-Context RALM, Eq. 6)": likelihoods_EK,
+        "zero-shot, decay 8, rank weight 0.5": features_EKF[:, :, 5] - 0.5 * features_EKF[:, :, 1],
+        "lexical, built-in weights": BUILT_IN.scores(features_EKF),
+        **{name: weights.scores(features_EKF) for name, weights in learned.items()},
+        "best (oracle)": log_probs_EK,
+    }
+    there_EK, rows_E = np.isfinite(log_probs_EK), np.arange(len(tested_E))
+    chosen = [np.where(there_EK, one, -np.inf).argmax(axis=1) for one in scores.values()]
+    gains_ER = np.stack([log_probs_EK[rows_E, one] - log_probs_EK[:, 0] for one in chosen], axis=1)
+    names = np.array(tested.documents_E)[tested_E]
+    document_E = np.unique(names, return_inverse=True)[1]
+    over_none, *gains = held_out_gains(
+        np.column_stack([log_probs_EK[:, 0] - tested.baseline_E[tested_E], gains_ER]),
+        tested.tokens_E[tested_E],
+        document_E,
+        0,
+    )
+    print(f"{held_out.name}: {len(tested_E)} examples of {len({*names})} documents; features {cost:.0f} us a candidate")
+    print(f"BM25's first over no passage: {over_none.gain:+.4f} ({over_none.low:+.4f} to {over_none.high:+.4f})")
+    print("| choice among 16 | over BM25's first, nats a token | perplexity |\n|---|---|---|")
+    for name, one in zip(scores, gains, strict=True):
+        print(f"| {name} | {one.gain:+.4f} ({one.low:+.4f} to {one.high:+.4f}) | {np.expm1(-one.gain):+.1%} |")
+    halves = ralm.signal_statistics(tested).halves
+    if halves is not None:
+        share = (halves.attainable - halves.first) / (halves.best - halves.first)
+        print(f"attainable on second halves: {halves.attainable - halves.first:+.4f}, {share:.0%} of the best choice\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for folder in ("index", "training", "held_out"):
+        parser.add_argument(folder, type=Path)
+    main(**vars(parser.parse_args()))
