@@ -16,25 +16,21 @@ import numpy as np
 import tantivy
 
 from benchmarks.collection import Collection
-from ralm.retrieval.bm25.formula import Weighting
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
 
 Engine: TypeAlias = Callable[[int], object]
 """Answers all queries with this many hits each."""
 ON_ALL_CORES = "stream, all cores"
-_WEIGHTING = Weighting((4, 2, 1))
 _ADDED_AT_ONCE = 10_000
 
 
 def ours(bm25: BM25, collection: Collection) -> Iterator[tuple[str, Engine]]:
-    """A stream; one with weights of query terms; queries one call at a time, as in generation; a scan of every posting;
+    """A stream; queries one call at a time, as in generation; a scan of every posting;
     a stream on each core."""
     words = [[f"w{term}" for term in query] for query in collection.queries]
-    weighted_words = map(_WEIGHTING.repeat_terms, words)
-    rows, weighted = ([bm25.terms(query) for query in queries] for queries in (words, weighted_words))
+    rows = [bm25.terms(query) for query in words]
     yield "stream", lambda k: Stream(bm25.collection, k).search(rows)
-    yield "stream, weights", lambda k: Stream(bm25.collection, k).search(weighted)
     yield "online", lambda k: [bm25.retrieve_terms([row], k) for row in rows]
     apart = rows[:: max(1, len(rows) // 500)]  # these share few terms with each other, so none is streamed
     yield "scan", lambda k: bm25.retrieve_terms((apart * (len(rows) // len(apart) + 1))[: len(rows)], k)

@@ -58,7 +58,6 @@ COMMANDS = {
         "--seed 1",
         "--seed 2",
     ),
-    "bm25": ("train bm25 old-signals --index index --lm lm", "--seed 1", "--seed 2"),
 }
 """Each command, what makes an older result of it, and what makes the one that is killed."""
 

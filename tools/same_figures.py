@@ -74,8 +74,6 @@ COMMANDS: Final = {
     "choice": f"choice choices.jsonl {_LM} --index index --baseline --json",
     "choice letters": f"choice choices.jsonl {_LM} --index index --score letter --json",
     "signals": f"signals corpus.jsonl {_LM} --index index --examples 12 {_SIGNALS} --no-exclude --out signals --json",
-    "train bm25": "train bm25 signals --lm ralm-tiny --index index --out weighting --json",
-    "search weighted": "search index sheep --weighting weighting --json",
     "update": "update index more.jsonl --remove-id sea",
     "search updated": "search index sheep --json",
     "merge": "merge index",

@@ -110,7 +110,7 @@ from .reranking.oracle import Oracle as Oracle
 from .reranking.predictive import Predictive as Predictive, load_cross_encoder as load_cross_encoder
 from .reranking.random import RandomChoice as RandomChoice
 from .reranking.zero_shot import ZeroShot as ZeroShot
-from .retrieval.bm25.formula import BM25Options as BM25Options, BuildOptions as BuildOptions, Weighting as Weighting
+from .retrieval.bm25.formula import BM25Options as BM25Options, BuildOptions as BuildOptions
 from .retrieval.bm25.scan import Forbidden as Forbidden
 from .retrieval.bm25.search import BM25 as BM25
 from .retrieval.build import build_index as build_index
@@ -140,7 +140,6 @@ from .retrieval.writer import merge_index as merge_index
 from .runs.compare import Comparison as Comparison, compare_runs as compare_runs
 from .runs.resume import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .runs.run import write_run as write_run
-from .training.bm25 import train_bm25 as train_bm25
 from .training.candidates import OnlineExamples as OnlineExamples
 from .training.lexical import train_lexical as train_lexical
 from .training.mixer import train_mixer as train_mixer
@@ -154,10 +153,10 @@ from .training.options import (
     RerankerOptions as RerankerOptions,
     RetrieverTrainingOptions as RetrieverTrainingOptions,
     TrainingOptions as TrainingOptions,
-    WeightingOptions as WeightingOptions,
 )
 from .training.reranker import train_reranker as train_reranker
 from .training.retriever import train_query_encoder as train_query_encoder, train_retriever as train_retriever
 from .training.signal_writer import make_signals as make_signals
-from .training.signals import Signals as Signals, open_signals as open_signals, signal_statistics as signal_statistics
+from .training.signals import Signals as Signals, open_signals as open_signals
+from .training.statistics import signal_statistics as signal_statistics
 from .version import __version__ as __version__

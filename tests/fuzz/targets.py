@@ -37,7 +37,8 @@ from ralm.runs.report import build_report
 from ralm.runs.resume import unfinished_run, unfinished_store
 from ralm.runs.run import evaluation_config, open_run, write_run
 from ralm.terminal import Advance
-from ralm.training.signals import open_signals, signal_statistics
+from ralm.training.signals import open_signals
+from ralm.training.statistics import signal_statistics
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.fuzz.formats import FILES
 from tests.training.made_signals import save_signals

@@ -21,7 +21,8 @@ from ralm.storage.manifest import read_manifest
 from ralm.training.encoders import TrainableQueryEncoder, inner_products, losses_of
 from ralm.training.options import LikelihoodSemantics, LSROptions, QueryEncoderOptions, TrainingOptions
 from ralm.training.retriever import train_query_encoder
-from ralm.training.signals import Signals, open_signals, signal_statistics
+from ralm.training.signals import Signals, open_signals
+from ralm.training.statistics import signal_statistics
 from tests.reference import learning
 from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
 from tests.training.made_signals import save_signals

@@ -22,7 +22,8 @@ from ralm.retrieval.index import open_index
 from ralm.storage.atomic import file_lock
 from ralm.training import signal_writer
 from ralm.training.examples import Example
-from ralm.training.signals import CANDIDATES, Signals, open_signals, signal_statistics
+from ralm.training.signals import CANDIDATES, Signals, open_signals
+from ralm.training.statistics import signal_statistics
 from tests.cli.program import Answer, ralm
 from tests.cli.test_signals import wait_until
 from tests.forked import Program, killing, started

@@ -19,10 +19,10 @@ from ralm.runs.report import Report, render_report, to_float
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
-from ralm.training import reranker, retriever, signals
+from ralm.training import reranker, retriever
+from ralm.training.statistics import SignalStatistics
 
 if TYPE_CHECKING:
-    from ralm.training.bm25 import LearnedWeighting
     from ralm.training.lexical import TrainedLexical
     from ralm.training.mixer import TrainedMixer
 
@@ -121,7 +121,7 @@ def print_judged(summary: Mapping[str, Any], names: Sequence[str]) -> None:
     print_line(f"  {summary['topics']:,} topics; intervals by bootstrap over topics")
 
 
-def print_worth(folder: Path, statistics: signals.SignalStatistics) -> None:
+def print_worth(folder: Path, statistics: SignalStatistics) -> None:
     """Print the gain of choosing well among the passages of signals, and how strongly signals prefer some."""
     print_line(f"{folder}: {statistics.examples:,} examples with passages to choose from")
     left = {
@@ -211,25 +211,6 @@ def _print_held_out(trained: reranker.TrainedReranker | retriever.TrainedRetriev
         measured = {name: to_float(value) for name, value in trained.held_out.items()}
         gains = [f"{measured[name] - measured['none']:+.4f} {words}" for name, words in choices.items()]
         print_line(f"gain per token of held-out examples: {', '.join(gains)}")
-
-
-def print_weighting(folder: Path, learned: "LearnedWeighting") -> None:
-    """Print the tried weights of query terms, and the gain of the best ones on held-out examples."""
-
-    def weights(of: Sequence[int]) -> str:
-        return ", ".join(map(str, of))
-
-    print_line(f"gain over no passage on {learned.examples:,} training examples, in nats per token:")
-    for one in learned.tried:
-        print_line(f"  weights {weights(one.weights):<10}{one.gain:+.4f}")
-    print_line(
-        f"on {learned.held_out:,} held-out examples, BM25 gains {learned.plain:+.4f}; weights {weights(learned.best)} "
-        f"gain {learned.gain:+.4f} more (95%: {learned.interval[0]:+.4f} to {learned.interval[1]:+.4f})"
-    )
-    if learned.weighting.is_plain:
-        print_line(f"{folder}: all terms weigh the same, as in plain BM25, since no other weights are better")
-    else:
-        print_line(f"{folder}: search the same index with --weighting {folder}")
 
 
 def print_mixer(folder: Path, trained: "TrainedMixer") -> None:

@@ -28,7 +28,6 @@ from ralm.training.options import (
     RerankerOptions,
     RetrieverTrainingOptions,
     TrainingOptions,
-    WeightingOptions,
 )
 
 _SignalFolders = Annotated[list[Path], options.argument("Folders that `ralm signals` made.", "SIGNALS")]
@@ -186,28 +185,6 @@ def retriever_command(
         trained = ralm.train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
         print_trained = partial(print_encoders, trained, index, both.save_as or out.resolve().name)
     return Output(partial(_as_json, "retriever", trained), print_trained)
-
-
-def bm25_command(
-    *,
-    signals: _SignalFolders,
-    lm: options.ModelName,
-    out: Annotated[Path, Option("Folder for the weights.")],
-    index: _SignalIndex = None,
-    learning: WeightingOptions,
-    model: options.Model,
-    force: options.Force = False,
-) -> Output:
-    """Learn how much more the last words of a query count, so that BM25's first passage helps the language model most.
-
-    Searching with the weights (`--weighting OUT`) stays exact. If they gain nothing on held-out examples, the result is
-    plain BM25. Rerun the command after an interruption to resume.
-    """
-    from ralm.cli.results import print_weighting
-
-    scoring = open_model(lm, model)
-    learned = ralm.train_bm25(ralm.open_signals(*signals), scoring, out, learning, index=index, force=force)
-    return Output(learned.as_json, partial(print_weighting, out, learned))
 
 
 def mixer_command(

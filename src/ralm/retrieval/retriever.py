@@ -15,7 +15,6 @@ from ralm.lm.api.endpoint import is_api
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.protocols import Encoder, Retriever
 from ralm.records import Hits, IntArray
-from ralm.retrieval.bm25.formula import open_weighting
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, load_encoder
 from ralm.retrieval.distinct import Distinct
 from ralm.retrieval.filters import Filter, filter_retriever, parse_filter
@@ -39,7 +38,6 @@ class RetrieverOptions:
 
     `retriever`: bm25, dense, hybrid (both, fused as `fusion` says), random (the control, which draws with `seed`), or a
     class of your own as `module:Class`, which is called with the `Index`.
-    `weighting`: a folder that `ralm train bm25` made, with weights of query terms for BM25.
     `vectors`: the name of the set of vectors to search, if the index has several. `query_encoder` encodes queries
     instead of the encoder that the index names; with `any_encoder` its vectors may differ from those that the index was
     built with. `search`: how much work an approximate index does. `forbidden_titles` and `forbidden_documents`: files
@@ -62,13 +60,6 @@ class RetrieverOptions:
         int,
         seed_option(Needs.value("retriever", "random")),
     ] = 0
-    weighting: Annotated[
-        Path | None,
-        Option(
-            "BM25: weights of query terms, a folder that `ralm train bm25` made.",
-            needs=Needs.value("retriever", "bm25", "hybrid"),
-        ),
-    ] = None
     vectors: Annotated[
         str | None,
         Option("Dense: search the vectors of this name.", default_text="the default ones of the index", needs=_DENSE),
@@ -191,10 +182,7 @@ def matching_passages(
 def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | None) -> Retriever:
     match options.retriever:
         case "bm25":
-            bm25 = index.bm25
-            if options.weighting is not None:
-                bm25 = bm25.weighted(open_weighting(options.weighting))
-            return bm25 if forbidden is None else bm25.without(forbidden)
+            return index.bm25 if forbidden is None else index.bm25.without(forbidden)
         case "dense":
             encoder = _query_encoder(index, options)
             dense = index.dense(

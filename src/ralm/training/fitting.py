@@ -12,7 +12,7 @@ import numpy as np
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
 from ralm.records import DoubleArray, IntArray
-from ralm.training.options import WeightingOptions
+from ralm.training.options import FittingOptions
 from ralm.training.signals import Signals, evenly_spaced
 
 _STEPS: Final = 500
@@ -43,7 +43,7 @@ def held_out_gains(gains_ER: DoubleArray, tokens_E: IntArray, document_E: IntArr
     ]
 
 
-def usable_examples(signals: Signals, options: WeightingOptions) -> tuple[IntArray, IntArray]:
+def usable_examples(signals: Signals, options: FittingOptions) -> tuple[IntArray, IntArray]:
     """The examples to train with and to hold out: those whose candidates are all possible, evenly chosen if there are
     more than wanted."""
     possible_E = signals.is_possible_E

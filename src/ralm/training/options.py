@@ -175,14 +175,13 @@ class QueryEncoderOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightingOptions:
-    """How few weights are learned from signals: those of query terms for BM25, or those of a mixer.
+class FittingOptions:
+    """How a few weights are fitted to signals: those of a mixer, or of a lexical reranker. They need few examples.
 
-    Two weights need few examples. Weights that do not gain on the held-out documents are not used. Raises UsageError if
-    a value is out of range.
+    Raises UsageError if a value is out of range.
     """
 
-    most_examples: Annotated[int, Option("Most examples to learn from.", minimum=2)] = 20_000
+    most_examples: Annotated[int, Option("Most examples to learn from.", minimum=2)] = 2000
     held_out: Annotated[
         float, Option("Share of the examples, whole documents, held out to test the weights.", maximum=0.9, above=True)
     ] = 0.3
@@ -193,25 +192,23 @@ class WeightingOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixerTrainingOptions(WeightingOptions):
+class MixerTrainingOptions(FittingOptions):
     """How the weights of a mixer are learned: for ensembles of so many `documents`, the first candidates of an example.
 
     Six weights need few examples. Raises UsageError if a value is out of range.
     """
 
-    most_examples: Annotated[int, Option("Most examples to learn from.", minimum=2)] = 2000
     documents: Annotated[int, Option("First candidates that are read together, as in the ensemble.")] = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LexicalOptions(WeightingOptions):
+class LexicalOptions(FittingOptions):
     """How the weights of a lexical reranker are fitted; six need few examples.
 
     `likelihood`: how likely the language model finds the end of the prefix after a passage counts too, which costs a
     pass for each candidate. Raises UsageError if a value is out of range.
     """
 
-    most_examples: Annotated[int, Option("Most examples to learn from.", minimum=2)] = 2000
     likelihood: Annotated[
         bool, Option("Let the likelihood of the prefix's end count, too, which costs a pass for each candidate.")
     ] = False

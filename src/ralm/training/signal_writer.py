@@ -47,6 +47,7 @@ from ralm.training.examples import (
     text_config,
 )
 from ralm.training.options import CandidateOptions, ExampleOptions
+from ralm.training.statistics import signal_statistics
 from ralm.validation import config_of
 
 _LOG: Final = logging.getLogger(__name__)
@@ -275,7 +276,7 @@ def _write(job: _Job, *, force: bool) -> None:
             link_file(job.part(part), folder / signals.CANDIDATES / job.part(part).name)
         counts = {"examples": pq.read_metadata(folder / signals.EXAMPLES).num_rows}
         manifest = write_manifest(folder, kind=signals.SIGNALS_KIND, settings=settings, counts=counts)
-        settings["worth"] = asdict(signals.signal_statistics(signals.open_signals(folder)))
+        settings["worth"] = asdict(signal_statistics(signals.open_signals(folder)))
         write_manifest(folder, kind=signals.SIGNALS_KIND, settings=settings, counts=counts, files=manifest.files)
 
 

@@ -10,19 +10,13 @@ on its order, and equal passages score equal.
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import JsonValue
 
-from ralm.errors import DamagedFolderError, UsageError
 from ralm.options import Option, check_options
-from ralm.storage.manifest import open_consistently, read_manifest
-from ralm.storage.outputs import FolderKind
 
 _MAX_K1: Final = 1000.0
 """With a higher k1, one occurrence adds less than the resolution of a fixed-point score."""
@@ -30,12 +24,6 @@ _EXACT_LENGTHS: Final = 24
 _MAX_MEGABYTES: Final = 1 << 20
 _MAX_WORKERS: Final = 1024
 _BYTES_A_TERM: Final = 24
-TERM_GROUPS: Final = (0, 4, 8)
-"""Where groups of query terms begin, counted from the end of the query: the last 4 terms, the 4 before, all others."""
-MAX_WEIGHT: Final = 4
-"""With heavier terms, queries would not fit into the bounds of a stream, so they would be scanned. None were better."""
-WEIGHTING_KIND: Final = FolderKind("weighting")
-_SETTING: Final = "weighting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,56 +105,3 @@ class BuildOptions:
     def buffered_terms(self) -> int:
         """Terms in the buffer, and postings merged at a time."""
         return int(self.megabytes * 1e6 / _BYTES_A_TERM)
-
-
-@dataclass(frozen=True, slots=True)
-class Weighting:
-    """The weight of the query terms of each group of `TERM_GROUPS`: whole numbers from 1 to `MAX_WEIGHT`.
-
-    A term of weight 3 counts as if it occurred three times in its place, so every way of searching stays exact. Terms
-    are counted after analysis, so stop words do not count. `analysis`: the analyser that the weights were learned for,
-    as indexes record it; None if they suit any. Raises UsageError if the weights are invalid.
-    """
-
-    weights: tuple[int, ...] = (1,) * len(TERM_GROUPS)
-    analysis: str | None = None
-
-    def __post_init__(self) -> None:
-        whole = all(type(one) is int and 1 <= one <= MAX_WEIGHT for one in self.weights)
-        if len(self.weights) != len(TERM_GROUPS) or not whole:
-            raise UsageError(
-                f"`weights` must be {len(TERM_GROUPS)} whole numbers from 1 to {MAX_WEIGHT}, not {[*self.weights]}."
-            )
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all terms weigh the same, so that nothing differs from BM25."""
-        return len(set(self.weights)) == 1
-
-    def repeat_terms(self, words: Sequence[str]) -> list[str]:
-        """The query in which each term occurs as often as it weighs."""
-        ends = [len(words) - begin for begin in TERM_GROUPS]
-        query: list[str] = []
-        for begin, end, weight in zip([*ends[1:], 0], ends, self.weights, strict=True):
-            query += [word for word in words[max(0, begin) : max(0, end)] for _ in range(weight)]
-        return query
-
-    def as_settings(self) -> dict[str, JsonValue]:
-        """The settings that a manifest records."""
-        return {_SETTING: {"weights": [*self.weights], "analysis": self.analysis}}
-
-
-def open_weighting(path: Path | str) -> Weighting:
-    """Read a folder that `ralm train bm25` wrote.
-
-    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
-    """
-    path = Path(path)
-    manifest = open_consistently(path, lambda: read_manifest(path, kind=WEIGHTING_KIND))
-    match manifest.settings.get(_SETTING):
-        case {"weights": [*weights], "analysis": str() as analysis}:
-            try:
-                return Weighting(tuple(weights), analysis)  # type: ignore[arg-type]
-            except UsageError as error:
-                raise DamagedFolderError(f"{path} is damaged: {error}") from error
-    raise DamagedFolderError(f"{path} is damaged: its manifest does not record the weights; train it again.")

@@ -27,12 +27,11 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.corpus.numbering import are_in, hash_of_numbers, rising, union
-from ralm.errors import UsageError
 from ralm.records import Hits, IntArray
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.collection import NO_TERM, PARTITION, BackgroundTask, Collection, Lexicon, SearchedSegment
-from ralm.retrieval.bm25.formula import BM25Options, Weighting, cores, impact, length_bytes, stored_lengths
+from ralm.retrieval.bm25.formula import BM25Options, cores, impact
 from ralm.retrieval.bm25.kernels import check_passage_count, drain_heaps
 from ralm.retrieval.bm25.scan import WORD_ROWS, Forbidden, PassingRows, ScanQueries, SearchBatch, scan, units
 from ralm.retrieval.bm25.segments import Segment, numbering_of, totals_of
@@ -110,7 +109,6 @@ class BM25:
         self._texts = _Texts(self._loader.background)
         self._excluded: IntArray = np.zeros(0, np.int64)
         self._forbidden_rows = self._numbering.removed
-        self._weighting = Weighting()
         self._passing: Passing | None = None
         self._passing_rows: PassingRows | None = None
 
@@ -126,21 +124,6 @@ class BM25:
         other = copy(self)
         other._excluded = union(self._excluded, rising(numbers))
         other._forbidden_rows = union(self._forbidden_rows, self._numbering.rows(other._excluded))
-        return other
-
-    def weighted(self, weighting: Weighting) -> Self:
-        """The same retriever with other weights of query terms; both share the data of streams.
-
-        Raises UsageError if the weights were learned for another analyser.
-        """
-        if weighting.analysis not in (None, self._analysis.recorded):
-            raise UsageError(
-                f"the weights of query terms were learned for the analyser {weighting.analysis}, but the index has "
-                f"{self._analysis.recorded}; learn them with this index (`ralm train bm25`)."
-            )
-        other = copy(self)
-        other._weighting = weighting
-        other._texts = _Texts(self._loader.background)
         return other
 
     @property
@@ -160,8 +143,8 @@ class BM25:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything that decides the hits: the index, the analysis of queries, the constants of the formula, the
-        weights of query terms, and which passages are excluded."""
+        """Everything that decides the hits: the index, the analysis of queries, the constants of the formula,
+        and which passages are excluded."""
         config: dict[str, JsonValue] = {
             "retriever": "bm25",
             "fingerprint": self._fingerprint,
@@ -169,8 +152,6 @@ class BM25:
             "k1": self._options.k1,
             "b": self._options.b,
         }
-        if not self._weighting.is_plain:
-            config["weights"] = [*self._weighting.weights]
         if len(self._excluded):
             config["forbidden"] = {"passages": len(self._excluded), "sha256": hash_of_numbers(self._excluded)}
         if self._passing is not None:
@@ -195,7 +176,7 @@ class BM25:
 
     def retrieve_words(self, queries: Iterable[Sequence[str]], k: int, forbidden: Forbidden | None = None) -> Hits:
         """The hits of queries given as analysed words."""
-        return self.retrieve_terms(self._weighted(queries), k, forbidden)
+        return self.retrieve_terms([self.terms(query) for query in queries], k, forbidden)
 
     def passages_with(self, words: Iterable[str]) -> IntArray:
         """The numbers (int64, rising) of the passages that have any of these analysed words and may be found."""
@@ -210,11 +191,7 @@ class BM25:
         return self._numbering.numbers(found[~are_in(self._forbidden_rows, found)])
 
     def _terms_of(self, queries: Sequence[str]) -> list[list[int]]:
-        return self._weighted(map(Analyser(self._analysis), queries))
-
-    def _weighted(self, words: Iterable[Sequence[str]]) -> list[list[int]]:
-        weighting = self._weighting
-        return [self.terms(query) for query in (words if weighting.is_plain else map(weighting.repeat_terms, words))]
+        return [self.terms(query) for query in map(Analyser(self._analysis), queries)]
 
     def terms(self, words: Sequence[str]) -> list[int]:
         """The numbers of the analysed words that occur in some passage, repeats included."""
@@ -225,16 +202,6 @@ class BM25:
         terms = Analyser(self._analysis)(word)
         numbers = [self._lexicon.number(term) for term in terms]
         return min((int(self._lexicon.frequency_V[one]) if one >= 0 else 0 for one in numbers), default=None)
-
-    def term_scores(self, words: Sequence[str], passage: Sequence[str]) -> NDArray[np.float64]:
-        """The part of each analysed word of a query in a passage's score (float64); `passage`: its analysed words."""
-        counts = Counter(passage)
-        frequency = np.array([counts[word] for word in words], np.int64)
-        length = stored_lengths(length_bytes(np.array([len(passage)])))
-        numbers = np.array([self._lexicon.number(word) for word in words], np.int64)
-        idf = np.where(numbers != NO_TERM, self._lexicon.idf_V[numbers], 0)
-        added = idf * impact(np.maximum(frequency, 1), length, self._average_length, self._options)
-        return np.where(frequency > 0, added, 0)
 
     def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> Hits:
         """The hits of queries given as term numbers."""

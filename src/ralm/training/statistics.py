@@ -1,0 +1,119 @@
+"""What choosing among the candidates of signals can gain, and how strongly the language model prefers some.
+
+Letters of shapes: E examples, K candidates.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow.compute as pc
+
+from ralm.records import NO_PASSAGE, DoubleArray, IntArray
+from ralm.training.signals import Signals
+
+BETAS: Final = (0.01, 0.03, 0.1, 0.3, 1.0)
+_NO_PREFERENCE: Final = 0.01
+"""Nats per token: below this difference between the best and the worst candidate an example has no preference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfGains:
+    """Mean gains over no passage on the second halves of continuations, in nats per token: of the first candidate, of
+    the one that is best for the first half, and of the best for the second half itself. The second is what a reranker
+    can attain that knows the text before perfectly; the last one also profits from chance."""
+
+    first: float
+    attainable: float
+    best: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalStatistics:
+    """What choosing among the candidates can gain. Gains are in nats per token over reading no passage.
+
+    `first`: the retriever's first candidate; `random`: the mean of all candidates; `best`: the best for each example.
+    `examples` counts those with two candidates or more, of which the others are means; `single` counts those with
+    fewer, `impossible` those in which the language model gives a token no probability. `no_preference` counts examples
+    whose candidates differ by less than 0.01 nats per token. `entropies`: for each beta, the mean entropy in nats of
+    Q, the softmax of the mean token log-probability over beta; `paper_entropies`: the same of the paper's Q, the
+    softmax of the probability over beta (REPLUG, section 4.2); `uniform` is the entropy if Q were uniform. `halves`:
+    the gains on the second half of each continuation, None if one has a single token.
+    """
+
+    examples: int
+    single: int
+    impossible: int
+    first: float
+    random: float
+    best: float
+    no_preference: int
+    entropies: dict[str, float]
+    paper_entropies: dict[str, float]
+    uniform: float
+    halves: HalfGains | None
+
+
+def signal_statistics(signals: Signals) -> SignalStatistics:
+    """The statistics of some signals."""
+    there_EK = signals.passages_EK != NO_PASSAGE
+    several_E, possible_E = signals.has_choice_E, signals.is_possible_E
+    used_E = several_E & possible_E
+    there_EK, tokens_E = there_EK[used_E], signals.tokens_E[used_E]
+    total_EK = np.where(there_EK, signals.log_probs_EK[used_E], -np.inf)
+    mean_EK = total_EK / tokens_E[:, None]
+    counts_E = there_EK.sum(axis=1)
+    gain_EK = total_EK - signals.baseline_E[used_E][:, None]
+    lowest_E = np.where(there_EK, mean_EK, np.inf).min(axis=1, initial=np.inf)
+    tokens = max(1, int(tokens_E.sum()))
+    return SignalStatistics(
+        examples=int(used_E.sum()),
+        single=int((~several_E).sum()),
+        impossible=int((several_E & ~possible_E).sum()),
+        first=float(gain_EK[:, 0].sum() / tokens),
+        random=float((np.where(there_EK, gain_EK, 0).sum(axis=1) / np.maximum(counts_E, 1)).sum() / tokens),
+        best=float(gain_EK.max(axis=1, initial=-np.inf).sum() / tokens) if used_E.any() else 0.0,
+        no_preference=int((mean_EK.max(axis=1, initial=-np.inf) - lowest_E < _NO_PREFERENCE).sum()),
+        entropies={str(beta): _entropy(mean_EK / beta) for beta in BETAS},
+        paper_entropies={str(beta): _entropy(np.where(there_EK, np.exp(total_EK), -np.inf) / beta) for beta in BETAS},
+        uniform=float(np.log(np.maximum(counts_E, 1)).mean()) if used_E.any() else 0.0,
+        halves=_half_gains(signals, np.flatnonzero(used_E)),
+    )
+
+
+def _half_gains(signals: Signals, examples_E: IntArray) -> HalfGains | None:
+    """The gains on second halves of some examples (rising)."""
+    tokens_E = signals.tokens_E[examples_E]
+    if not len(examples_E) or tokens_E.min() < 2:
+        return None
+    table = signals.candidates(examples_E)
+    example_R, counts_R = table["example"].to_numpy(), pc.list_value_length(table["log_probs"]).to_numpy()
+    row_R, column_R = (
+        np.searchsorted(examples_E, example_R),
+        np.arange(len(table)) - np.searchsorted(example_R, example_R),
+    )
+    begins_R = np.cumsum(counts_R) - counts_R
+    flat = pc.list_flatten(table["log_probs"]).to_numpy().astype(np.float64)
+    halves_R2 = np.add.reduceat(flat, np.stack([begins_R, begins_R + counts_R // 2], axis=1).ravel()).reshape(-1, 2)
+    halves_EK2 = np.full((len(examples_E), signals.width + 1, 2), -np.inf)
+    halves_EK2[row_R, column_R] = halves_R2
+    early_EK, late_EK = halves_EK2[:, 1:, 0], halves_EK2[:, 1:, 1] - halves_EK2[:, :1, 1]
+    tokens = int((tokens_E - tokens_E // 2).sum())
+    attained_E = np.take_along_axis(late_EK, early_EK.argmax(axis=1)[:, None], axis=1)
+    first, attainable, best = (float(one.sum() / tokens) for one in (late_EK[:, 0], attained_E, late_EK.max(axis=1)))
+    return HalfGains(first=first, attainable=attainable, best=best)
+
+
+def _entropy(logits_EK: DoubleArray) -> float:
+    """The mean entropy of softmax over each row; -inf is padding."""
+    if not len(logits_EK):
+        return 0.0
+    q_EK = _softmax(logits_EK)
+    terms_EK = q_EK * np.log(np.where(q_EK > 0, q_EK, 1))
+    return float(-terms_EK.sum(axis=1).mean())
+
+
+def _softmax(logits_EK: DoubleArray) -> DoubleArray:
+    """Softmax of each row; -inf is padding."""
+    powers_EK = np.exp(logits_EK - logits_EK.max(axis=1, keepdims=True))
+    return powers_EK / powers_EK.sum(axis=1, keepdims=True)
