@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+from pydantic import JsonValue
 
 import ralm
 from ralm.cli import flags, models, options, process
@@ -14,6 +16,10 @@ from ralm.protocols import Retriever
 from ralm.reading.plan import PlanOptions
 from ralm.reranking import RerankOptions
 from ralm.retrieval.retriever import RetrieverOptions
+
+if TYPE_CHECKING:
+    from ralm.records import IntArray
+    from ralm.retrieval.index import Index
 
 _BM25: Final = Needs('`retriever="bm25"`', lambda own: own.retrieval.retriever == "bm25")
 
@@ -37,6 +43,13 @@ def search_command(
     fuzzy: Annotated[
         bool, Option("Replace words that the index does not have by the most similar that it has.", needs=_BM25)
     ] = False,
+    facets: Annotated[
+        str | None,
+        Option(
+            "Instead of hits, count the values of this key of the metadata, or of title or id, in the passages that "
+            "pass `where` and, with a query, have a word of it."
+        ),
+    ] = None,
     retrieval: RetrieverOptions,
     json: Annotated[bool, Option("Print only one JSON object.")] = False,
 ) -> None:
@@ -45,6 +58,7 @@ def search_command(
     from ralm.reading.provenance import hits_as_json
     from ralm.retrieval.bm25.search import BM25
     from ralm.retrieval.distinct import Distinct
+    from ralm.retrieval.expansion import expanded
     from ralm.retrieval.marks import Marker, spans_of
     from ralm.retrieval.query_syntax import QuerySearch
     from ralm.retrieval.summary import matching_numbers
@@ -52,9 +66,14 @@ def search_command(
 
     if (syntax or fuzzy) and retrieval.cache is not None:
         raise UsageError("`cache` keeps hits of plain queries alone: leave it out, or `syntax` and `fuzzy`.")
-    asked = options.read_input(query, queries, "query")
+    if facets is not None and (queries or syntax or fuzzy):
+        raise UsageError("`facets` are counted for one plain query, or for none.")
+    asked = [] if facets is not None else options.read_input(query, queries, "query")
     opened = ralm.open_index(index)
     only = None if path is None else matching_numbers(opened, path)
+    if facets is not None:
+        _count_values(opened, facets, query, retrieval, only, json=json)
+        return
     marker = Marker(opened.analysis)
     read: QuerySearch | None = None
     retriever: Retriever
@@ -66,8 +85,9 @@ def search_command(
     else:
         retriever = models.open_retrieval(opened, retrieval, only).retriever
     hits = retrieve_checked(retriever, asked, k, len(opened.passages))
+    passages = expanded(opened.passages, retrieval.expand, opened.manifest.settings.get("splitting"))
     for row, question in enumerate(asked):
-        found = [(opened.passages[number], score) for number, score in hits.of(row)]
+        found = [(passages[number], score) for number, score in hits.of(row)]
         terms = {*read.parse(question).terms} if read else {one.term for one in marker.terms(question)}
         if json or queries is not None:
             marks = [spans_of(marker.marks(passage.text, terms)) for passage, _ in found]
@@ -76,7 +96,38 @@ def search_command(
             print_hits(found, marker, terms)
         else:
             why = "no passage has all of the query" if syntax else "none contains an indexed word of the query"
-            process.print_note(f"no passage was found: {why}, or all are forbidden")
+            process.print_note(f"no passage was found: {why}, or none of them may be found")
+
+
+def _count_values(
+    index: "Index", key: str, query: str | None, retrieval: RetrieverOptions, only: "IntArray | None", *, json: bool
+) -> None:
+    """Print the values of a key, and how many of the passages that match have each."""
+    from ralm.cli.output import print_json, print_table
+    from ralm.corpus.numbering import are_in
+    from ralm.retrieval.analysis import Analyser
+    from ralm.retrieval.bm25.search import BM25
+    from ralm.retrieval.filters import parse_filter, written_value
+
+    numbers = only
+    if query is not None:
+        bm25 = ralm.open_retriever(index, replace(retrieval, distinct="none", cache=None), only=only)
+        if not isinstance(bm25, BM25):
+            raise UsageError("`facets` count the passages with a word of the query, which needs BM25: omit the query.")
+        numbers = bm25.passages_with(Analyser(bm25.analysis)(options.read_input(query, None, "query")[0]))
+    elif retrieval.where is not None:
+        passing = index.columns.passing(parse_filter(retrieval.where)).numbers
+        numbers = passing if only is None else passing[are_in(only, passing)]
+    counts = index.columns.counts(key, numbers)
+    if json:
+        count = len(index.passages) if numbers is None else len(numbers)
+        values: list[JsonValue] = [{"value": value, "passages": count} for value, count in counts]
+        print_json({"key": key, "passages": count, "values": values})
+    else:
+        print_table(
+            [key, "passages"],
+            [[str(value) if isinstance(value, str) else written_value(value), f"{count:,}"] for value, count in counts],
+        )
 
 
 def _report(word: str, terms: Sequence[str]) -> None:

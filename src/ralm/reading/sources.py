@@ -13,6 +13,7 @@ from ralm.errors import RetrievalFileError, UsageError
 from ralm.protocols import Retriever, Tokenizer
 from ralm.reading.tokens import PreparedText
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
+from ralm.retrieval.expansion import expanded
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, numbered_passages, read_retrieval_file
 from ralm.retrieval.retriever import RetrieverOptions, open_retriever
@@ -68,8 +69,11 @@ class FromRetriever:
         """
         opened = index if isinstance(index, Index) else open_index(index)
         retriever = open_retriever(opened, options, only=only)
+        expand = None if options is None else options.expand
         where: dict[str, JsonValue] = {"index": path_text(opened.path), "fingerprint": opened.fingerprint}
-        return cls(retriever, opened.passages, where | config_of(retriever, "retriever"))
+        where |= {} if expand is None else {"expand": expand}
+        passages = expanded(opened.passages, expand, opened.manifest.settings.get("splitting"))
+        return cls(retriever, passages, where | config_of(retriever, "retriever"))
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """The hits of the queries of the strides; RetrieverError if the retriever does not return valid hits."""

@@ -17,6 +17,7 @@ from ralm.protocols import Encoder, Retriever
 from ralm.records import Hits, IntArray
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, load_encoder
 from ralm.retrieval.distinct import Distinct
+from ralm.retrieval.expansion import check_expansion
 from ralm.retrieval.filters import Filter, filter_retriever, parse_filter
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.own import own_retriever
@@ -42,8 +43,9 @@ class RetrieverOptions:
     instead of the encoder that the index names; with `any_encoder` its vectors may differ from those that the index was
     built with. `search`: how much work an approximate index does. `forbidden_titles` and `forbidden_documents`: files
     with one title or document id per line; passages of those documents are never found. `where`: only passages that
-    pass this filter are found (`ralm.retrieval.filters`). `distinct`: what is found once (`Distinct`). `cache`: a file
-    that stores retrievals and answers repeated ones.
+    pass this filter are found (`ralm.retrieval.filters`). `distinct`: what is found once (`Distinct`). `expand`: a
+    number of neighbours or `document`: a hit is read with the text around it. `cache`: a file that stores retrievals
+    and answers repeated ones.
 
     Raises UsageError if a value is invalid.
     """
@@ -97,12 +99,20 @@ class RetrieverOptions:
         Literal["none", "document", "text"],
         Option("Find each document once, by its best passage; or each text, by all but a few of its words."),
     ] = "none"
+    expand: Annotated[
+        str | None,
+        Option(
+            "Read a hit with so many passages before and after it of the same document, or with the whole document."
+        ),
+    ] = None
     cache: Annotated[Path | None, Option("File that caches retrievals and is reused by later runs.")] = None
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.where is not None:
             parse_filter(self.where)
+        if self.expand is not None:
+            check_expansion(self.expand)
 
     @property
     def is_dense(self) -> bool:

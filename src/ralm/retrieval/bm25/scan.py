@@ -183,9 +183,9 @@ def scan(
                 at[term] = _add(passages, codes, at[term], stops[begin + term], points_TC[term], base, size, sums)
             _strike_out(forbidden.always, first + base, sums[:size])
             _strike_out(listed_for(forbidden, query), first + base, sums[:size])
-            if len(forbidden.bits_B):
-                _strike_out_others(forbidden.bits_B, base, sums[:size])
-            found_Q[query] = _collect(sums[:size], first + base, heaps_QK[query], found_Q[query])
+            found_Q[query] = _collect(
+                sums[:size], first + base, heaps_QK[query], found_Q[query], forbidden.bits_B, base
+            )
 
 
 @kernels.kernel
@@ -248,25 +248,13 @@ def _strike_out(listed: NDArray[np.int64], base: int, sums: NDArray[np.int32]) -
 
 
 @kernels.kernel
-def _strike_out_others(bits_B: NDArray[np.uint16], base: int, sums: NDArray[np.int32]) -> None:
-    """Set the scores of the passages without a bit to 0; the sums are those of the passages from `base` on."""
-    place = 0
-    while place < len(sums):
-        bits = np.int32(bits_B[(base + place) >> 4])
-        stop = min(len(sums), place + 16 - ((base + place) & 15))
-        if bits == 0:
-            sums[place:stop] = 0
-        elif bits != 0xFFFF:
-            for i in range(place, stop):
-                sums[i] &= -((bits >> ((base + i) & 15)) & np.int32(1))
-        place = stop
-
-
-@kernels.kernel
-def _collect(sums: NDArray[np.int32], base: int, heap: NDArray[np.int64], found: int) -> int:
+def _collect(
+    sums: NDArray[np.int32], base: int, heap: NDArray[np.int64], found: int, bits_B: NDArray[np.uint16], begin: int
+) -> int:
     """Offer the passages of a partition that may be among the best; returns how many the heap then holds.
 
-    Later passages have higher numbers, so they must score more than the worst score.
+    Later passages have higher numbers, so they must score more than the worst score. `begin` is the first passage in
+    the segment, for the bits of those that pass a filter.
     """
     threshold = kernels.worst_score(heap, found)
     for block in range(0, len(sums), _BLOCK):
@@ -277,8 +265,38 @@ def _collect(sums: NDArray[np.int32], base: int, heap: NDArray[np.int64], found:
             highest = max(highest, sums[i])
         if highest <= threshold:
             continue
+        if len(bits_B):
+            found = _collect_passing(sums, base, block, stop, heap, found, bits_B, begin)
+            threshold = kernels.worst_score(heap, found)
+            continue
         for i in range(block, stop):
             if sums[i] > threshold:
                 found = kernels.offer(heap, found, sums[i], base + i)
                 threshold = kernels.worst_score(heap, found)
+    return found
+
+
+@kernels.kernel
+def _collect_passing(
+    sums: NDArray[np.int32],
+    base: int,
+    i: int,
+    stop: int,
+    heap: NDArray[np.int64],
+    found: int,
+    bits_B: NDArray[np.uint16],
+    begin: int,
+) -> int:
+    """Offer those passages from `i` to `stop` that pass the filter."""
+    threshold = kernels.worst_score(heap, found)
+    while i < stop:
+        place = begin + i
+        bits = np.int64(bits_B[place >> 4]) >> (place & 15)
+        if bits == 0:
+            i += 16 - (place & 15)
+            continue
+        if bits & 1 and sums[i] > threshold:
+            found = kernels.offer(heap, found, sums[i], base + i)
+            threshold = kernels.worst_score(heap, found)
+        i += 1
     return found

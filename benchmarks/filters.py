@@ -1,0 +1,99 @@
+"""The time of BM25 with a filter, in times of the same search without one, by the share of passages that pass.
+
+    python -m benchmarks.filters [--passages 500000] [--hits 10] [--repeats 5]
+
+The collection is synthetic. Passages pass at random, or in runs of 50 such as the passages of a document; the second is
+what metadata mostly gives. Queries are scanned one by one, or go through a stream in the order of their text. Each run
+measures all of them in turn, in processor time on one core, and a ratio is the median over runs. Linux only.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import synthetic
+from ralm.corpus.numbering import Numbering
+from ralm.retrieval.bm25.arrays import open_arrays
+from ralm.retrieval.bm25.build import BM25Builder
+from ralm.retrieval.bm25.scan import SearchBatch
+from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.segments import Segment
+from ralm.retrieval.bm25.stream import search_streams
+from ralm.retrieval.filters import BoolArray, Passing, parse_filter
+
+SHARES = (0.5, 0.1, 0.01, 0.0001)
+RUN = 50
+ONE_CORE = {max(os.sched_getaffinity(0))}
+SCANNED = 64
+
+
+def seconds(search: Callable[[], object]) -> float:
+    begin = time.process_time()
+    search()
+    return time.process_time() - begin
+
+
+def passing(count: int, share: float, run: int) -> BoolArray:
+    drawn = np.random.default_rng(0).random(-(-count // run)) < share
+    if not drawn.any():
+        drawn[len(drawn) // 2] = True
+    return np.repeat(drawn, run)[:count]
+
+
+def scanned(bm25: BM25, queries: list[list[int]], k: int) -> Callable[[], object]:
+    return lambda: bm25._scan(batch(bm25, queries, k))
+
+
+def streamed(bm25: BM25, queries: list[list[int]], k: int) -> Callable[[], object]:
+    return lambda: search_streams(bm25.collection, batch(bm25, queries, k), 1)
+
+
+def batch(bm25: BM25, queries: list[list[int]], k: int) -> SearchBatch:
+    return SearchBatch.of(queries, k, bm25._in_rows(len(queries), None), np.float32)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=int, default=500_000)
+    parser.add_argument("--hits", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    os.sched_setaffinity(0, ONE_CORE)
+    collection = synthetic.collection(given.passages)
+    with tempfile.TemporaryDirectory() as folder:
+        with BM25Builder(Path(folder)) as builder:
+            for text in collection.texts():
+                builder.add(text)
+            builder.finish()
+        bm25 = BM25([Segment(open_arrays(Path(folder)), given.passages)])
+        queries = [bm25.terms([f"w{term}" for term in query]) for query in collection.queries]
+        ways = {"scan": (scanned, queries[:: max(1, len(queries) // SCANNED)]), "stream": (streamed, queries)}
+        print("\n| | passes | in runs of | ms a query | times unfiltered | least and most |\n|---|---|---|---|---|---|")
+        for name, (make, some) in ways.items():
+            searches = {(1.0, 1): make(bm25, some, given.hits)}
+            for run in (1, RUN):
+                for share in SHARES:
+                    rows = passing(given.passages, share, run)
+                    narrow = bm25.filtered(Passing(parse_filter("exists key"), rows, Numbering(given.passages)))
+                    searches[share, run] = make(narrow, some, given.hits)
+            for search in searches.values():
+                search()
+            times = [{key: seconds(search) for key, search in searches.items()} for _ in range(given.repeats)]
+            for share, run in searches:
+                ratios = [one[share, run] / one[1.0, 1] for one in times]
+                spent = statistics.median(one[share, run] for one in times) / len(some) * 1e3
+                print(
+                    f"| {name} | {share:.2%} | {run} | {spent:.3f} | {statistics.median(ratios):.2f} | "
+                    f"{min(ratios):.2f} to {max(ratios):.2f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

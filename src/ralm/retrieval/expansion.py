@@ -1,0 +1,88 @@
+"""Passages together with their neighbours in the document, read as one passage under the number of the hit."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any, Final, overload
+
+from pydantic import JsonValue
+
+from ralm.errors import UsageError
+from ralm.records import Passage, Passages
+from ralm.validation import MAX_COUNT
+
+WHOLE: Final = "document"
+_WORD: Final = re.compile(r"\S+")
+
+
+def check_expansion(expand: str) -> int | None:
+    """The number of neighbours on each side, None for the whole document; UsageError if it is neither."""
+    if expand == WHOLE:
+        return None
+    if not (expand.isascii() and expand.isdigit() and 0 < int(expand) <= MAX_COUNT):
+        raise UsageError(f"`expand` must be a number of neighbours from 1 on, or {WHOLE}, not {expand!r}.")
+    return int(expand)
+
+
+class ExpandedPassages(Sequence[Passage]):
+    """Passages of an index, each with the text of its neighbours: `expand` of them before and after it from the same
+    document, or the whole document.
+
+    `splitting`: how the index says that its documents were split. Words that two passages share where one ends and the
+    next begins are read once.
+    """
+
+    def __init__(self, passages: Passages, expand: str, splitting: JsonValue = None) -> None:
+        self._passages = passages
+        self._neighbours = check_expansion(expand)
+        recorded: Mapping[str, Any] = splitting if isinstance(splitting, dict) else {}
+        self._overlap = int(recorded.get("overlap_words", 0))
+        self._between = "\n" if "split" in recorded else " "
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    @overload
+    def __getitem__(self, number: int) -> Passage: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Passage]: ...
+
+    def __getitem__(self, number: int | slice) -> Passage | Sequence[Passage]:
+        """The passage with this number and its neighbours; a slice returns a list."""
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        hit = self._passages[number]
+        before, after = (
+            list(takewhile(lambda one: one.document_id == hit.document_id, self._from(hit.number, step)))
+            for step in (-1, 1)
+        )
+        text = ""
+        for one in (*reversed(before), hit, *after):
+            more = self._without_repeated(text, one.text)
+            text = f"{text}{self._between}{more}" if text and more else text + more
+        return replace(hit, text=text)
+
+    def _from(self, number: int, step: int) -> Iterator[Passage]:
+        """The passages after or before one, as many as may be read."""
+        every = len(self) if self._neighbours is None else self._neighbours
+        for place in range(number + step, number + (every + 1) * step, step):
+            if not 0 <= place < len(self):
+                return
+            yield self._passages[place]
+
+    def _without_repeated(self, text: str, following: str) -> str:
+        """The text that follows, without the words at its beginning that end the text before."""
+        if not self._overlap or not text:
+            return following
+        last = text.split()[-self._overlap :]
+        words = [*_WORD.finditer(following)][: self._overlap]
+        for count in range(min(len(last), len(words)), 0, -1):
+            if last[-count:] == [word[0] for word in words[:count]]:
+                return following[words[count - 1].end() :].lstrip()
+        return following
+
+
+def expanded(passages: Passages, expand: str | None, splitting: JsonValue = None) -> Passages:
+    """The passages, with their neighbours if any are asked for."""
+    return passages if expand is None else ExpandedPassages(passages, expand, splitting)

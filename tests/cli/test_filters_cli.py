@@ -1,0 +1,114 @@
+"""`--where`, `--facets` and `--expand` on the command line, and what they say of wrong input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ralm.retrieval.index import open_index
+from tests.cli.program import MODEL_LENGTH, done, failed, printed, ralm, write_rows
+
+LETTERS = "abcdefghijkl"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six documents of four passages each, of even and odd years, two of them without a language."""
+    folder = tmp_path_factory.mktemp("filters")
+    rows: list[dict[str, Any]] = [
+        {
+            "id": f"d{number}",
+            "title": f"Story {number % 2}",
+            "text": " ".join(f"fox{number} {letter}{letter}{number} hen" for letter in LETTERS[:4]),
+            "year": 2019 + number % 3,
+            **({"lang": "en" if number % 2 else "de", "tags": ["x", f"t{number}"]} if number > 1 else {}),
+        }
+        for number in range(6)
+    ]
+    done("index", write_rows(folder / "x.jsonl", rows), "--out", folder / "index", "--words", 3)
+    return folder / "index"
+
+
+def found(index: Path, *more: object) -> set[str]:
+    return {hit["document_id"] for hit in printed("search", index, "hen", "-k", 100, *more)["hits"]}
+
+
+def test_hits_pass_the_filter(index: Path) -> None:
+    assert found(index, "--where", "year >= 2020 and lang in (en, de)") == {"d2", "d4", "d5"}
+    assert found(index, "--where", "not lang exists or tags = t5") == {"d0", "d1", "d5"}
+    assert found(index, "--where", "id = d3 or title = 'Story 0'", "--path", "d[0-3]") == {"d0", "d2", "d3"}
+    assert found(index, "--where", "year = 2020", "--distinct", "document") == {"d1", "d4"}
+    assert found(index, "--where", "year = 2020", "--retriever", "random") == {"d1", "d4"}
+    assert found(index, "--where", "year = 2020", "--syntax") == {"d1", "d4"}
+    nothing = ralm("search", index, "hen", "--where", "year = 1999")
+    assert "no passage was found" in nothing.err
+
+
+def test_a_cache_tells_filters_apart(index: Path, tmp_path: Path) -> None:
+    for year, documents in ((2019, {"d0", "d3"}), (2020, {"d1", "d4"}), (2019, {"d0", "d3"})):
+        assert found(index, "--where", f"year = {year}", "--cache", tmp_path / "cache") == documents
+
+
+def test_values_are_counted(index: Path) -> None:
+    assert printed("search", index, "--facets", "lang") == {
+        "key": "lang",
+        "passages": 24,
+        "values": [{"value": "de", "passages": 8}, {"value": "en", "passages": 8}],
+    }
+    counted = printed("search", index, "aa3 aa4", "--facets", "tags", "--where", "year = 2019")
+    assert counted["passages"] == 1
+    assert {one["value"] for one in counted["values"]} == {"x", "t3"}
+    assert printed("search", index, "--facets", "title", "--path", "d[0-2]")["values"][0] == {
+        "value": "Story 0",
+        "passages": 8,
+    }
+    assert "2019" in ralm("search", index, "--facets", "year").out
+
+
+def test_hits_are_read_with_their_neighbours(index: Path) -> None:
+    [hit] = printed("search", index, "bb2", "--expand", 1)["hits"]
+    assert hit["text"] == "fox2 aa2 hen fox2 bb2 hen fox2 cc2 hen"
+    assert (hit["document_id"], hit["passage"]) == ("d2", 9)
+    [hit] = printed("search", index, "aa2", "--expand", 2)["hits"]
+    assert hit["text"].split()[1::3] == ["aa2", "bb2", "cc2"], "nothing of the document before"
+    [hit] = printed("search", index, "dd5", "--expand", "document")["hits"]
+    assert hit["text"].split()[1::3] == ["aa5", "bb5", "cc5", "dd5"]
+
+
+def test_runs_tell_filters_and_neighbours_apart(index: Path, tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
+    (tmp_path / "text.txt").write_text("fox hen aa2 bb3 cc4 " * 30, encoding="utf-8")
+    text = ["eval", tmp_path / "text.txt", "--lm", tiny_folders["llama"], "--index", index, *MODEL_LENGTH]
+    done(*text, "--where", "year = 2019", "--expand", 1, "--out", tmp_path / "run")
+    other = ralm(*text, "--where", "year = 2020", "--expand", 1, "--out", tmp_path / "run", "--force")
+    assert other.status == 0
+    settings = json.loads((tmp_path / "run" / "manifest.json").read_text(encoding="utf-8"))["settings"]
+    assert '"where": "year = 2020"' in json.dumps(settings)
+    assert '"expand": "1"' in json.dumps(settings)
+
+
+def test_words_that_overlap_are_read_once(tmp_path: Path) -> None:
+    sentences = " ".join(f"Word{number} is here." for number in range(9))
+    corpus = write_rows(tmp_path / "x.jsonl", [{"id": "a", "text": sentences}])
+    done("index", corpus, "--out", tmp_path / "i", "--split", "sentences", "--words", 9, "--overlap-words", 4)
+    assert len(open_index(tmp_path / "i").passages) > 3
+    hit, *_ = printed("search", tmp_path / "i", "Word4", "--expand", "document")["hits"]
+    assert hit["text"].split() == sentences.split()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--where", "yaer = 2020"], "has the key 'yaer'; the keys are lang, tags, year, id, title."),
+        (["--where", "year = y2020"], "holds numbers, which cannot be compared with y2020."),
+        (["--where", "lang < 3"], "holds text, which cannot be compared with 3; put it in quotes"),
+        (["--where", "year >= "], "expected a value at [HERE]: year >= [HERE]"),
+        (["--facets", "yaer"], "has the key 'yaer'"),
+        (["--facets", "year", "--retriever", "random"], "which needs BM25"),
+        (["--facets", "year", "--syntax"], "one plain query"),
+        (["--expand", "0"], "--expand must be a number of neighbours from 1 on, or document, not '0'."),
+        (["-k", "0"], "-k must be at least 1"),
+    ],
+)
+def test_wrong_input_is_one_sentence(index: Path, flags: list[str], message: str) -> None:
+    failed(ralm("search", index, "hen", *flags), 2, message)
