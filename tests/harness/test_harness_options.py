@@ -52,6 +52,7 @@ def test_dense_retrieval_asks_with_more_tokens() -> None:
 def test_a_batch_size_may_be_automatic(size: str | None) -> None:
     assert parse_arguments({"lm": "gpt2", "batch_size": size, "max_batch_size": 9}).batch_size is None
     assert parse_arguments({"lm": "gpt2", "batch_size": 4}).batch_size == 4
+    assert parse_arguments({"pretrained": "gpt2", "batch_size": "4"}).batch_size == 4, "as the command line gives it"
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,7 @@ def test_a_batch_size_may_be_automatic(size: str | None) -> None:
         ("index=here", r"^ralm needs the argument `lm`"),
         ("lm=gpt2,documnets=3", r"^ralm has no argument `documnets`: the nearest is `documents`\.$"),
         ("lm=gpt2,xyz=3", r"^ralm has no argument `xyz`: its arguments are lm, index, .*device"),
+        ("lm=gpt2,pretrained=gpt2", r"^`lm` and `pretrained` both name the language model: give one of them\.$"),
         ("lm=gpt2,rerank=oracle", r"^ralm has no argument `rerank`"),
         ("lm=gpt2,index=here,stride=often", r"^`stride` must be a whole number, not 'often'\.$"),
         ("lm=gpt2,index=here,stride=2.5", r"^`stride` must be a whole number, not 2\.5\.$"),

@@ -89,11 +89,15 @@ def argument_types() -> dict[str, Any]:
 
 
 def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
-    """The options of the harness's arguments; None is the default.
+    """The options of the harness's arguments; None is the default. `pretrained`, the name that other models of the
+    harness have for `lm`, is read as `lm`, and a batch size may be text, as the harness's command line gives it.
 
     Raises UsageError if an argument is unknown, has a value of another type or no effect, and the errors of options.
     """
     given = {name: value for name, value in given.items() if value is not None}
+    if "lm" in given and "pretrained" in given:
+        raise UsageError("`lm` and `pretrained` both name the language model: give one of them.")
+    given = {"lm" if name == "pretrained" else name: value for name, value in given.items()}
     known = argument_types()
     for name in given:
         if name not in known:
@@ -109,9 +113,11 @@ def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
 
 
 def _without_auto_batch(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without a batch size of `auto` or `auto:N`."""
-    automatic = str(given.get("batch_size")).partition(":")[0] == "auto"
-    return {name: value for name, value in given.items() if not (automatic and name == "batch_size")}
+    """The arguments without a batch size of `auto` or `auto:N`, and with one in digits as a number."""
+    size = str(given.get("batch_size"))
+    if size.partition(":")[0] == "auto":
+        return {name: value for name, value in given.items() if name != "batch_size"}
+    return {**given, "batch_size": int(size)} if size.isascii() and size.isdigit() else dict(given)
 
 
 def _instead(name: str, known: list[str]) -> str:
