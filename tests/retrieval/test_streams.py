@@ -90,6 +90,7 @@ def test_the_choice_is_by_size_and_overlap(
     plain = bm25.retrieve(overlapping, 5)
     assert fills == [], "too few passages"
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
+    monkeypatch.setattr(search, "COMMON_POSTINGS", 2)
     found = bm25.retrieve(overlapping, 5)
     assert sum(count for _, count in fills) == len(overlapping)
     assert_equal(found, plain)
@@ -99,6 +100,27 @@ def test_the_choice_is_by_size_and_overlap(
     bm25.retrieve(overlapping, 1000)
     bm25.retrieve([" ".join(f"w{i}" for i in range(500))] * 100, 5)
     assert fills == [], "no overlap, too few queries, too many hits, too heavy for the bounds"
+
+
+def test_batches_of_common_words_are_streamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fills: list[tuple[Stream, int]]
+) -> None:
+    """Many at once; some at once when what streams need is laid out; a few are scanned."""
+    bm25 = some_index(tmp_path)
+    apart = [f"w{place % 7} w{place % 11} w{(place * 7919) % 500}" for place in range(100)]
+    expected = bm25.retrieve(apart, 5)
+    monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
+    assert_equal(bm25.retrieve(apart, 5), expected)
+    assert sum(count for _, count in fills) == len(apart)
+    bm25._loader.background.ready()
+    bm25._loader.background.wait()
+    fills.clear()
+    few = bm25.retrieve(apart[:20], 5)
+    np.testing.assert_array_equal(few.numbers_QK, expected.numbers_QK[:20])
+    assert sum(count for _, count in fills) == 20
+    fills.clear()
+    bm25.retrieve(apart[:7], 5)
+    assert fills == []
 
 
 def test_tables_that_grow_too_large_are_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ STEP_BITS: Final = kernels.FRACTION_BITS - 6
 _STEPS: Final = 1 << kernels.FRACTION_BITS - STEP_BITS
 _MAX_STEPS: Final = 21_000
 """The bound of a query, in steps: a third of what 16 bits hold, since bounds grow while terms change."""
-_COMMON: Final = 48
+COMMON_SHARE: Final = 48
 """A term is common if at least one in this many passages has it: its idf is then below 4."""
 _MAX_IDF: Final = 3.95
 """With this idf, the steps of a term fit into a byte."""
@@ -216,7 +216,7 @@ def find_common_terms(
     every term; an exception from it ends the work.
     """
     arrays, passages, impact_C = segment.arrays, segment.passages, segment.impact_C
-    terms = np.flatnonzero(np.diff(arrays.offsets) * _COMMON >= passages)
+    terms = np.flatnonzero(np.diff(arrays.offsets) * COMMON_SHARE >= passages)
     idf_M = idf_of(terms)
     fits = idf_M <= _MAX_IDF  # a term may be common here and rare in the whole index
     terms, idf_M = terms[fits], idf_M[fits]

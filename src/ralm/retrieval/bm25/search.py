@@ -1,6 +1,6 @@
 """BM25 search: the exact best passages for queries, by the fastest of three ways.
 
-    many queries that overlap    a stream on each core (`ralm.retrieval.bm25.stream`)
+    many queries at once         streams (`ralm.retrieval.bm25.stream`), if they overlap or have common words
     queries one call at a time   the stream of the text that they belong to, once most queries follow others
     all others                   scans: every posting of the terms is read once (`ralm.retrieval.bm25.scan`)
 
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from threading import Lock
 from typing import Any, Final, Self
 
@@ -30,7 +30,15 @@ from ralm.corpus.numbering import are_in, hash_of_numbers, rising, union
 from ralm.records import Hits, IntArray
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
 from ralm.retrieval.bm25.arrays import Arrays
-from ralm.retrieval.bm25.collection import NO_TERM, PARTITION, BackgroundTask, Collection, Lexicon, SearchedSegment
+from ralm.retrieval.bm25.collection import (
+    COMMON_SHARE,
+    NO_TERM,
+    PARTITION,
+    BackgroundTask,
+    Collection,
+    Lexicon,
+    SearchedSegment,
+)
 from ralm.retrieval.bm25.formula import BM25Options, cores, impact
 from ralm.retrieval.bm25.kernels import check_passage_count, drain_heaps
 from ralm.retrieval.bm25.scan import WORD_ROWS, Forbidden, PassingRows, ScanQueries, SearchBatch, scan, units
@@ -44,6 +52,11 @@ STREAM_PASSAGES: Final = 1 << 15
 """With fewer passages a scan takes less than 0.05 ms, while compiling streams on a new machine takes some seconds."""
 STREAM_QUERIES: Final = 64
 """Fewer queries than this are not worth a stream: the first query of each has to add all its terms."""
+BATCH_QUERIES: Final = 8
+"""So many queries of one call are worth a stream if they have common words, even if they do not overlap: it skips most
+of the passages with these words."""
+COMMON_POSTINGS: Final = 0.5
+"""The share of the postings of a batch that must be of common words."""
 STREAM_OVERLAP: Final = 0.5
 """The share of a query's terms that must occur in the query before."""
 _PAIRS: Final = 64
@@ -239,8 +252,9 @@ class BM25:
         count, k = batch.numbers_QK.shape
         suits = self._passages >= STREAM_PASSAGES and k * _PASSAGES_A_HIT <= self._passages
         many = count >= STREAM_QUERIES
-        if suits and many and _overlap(batch.queries) and self.collection.supports(batch.queries):
-            search_streams(self.collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
+        collection = self._collection_for(batch.queries) if suits and count >= BATCH_QUERIES else None
+        if collection is not None and collection.supports(batch.queries):
+            search_streams(collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
             return
         fill = self._follow if suits and not many else self._scan
         parts = [batch.part(first, first + _QUERIES_A_TASK) for first in range(0, count, _QUERIES_A_TASK)]
@@ -249,6 +263,15 @@ class BM25:
         elif parts:
             with ThreadPoolExecutor(max_workers=min(cores(), len(parts))) as pool:
                 list(pool.map(fill, parts))
+
+    def _collection_for(self, queries: Sequence[Sequence[int]]) -> Collection | None:
+        """The data of streams if they are faster than scans for a batch of queries; few queries do not wait for it."""
+        terms = np.fromiter(chain.from_iterable(queries), np.int64)
+        frequency = self._lexicon.frequency_V[terms].astype(np.float64)
+        skipped = frequency[frequency * COMMON_SHARE >= self._passages].sum() >= COMMON_POSTINGS * frequency.sum()
+        if len(queries) < STREAM_QUERIES:
+            return self._loader.background.ready() if skipped else None
+        return self.collection if skipped or _overlap(queries) else None
 
     def _follow(self, batch: SearchBatch) -> None:
         """Fill in the hits of queries that may follow those of earlier calls."""
