@@ -105,6 +105,24 @@ def test_dspy_itself(any_url: str) -> None:
         assert [one.pid for one in found] == [0, 3]
 
 
+def test_filters(any_url: str) -> None:
+    body: Any = {"queries": ["dog"], "return_scores": False}
+    for where, ids in (("url = 'http://h'", ["hill"]), ("not exists url", ["night"]), ("title = Nobody", [])):
+        found = httpx.post(f"{any_url}/retrieve", params={"where": where}, json=body).json()["result"][0]
+        assert [one["id"] for one in found] == ids
+    hits = httpx.get(f"{any_url}/search", params={"q": "dog", "where": "id in (night, sea)"}).json()["hits"]
+    assert [one["document_id"] for one in hits] == ["night"]
+    with openai.OpenAI(base_url=f"{any_url}/v1", api_key="none") as client:
+        same: Any = {"type": "eq", "key": "url", "value": "http://h"}
+        either: Any = {"type": "or", "filters": [same, {"type": "eq", "key": "document_id", "value": "night"}]}
+        for filters, ids in ((same, ["hill"]), (either, ["night", "hill"])):
+            assert [one.file_id for one in client.vector_stores.search("few", query="dog", filters=filters)] == ids
+    for where, said in (("url >", "the filter cannot be read: expected a value"), ("other = 1", "other")):
+        answer = httpx.get(f"{any_url}/api/search", params={"query": "dog", "where": where})
+        assert answer.status_code == 400
+        assert said in answer.json()["error"]["message"]
+
+
 def test_openai_vector_stores(any_url: str, index: Path) -> None:
     with openai.OpenAI(base_url=f"{any_url}/v1", api_key="none") as client:
         assert client.vector_stores.list().data[0].id == "few"

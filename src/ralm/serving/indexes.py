@@ -19,8 +19,9 @@ from ralm.reading import ReadingOptions, in_context, sources
 from ralm.reading.mixing import TextBefore
 from ralm.records import NO_PASSAGE, FloatArray, Hits, Passages, PromptPrefix
 from ralm.reranking import RerankOptions
+from ralm.retrieval.filters import Filter, Passing, filter_retriever
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.retriever import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions, filtered
 from ralm.serving.middleware import Metrics
 from ralm.serving.options import Settings
 from ralm.storage.manifest import identity
@@ -70,6 +71,12 @@ class Indexes:
                 self._sources[name, options] = source.with_retriever(locked)
             return self._sources[name, options]
 
+    def filtered(self, name: str, options: RetrieverOptions, wanted: Filter) -> sources.FromRetriever:
+        """As `source`, but only passages that pass a filter are found; UsageError if the index cannot tell."""
+        with self._lock:
+            index, source = self._open[name], self.source(name, options)
+        return source.with_retriever(filtered(source.retriever, index, wanted))
+
     def encoded(self, name: str, texts: Sequence[str]) -> FloatArray:
         """The vectors (float32, Q x D) of texts as queries of an index that has vectors."""
         from ralm.retrieval.dense.options import load_encoder
@@ -117,6 +124,9 @@ class _LockedRetriever:
         self.config = retriever.config
         if hasattr(retriever, "stable"):
             self.stable: int = retriever.stable
+
+    def filtered(self, passing: Passing) -> "_LockedRetriever":
+        return _LockedRetriever(filter_retriever(self._retriever, passing), self._metrics, self._lock)
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         begin = perf_counter()

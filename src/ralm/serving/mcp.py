@@ -25,7 +25,7 @@ from ralm.records import Passage
 from ralm.serving import errors, proxy, requests
 from ralm.serving.audit import ENTRY, AuditEntry
 from ralm.serving.jobs import Workers
-from ralm.serving.retrieval_routes import check_query, chosen
+from ralm.serving.retrieval_routes import check_query, chosen, read_filter
 from ralm.serving.search_service import SearchService
 from ralm.serving.vector_stores import attributes
 from ralm.version import __version__
@@ -45,6 +45,9 @@ class SearchArguments(requests.Body):
     query: Annotated[str, Field(description="Words to search for.")]
     k: Annotated[int, Field(description="Passages to find.")] = 10
     index: Annotated[str | None, Field(description="The name of an index; the first by default.")] = None
+    filters: Annotated[
+        str | None, Field(description="Find only passages that pass this, such as `year >= 2020 and lang = en`.")
+    ] = None
 
 
 class FetchArguments(requests.Body):
@@ -105,7 +108,8 @@ class McpServer:
         asked = _read_call(SearchArguments, given)
         check_query(asked.query)
         entry.prompts = [asked.query]
-        found = self._service.found([asked.query], asked.k, chosen(asked.index, None))
+        choice, wanted = chosen(asked.index, None), read_filter(asked.filters, "filters")
+        found = self._service.found([asked.query], asked.k, choice, wanted=wanted)
         entry.found(found.index, [passage for passage, _ in found.of(0)])
         return {"results": [{**_passage_json(found.index, one), "score": score} for one, score in found.of(0)]}
 

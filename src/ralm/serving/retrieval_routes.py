@@ -13,8 +13,10 @@ from fastapi import APIRouter, Query, Request
 from pydantic import JsonValue
 from starlette.responses import Response
 
+from ralm.errors import UsageError
 from ralm.reading.provenance import hits_as_json
 from ralm.records import Passage
+from ralm.retrieval.filters import Filter, parse_filter
 from ralm.serving import answers, errors, jobs, requests
 from ralm.serving.audit import entry_of
 from ralm.serving.options import Limits
@@ -28,6 +30,9 @@ _PASSAGES: Final = 65_536
 """Maximum number of passages of a response: with 100 words each, about 40 MB."""
 IndexName: TypeAlias = Annotated[str | None, Query(description="The name of an index; the first by default.")]
 RetrieverChoice: TypeAlias = Annotated[str | None, Query(description="How to search; as the operator set by default.")]
+Where: TypeAlias = Annotated[
+    str | None, Query(description="A filter of passages, such as `year >= 2020 and lang = en`.")
+]
 Count: TypeAlias = Annotated[int, Query(description="Passages to find.")]
 
 
@@ -39,11 +44,12 @@ async def search_index(
     k: Count = 10,
     index: IndexName = None,
     retriever: RetrieverChoice = None,
+    where: Where = None,
 ) -> Response:
     """The passages of an index that best match a query."""
 
     def answer() -> JsonValue:
-        found = search(request, service, [q], k, chosen(index, retriever))
+        found = search(request, service, [q], k, chosen(index, retriever), wanted=read_filter(where))
         return {"query": q, "index": found.index, "hits": hits_as_json(found.of(0))}
 
     return await jobs.respond_with(request, answer)
@@ -64,13 +70,14 @@ async def retrieve(
     service: jobs.Searched,
     index: IndexName = None,
     retriever: RetrieverChoice = None,
+    where: Where = None,
 ) -> Response:
     """The passages for each of many queries. An empty query finds nothing: one of a batch must not fail the others."""
 
     def answer() -> JsonValue:
         k = _TOP_K if body.topk is None else body.topk
         check_queries(body.queries, k, service.options.limits, "queries", "topk")
-        found = search(request, service, body.queries, k, chosen(index, retriever), "topk")
+        found = search(request, service, body.queries, k, chosen(index, retriever), "topk", read_filter(where))
         documents: dict[int, JsonValue] = {}  # queries of one batch find many passages together
         return {"result": [_retrieved(found, row, documents, body) for row in range(len(body.queries))]}
 
@@ -104,9 +111,10 @@ async def search_as_colbert(
     k: Count = 10,
     index: IndexName = None,
     retriever: RetrieverChoice = None,
+    where: Where = None,
 ) -> Response:
     """The passages that best match a query, as the server of ColBERT returns them."""
-    return await _colbert_response(request, service, query, k, chosen(index, retriever))
+    return await _colbert_response(request, service, query, k, chosen(index, retriever), where)
 
 
 @search_router.post("/api/search")
@@ -116,19 +124,20 @@ async def post_search_as_colbert(
     service: jobs.Searched,
     index: IndexName = None,
     retriever: RetrieverChoice = None,
+    where: Where = None,
 ) -> Response:
     """The same, with the query in the body."""
-    return await _colbert_response(request, service, body.query, body.k, chosen(index, retriever))
+    return await _colbert_response(request, service, body.query, body.k, chosen(index, retriever), where)
 
 
 async def _colbert_response(
-    request: Request, service: SearchService, query: str, k: int, choice: dict[str, str]
+    request: Request, service: SearchService, query: str, k: int, choice: dict[str, str], where: str | None
 ) -> Response:
     """`prob` is the softmax of the scores; the text begins with the title, as in ColBERT's collections."""
 
     def answer() -> JsonValue:
         check_query(query)
-        hits = search(request, service, [query], k, choice).of(0)
+        hits = search(request, service, [query], k, choice, wanted=read_filter(where)).of(0)
         weights = [math.exp(score - hits[0][1]) for _, score in hits]
         found: list[JsonValue] = [
             {
@@ -166,6 +175,14 @@ def chosen(index: str | None, retriever: str | None) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def read_filter(where: str | None, param: str = "where") -> Filter | None:
+    """The filter of an expression, None without one; RequestError if it cannot be read."""
+    try:
+        return None if where is None else parse_filter(where)
+    except UsageError as error:
+        raise errors.RequestError(str(error), param=param) from None
+
+
 def check_query(query: str, param: str = "query") -> None:
     """Raise RequestError if a query has no words."""
     if not query.strip():
@@ -187,7 +204,13 @@ def check_queries(queries: list[str], k: int, limits: Limits, param: str, k_para
 
 
 def search(
-    request: Request, service: SearchService, queries: list[str], k: int, choice: dict[str, Any], param: str = "k"
+    request: Request,
+    service: SearchService,
+    queries: list[str],
+    k: int,
+    choice: dict[str, Any],
+    param: str = "k",
+    wanted: Filter | None = None,
 ) -> FoundPassages:
     """The passages for each query, all searched together; they are noted for the audit log. `param` is the name of k.
 
@@ -196,7 +219,7 @@ def search(
     entry = entry_of(request)
     entry.prompts = [*queries]
     check_bytes([max(queries, key=len, default="")], service.options.limits.text_bytes, "query")
-    found = service.found(queries, k, choice, param)
+    found = service.found(queries, k, choice, param, wanted)
     if service.audit is not None:
         for row in range(len(queries)):
             entry.found(found.index, [passage for passage, _ in found.of(row)])

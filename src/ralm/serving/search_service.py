@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from ralm.errors import UsageError
 from ralm.reading.sources import FromRetriever
 from ralm.records import DoubleArray, Hits, Passage, Passages
+from ralm.retrieval.filters import Filter
 from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
 from ralm.serving import errors, indexes, middleware
 from ralm.serving.audit import AuditLog
@@ -80,9 +81,11 @@ class SearchService:
         self.keys.reload()
         return self.indexes.reload()
 
-    def found(self, queries: Sequence[str], k: int, choice: Mapping[str, Any], param: str = "k") -> FoundPassages:
-        """The k best passages of an index for each query; `choice` may have an `index` and a `retriever`, and `param`
-        is the name of k.
+    def found(
+        self, queries: Sequence[str], k: int, choice: Mapping[str, Any], param: str = "k", wanted: Filter | None = None
+    ) -> FoundPassages:
+        """The k best passages of an index for each query; `choice` may have an `index` and a `retriever`, `param` is
+        the name of k, and only passages that pass `wanted` are found.
 
         Raises RequestError if k is out of range, there is no index, or a choice is not possible.
         """
@@ -92,7 +95,7 @@ class SearchService:
         if not self.indexes.names:
             raise errors.RequestError("no index is served here, so that there is nothing to search.", status=404)
         settings = self._chosen(choice)
-        source = self._source(settings)
+        source = self._source(settings, wanted)
         assert settings.index is not None
         hits = retrieve_checked(source.retriever, queries, k, len(source.passages))
         return FoundPassages(settings.index, source.passages, hits)
@@ -109,7 +112,7 @@ class SearchService:
         except UsageError as error:
             raise choice_error(error, choice) from None
 
-    def _source(self, settings: Settings) -> FromRetriever:
+    def _source(self, settings: Settings, wanted: Filter | None = None) -> FromRetriever:
         """The passages of the index of a request, with their retriever; RequestError if the index was not built for
         it."""
         assert settings.index is not None
@@ -120,6 +123,8 @@ class SearchService:
                 "searches: choose another one.",
                 param="ralm.retriever",
             )
+        if wanted is not None:
+            return self.indexes.filtered(settings.index, settings.retrieval, wanted)
         return self.indexes.source(settings.index, settings.retrieval)
 
     def _lacking(self, name: str, options: RetrieverOptions) -> str | None:

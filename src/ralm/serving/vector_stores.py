@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from ralm.records import Passage
+from ralm.retrieval.filters import Filter, OpenAIFilter
 from ralm.serving import errors, jobs, requests
 from ralm.serving.retrieval_routes import check_queries, check_query, search
 from ralm.serving.search_service import SearchService
@@ -49,7 +50,7 @@ class VectorStoreSearch(requests.Body):
     """The body of POST /v1/vector_stores/{index}/search."""
 
     query: SearchQueries
-    filters: Annotated[JsonValue, requests.only()] = None
+    filters: OpenAIFilter | None = None
     max_num_results: int | None = None
     ranking_options: RankingOptions | None = None
     rewrite_query: Annotated[bool | None, requests.only(False)] = None
@@ -65,7 +66,8 @@ async def search_vector_store(
         _check_name(index, service)
         k = _RESULTS if body.max_num_results is None else body.max_num_results
         options = body.ranking_options or RankingOptions()
-        hits = best_passages(request, service, index, body.query, k, options.score_threshold)
+        wanted = None if body.filters is None else body.filters.to_filter()
+        hits = best_passages(request, service, index, body.query, k, options.score_threshold, wanted)
         data: list[JsonValue] = [
             {**result_json(passage, score), "content": [{"type": "text", "text": passage.text}]}
             for passage, score in hits
@@ -82,15 +84,21 @@ async def search_vector_store(
 
 
 def best_passages(
-    request: Request, service: SearchService, index: str, queries: list[str], k: int, threshold: float | None
+    request: Request,
+    service: SearchService,
+    index: str,
+    queries: list[str],
+    k: int,
+    threshold: float | None,
+    wanted: Filter | None,
 ) -> list[tuple[Passage, float]]:
-    """The k best passages of an index for any of these queries, each with its best score, if that is at least the
-    threshold; RequestError if a value is wrong."""
+    """The k best passages of an index for any of these queries that pass a filter, each with its best score, if that
+    is at least the threshold; RequestError if a value is wrong."""
     for query in queries:
         check_query(query)
     check_queries(queries, k, service.options.limits, "query", "max_num_results")
     choice = {} if index == service.settings.index else {"index": index}
-    found = search(request, service, queries, k, choice, "max_num_results")
+    found = search(request, service, queries, k, choice, "max_num_results", wanted)
     best: dict[int, tuple[Passage, float]] = {}
     for row in range(len(queries)):
         for passage, score in found.of(row):
