@@ -17,6 +17,7 @@ from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
+from ralm.retrieval.columns import collect_columns
 from ralm.retrieval.filters import Condition, Filter, Junction, Not, Passing, compare, conditions, join, negate
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import Index, open_index
@@ -151,6 +152,19 @@ def searched(folder: Path, parts: Sequence[Sequence[Any]], removed: Collection[i
     return open_index(folder)
 
 
+def check_columns(index: Index) -> None:
+    """The columns in the files are those of the passages."""
+    for segment in index.segments:
+        collected = collect_columns(segment.store)
+        assert (segment.columns is not None) == bool(collected.columns)
+        if segment.columns is not None:
+            read = segment.columns.read(len(segment.store))
+            assert read.columns.keys() == collected.columns.keys()
+            for name, column in read.columns.items():
+                for one, other in zip(column, collected.columns[name], strict=True):
+                    assert [*one] == [*other]
+
+
 def is_wrong(passages: Sequence[Passage], wanted: Filter) -> bool:
     """Whether a key is in no passage, or a value is unlike all values of its key."""
     for condition in conditions(wanted):
@@ -219,6 +233,7 @@ def test_hits_are_the_best_of_all_passages_that_pass(tmp_path_factory: pytest.Te
         removed = data.draw(st.sets(st.sampled_from(range(count)), max_size=count - 1))
         index = searched(tmp_path_factory.mktemp("filters") / "index", parts, removed, merged)
         passages = [*index.passages]
+        check_columns(index)
         for wanted, query, k in asked:
             if is_wrong(passages, wanted):
                 with pytest.raises(UsageError, match="the keys are|cannot be compared"):

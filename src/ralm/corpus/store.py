@@ -130,7 +130,7 @@ class PassageStore(Sequence[Passage]):
 
     def rows_of(self, document_ids: Collection[str]) -> IntArray:
         """The rows (int64, rising) of the passages of documents with these ids, without reading the texts."""
-        wanted = _arrow([one.encode("utf-8", "surrogatepass") for one in document_ids], pa.binary())
+        wanted = arrow_texts([one.encode("utf-8", "surrogatepass") for one in document_ids], pa.binary())
         # a single call, since each call hashes all wanted ids
         return true_places(pc.is_in(self.origin_texts(titles=False), value_set=wanted))
 
@@ -279,17 +279,17 @@ def _record_batch(passages: list[Passage]) -> pa.RecordBatch:
         [passage.text.encode() for passage in passages],
         _metadata_column(passages),
     ]
-    arrays = [_arrow(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+    arrays = [arrow_texts(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=_SCHEMA)
 
 
-def _arrow(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
+def arrow_texts(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
     """The values as an array of Arrow. `pa.array` would import pandas if it is installed, which takes half a second.
 
     Raises CorpusError if they are too long together for an array of this kind.
     """
     ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
-    if kind != pa.large_string():
+    if kind in (pa.string(), pa.binary()):
         if ends[-1] > np.iinfo(np.int32).max:
             raise CorpusError(f"the ids or titles of {len(values):,} passages have over 2 GiB; shorten them.")
         ends = ends.astype(np.int32)

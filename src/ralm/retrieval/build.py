@@ -25,6 +25,7 @@ from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.bm25.segments import merge_arrays
+from ralm.retrieval.columns import COLUMNS_FILE, write_columns
 from ralm.retrieval.dense.options import VectorOptions, dense_extra
 from ralm.storage import atomic, manifest, outputs, work
 from ralm.terminal import Advance, progress_bar
@@ -78,7 +79,8 @@ def build_index(
         if terms:
             counts |= asdict(terms.finish())
         record = dense.finish() if dense else None
-        files, entry = manifest.file_entries(folder), layout.SegmentEntry(passages=added.passages)
+        entry = layout.SegmentEntry(passages=added.passages, columns=write_columns(folder))
+        files = manifest.file_entries(folder)
         recorded = _bm25_record(analysis, options or BM25Options()) if bm25 else None
         settings = {**layout.new_index_settings([entry], files, recorded, record), **describe()}
         if table is not None:  # no part of the fingerprint: it holds times
@@ -176,6 +178,7 @@ def join_parts(parts: Sequence[tuple[Path, int]], folder: Path, build: BuildOpti
     ]
     for _ in write_passages(folder / PASSAGES_FILE, layout.stored_passages(segments)):
         pass
+    write_columns(folder)
     counts = merge_arrays([one.for_bm25() for one in segments], folder / layout.BM25_FOLDER, build.buffered_terms)
     return Shard(**asdict(counts), files=manifest.file_entries(folder))
 
@@ -204,7 +207,11 @@ def write_index(
     if not shards:
         raise CorpusError("the corpus has no passages: nothing to index.")
     entries = [
-        layout.SegmentEntry(folder=f"{layout.SEGMENTS}/{number}" if number else "", passages=one.shard.passages)
+        layout.SegmentEntry(
+            folder=f"{layout.SEGMENTS}/{number}" if number else "",
+            passages=one.shard.passages,
+            columns=COLUMNS_FILE in one.shard.files,
+        )
         for number, one in enumerate(shards)
     ]
     counts = {

@@ -2,6 +2,7 @@
 
 manifest.json     format, settings, counts, checksums
 passages.arrow    the passages
+columns.arrow     their metadata by value, if they have any
 bm25/             the arrays of BM25, if it was built for BM25
 dense/            the vectors of the passages, if it was built for dense retrieval
 vectors/          sets of vectors that were added later
@@ -31,8 +32,8 @@ from ralm.storage.outputs import FolderKind
 from ralm.version import __version__
 
 if TYPE_CHECKING:
-    from ralm.retrieval.columns import IndexColumns
     from ralm.retrieval.dense.search import Dense, PassageVectors
+    from ralm.retrieval.passing import IndexColumns
 
 INDEX_KIND: Final = FolderKind("index")
 
@@ -81,9 +82,10 @@ class Index:
     @cached_property
     def columns(self) -> "IndexColumns":
         """The metadata, titles and ids of the passages, for filters."""
-        from ralm.retrieval.columns import IndexColumns
+        from ralm.retrieval.passing import IndexColumns
 
-        return IndexColumns(str(self.path), [one.store for one in self.segments], self.passages.numbering)
+        stores, files = [one.store for one in self.segments], [one.columns for one in self.segments]
+        return IndexColumns(str(self.path), stores, files, self.passages.numbering)
 
     @cached_property
     def bm25(self) -> search.BM25:

@@ -32,6 +32,7 @@ from ralm.corpus.store import PASSAGES_FILE, PassageStore
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.retrieval.bm25.arrays import ARRAY_NAMES, MappedArrays, check_arrays, map_arrays, map_numbers
 from ralm.retrieval.bm25.segments import RemovedPassages, Segment
+from ralm.retrieval.columns import COLUMNS_FILE, ColumnFile
 from ralm.retrieval.dense.options import VECTORS, EncoderOptions, VectorOptions
 from ralm.storage.manifest import FileEntry, Manifest
 
@@ -86,16 +87,19 @@ class RemovedEntry(_Record):
 
 
 class SegmentEntry(_Record):
-    """A segment: its folder in the index (empty for the index folder itself), its rows, and the removed ones."""
+    """A segment: its folder in the index (empty for the index folder itself), its rows, the removed ones, and whether
+    it has a file of columns."""
 
     folder: str = ""
     passages: int
     removed: RemovedEntry | None = None
+    columns: bool = False
 
     def files(self, *, bm25: bool) -> list[str]:
         """The files of the segment, except those of vectors, by their paths in the index."""
         return [
             self.file(PASSAGES_FILE),
+            *([self.file(COLUMNS_FILE)] if self.columns else ()),
             *(self.file(f"{BM25_FOLDER}/{name}.npy") for name in ARRAY_NAMES if bm25),
             *(self.removed.files(bm25=bm25).values() if self.removed else ()),
         ]
@@ -212,6 +216,8 @@ class OpenSegment:
     removed: RemovedPassages
     vectors: Mapping[str, str]
     """The file of each set of vectors, by the names of the sets; these are opened on use."""
+    columns: ColumnFile | None
+    """The metadata by value, if it was written."""
 
     def for_bm25(self) -> Segment:
         """The segment as BM25 searches it.
@@ -288,7 +294,8 @@ def open_segment(
         if not rise_within(numbers[_ROWS], entry.passages):
             raise damaged_index(root / listed.folder, "rows.npy has invalid numbers")
         removed = RemovedPassages(**numbers, tokens=listed.tokens, with_terms=listed.with_terms)
-    return OpenSegment(root, entry, store, mapped, removed, vectors)
+    columns = ColumnFile(root / entry.file(COLUMNS_FILE)) if entry.columns else None
+    return OpenSegment(root, entry, store, mapped, removed, vectors, columns)
 
 
 def stored_passages(segments: Sequence[OpenSegment]) -> StoredPassages:
@@ -349,7 +356,8 @@ def new_index_settings(
     vectors: Mapping[str, JsonValue] | None = None,
 ) -> dict[str, JsonValue]:
     """The settings of a new index of these segments; `vectors` is the record of its vectors if it has any."""
-    fingerprint = _short_hash({name: one.checksum for name, one in files.items()})
+    decisive = {name: one.checksum for name, one in files.items() if Path(name).name != COLUMNS_FILE}
+    fingerprint = _short_hash(decisive)
     sets = VectorSets()
     if vectors is not None:
         file = f"{DENSE_FOLDER}/{VECTORS}"

@@ -30,6 +30,7 @@ from ralm.retrieval.analysis import Analyser, Analysis
 from ralm.retrieval.bm25 import formula, segments
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.build import add_all, dense_builder
+from ralm.retrieval.columns import write_columns
 from ralm.retrieval.dense.options import NOTHING_ENCODED, EncodingStats, VectorOptions, dense_extra, load_encoder
 from ralm.retrieval.index import Index, check_stemmer, open_index
 from ralm.retrieval.writer import IndexWriter, changed_index, merge_small_segments
@@ -168,7 +169,7 @@ def _add(
         raise CorpusError(
             f"{some_ids(twice)} given twice among the added documents; give each document an id of its own."
         )
-    entry = layout.SegmentEntry(folder=path, passages=counts.passages)
+    entry = layout.SegmentEntry(folder=path, passages=counts.passages, columns=write_columns(folder))
     return layout.open_segment(writer.folder, entry, files, bm25=writer.for_bm25)
 
 

@@ -17,6 +17,7 @@ from ralm.errors import FolderExistsError, UsageError
 from ralm.retrieval import layout
 from ralm.retrieval.bm25 import formula, kernels
 from ralm.retrieval.bm25.segments import merge_arrays, totals_of
+from ralm.retrieval.columns import write_columns
 from ralm.retrieval.dense.options import dense_extra
 from ralm.retrieval.index import Index, open_index
 from ralm.storage import manifest, outputs
@@ -154,7 +155,7 @@ class IndexWriter:
         if self.for_bm25:
             merge_arrays([one.for_bm25() for one in segments], folder / layout.BM25_FOLDER, build.buffered_terms)
         vectors = {name: self._merge_vectors(segments, name, path, first) for name in segments[0].vectors}
-        entry = layout.SegmentEntry(folder=path, passages=len(passages))
+        entry = layout.SegmentEntry(folder=path, passages=len(passages), columns=write_columns(folder))
         return layout.open_segment(self.folder, entry, vectors, bm25=self.for_bm25)
 
     def _merge_vectors(self, segments: Sequence[layout.OpenSegment], name: str, path: str, first: bool) -> str:
