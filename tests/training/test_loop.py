@@ -1,6 +1,7 @@
 """What all trainings share: exact resume, early stopping, whole checkpoints, one training a folder."""
 
 import errno
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,27 @@ def test_it_stops_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
         assert float(student.losses(HELD_OUT_E, None).mean()) == pytest.approx(best)
 
 
+def test_a_budget_plans_fewer_steps_that_a_killed_training_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step and an evaluation take a second each, and every fifth step is evaluated: ten fit into 12 seconds."""
+    options = replace(OPTIONS, budget=0.2, checkpoint_every=2)
+    seconds = itertools.count()
+    monkeypatch.setattr("ralm.training.loop.time.perf_counter", lambda: float(next(seconds)))
+    with caplog.at_level("INFO"):
+        _, result = trained(tmp_path / "whole", options)
+    assert result.steps == 10
+    assert result.losses[-1]["learning_rate"] == learning_rate(9, options, 10) < 0.02
+    assert "10 instead of 30 steps fit into 0.2 minutes, at 1.2 seconds each" in caplog.text
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "killed", options, stop=7)
+    monkeypatch.setattr("ralm.training.loop.time.perf_counter", lambda: 0.0)
+    _, again = trained(tmp_path / "killed", options)
+    assert again.losses == result.losses
+    _, unbounded = trained(tmp_path / "unbounded", replace(options, budget=0))
+    assert unbounded.steps == 30
+
+
 def test_a_training_that_does_not_help_is_reported(tmp_path: Path) -> None:
     options = TrainingOptions(steps=4, batch=2, learning_rate=30.0, evaluate_every=1, warmup=0)
     with pytest.warns(RalmWarning, match="did not lower the loss of the held-out examples"):
@@ -258,5 +280,5 @@ def test_every_example_is_read_once_a_round_in_another_order() -> None:
 
 def test_the_learning_rate_rises_and_falls() -> None:
     options = TrainingOptions(steps=10, warmup=0.2, learning_rate=1.0)
-    rates = [learning_rate(step, options) for step in range(10)]
+    rates = [learning_rate(step, options, 10) for step in range(10)]
     np.testing.assert_allclose(rates, [0.5, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])

@@ -63,7 +63,8 @@ class Scale:
         return min(number, 2) if self.small else number
 
     def training(self, training: TrainingOptions) -> TrainingOptions:
-        """How long a small model is trained."""
+        """How long a small model is trained: for all steps."""
+        training = replace(training, budget=0)
         few = replace(training, steps=12, batch=8, evaluate_every=6, checkpoint_every=6, learning_rate=1e-4)
         return few if self.small else training
 

@@ -7,6 +7,7 @@ of transformers and sentence-transformers offer neither. Letters of shapes: E al
 """
 
 import logging
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,8 @@ _LOSSES_SCHEMA: Final = pa.schema(
     }
 )
 _MOST_GRADIENT: Final = 1.0
+_TIMED: Final = 3
+"""Steps after which the time of a step is known: that of the fastest."""
 _MODEL: Final = "model."
 _OPTIMIZER: Final = "optimizer."
 _RANDOM: Final = "random."
@@ -155,9 +158,11 @@ def _outcome(out: Path, manifest: Manifest, rows: Sequence[dict[str, Any]]) -> T
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a training is: everything of it, apart from tensors, that a checkpoint holds."""
+    """How far a training is: everything of it, apart from tensors, that a checkpoint holds. `planned`: the steps of the
+    whole training; None until the time of a step is known."""
 
     step: int = 0
+    planned: int | None = None
     best_step: int | None = None
     best_loss: float = float("inf")
     without_gain: int = 0
@@ -210,21 +215,54 @@ class _Training:
         return now.best_step
 
     def _do_steps(self) -> None:
-        now, options = self.now, self._options
-        with progress_bar("Training", options.steps) as advance:
+        now = self.now
+        evaluation = seconds = float("inf")
+        if now.step == 0 and not now.losses:
+            began = time.perf_counter()
+            self._evaluate()
+            evaluation = time.perf_counter() - began
+        while now.planned is None and not self._is_over():
+            seconds = min(seconds, self._do_step())
+            if now.step >= _TIMED:
+                self._plan(seconds, evaluation)
+        with progress_bar("Training", self._steps) as advance:
             advance(now.step)
-            if now.step == 0 and not now.losses:
-                self._evaluate()
             while not self._is_over():
-                self._step()
-                if now.step % options.evaluate_every == 0 or now.step == options.steps:
-                    self._evaluate()
-                if now.step % options.checkpoint_every == 0 or self._is_over():
-                    self._keep()
+                self._do_step()
                 advance()
 
+    def _do_step(self) -> float:
+        """Do a step, and evaluate and keep its weights where that is due; returns the seconds of the step alone."""
+        now, options = self.now, self._options
+        began = time.perf_counter()
+        self._step()
+        seconds = time.perf_counter() - began
+        if now.step % options.evaluate_every == 0 or now.step == self._steps:
+            self._evaluate()
+        if now.step % options.checkpoint_every == 0 or self._is_over():
+            self._keep()
+        return seconds
+
+    def _plan(self, seconds: float, evaluation: float) -> None:
+        """Plan as many steps as the budget has room for, given the seconds of a step and of an evaluation, which is
+        infinite if it is not known."""
+        now, options = self.now, self._options
+        if np.isfinite(evaluation):
+            seconds += evaluation / options.evaluate_every
+        fitting = int(60 * options.budget / seconds) if options.budget else options.steps
+        now.planned = min(options.steps, max(now.step + 1, fitting))
+        if now.planned < options.steps:
+            _logger.info(
+                "%s instead of %s steps fit into %g minutes, at %.2g seconds each: raise `budget` for more",
+                *(f"{now.planned:,}", f"{options.steps:,}", options.budget, seconds),
+            )
+
+    @property
+    def _steps(self) -> int:
+        return self._options.steps if self.now.planned is None else self.now.planned
+
     def _is_over(self) -> bool:
-        return self.now.step >= self._options.steps or self.now.without_gain >= self._options.patience
+        return self.now.step >= self._steps or self.now.without_gain >= self._options.patience
 
     def _step(self) -> None:
         now, trainable = self.now, self._model
@@ -241,7 +279,7 @@ class _Training:
             first = self._describe(int(examples_B[0]))
             self._reject(f"the gradient of a batch of {len(examples_B)} that begins with {first} is not finite")
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(now.step, self._options)
+            group["lr"] = learning_rate(now.step, self._options, self._steps)
         self._optimizer.step()
         now.step += 1
         now.recent.append(total / len(examples_B))
@@ -277,7 +315,7 @@ class _Training:
         now.losses.append(
             {
                 "step": now.step,
-                "learning_rate": learning_rate(max(0, now.step - 1), self._options),
+                "learning_rate": learning_rate(max(0, now.step - 1), self._options, self._steps),
                 "training_loss": float(np.mean(now.recent)) if now.recent else None,
                 "held_out_loss": held_out_loss,
             }
@@ -342,12 +380,12 @@ def batch_of_step(examples_E: IntArray, step: int, options: TrainingOptions) -> 
     return np.array([orders[one][place] for one, place in zip(rounds.tolist(), within.tolist(), strict=True)])
 
 
-def learning_rate(step: int, options: TrainingOptions) -> float:
-    """The learning rate of a step, from 0: a straight line up to the peak, then one down to almost 0."""
-    rising = round(options.warmup * options.steps)
+def learning_rate(step: int, options: TrainingOptions, steps: int) -> float:
+    """The learning rate of a step, from 0, of so many: a straight line up to the peak, then one down to almost 0."""
+    rising = round(options.warmup * steps)
     if step < rising:
         return options.learning_rate * (step + 1) / rising
-    return options.learning_rate * (options.steps - step) / max(1, options.steps - rising)
+    return options.learning_rate * (steps - step) / max(1, steps - rising)
 
 
 def _draw_losses(rows: Sequence[dict[str, Any]], best_step: int, path: Path) -> None:

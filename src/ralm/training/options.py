@@ -27,12 +27,16 @@ _HELD_OUT: Final = Needs("a `held_out` above 0", lambda options: options.held_ou
 class TrainingOptions:
     """How a small model is trained.
 
-    The learning rate rises to its peak over the share `warmup` of the steps and falls to 0 at the last one. Weights are
+    After the first steps the time of a step is known; `budget` then lowers `steps` so that the rest fits. The learning
+    rate rises to its peak over the share `warmup` of the steps and falls to 0 at the last one. Weights are
     float32 whatever the `precision`; bfloat16 is much slower on CPUs without instructions for it. Raises UsageError if
     a value is out of range.
     """
 
     steps: Annotated[int, Option("Most optimiser steps.")] = 10_000
+    budget: Annotated[
+        float, Option("Minutes for all steps and evaluations: fewer steps if more would not fit; 0: no limit.")
+    ] = 60.0
     batch: Annotated[int, Option("Examples per step.")] = 32
     learning_rate: Annotated[float, Option("Peak learning rate.", above=True)] = 1e-5
     warmup: Annotated[float, Option("Share of the steps in which the learning rate rises.", maximum=1)] = 0.1
