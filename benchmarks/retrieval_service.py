@@ -157,7 +157,10 @@ def main() -> None:
     stemmer = Stemmer.Stemmer("english")
     retriever = bm25s.BM25(method="lucene", k1=0.9, b=0.4, backend="numba")
     retriever.index(bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False), show_progress=False)
-    with server(index, args.folder / "server.log") as (process, address), httpx.Client(base_url=address) as client:
+    with (
+        server(index, args.folder / "server.log") as (process, address),
+        httpx.Client(base_url=address, timeout=120) as client,
+    ):
         print(f"{args.passages:,} passages, {len(asked):,} questions, k {args.k}; the server after its start: ", end="")
         print(memory(process))
         warm = batches(asked, 64)[:4]

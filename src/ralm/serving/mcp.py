@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute
 from ralm.answering.citations import name_of, web_address
 from ralm.errors import RalmError
 from ralm.records import Passage
+from ralm.retrieval.expansion import WHOLE, expanded
 from ralm.serving import errors, proxy, requests
 from ralm.serving.audit import ENTRY, AuditEntry
 from ralm.serving.jobs import Workers
@@ -116,9 +117,9 @@ class McpServer:
     def _fetch(self, given: dict[str, Any], entry: AuditEntry) -> dict[str, JsonValue]:
         asked = _read_call(FetchArguments, given)
         index, _, number = asked.id.rpartition("/")
-        passages = self._document(index, number) if asked.document else [self._passage(index, number)]
-        entry.found(index, passages)
-        return {**_passage_json(index, passages[0]), "text": _joined(passages)}
+        found = self._document(index, number) if asked.document else self._passage(index, number)
+        entry.found(index, [found])
+        return _passage_json(index, found)
 
     def _passage(self, index: str, number: str) -> Passage:
         """A passage; RequestError if there is none."""
@@ -129,17 +130,10 @@ class McpServer:
             )
         return passages[int(number)]
 
-    def _document(self, index: str, number: str) -> list[Passage]:
-        """All passages of the document of a passage, which follow each other."""
-        passage = self._passage(index, number)
-        passages = self._service.indexes.index(index).passages
-        before, after = list[Passage](), [passage]
-        for step, some in ((-1, before), (1, after)):
-            place = passage.number + step
-            while 0 <= place < len(passages) and passages[place].document_id == passage.document_id:
-                some.append(passages[place])
-                place += step
-        return [*reversed(before), *after]
+    def _document(self, index: str, number: str) -> Passage:
+        """A passage with the text of its whole document."""
+        passage, opened = self._passage(index, number), self._service.indexes.index(index)
+        return expanded(opened.passages, WHOLE, opened.manifest.settings.get("splitting"))[passage.number]
 
     async def _list_resources(
         self, _: _Context, params: types.PaginatedRequestParams | None
@@ -184,11 +178,11 @@ class McpServer:
     ) -> types.ReadResourceResult:
         index, _, number = params.uri.removeprefix(_SCHEME).rpartition("/")
         try:
-            passages = await self._run(partial(self._document, unquote(index), number))
+            found = await self._run(partial(self._document, unquote(index), number))
         except RalmError as error:
             raise MCPError(types.INVALID_PARAMS, _message(error)) from None
-        _entry(context).found(unquote(index), passages)
-        contents = types.TextResourceContents(uri=params.uri, mime_type="text/plain", text=_joined(passages))
+        _entry(context).found(unquote(index), [found])
+        contents = types.TextResourceContents(uri=params.uri, mime_type="text/plain", text=found.text)
         return types.ReadResourceResult(contents=[contents])
 
     async def _run(self, call: Callable[[], _Result]) -> _Result:
@@ -251,10 +245,6 @@ def _entry(context: _Context) -> AuditEntry:
 
 def _text(text: str) -> types.TextContent:
     return types.TextContent(type="text", text=text)
-
-
-def _joined(passages: list[Passage]) -> str:
-    return "\n\n".join(one.text for one in passages)
 
 
 def _passage_json(index: str, passage: Passage) -> dict[str, JsonValue]:

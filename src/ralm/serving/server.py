@@ -42,6 +42,7 @@ from ralm.serving import (
     proxy,
     requests,
     reranking,
+    responses,
     retrieval_routes,
     routes,
     vector_stores,
@@ -59,6 +60,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
 }
 """The fields of requests, and of their parts, for messages that suggest the nearest one."""
 _SEARCH_FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
+    "/v1/responses": {"tools": responses.FileSearch, "": responses.ResponsesRequest},
     **{path: {"": reranking.RerankRequest} for path in ("/rerank", "/v1/rerank", "/v2/rerank")},
     "/retrieve": {"": retrieval_routes.RetrieveRequest},
     "/api/search": {"": retrieval_routes.ColbertRequest},
@@ -262,7 +264,7 @@ def make_app(service: SearchService) -> FastAPI:
     routers = [retrieval_routes.search_router, vector_stores.store_router, reranking.rerank_router, _ROUTER]
     if isinstance(service, Service):
         app.router.routes.extend(proxy.passed_on_routes() if service.passes_on else ())
-        routers += [routes.router, _OF_MODELS]
+        routers += [routes.router, responses.responses_router, _OF_MODELS]
     for router in routers:
         app.include_router(router, dependencies=[Depends(_check_query)])
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -108,7 +108,7 @@ def best_passages(
     return [one for one in ordered if threshold is None or one[1] >= threshold][:k]
 
 
-def result_json(passage: Passage, score: float) -> dict[str, JsonValue]:
+def result_json(passage: Passage, score: float | None) -> dict[str, JsonValue]:
     """A passage as a result of a search, without its text: its document is the file."""
     return {
         "file_id": passage.document_id,
