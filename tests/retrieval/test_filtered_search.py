@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ralm.corpus.numbering import Numbering
-from ralm.errors import UsageError
+from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import Hits, Passage
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
-from ralm.retrieval.columns import collect_columns
+from ralm.retrieval.columns import COLUMNS_FILE, ColumnFile, collect_columns
 from ralm.retrieval.filters import Condition, Filter, Junction, Not, Passing, compare, conditions, join, negate
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import Index, open_index
@@ -244,6 +244,30 @@ def test_hits_are_the_best_of_all_passages_that_pass(tmp_path_factory: pytest.Te
         check_counts(index, passages, next(fits, compare("id", "exists", ())))
 
     check()
+
+
+def test_an_index_without_columns_is_filtered_by_its_passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [({"year": 2018 + number}, "A", ["w1 w2", "w1"]) for number in range(4)]
+    with_columns = searched(tmp_path / "with", [documents], [], merged=False)
+    monkeypatch.setattr("ralm.retrieval.build.write_columns", lambda _: False)
+    without = searched(tmp_path / "without", [documents], [], merged=False)
+    assert [one.segments[0].columns is None for one in (with_columns, without)] == [False, True]
+    assert with_columns.fingerprint == without.fingerprint
+    wanted = compare("year", ">=", [2020])
+    assert [one.columns.passing(wanted).numbers.tolist() for one in (with_columns, without)] == [[4, 5, 6, 7]] * 2
+
+
+def test_damaged_columns_are_noticed(tmp_path: Path) -> None:
+    searched(tmp_path / "index", [[({"year": 2018, "lang": "en"}, "A", ["w1"])]], [], merged=False)
+    file = tmp_path / "index" / COLUMNS_FILE
+    whole = file.read_bytes()
+    for size in (0, 10, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        with pytest.raises(DamagedFolderError):
+            ColumnFile(file).read(1)
+    file.write_bytes(whole)
+    with pytest.raises(DamagedFolderError, match="its runs do not fit the passages"):
+        ColumnFile(file).read(2)
 
 
 @settings(max_examples=30)

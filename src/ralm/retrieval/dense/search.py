@@ -49,6 +49,9 @@ _SKIPPING: Final = (
 """The kinds of index that can skip vectors."""
 _FEW: Final = 0.1
 """The graph of HNSW is not used if at most this share of its vectors may be found."""
+_MORE: Final = 4
+_MANY: Final = 0.4
+"""So many times k hits are searched if at least this share of the vectors may be found."""
 _COMPARED_BYTES: Final = 4 << 30
 """An index that is not flat is compared with its checksum before use, up to this size, which takes some seconds at
 most."""
@@ -201,7 +204,7 @@ class _Part:
     def search_size(self, k: int) -> int:
         """The number of hits that FAISS must return for the k best of a query."""
         skips = self._selector is None or isinstance(self.index, _SKIPPING)
-        return k if skips else k + len(self._excluded)
+        return _MORE * k if skips else k + len(self._excluded)
 
     def _best(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
         index = self.index
@@ -215,14 +218,29 @@ class _Part:
         elif isinstance(index, faiss.IndexIVFFlat | faiss.IndexIVFScalarQuantizer | faiss.IndexIVFPQ):
             parameters = faiss.SearchParametersIVF(sel=self._selector, nprobe=index.nprobe)
         elif isinstance(index, _SKIPPING):
-            return self._compared(vectors_QD, k)
+            return self._picked(vectors_QD, k) if self._left >= _MANY * index.ntotal else self._compared(vectors_QD, k)
         else:
-            return self._search_for_more(vectors_QD, k)
+            return self._of_all(vectors_QD, min(k + len(self._excluded), index.ntotal), k)  # it cannot skip vectors
         numbers_QK, scores_QK = _ordered(index.search(vectors_QD, k, params=parameters), k)
         short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, self._left)
         if short.any():
             numbers_QK[short], scores_QK[short] = self._compared(vectors_QD[short], k)
         return numbers_QK, scores_QK
+
+    def _picked(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
+        """The k best, from some more hits of all vectors, where enough of these may be found: half as slow as skipping
+        every other vector."""
+        numbers_QK, scores_QK = self._of_all(vectors_QD, min(_MORE * k, self.index.ntotal), k)
+        short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, self._left)
+        if short.any():
+            numbers_QK[short], scores_QK[short] = self._compared(vectors_QD[short], k)
+        return numbers_QK, scores_QK
+
+    def _of_all(self, vectors_QD: FloatArray, hits: int, k: int) -> tuple[IntArray, FloatArray]:
+        """The k best that may be found among so many hits of all vectors."""
+        scores_QM, numbers_QM = self.index.search(vectors_QD, hits)
+        numbers_QM[np.isin(numbers_QM, self._excluded)] = NO_PASSAGE
+        return _ordered((scores_QM, numbers_QM), k)
 
     def _compared(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
         """The k best, by comparing all vectors that may be found."""
@@ -233,12 +251,6 @@ class _Part:
         elif isinstance(index, faiss.IndexIVF):
             parameters = faiss.SearchParametersIVF(sel=self._selector, nprobe=index.nlist)
         return _ordered(index.search(vectors_QD, k, params=parameters), k)
-
-    def _search_for_more(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
-        """Search for enough hits that k are left, since this kind of index cannot skip vectors."""
-        scores_QM, numbers_QM = self.index.search(vectors_QD, min(k + len(self._excluded), self.index.ntotal))
-        numbers_QM[np.isin(numbers_QM, self._excluded)] = NO_PASSAGE
-        return _ordered((scores_QM, numbers_QM), k)
 
 
 def _ordered(found: tuple[FloatArray, IntArray], k: int) -> tuple[IntArray, FloatArray]:
