@@ -159,7 +159,7 @@ def test_a_call_that_does_not_fit_names_both_versions(other_versions: list[str])
 
 ROOT = Path(__file__).parents[1]
 PINNED_ELSEWHERE = {"torch"}
-IMPORTED_AS = {"pystemmer": "Stemmer", "faiss-cpu": "faiss", "python-pptx": "pptx"}
+IMPORTED_AS = {"pystemmer": "Stemmer", "faiss-cpu": "faiss", "python-pptx": "pptx", "pyyaml": "yaml"}
 NEVER_IMPORTED = {"accelerate", "jinja2"}
 """transformers imports them."""
 
