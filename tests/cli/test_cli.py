@@ -477,7 +477,7 @@ def test_a_sweep_over_retrievers_has_a_table(evaluate: list[object]) -> None:
         ({"--values": "2,"}, "--values of --documents must be whole numbers"),
         (
             {"--over": "rerank", "--values": "none,best"},
-            "--rerank must be one of none, zero-shot, predictive, oracle, random, not 'best'",
+            "--rerank must be one of none, lexical, zero-shot, predictive, oracle, random, not 'best'",
         ),
         ({"--over": "lm"}, "--over must be one of index, retrieved, retriever"),
         ({"--index": None}, "a sweep reads with passages: give --index or --retrieved"),

@@ -188,7 +188,7 @@ def alike(found: Hits, expected: Hits, *, exact: bool) -> None:
 @pytest.mark.parametrize("string", ["Flat", "SQfp16", "IVF4,Flat", "HNSW32"])
 def test_vectors_are_updated_too(tmp_path: Path, string: str) -> None:
     encoder = DistinctEncoder()
-    letters = np.random.default_rng(0)
+    letters = np.random.default_rng(5)  # no two of the best twelve scores of a query are equal
     documents = {name: ["".join(letters.choice([*"abcdefgh"], 40)) for _ in texts] for name, texts in some(60).items()}
     stored = VectorOptions(faiss=string)
     kept = {name: texts for name, texts in documents.items() if int(name[1:]) < 50}
