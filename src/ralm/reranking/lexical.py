@@ -9,6 +9,7 @@ Eq. 9).
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -80,21 +81,15 @@ class PrefixEnd:
     """The last words of a prefix; its last word may be unfinished."""
 
     def __init__(self, prefix: str) -> None:
-        self._words = _WORD.findall(prefix[-_CHARACTERS:])[-LAST:]
-        self._after = "" if prefix[-1:].isalnum() else " "
-        weights = np.exp(-np.arange(len(self._words), 0, -1) / DECAY)
-        self._near = list(zip((word.lower() for word in self._words), weights.tolist(), strict=True))
+        words = _WORD.findall(prefix[-_CHARACTERS:])[-LAST:]
+        after = "" if prefix[-1:].isalnum() else " "
+        self._ends = [f" {' '.join(words[-count:])}{after}" for count in range(1, len(words) + 1)]
+        weights = np.exp(-np.arange(len(words), 0, -1) / DECAY)
+        self._near = list(zip((word.lower() for word in words), weights.tolist(), strict=True))
 
     def overlap(self, passage: PassageWords) -> int:
         """How many of the last words stand in a passage in a row."""
-        low, high = 0, len(self._words)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if f" {' '.join(self._words[-middle:])}{self._after}" in passage.text:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bisect_left(self._ends, True, key=lambda end: end not in passage.text)
 
     def near(self, passage: PassageWords) -> float:
         """The sum of exp(-j / 8) over the last words that stand anywhere in a passage."""

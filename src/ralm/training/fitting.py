@@ -4,14 +4,19 @@ Letters of shapes: E examples, R readings, P parameters.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
+from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
 from ralm.records import DoubleArray, IntArray
+from ralm.runs.run import environment
+from ralm.storage.manifest import write_manifest
+from ralm.storage.outputs import FolderKind, new_folder
 from ralm.training.options import FittingOptions
 from ralm.training.signals import Signals, evenly_spaced
 
@@ -41,6 +46,31 @@ def held_out_gains(gains_ER: DoubleArray, tokens_E: IntArray, document_E: IntArr
         HeldOutGain(gain=gain, low=low, high=high)
         for gain, (low, high) in zip(means, map(interval, draws_DR.T), strict=True)
     ]
+
+
+def write_fit(
+    out: Path | str,
+    kind: FolderKind,
+    settings: dict[str, JsonValue],
+    signals: Signals,
+    options: FittingOptions,
+    examples: int,
+    *,
+    force: bool,
+) -> None:
+    """Write a folder of weights that were fitted: its manifest has these settings, and all that decided the weights."""
+    config: dict[str, JsonValue] = {
+        "signals": signals.fingerprint,
+        "model": signals.config.get("model"),
+        "options": asdict(options),
+    }
+    with new_folder(Path(out), kind=kind, force=force) as folder:
+        write_manifest(
+            folder,
+            kind=kind,
+            settings={**settings, "config": config, "environment": environment()},
+            counts={"examples": examples},
+        )
 
 
 def usable_examples(signals: Signals, options: FittingOptions) -> tuple[IntArray, IntArray]:

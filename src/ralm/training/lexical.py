@@ -20,9 +20,8 @@ from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
 from ralm.reranking.lexical import BUILT_IN, DECAY, LEXICAL_KIND, LexicalWeights, lexical_features
 from ralm.reranking.zero_shot import decayed
 from ralm.retrieval.index import Index
-from ralm.runs import run
-from ralm.storage import manifest, outputs
-from ralm.training.fitting import HeldOutGain, held_out_gains, maximise, usable_examples
+from ralm.storage import outputs
+from ralm.training.fitting import HeldOutGain, held_out_gains, maximise, usable_examples, write_fit
 from ralm.training.options import LexicalOptions
 from ralm.training.signals import Signals, index_of, open_signals
 
@@ -98,23 +97,8 @@ def train_lexical(
         built_in_over_first=built_in,
         fitted_over_first=fitted,
     )
-    config: dict[str, JsonValue] = {
-        "signals": signals.fingerprint,
-        "model": signals.config.get("model"),
-        "options": asdict(options),
-    }
-    with outputs.new_folder(Path(out), kind=LEXICAL_KIND, force=force) as folder:
-        manifest.write_manifest(
-            folder,
-            kind=LEXICAL_KIND,
-            settings={
-                "weights": asdict(weights),
-                "config": config,
-                "results": trained.as_json(),
-                "environment": run.environment(),
-            },
-            counts={"examples": trained.examples + trained.held_out},
-        )
+    settings: dict[str, JsonValue] = {"weights": asdict(weights), "results": trained.as_json()}
+    write_fit(out, LEXICAL_KIND, settings, signals, options, trained.examples + trained.held_out, force=force)
     return trained
 
 

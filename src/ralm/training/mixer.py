@@ -22,9 +22,8 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.reading.mixers import EVIDENCE, MIXER_KIND, LearnedWeights, log_sum_exp, mixer_features
 from ralm.records import DoubleArray, IntArray
-from ralm.runs import run
-from ralm.storage import manifest, outputs
-from ralm.training.fitting import HeldOutGain, held_out_gains, maximise, usable_examples
+from ralm.storage import outputs
+from ralm.training.fitting import HeldOutGain, held_out_gains, maximise, usable_examples, write_fit
 from ralm.training.options import MixerTrainingOptions
 from ralm.training.signals import Signals, open_signals
 
@@ -95,19 +94,8 @@ def train_mixer(
         np.unique(names_E[held_out_E], return_inverse=True)[1],
         options.seed,
     )
-    config: dict[str, JsonValue] = {
-        "signals": signals.fingerprint,
-        "model": signals.config.get("model"),
-        "options": asdict(options),
-    }
-    settings: dict[str, JsonValue] = {MIXER_KIND.name: asdict(trained.weights), "config": config}
-    with outputs.new_folder(Path(out), kind=MIXER_KIND, force=force) as folder:
-        manifest.write_manifest(
-            folder,
-            kind=MIXER_KIND,
-            settings={**settings, "results": trained.as_json(), "environment": run.environment()},
-            counts={"examples": trained.examples + trained.held_out},
-        )
+    settings: dict[str, JsonValue] = {MIXER_KIND.name: asdict(trained.weights), "results": trained.as_json()}
+    write_fit(out, MIXER_KIND, settings, signals, options, trained.examples + trained.held_out, force=force)
     return trained
 
 
