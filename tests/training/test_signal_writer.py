@@ -368,11 +368,14 @@ def test_a_process_that_is_killed_once_the_signals_are_written_leaves_nothing_fo
 
 
 def test_what_is_attainable_is_chosen_by_first_halves_and_read_on_second_ones(tmp_path: Path) -> None:
-    """The best candidate of a first half is another one than that of the second half; three tokens are 1 and 2."""
+    """The best candidate of a first half is another one than that of the second half; five tokens are 2 and 3."""
     hits = [(None, None, None), (4, 3.0, 0), (5, 2.0, 0), (6, 1.0, 0)]
     halves = [(-3.0, -3.0), (-2.5, -2.0), (-1.0, -2.5), (-2.0, -1.0)]
-    rows = [(0, *hit, [-3.0], [first, second, second]) for hit, (first, second) in zip(hits, halves, strict=True)]
-    signals = save_signals(tmp_path / "signals", "x", ["p"], [[4, 5, 6]], [[-1.0] * 3], tokens=3, rows=rows)
+    rows = [
+        (0, *hit, [-3.0], [first, first, second, second, second])
+        for hit, (first, second) in zip(hits, halves, strict=True)
+    ]
+    signals = save_signals(tmp_path / "signals", "x", ["p"], [[4, 5, 6]], [[-1.0] * 3], tokens=5, rows=rows)
     worth = signal_statistics(signals)
     assert worth.halves is not None
     assert (worth.halves.first, worth.halves.attainable, worth.halves.best) == pytest.approx((1.0, 0.5, 2.0))

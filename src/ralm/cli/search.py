@@ -68,7 +68,7 @@ def search_command(
         raise UsageError("`cache` keeps hits of plain queries alone: leave it out, or `syntax` and `fuzzy`.")
     if facets is not None and (queries or syntax or fuzzy):
         raise UsageError("`facets` are counted for one plain query, or for none.")
-    asked = [] if facets is not None else options.read_input(query, queries, "query")
+    texts = [] if facets is not None else options.read_input(query, queries, "query")
     opened = ralm.open_index(index)
     only = None if path is None else matching_numbers(opened, path)
     if facets is not None:
@@ -84,9 +84,9 @@ def search_command(
         retriever = read if retrieval.distinct == "none" else Distinct(read, opened.passages, retrieval.distinct)
     else:
         retriever = models.open_retrieval(opened, retrieval, only).retriever
-    hits = retrieve_checked(retriever, asked, k, len(opened.passages))
+    hits = retrieve_checked(retriever, texts, k, len(opened.passages))
     passages = expanded(opened.passages, retrieval.expand, opened.manifest.settings.get("splitting"))
-    for row, question in enumerate(asked):
+    for row, question in enumerate(texts):
         found = [(passages[number], score) for number, score in hits.of(row)]
         terms = {*read.parse(question).terms} if read else {one.term for one in marker.terms(question)}
         if json or queries is not None:

@@ -106,18 +106,18 @@ class McpServer:
         return types.CallToolResult(content=[_text(json.dumps(found, ensure_ascii=False))], structured_content=found)
 
     def _search(self, given: dict[str, Any], entry: AuditEntry) -> dict[str, JsonValue]:
-        asked = _read_call(SearchArguments, given)
-        check_query(asked.query)
-        entry.prompts = [asked.query]
-        choice, wanted = chosen(asked.index, None), read_filter(asked.filters, "filters")
-        found = self._service.found([asked.query], asked.k, choice, wanted=wanted)
+        arguments = _read_call(SearchArguments, given)
+        check_query(arguments.query)
+        entry.prompts = [arguments.query]
+        choice, wanted = chosen(arguments.index, None), read_filter(arguments.filters, "filters")
+        found = self._service.found([arguments.query], arguments.k, choice, wanted=wanted)
         entry.found(found.index, [passage for passage, _ in found.of(0)])
         return {"results": [{**_passage_json(found.index, one), "score": score} for one, score in found.of(0)]}
 
     def _fetch(self, given: dict[str, Any], entry: AuditEntry) -> dict[str, JsonValue]:
-        asked = _read_call(FetchArguments, given)
-        index, _, number = asked.id.rpartition("/")
-        found = self._document(index, number) if asked.document else self._passage(index, number)
+        arguments = _read_call(FetchArguments, given)
+        index, _, number = arguments.id.rpartition("/")
+        found = self._document(index, number) if arguments.document else self._passage(index, number)
         entry.found(index, [found])
         return _passage_json(index, found)
 
