@@ -126,7 +126,7 @@ def test_keys_and_the_audit_log(index: Path, tmp_path: Path) -> None:
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
         headers = {"Accept": "application/json, text/event-stream", "Authorization": "Bearer sk-key"}
         assert httpx.post(f"{url}/mcp", json=body).status_code == 401
-        answer = httpx.post(f"{url}/mcp", json=body, headers=headers)
+        answer = httpx.post(f"{url}/mcp", json=body, headers=headers, timeout=60)
         assert "The whales sing" in answer.text
         assert httpx.get(f"{url}/mcp", headers=headers).status_code == 405
         metrics = httpx.get(f"{url}/metrics", headers=headers).text
