@@ -43,6 +43,9 @@ _SET_FOR_A_CALL: Final = ("truncation", "padding")
 _BATCH: Final = 32
 """Texts encoded at once."""
 _BATCHES_A_CALL: Final = 16
+_CHARACTERS: Final = 3200
+"""Characters of a batch on a CPU, about 800 tokens: larger batches leave its caches."""
+_MIN_BATCH: Final = 4
 _PASSAGE_OPTIONS: Final = ("encoder", "query_encoder", "titles", "passage_length")
 _PROMPTS: Final = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """The names of the prompts that sentence-transformers puts before texts of a kind; the first that exists is used."""
@@ -51,8 +54,8 @@ _PROMPTS: Final = {"query": ("query",), "document": ("document", "passage", "cor
 class SentenceEncoder:
     """An encoder or a pair of encoders, each loaded on first use; see `EncoderOptions`.
 
-    `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). `batch`: texts encoded at once; it affects speed, not
-    vectors.
+    `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). `batch`: most texts encoded at once; it affects speed,
+    not vectors.
     """
 
     def __init__(self, options: EncoderOptions, *, device: str = "auto", batch: int = _BATCH) -> None:
@@ -203,10 +206,13 @@ class SentenceEncoder:
         vectors_TD = np.empty((len(texts), dimension_of(model)), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         for some in _slices(order, self._batch * _BATCHES_A_CALL):
+            batch = self._batch
+            if model.device.type == "cpu":
+                batch = min(batch, max(_MIN_BATCH, _CHARACTERS // max(1, len(texts[some[0]]))))
             with _readable(model, length):
                 vectors_TD[some] = encode(
                     [texts[i] for i in some],
-                    batch_size=self._batch,
+                    batch_size=batch,
                     normalize_embeddings=self._options.normalize,
                     show_progress_bar=False,
                     convert_to_numpy=True,
