@@ -121,7 +121,6 @@ def test_a_killed_command_is_run_again_and_a_killed_machine_costs_nothing_but_ti
 def test_passages_are_encoded_on_the_cluster_while_a_retriever_is_trained(
     nodes: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The refresher, a process of its own, connects to the cluster itself."""
     encoder, lm = save_tiny_bert(folder / "tuned-bert"), folder / "gpt2"
     save_tiny_model("gpt2", lm)
     answer = ralm("encode", folder / "index", "--encoder", encoder)

@@ -2,9 +2,7 @@
 
 import os
 import sys
-import time
 from collections.abc import Sequence
-from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -28,16 +26,12 @@ def passages() -> list[Passage]:
 
 
 class Taught(OnlineExamples):
-    """Queries of random words; the higher the number of a passage, the more it helps.
+    """Queries of random words; the higher the number of a passage, the more it helps."""
 
-    With `work`, the folder where versions are made, it waits for those that are being made.
-    """
-
-    def __init__(self, count: int = 30, work: Path | None = None) -> None:
+    def __init__(self, count: int = 30) -> None:
         draws = np.random.default_rng(0)
         self.documents_E = [f"document {n}" for n in range(count)]
         self._queries = [" ".join(draws.choice(WORDS, 4)) for _ in range(count)]
-        self._work = work
         self.asked: list[list[int]] = []
         self.config = {"examples": "taught", "count": count}
 
@@ -45,8 +39,6 @@ class Taught(OnlineExamples):
         return [self._queries[example] for example in examples_B.tolist()]
 
     def candidates(self, examples_B: IntArray, retriever: Retriever, k: int) -> Hits:
-        if self._work is not None:
-            wait_for_versions(self._work)
         self.asked.append(examples_B.tolist())
         return retriever.retrieve(self.queries(examples_B), k)
 
@@ -54,17 +46,7 @@ class Taught(OnlineExamples):
         return np.where(hits.numbers_QK == NO_PASSAGE, -np.inf, hits.numbers_QK / 3.0 - 9)
 
 
-def wait_for_versions(work: Path) -> None:
-    """Wait until no snapshot is without its version, or the process that encodes was killed."""
-    end = time.monotonic() + 120
-    while active_children() and any(
-        not list(work.glob(f"version-{one.name[9:]}")) for one in work.glob("snapshot-????????")
-    ):
-        assert time.monotonic() < end, "no version was made"
-        time.sleep(0.02)
-
-
 if __name__ == "__main__":
     os.environ["RALM_PROGRESS"] = "0"
     folder = Path(sys.argv[1])
-    train_retriever(Taught(work=folder / "out.unfinished"), folder / "index", folder / "out", OPTIONS, TRAINING)
+    train_retriever(Taught(), folder / "index", folder / "out", OPTIONS, TRAINING)

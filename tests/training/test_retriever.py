@@ -1,12 +1,10 @@
-"""Both encoders trained together, while another process encodes the passages again; killed and resumed."""
+"""Both encoders trained together; the passages are encoded again on the way; killed and resumed."""
 
 import os
 import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,22 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.errors import FolderExistsError, ModelError, OtherEncoderError, StorageError, UsageError, WorkerError
+from ralm.errors import FolderExistsError, OtherEncoderError, StorageError, UsageError
 from ralm.protocols import Retriever
-from ralm.records import Hits, IntArray, Passage
+from ralm.records import Hits, IntArray
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions, VectorOptions
+from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions
 from ralm.retrieval.dense.search import open_vectors
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.update import add_vectors, remove_vectors, update_index
 from ralm.storage.manifest import read_manifest
 from ralm.training.encoders import TrainableEncoders, inner_products, losses_of, overlap
-from ralm.training.refresh import MOST_DEATHS, Refresher, VersionMaker, Versions
+from ralm.training.refresh import Versions
 from ralm.training.retriever import train_retriever
-from tests.cli.test_signals import processes
 from tests.fakes import SharedWordsRetriever, passages_of
-from tests.forked import Program, started
+from tests.forked import Program, killing, started
 from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr, save_tiny_static
 from tests.training.taught import OPTIONS, TRAINING, WORDS, Taught, passages
 
@@ -67,15 +64,14 @@ def mean_passage(index: Index, vectors: str) -> float:
 @pytest.mark.campaign
 def test_both_encoders_learn_and_the_index_names_them(index: Path, tmp_path: Path) -> None:
     """New vectors are swapped in on the way; at the end the index has a set of them that is not the default."""
-    work = tmp_path / "out.unfinished"
     options = replace(OPTIONS, refresh_every=7)
-    trained = train_retriever(Taught(work=work), index, tmp_path / "out", options, TRAINING)
+    trained = train_retriever(Taught(), index, tmp_path / "out", options, TRAINING)
     assert [path.name for path in tmp_path.iterdir() if "unfinished" in path.name or "partial" in path.name] == []
     losses: dict[Any, Any] = {row["step"]: row["held_out_loss"] for row in trained.losses}
     assert losses[trained.best_step] < 0.95 * losses[0]
     refreshes = results(tmp_path / "out")["refreshes"]
     assert trained.refreshes == refreshes
-    assert [(one["version"], one["step"]) for one in refreshes] == [(8, 9)], "at a checkpoint, and used from the next"
+    assert [one["step"] for one in refreshes] == [8], "at a checkpoint"
     assert all(0 < one["overlap"] <= 1 for one in refreshes)
     opened = open_index(index)
     assert list(opened.vectors) == ["main", "out"]
@@ -85,95 +81,37 @@ def test_both_encoders_learn_and_the_index_names_them(index: Path, tmp_path: Pat
         train_retriever(Taught(), index, tmp_path / "elsewhere" / "out", OPTIONS, TRAINING)
 
 
-@pytest.mark.campaign
-def test_a_version_holds_what_its_snapshot_encodes_although_processes_are_killed(root: Path, tmp_path: Path) -> None:
-    """Training changes the weights meanwhile; two processes are killed, and the third one ends the work."""
-    encoder, opened, versions = shared(root), open_index(root / "index"), Versions(tmp_path)
-    versions.take_snapshot(10, encoder.save)
+def test_a_version_holds_what_the_encoders_of_its_step_encode(root: Path, tmp_path: Path) -> None:
+    """One that is there is kept; of others the last two stay, and none of steps that were not done."""
+    encoder, opened = shared(root), open_index(root / "index")
+    versions = Versions(tmp_path, opened, None, "cpu")
     expected = encoder.encode_passages(list(opened.passages))
-    encoder.query_model[0].auto_model.embeddings.word_embeddings.weight.data *= 2
-    refresher = refresher_of(opened, tmp_path)
-    refresher.begin(10)
-    for _ in range(2):
-        time.sleep(0.3)
-        kill(refresher)
-        assert (refresher.is_busy, versions.newest(), versions.waiting()) == (True, 0, 10)
-    wait_for(lambda: looked_after(refresher))
-    assert (versions.newest(), versions.waiting()) == (10, None)
-    vectors = open_vectors(versions.vectors(10), versions.vectors(10), len(WORDS))
+    for number in (10, 20, 30):
+        versions.make(number, encoder.save)
+        encoder.query_model[0].auto_model.embeddings.word_embeddings.weight.data *= 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-00000020", "version-00000030"]
+    versions.make(20, encoder.save)
+    shutil.rmtree(tmp_path / "version-00000030")
+    vectors = open_vectors(versions.vectors(20), versions.vectors(20), len(WORDS))
+    apart = np.abs(vectors.reconstruct_n(0, len(WORDS)) - expected).max()
+    assert apart > 1e-3
+    versions.forget_after(19)
+    again = shared(root)
+    versions.make(19, again.save)
+    vectors = open_vectors(versions.vectors(19), versions.vectors(19), len(WORDS))
     np.testing.assert_allclose(vectors.reconstruct_n(0, len(WORDS)), expected, atol=1e-6)
-    assert np.abs(encoder.encode_passages(list(opened.passages)) - expected).max() > 1e-3
+    assert [path.name for path in tmp_path.iterdir()] == ["version-00000019"]
 
 
-def refresher_of(index: Index, work: Path) -> Refresher:
-    options = index.encoder_options()
-    return Refresher(VersionMaker(index.path, index.fingerprint, work, options, VectorOptions(), "cpu"))
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    """Processes that load everything may take a while."""
-    deadline = time.monotonic() + 200
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def kill(refresher: Refresher) -> None:
-    process = refresher._process
-    assert process is not None
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    refresher.look_after()
-
-
-def looked_after(refresher: Refresher) -> bool:
-    refresher.look_after()
-    return not refresher.is_busy
-
-
-def test_a_process_that_always_dies_or_cannot_work(root: Path, index: Path, tmp_path: Path) -> None:
-    """One sentence each, and no process is left."""
-    encoder, work = shared(root), tmp_path / "work"
-    work.mkdir()
-    Versions(work).take_snapshot(10, encoder.save)
-    refresher = refresher_of(open_index(index), work)
-    refresher.begin(10)
-    for _ in range(MOST_DEATHS - 1):
-        kill(refresher)
-    with pytest.raises(WorkerError, match="the weights of step 10 died 5 times"):
-        kill(refresher)
-    update_index(index, [Passage(0, "new", "", "one more")], encoders={"main": encoder})
-    refresher.begin(10)
-    with pytest.raises(UsageError, match="was changed while it was trained on"):
-        wait_for(lambda: looked_after(refresher))
-    refresher.close()
-    assert not refresher.is_busy
-    assert Versions(work).newest() == 0
-
-
-def test_only_what_is_needed_is_kept(tmp_path: Path) -> None:
-    versions = Versions(tmp_path)
-
+def test_a_full_disk_leaves_no_half_version(root: Path, tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         (folder / "half").write_text("")
         raise OSError(28, "No space left on device")
 
+    versions = Versions(tmp_path, open_index(root / "index"), None, "cpu")
     with pytest.raises(StorageError, match="no space left"):
-        versions.take_snapshot(3, fail)
-    assert not list(tmp_path.iterdir())
-    for number in (10, 20, 30):
-        (tmp_path / f"version-{number:08d}").mkdir()
-    for number in (30, 40):
-        versions.take_snapshot(number, lambda folder: (folder / "weights").touch())
-    (tmp_path / "encoding-00000030").mkdir()
-    versions.keep_newest()
-    names = ["snapshot-00000040", "version-00000020", "version-00000030"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert versions.waiting() == 40
-    versions.forget_after(25)
-    assert [path.name for path in tmp_path.iterdir()] == ["version-00000020"]
-    assert (versions.newest(), versions.waiting()) == (20, None)
+        versions.make(3, fail)
+    assert not list(tmp_path.glob("version-*"))
 
 
 def test_overlap_counts_hits_that_both_have() -> None:
@@ -207,7 +145,7 @@ def test_a_pair_of_encoders_is_trained(tmp_path: Path) -> None:
 def test_an_encoder_without_layers_is_trained(tmp_path: Path) -> None:
     named = EncoderOptions(encoder=str(save_tiny_static(tmp_path / "static")))
     build_index(passages(), tmp_path / "index", encoder=SentenceEncoder(named))
-    taught = Taught(work=tmp_path / "out.unfinished")
+    taught = Taught()
     trained = train_retriever(taught, tmp_path / "index", tmp_path / "out", OPTIONS, replace(TRAINING, steps=8))
     assert trained.refreshes
     assert len(open_index(tmp_path / "index").dense(vectors="out").retrieve(["moon"], 3).of(0)) == 3
@@ -268,47 +206,30 @@ def test_what_does_not_belong_together(root: Path, index: Path, tmp_path: Path) 
     fails(UsageError, "passages were removed from .*merge its segments", index)
 
 
-FORKING = """
-import multiprocessing
-from ralm.training import refresh
-refresh.get_context = lambda _: multiprocessing.get_context("fork")
-"""
-"""The process that encodes is forked, so it need not load everything."""
-
-KILLED = """
-import os, signal, sys, time
-
-def kill(name, details):
-    if name == "os.rename" and "version-" in str(details[0]) and multiprocessing.parent_process():
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(60)
-
-sys.addaudithook(kill)
-"""
-"""Kills the training when the process that encodes is about to name its vectors; that one has to end by itself."""
-
-
 @pytest.mark.slow
-def test_a_killed_training_goes_on(root: Path, index: Path, tmp_path: Path) -> None:
-    """Killed while passages are encoded: nothing is left of the processes, and the result is whole."""
+def test_a_training_that_was_killed_while_it_encoded_ends_as_an_undisturbed_one(
+    root: Path, index: Path, tmp_path: Path
+) -> None:
+    """The version of the same weights is made again, from the vectors that are there."""
     work = tmp_path / "out.unfinished"
-    program = start(tmp_path, KILLED)
+    program = start(tmp_path, killing("version-"))
     _, errors = program.communicate(timeout=200)
     assert program.returncode == -signal.SIGKILL, errors
-    wait_for(lambda: not list(processes(program.pid)))
     assert not (tmp_path / "out").exists()
     assert list(open_index(index).vectors) == ["main"]
-    assert list(work.glob("checkpoint-*"))
-    assert list(work.glob("snapshot-00000004"))
+    assert list(work.glob("encoding/*.npy"))
     assert not list(work.glob("version-????????"))
     run_again(tmp_path)
-    assert [one["version"] for one in results(tmp_path / "out")["refreshes"]][:1] == [4]
     check_trained(tmp_path)
+    whole = tmp_path / "whole"
+    shutil.copytree(root / "index", whole / "index")
+    run_again(whole)
+    assert results(tmp_path / "out") == results(whole / "out")
+    assert (tmp_path / "out" / "losses.csv").read_bytes() == (whole / "out" / "losses.csv").read_bytes()
 
 
 @pytest.mark.campaign
-def test_whenever_the_training_or_the_process_that_encodes_is_killed(root: Path, tmp_path: Path) -> None:
-    """Training goes on when the other process is killed; a training that was killed goes on when it is run again."""
+def test_a_training_that_is_killed_at_any_moment_goes_on(root: Path, tmp_path: Path) -> None:
     draws, seconds = random.Random(MOMENTS), 0.0
     for moment in range(MOMENTS + 1):
         folder = tmp_path / str(moment)
@@ -317,15 +238,12 @@ def test_whenever_the_training_or_the_process_that_encodes_is_killed(root: Path,
         program = start(folder)
         if moment:
             time.sleep(draws.uniform(0, seconds))
-            with suppress(IndexError, ProcessLookupError):
-                os.kill(draws.choice([*processes(program.pid)]), signal.SIGKILL)
+            program.kill()
         _, errors = program.communicate(timeout=300)
         seconds = seconds or time.monotonic() - begin
         assert program.returncode in ((0, -signal.SIGKILL) if moment else (0,)), errors
-        if program.returncode:
-            wait_for(lambda of=program.pid: not list(processes(of)))  # type: ignore[misc]
-            if "out" not in open_index(folder / "index").vectors:
-                run_again(folder)
+        if program.returncode and "out" not in open_index(folder / "index").vectors:
+            run_again(folder)
         check_trained(folder)
 
 
@@ -344,8 +262,7 @@ def test_a_training_that_was_killed_while_it_encoded_the_passages_goes_on_there(
     with pytest.raises(FolderExistsError, match="out already exists and is kept"):
         train_retriever(Taught(), index, tmp_path / "out", options, replace(TRAINING, seed=5))
     taught = Taught()
-    elsewhere = replace(options, refresh_device="cpu")
-    assert train_retriever(taught, index, tmp_path / "out", elsewhere, TRAINING) == before
+    assert train_retriever(taught, index, tmp_path / "out", options, TRAINING) == before
     assert (tmp_path / "out" / "model.safetensors").stat() == weights
     check_trained(tmp_path)
 
@@ -355,14 +272,6 @@ def test_a_training_that_was_killed_while_it_encoded_the_passages_goes_on_there(
     train_retriever(taught, index, tmp_path / "out", options, TRAINING, force=True)
     assert taught.asked, "nothing was left to do, so all is done again"
     check_trained(tmp_path)
-
-
-def test_a_device_that_is_not_there_is_known_before_anything_is_trained(index: Path, tmp_path: Path) -> None:
-    taught = Taught()
-    with pytest.raises(ModelError, match="the device 'cuda:99' cannot be used: "):
-        train_retriever(taught, index, tmp_path / "out", replace(OPTIONS, refresh_device="cuda:99"), TRAINING)
-    assert taught.asked == []
-    assert not (tmp_path / "out.unfinished").exists()
 
 
 def check_trained(folder: Path) -> None:
@@ -376,4 +285,4 @@ def check_trained(folder: Path) -> None:
 
 def start(folder: Path, more: str = "") -> Program:
     """The program that trains, in a session of its own."""
-    return started("tests.training.taught", folder, before=FORKING + more)
+    return started("tests.training.taught", folder, before=more)

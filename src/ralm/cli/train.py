@@ -159,8 +159,8 @@ def retriever_command(
 
     From SIGNALS, the query encoder alone is trained. The passages keep their vectors: search the same index with
     `--query-encoder OUT`. From training text, the encoders of queries and passages are trained together, as in the
-    paper: passages are retrieved and scored on the way, and encoded again every `--refresh-every` steps by another
-    process. The new vectors are added to the index. Rerun the command after an interruption to resume.
+    paper: passages are retrieved and scored on the way, and encoded again every `--refresh-every` steps. The new
+    vectors are added to the index. Rerun the command after an interruption to resume.
     """
     from ralm.cli.results import print_encoders, print_query_encoder
     from ralm.training.signals import is_signals
@@ -178,7 +178,7 @@ def retriever_command(
     else:
         if index is None or lm is None:
             raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")
-        ahead = encoding_on(ray, both.refresh_device)
+        ahead = encoding_on(ray, training.device)
         opened = ralm.open_index(index)
         scoring = open_model(lm, replace(model, device=training.device))
         examples = ralm.OnlineExamples(sources, opened, scoring, sampled, candidates, fields=fields, skip_bad=skip_bad)

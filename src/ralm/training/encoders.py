@@ -27,7 +27,7 @@ from ralm.training.candidates import OnlineExamples
 from ralm.training.loop import TrainableModel, batch_of_step
 from ralm.training.losses import divergence_loss
 from ralm.training.options import LSROptions, QueryEncoderOptions, RetrieverTrainingOptions, TrainingOptions
-from ralm.training.refresh import Refresher, VersionMaker, Versions
+from ralm.training.refresh import Versions
 from ralm.training.signals import Signals
 
 QUERIES_AT_ONCE: Final = 32
@@ -138,8 +138,7 @@ class TrainableEncoders(TrainableModel):
         self.module = _module(encoder)
         self.documents_E = examples.documents_E
         self.refreshes: list[JsonValue] = []
-        """For each version that was searched: its number, the step from which it was, and the share of the hits of the
-        version before that it finds too."""
+        """For each time that the passages were encoded again: the step, and the share of the hits that stayed."""
         self._version = 0
         """The version of the vectors that are searched: the number of steps after which they were encoded."""
         self._encoder = encoder
@@ -154,35 +153,21 @@ class TrainableEncoders(TrainableModel):
         self._held_out: _Scored
 
     def begin(self, work: Path, held_out_E: IntArray, step: int) -> None:
-        """Score the candidates of the held-out examples, which stay the same, so that losses can be compared. Encode
-        what was being encoded when a training was killed."""
-        index, options = self._index, self._options
+        """Score the candidates of the held-out examples, which stay the same, so that losses can be compared."""
         if len(held_out_E):
             self._held_out = self._load_or_score(work / _HELD_OUT, held_out_E)
-        self._versions = Versions(work)
+        self._versions = Versions(work, self._index, self._options.vectors, self._training.device, self._ahead)
         self._versions.forget_after(step)
-        stored = index.vector_sets.get(options.vectors, index.path).options
-        like, device = index.encoder_options(options.vectors), options.refresh_device
-        path, fingerprint = index.path.resolve(), index.fingerprint
-        self._refresher = Refresher(VersionMaker(path, fingerprint, work, like, stored, device, self._ahead))
-        waiting = self._versions.waiting()
-        if waiting is not None:
-            self._refresher.begin(waiting)
 
     def begin_step(self, step: int) -> None:
-        """Search the newest vectors for the candidates of the batch, and have them encoded again if it is time."""
-        self._refresher.look_after()
-        newest, every = self._versions.newest(), self._options.refresh_every
-        if newest > self._version:
-            self._swap(newest, step)
-        # at a checkpoint, so that a training that resumes has not lost the weights of the snapshot
-        may_begin = step % self._training.checkpoint_every == 0 and not self._refresher.is_busy
-        if may_begin and every is not None and step - newest >= every:
-            self._versions.take_snapshot(step, self._encoder.save)
-            self._refresher.begin(step)
-        examples_B = batch_of_step(self._training_E, step, self._training)
+        """Encode the passages again if it is time, and search for the candidates of the batch."""
+        every = self._options.refresh_every
+        # at a checkpoint, so that a training that resumes has the weights of the version
+        at_checkpoint = step % self._training.checkpoint_every == 0
         with no_progress():  # the bar of the training is there already
-            self._batch = self._score(np.unique(examples_B))
+            if every is not None and at_checkpoint and step - self._version >= every:
+                self._refresh(step)
+            self._batch = self._score(np.unique(batch_of_step(self._training_E, step, self._training)))
 
     def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
         """KL(Q to P) of each example; 0 if it has fewer than two candidates."""
@@ -202,10 +187,6 @@ class TrainableEncoders(TrainableModel):
         self.refreshes = state["refreshes"]
         if state["version"] and self._versions.vectors(state["version"]).is_file():
             self._retriever, self._version = self._open(state["version"]), state["version"]
-
-    def close(self) -> None:
-        """End the process that encodes passages."""
-        self._refresher.close()
 
     def _score(self, examples_B: IntArray) -> _Scored:
         """Retrieve candidates of examples, and score them."""
@@ -240,20 +221,17 @@ class TrainableEncoders(TrainableModel):
         scores_1K = inner_products(query_1D, self._encoder.passage_tensor(passages)[None])
         return losses_of(scores_1K, lm_scores_K[there_K][None], passages_K[there_K][None], self._options.loss)[0]
 
-    def _swap(self, version: int, step: int) -> None:
-        """Search other vectors from now on."""
-        new = self._open(version)
+    def _refresh(self, step: int) -> None:
+        """Encode the passages with the encoders as they are, and search these vectors from now on."""
+        self._versions.make(step, self._encoder.save)
+        new = self._open(step)
         queries = self._examples.queries(self._training_E[:_PROBES])
         shared = overlap(self._retriever, new, queries, self._options.candidates)
-        self.refreshes.append({"version": version, "step": step, "overlap": round(shared, 4)})
+        self.refreshes.append({"step": step, "overlap": round(shared, 4)})
         _logger.info(
-            "step %s: the passages as encoded after step %s are searched now; %s of the hits are as before",
-            f"{step:,}",
-            f"{version:,}",
-            f"{shared:.0%}",
+            "step %s: the passages were encoded again; %s of the hits are as before", f"{step:,}", f"{shared:.0%}"
         )
-        self._retriever, self._version = new, version
-        self._versions.keep_newest()
+        self._retriever, self._version = new, step
 
     def _open(self, version: int) -> Dense:
         """The retriever over a version, which has the vectors of all passages in one part."""

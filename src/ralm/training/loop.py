@@ -82,9 +82,6 @@ class TrainableModel(ABC):
     def begin_step(self, step: int) -> None:  # noqa: B027
         """Prepare a step, from 0: retrieve other passages, for example."""
 
-    def close(self) -> None:  # noqa: B027
-        """End what `begin` began, after the last step or an error."""
-
     def state(self) -> dict[str, JsonValue]:
         """What a checkpoint must hold besides the weights."""
         return {}
@@ -194,12 +191,9 @@ class _Training:
         """Train, and load the best weights; returns their step."""
         checkpoint = self._checkpoints.latest()
         self._model.begin(self._work, self._held_out_E, 0 if checkpoint is None else checkpoint.step)
-        try:
-            if checkpoint is not None:
-                self._resume(checkpoint)
-            self._do_steps()
-        finally:
-            self._model.close()
+        if checkpoint is not None:
+            self._resume(checkpoint)
+        self._do_steps()
         now = self.now
         self._model.module.eval()
         if now.best_step is None:

@@ -131,8 +131,7 @@ class RetrieverTrainingOptions:
     """How the encoders of queries and passages are trained together, from those that made the vectors of an index.
 
     If one encoder made the vectors, it is trained; if a pair did, both are. `refresh_every=None` never encodes the
-    passages again. Another process encodes them, so a script must guard its code with `if __name__ == "__main__"`, as
-    with any use of multiprocessing, unless `refresh_every` is None.
+    passages again.
     """
 
     vectors: Annotated[
@@ -141,11 +140,8 @@ class RetrieverTrainingOptions:
     ] = None
     candidates: Annotated[int, Option("Passages retrieved for an example.", minimum=2)] = 20
     refresh_every: Annotated[
-        int | None, Option("Steps between snapshots with which the passages are encoded again.")
+        int | None, Option("Steps after which the passages are encoded again, at the next checkpoint.")
     ] = 3000
-    refresh_device: Annotated[
-        str, Option("Where the passages are encoded again: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
-    ] = "auto"
     save_as: Annotated[
         str | None, Option("Name of the new vectors in the index.", default_text="the name of the output folder")
     ] = None

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ralm.retrieval.dense.encoder import SentenceEncoder
     from ralm.training.candidates import OnlineExamples
 
-_WHERE: Final = ("refresh_device", "save_as")
-"""Options of training both encoders that do not decide their weights."""
 _ADVICE: Final = "begin from the encoder that made the vectors, or from a query encoder that was trained for them."
 
 
@@ -44,8 +42,8 @@ _ADVICE: Final = "begin from the encoder that made the vectors, or from a query 
 class TrainedRetriever(Trained):
     """The outcome of a training of encoders.
 
-    `refreshes`: for each version of the vectors that replaced another one, its number, the step from which it was
-    searched, and the share of the hits that both have in common (`overlap`).
+    `refreshes`: for each time that the passages were encoded again, the step, and the share of the hits that stayed
+    (`overlap`).
     """
 
     refreshes: Sequence[JsonValue] = ()
@@ -148,8 +146,7 @@ def train_retriever(
     Raises MissingExtraError if the extra `train` is not installed; UsageError if the index has no vectors, or a
     training with other settings was begun there; OtherEncoderError if the encoders are not those that made the vectors;
     FolderExistsError if `out` exists and `force` is not set, another training is writing it, or the index has vectors
-    of the new name; ModelError if a loss is not finite (the last checkpoint stays); StorageError if the disk is full;
-    WorkerError if the process that encodes passages dies again and again.
+    of the new name; ModelError if a loss is not finite (the last checkpoint stays); StorageError if the disk is full.
     """
     options = options or RetrieverTrainingOptions()
     _warn_of_uniform(options.loss)
@@ -161,14 +158,11 @@ def train_retriever(
     if not len(training_E):
         raise UsageError("there are no examples to train on: give more text, or hold out less.")
     with training_extra():
-        from ralm.lm.local.loading import check_device
         from ralm.retrieval.dense.encoder import SentenceEncoder
         from ralm.training.encoders import TrainableEncoders
         from ralm.training.loop import own_randomness, read_trained, train
     if force or not is_trained(Path(out)):
         check_output(Path(out), kind=ENCODER_KIND, force=force)
-    if ahead is None and options.refresh_every is not None:
-        check_device(options.refresh_device)  # else it fails after thousands of steps
     named = index.encoder_options(options.vectors)
 
     def tuned() -> Encoder:
@@ -184,7 +178,7 @@ def train_retriever(
                 f"that it names now ({own}); encode them again (`ralm encode`)."
             )
         config = _config(index, chosen, encoder, training)
-        deciding = {name: value for name, value in asdict(options).items() if name not in _WHERE}
+        deciding = {name: value for name, value in asdict(options).items() if name != "save_as"}
         config |= {"examples": examples.config, "options": deciding}
         trained = read_trained(out, ENCODER_KIND, config)
         if trained is not None and force:
