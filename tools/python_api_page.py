@@ -34,6 +34,7 @@ TOPICS = {
     "reranking": "Reranking",
     "evaluation": "Evaluation",
     "answering": "Question answering",
+    "advice": "Advice on a corpus",
     "training": "Learning from a language model",
     "runs": "Runs on disk",
     "records": "Records",

@@ -41,6 +41,7 @@ from ralm.cli.serve import serve_command
 from ralm.cli.sweep import sweep_command
 from ralm.cli.sync import sync_command
 from ralm.cli.train import mixer_command, reranker_command, retriever_command, signals_command
+from ralm.cli.worth import worth_command
 from ralm.errors import RalmError, UsageError
 from ralm.terminal import visible
 from ralm.version import __version__
@@ -109,7 +110,16 @@ _add(
     documents_command,
     judge_command,
 )
-_add(app, "Read and generate", eval_command, sweep_command, report_command, compare_command, retrieve_command)
+_add(
+    app,
+    "Read and generate",
+    worth_command,
+    eval_command,
+    sweep_command,
+    report_command,
+    compare_command,
+    retrieve_command,
+)
 _add(app, "Read and generate", generate_command)
 _add(app, "Answer questions", ask_command, qa_command, curve_command, choice_command)
 _add(app, "Learn from the model", signals_command)

@@ -9,7 +9,7 @@ Memory grows with the number of examples and with the longest document, not with
 
 import heapq
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -43,7 +43,7 @@ class Example:
     begin: int
     prefix: IntArray
     continuation: IntArray
-    runs: Sequence[int]
+    runs: Collection[int]
 
 
 EXAMPLE_SCHEMA: Final = pa.schema(
@@ -107,7 +107,7 @@ def as_table(examples: Sequence[Example], first: int, tokenizer: Tokenizer, quer
         "continuation": [tokenizer.decode(one.continuation) for one in examples],
         "prefix_tokens": [one.prefix for one in examples],
         "continuation_tokens": [one.continuation for one in examples],
-        "runs": [one.runs for one in examples],
+        "runs": [[*one.runs] for one in examples],
     }
     return pa.table(columns, EXAMPLE_SCHEMA)
 

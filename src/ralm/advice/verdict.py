@@ -1,0 +1,337 @@
+"""Whether the passages of a corpus help a language model: the verdict, and the figures behind it.
+
+Units are measured until the verdict is certain (`ralm.advice.sequential`), the budget is used up, or no unit is left.
+"""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.advice.held_out import HeldOut, Unit, WorthOptions
+from ralm.advice.measure import ALL, FIRST, Cost, MeasuredUnit, Meter, Sum
+from ralm.advice.sequential import FIRST_LOOK, SequentialGain, looks, sequential_gain, spending_bounds
+from ralm.errors import BudgetError, UsageError
+from ralm.lm.scoring import Scorer
+from ralm.protocols import LanguageModel
+from ralm.records import DoubleArray
+from ralm.retrieval.index import Index
+from ralm.retrieval.retriever import RetrieverOptions, open_retriever
+from ralm.terminal import progress_bar
+from ralm.training.fitting import HeldOutGain, held_out_gains
+from ralm.validation import scores_given_texts
+
+WorthVerdict = Literal["helps", "near duplicates", "no difference", "open", "harms"]
+
+_NEGLIGIBLE: Final = 0.01
+"""Nats per token: if the whole interval is nearer to 0, there is no difference that matters."""
+_AT_ONCE: Final = 4
+_MOST_VALUES: Final = 12
+_LISTED: Final = 8
+_OVERLAPS: Final = (("no shared words", 0.0), ("up to 10%", 0.1), ("up to half", 0.5), ("more than half", 1.0))
+_STANDS_IN: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainPart:
+    """Gains of a part of the tokens: their share of all, and the mean gain with its interval."""
+
+    name: str
+    share: float
+    gain: HeldOutGain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapPart:
+    """Strides whose first passage shares so much with the unit: their share of all, and their part of the gain, in nats
+    per token of all."""
+
+    name: str
+    share: float
+    gain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentGain:
+    """What a document of the corpus gained, in nats, as the first passage of so many strides."""
+
+    document_id: str
+    gain: float
+    strides: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """The verdict on a corpus. `gain` is that of the first passage that is no near duplicate, per token, with an
+    interval that keeps its level over all looks; `with_duplicates` is the same with near duplicates. `readings` have
+    95% intervals of a bootstrap over units. `stopped`: certain, budget, or measured (all units)."""
+
+    corpus: str
+    lm: str
+    text: str
+    noun: str
+    most: int
+    given: bool
+    retriever: str
+    verdict: WorthVerdict
+    stopped: Literal["certain", "budget", "measured"]
+    gain: SequentialGain
+    with_duplicates: SequentialGain
+    near_duplicates: float | None
+    needed: int | None
+    readings: Mapping[str, HeldOutGain]
+    overlaps: Sequence[OverlapPart]
+    kinds: Sequence[GainPart]
+    metadata: Mapping[str, Sequence[GainPart]]
+    documents: Sequence[DocumentGain]
+    standing_in: int
+    skipped: int
+    cost: Cost
+    requests: int | None
+    spent: float | None
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        gain, units = self.gain, f"{self.gain.units:,} {self.noun}"
+        reach = f"{gain.low:+.3f} to {gain.high:+.3f} nats a token"
+        if self.verdict == "helps":
+            return f"The corpus helps: by {gain.low:.3f} to {gain.high:.3f} nats a token ({units})."
+        if self.verdict == "harms":
+            return f"The corpus harms: by {-gain.high:.3f} to {-gain.low:.3f} nats a token ({units})."
+        if self.verdict == "near duplicates":
+            other = self.with_duplicates
+            return (
+                f"The corpus helps by near duplicates alone: by {other.low:.3f} to {other.high:.3f} nats a token with "
+                f"them, and {reach} without ({units})."
+            )
+        if self.verdict == "no difference":
+            return f"The corpus makes no difference above {_NEGLIGIBLE} nats a token: {reach} ({units})."
+        more = "" if self.needed is None else f"; a gain of this size would need about {self.needed:,} {self.noun}"
+        ended = " when the budget ended" if self.stopped == "budget" else ""
+        return f"No difference can be shown{ended}: {reach} ({units}){more}."
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """All figures, and the sentence."""
+        return {"sentence": self.sentence, **asdict(self)}
+
+
+def _check_scores(model: LanguageModel) -> None:
+    """Raise UsageError if a model does not score given texts."""
+    if not scores_given_texts(model):
+        raise UsageError(
+            f"{model.name} does not score given texts, so no gain can be measured: give a model that does "
+            "(`ralm probe` says what a server can)."
+        )
+
+
+def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Meter:
+    """Measures with BM25, and with dense retrieval if the index has vectors."""
+    _check_scores(model)
+    has_bm25, has_vectors = index.bm25_options is not None, bool(index.vectors)
+    first = open_retriever(index, RetrieverOptions(retriever="bm25" if has_bm25 else "dense"))
+    dense = open_retriever(index, RetrieverOptions(retriever="dense")) if has_bm25 and has_vectors else None
+    return Meter(index.passages, first, dense, Scorer(Scorer.of(model).model, progress=False), options)
+
+
+def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options: WorthOptions | None = None) -> Worth:
+    """Measure units until the verdict is certain, the budget is used up, or all are measured.
+
+    Raises UsageError if the model does not score given texts or there are too few units for any verdict, BudgetError if
+    the budget ends before two units are measured.
+    """
+    options = options or WorthOptions()
+    meter = open_meter(index, model, options)
+    if held_out.most < FIRST_LOOK:
+        raise _too_few(held_out, held_out.most)
+    units = _Units(held_out)
+    before = _usage(model)
+    measured, stopped, decided = _measure(meter, units, held_out.most, options.budget)
+    if len(measured) < min(2 if stopped == "budget" else FIRST_LOOK, held_out.most):
+        if stopped == "budget":
+            raise BudgetError(f"the budget ended before two {held_out.noun} were measured: raise it.")
+        raise _too_few(held_out, len(measured))
+    sums = {name: _sums(measured, name) for name in measured[0].gains}
+    bounds = decided or _bounds([*_looked(len(measured), held_out.most), len(measured)], held_out.most, last=True)
+    gain, with_duplicates = (sequential_gain(*sums[name], bounds) for name in (FIRST, ALL))
+    verdict = _verdict(gain, with_duplicates)
+    total = with_duplicates.gain
+    after = _usage(model)
+    return Worth(
+        corpus=str(index.path),
+        lm=model.name,
+        text=held_out.description,
+        noun=held_out.noun,
+        most=held_out.most,
+        given=held_out.given,
+        retriever="BM25" if index.bm25_options is not None else "dense",
+        verdict=verdict,
+        stopped=stopped,
+        gain=gain,
+        with_duplicates=with_duplicates,
+        near_duplicates=max(0.0, 1 - gain.gain / total) if with_duplicates.low > 0 else None,
+        needed=gain.needed(held_out.most) if verdict == "open" else None,
+        readings=_readings(measured, options.seed),
+        overlaps=_overlaps(measured),
+        kinds=_parts([one.kinds for one in measured], int(sums[FIRST][1].sum()), options.seed),
+        metadata=_by_metadata(measured, options.seed),
+        documents=_document_gains(measured, meter),
+        standing_in=sum(any(hit.overlap > _STANDS_IN for hit in one.hits) for one in measured),
+        skipped=units.skipped,
+        cost=meter.cost,
+        requests=None if before is None or after is None else after.requests - before.requests,
+        spent=None if before is None or after is None or after.cost is None else after.cost - (before.cost or 0),
+    )
+
+
+def _too_few(held_out: HeldOut, count: int) -> UsageError:
+    return UsageError(
+        f"{held_out.description} has {count:,} {held_out.noun} that are long enough, too few for any verdict: it needs "
+        f"{FIRST_LOOK}."
+    )
+
+
+def _usage(model: LanguageModel) -> Any:
+    """What a server was used for so far; None for a model that runs here."""
+    client: Any = getattr(Scorer.of(model).model, "client", None)
+    return None if client is None else client.usage
+
+
+class _Units:
+    """Takes units that are long enough, and counts the others."""
+
+    def __init__(self, held_out: HeldOut) -> None:
+        self._units: Iterator[Unit | None] = iter(held_out.units)
+        self.skipped = 0
+
+    def take(self, count: int) -> list[Unit]:
+        """The next units, fewer at the end."""
+        found: list[Unit] = []
+        while len(found) < count:
+            unit = next(self._units, self)
+            if unit is self:
+                break
+            if unit is None:
+                self.skipped += 1
+            else:
+                found.append(unit)  # type: ignore[arg-type]
+        return found
+
+
+def _measure(
+    meter: Meter, units: _Units, most: int, budget: float
+) -> tuple[list[MeasuredUnit], Literal["certain", "budget", "measured"], float | None]:
+    """The measured units, why no more were measured, and the bound of the look that was certain."""
+    ends = time.perf_counter() + 60 * budget if budget else math.inf
+    measured: list[MeasuredUnit] = []
+    looked: list[int] = []
+    with progress_bar("Measuring", total=most) as advance:
+        for look in looks(most):
+            while len(measured) < look:
+                if time.perf_counter() > ends:
+                    return measured, "budget", None
+                some = units.take(min(_AT_ONCE, look - len(measured)))
+                if not some:
+                    return measured, "measured", None
+                try:
+                    measured += meter.measure(some, len(measured))
+                except BudgetError:
+                    return measured, "budget", None
+                advance(len(some))
+            looked.append(look)
+            bound = _bounds(looked, most)
+            gain = sequential_gain(*_sums(measured, FIRST), bound)
+            if gain.spread and _verdict(gain) != "open":  # equal units say nothing of a rare gain
+                return measured, "certain", bound
+    return measured, "measured", _bounds(looked, most)
+
+
+def _looked(units: int, most: int) -> list[int]:
+    """The looks before so many units."""
+    return [look for look in looks(most) if look < units]
+
+
+def _bounds(units: Sequence[int], most: int, *, last: bool = False) -> float:
+    return spending_bounds(units, max(most, units[-1]), last=last)[-1]
+
+
+def _verdict(gain: SequentialGain, with_duplicates: SequentialGain | None = None) -> WorthVerdict:
+    if gain.low > 0:
+        return "helps"
+    if gain.high < 0:
+        return "harms"
+    if with_duplicates is not None and with_duplicates.low > 0:
+        return "near duplicates"
+    return "no difference" if max(-gain.low, gain.high) < _NEGLIGIBLE else "open"
+
+
+def _sums(measured: Sequence[MeasuredUnit], name: str) -> tuple[DoubleArray, DoubleArray]:
+    """The sums of gains and counts of tokens of each unit."""
+    pairs = np.array([one.gains.get(name, (0.0, 0)) for one in measured], dtype=np.float64)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _mean_gain(pairs: Sequence[Sum], seed: int) -> HeldOutGain:
+    """The mean gain of units that have tokens, with the interval of a bootstrap over units."""
+    there = [pair for pair in pairs if pair[1]]
+    sums_U1 = np.array([[nats] for nats, _ in there])
+    [gain] = held_out_gains(sums_U1, np.array([tokens for _, tokens in there]), np.arange(len(there)), seed)
+    return gain
+
+
+def _readings(measured: Sequence[MeasuredUnit], seed: int) -> dict[str, HeldOutGain]:
+    names = dict.fromkeys(name for one in measured for name in one.gains)
+    return {name: _mean_gain([one.gains.get(name, (0.0, 0)) for one in measured], seed) for name in names}
+
+
+def _parts(kinds: Sequence[Mapping[str, Sum]], total: int, seed: int) -> list[GainPart]:
+    """Gains by the names of parts of so many tokens, the most frequent first."""
+    by_name: defaultdict[str, list[Sum]] = defaultdict(list)
+    for own in kinds:
+        for name, pair in own.items():
+            by_name[name].append(pair)
+    parts = [
+        GainPart(name=name, share=sum(tokens for _, tokens in pairs) / total, gain=_mean_gain(pairs, seed))
+        for name, pairs in by_name.items()
+    ]
+    return sorted(parts, key=lambda part: -part.share)
+
+
+def _by_metadata(measured: Sequence[MeasuredUnit], seed: int) -> dict[str, list[GainPart]]:
+    """Gains by the values of each key of metadata with several values, not too many."""
+    found, total = {}, sum(one.gains[FIRST][1] for one in measured)
+    for key in dict.fromkeys(key for one in measured for key in one.metadata):
+        of_value: Callable[[MeasuredUnit], str] = lambda one, key=key: str(one.metadata.get(key, ""))  # type: ignore[misc]  # noqa: E731
+        values = {of_value(one) for one in measured}
+        if 1 < len(values) <= _MOST_VALUES:
+            found[key] = _parts([{of_value(one): one.gains[FIRST]} for one in measured], total, seed)
+    return found
+
+
+def _overlaps(measured: Sequence[MeasuredUnit]) -> list[OverlapPart]:
+    """The gain of first passages by what they share with the unit."""
+    hits = [hit for one in measured for hit in one.hits]
+    tokens = sum(one.gains[ALL][1] for one in measured)
+    parts, lowest = [], -1.0
+    for name, highest in _OVERLAPS:
+        some = [hit for hit in hits if lowest < hit.overlap <= highest]
+        gain = sum(hit.gain for hit in some) / tokens
+        parts.append(OverlapPart(name=name, share=len(some) / max(1, len(hits)), gain=gain))
+        lowest = highest
+    return parts
+
+
+def _document_gains(measured: Sequence[MeasuredUnit], meter: Meter) -> list[DocumentGain]:
+    """The documents of the corpus that gained most, then those that harmed most."""
+    sums: defaultdict[str, list[float]] = defaultdict(list)
+    for one in measured:
+        for hit in one.hits:
+            sums[meter.passages[hit.passage].document_id].append(hit.gain)
+    rows = [DocumentGain(document_id=name, gain=sum(own), strides=len(own)) for name, own in sums.items()]
+    rows.sort(key=lambda row: -row.gain)
+    return [row for place, row in enumerate(rows) if place < _LISTED or place >= len(rows) - _LISTED]

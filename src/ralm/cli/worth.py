@@ -1,0 +1,189 @@
+"""`ralm worth`: whether a corpus helps a language model, with what certainty, and by which of its documents."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import JsonValue
+
+import ralm
+from ralm.advice.held_out import WorthOptions
+from ralm.cli import options
+from ralm.cli.flags import Flags, Output
+from ralm.cli.models import open_model
+from ralm.corpus.documents import Fields
+from ralm.errors import FolderError, UsageError
+from ralm.options import Needs, Option
+
+if TYPE_CHECKING:
+    from ralm.advice.held_out import HeldOut
+    from ralm.advice.verdict import Worth
+    from ralm.protocols import Tokenizer
+    from ralm.retrieval.index import Index
+
+_NAMES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorthJob:
+    """A corpus, a model, and what it is to help with. Raises UsageError if there are both a text and questions."""
+
+    corpus: Annotated[
+        list[str],
+        options.argument("Folder that `ralm index` made, or documents as for `ralm index`.", "INDEX|SOURCE..."),
+    ]
+    lm: options.ModelName
+    text: Annotated[
+        tuple[str, ...],
+        Option("Text that the corpus is for, as for `ralm index`; repeatable.", default_text="documents of the corpus"),
+    ] = ()
+    questions: Annotated[
+        Path | None, Option("Questions with answers that the corpus is for, as for `ralm qa`, instead of a text.")
+    ] = None
+    measuring: Annotated[WorthOptions, Option("What is measured.")]
+    fields: Annotated[Fields, Option("Which fields make a document."), Flags(without=("metadata",))]
+    model: options.Model
+    ray: options.ModelRay = None
+
+    def __post_init__(self) -> None:
+        if self.text and self.questions:
+            raise UsageError("`text` and `questions` are two measures of a corpus: give one of them.")
+
+    @contextmanager
+    def opened(self) -> "Iterator[Index]":
+        """The index, or one of the documents that is removed afterwards."""
+        from ralm.retrieval.index import INDEX_KIND
+        from ralm.storage.manifest import kind_of
+
+        try:
+            is_index = len(self.corpus) == 1 and kind_of(Path(self.corpus[0])) == INDEX_KIND.name
+        except FolderError:
+            is_index = False
+        if is_index:
+            yield ralm.open_index(Path(self.corpus[0]))
+            return
+        with TemporaryDirectory(prefix="ralm-worth-") as folder:
+            documents = ralm.read_documents(self.corpus, self.fields, source_in_ids=len(self.corpus) > 1)
+            ralm.build_index(
+                ralm.make_passages(documents), Path(folder) / "index", describe=lambda: {"sources": [*self.corpus]}
+            )
+            yield ralm.open_index(Path(folder) / "index")
+
+    def held_out(self, index: "Index", tokenizer: "Tokenizer") -> "HeldOut":
+        """What the gain is measured on."""
+        from ralm.advice import held_out
+        from ralm.training.examples import begins_with_source
+
+        if self.questions is not None:
+            found = ralm.read_questions(self.questions)
+            return held_out.held_out_questions(found, str(self.questions), tokenizer, self.measuring)
+        if self.text:
+            named = begins_with_source(index, self.text)  # so that a document of the text knows itself in the corpus
+            documents = ralm.read_documents(self.text, self.fields, source_in_ids=named)
+            return held_out.held_out_texts(documents, ", ".join(self.text), tokenizer, self.measuring)
+        return held_out.held_out_documents(index, tokenizer, self.measuring)
+
+
+def worth_command(
+    job: WorthJob,
+    html: Annotated[Path | None, Option("Write a self-contained HTML page to this file too.")] = None,
+    force: Annotated[
+        bool,
+        Option("Replace an existing page.", needs=Needs("`html`", lambda own: own.html is not None)),
+    ] = False,
+) -> Output:
+    """Say whether the passages of a corpus help a language model, with what certainty, and where.
+
+    Without --text and --questions it measures documents of the corpus itself, each without its own passages. Passages
+    that share 13 words in a row with a document count as its near duplicates and are set apart. It stops as soon as the
+    verdict is certain: the probability of a wrong one is at most 5% over all looks (alpha spending, Lan and DeMets).
+    """
+    from ralm.advice.verdict import judge_corpus
+    from ralm.storage.outputs import check_output_file
+
+    if html is not None:
+        check_output_file(html, force)
+    with job.opened() as index:
+        scoring = open_model(job.lm, job.model, job.ray)
+        found = judge_corpus(index, scoring, job.held_out(index, scoring.tokenizer), job.measuring)
+    name = ", ".join(job.corpus)
+    if html is not None:
+        _write_page(html, found, name)
+    return Output(partial(_as_json, found, name), partial(_print, found, name))
+
+
+def _as_json(found: "Worth", name: str) -> JsonValue:
+    return {**found.as_json(), "corpus": name, "notes": [*_notes(found)]}
+
+
+def _write_page(file: Path, found: "Worth", name: str) -> None:
+    from ralm.cli.process import print_note
+    from ralm.runs.report import render_page
+    from ralm.storage.outputs import replaced_file
+
+    settings: dict[str, JsonValue] = {
+        "model": found.lm,
+        "measured on": found.text,
+        "retriever": found.retriever,
+        found.noun: f"{found.gain.units:,} of at most {found.most:,}",
+    }
+    shown: dict[str, JsonValue] = {**found.as_json(), "notes": [*_notes(found)], "title": name, "settings": settings}
+    with replaced_file(file) as page:
+        page.write(render_page("ralm.advice", "worth.html", name, shown))
+    print_note(f"{file} shows the verdict with all figures; open it in a browser")
+
+
+def _print(found: "Worth", name: str) -> None:
+    from ralm.cli.output import print_line, print_table
+
+    print_line(f"{name}, {found.lm}, {found.text}\n{found.sentence}")
+    rows = [
+        (reading, f"{gain.gain:+.3f}", f"{gain.low:+.3f} to {gain.high:+.3f}")
+        for reading, gain in found.readings.items()
+    ]
+    print_table(["gain over no passage", "nats a token", "95% interval"], rows)
+    for note in _notes(found):
+        print_line(note)
+
+
+def _notes(found: "Worth") -> Iterator[str]:
+    """What the verdict rests on, a sentence a line."""
+    why = {"certain": "the verdict is certain", "budget": "the budget ended", "measured": "all are measured"}
+    yield f"Stopped after {found.gain.units:,} of at most {found.most:,} {found.noun}: {why[found.stopped]}."
+    if found.near_duplicates is not None:
+        yield f"Near duplicates give {found.near_duplicates:.0%} of the gain of all passages."
+    if found.standing_in:
+        where = "the corpus" if found.given else "other documents of the corpus"
+        yield f"Stand in {where}: {found.standing_in:,} of {found.gain.units:,} {found.noun}."
+    if found.skipped:
+        yield f"Too short, and skipped: {found.skipped:,} {found.noun}."
+    kinds = sorted(found.kinds, key=lambda part: -part.share * part.gain.gain)
+    yield "Gain by token: " + ", ".join(f"{part.name} {part.gain.gain:+.3f}" for part in kinds[:4]) + "."
+    gave, harmed = (
+        [row for row in rows if sign * row.gain > 0][:_NAMES]
+        for sign, rows in ((1, found.documents), (-1, found.documents[::-1]))
+    )
+    for verb, rows in (("give", gave), ("harm", harmed)):
+        if rows:
+            listed = "; ".join(
+                f"{_short(row.document_id)} ({row.gain:+.1f} nats, {row.strides} strides)" for row in rows
+            )
+            yield f"Documents that {verb} most: {listed}."
+    yield _cost(found)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 30 else f"...{name[-27:]}"
+
+
+def _cost(found: "Worth") -> str:
+    cost = found.cost
+    tokens = cost.passage_tokens / max(1, cost.readings)
+    slower = cost.passage_seconds / max(cost.plain_seconds, 1e-9)
+    more = "" if found.requests is None else f"; {found.requests:,} requests"
+    more += "" if found.spent is None else f" for {found.spent:.4g}"
+    return f"A passage adds {tokens:.0f} tokens to a stride; reading took {slower:.1f} times as long{more}."

@@ -1,0 +1,74 @@
+"""The sequential test: its bounds against published ones, its level by simulation, and its intervals."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ralm.advice.sequential import looks, sequential_gain, spending_bounds, student_bound
+
+Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+
+
+def test_bounds_are_those_of_the_literature() -> None:
+    # Lan and DeMets (1983), alpha(t) = alpha t, five equal looks
+    assert spending_bounds([1, 2, 3, 4, 5], 5) == pytest.approx([2.576, 2.492, 2.411, 2.339, 2.276], abs=1e-3)
+    assert spending_bounds([40], 40) == pytest.approx([1.95996], abs=1e-4)
+
+
+def test_a_last_look_spends_the_whole_level() -> None:
+    early, last = spending_bounds([16, 40], 256, last=True)
+    assert early == pytest.approx(spending_bounds([16], 256)[0])
+    assert last < spending_bounds([16, 40], 256)[1]
+
+
+def test_students_bound_is_that_of_tables() -> None:
+    assert student_bound(1.959964, 10) == pytest.approx(2.2281, abs=1e-3)
+    assert student_bound(1.959964, 1) == pytest.approx(12.706, abs=0.02)
+    assert student_bound(2.955, 100_000) == pytest.approx(2.955, abs=1e-2)
+
+
+def test_looks_double_up_to_the_last() -> None:
+    assert looks(256) == [16, 32, 64, 128, 256]
+    assert looks(100) == [16, 32, 64, 100]
+    assert looks(10) == [10]
+
+
+@pytest.mark.parametrize("name", ["normal", "laplace", "standard_t", "rare"])
+def test_a_mean_of_0_is_seldom_taken_for_another(name: str) -> None:
+    """With four looks at most 5% of verdicts are wrong, and 2.5% say that a corpus helps, whatever the tails."""
+    draws: dict[str, Draw] = {
+        "normal": lambda random, shape: random.normal(size=shape),
+        "laplace": lambda random, shape: random.laplace(size=shape),
+        "standard_t": lambda random, shape: random.standard_t(3, size=shape),
+        "rare": lambda random, shape: (random.random(shape) < 0.3) * random.normal(size=shape),
+    }
+    runs, most = 4000, 128
+    values_RU = draws[name](np.random.default_rng(0), (runs, most))
+    helps_R, harms_R = np.zeros(runs, dtype=np.bool_), np.zeros(runs, dtype=np.bool_)
+    for units, bound in zip(looks(most), spending_bounds(looks(most), most), strict=True):
+        some_RU = values_RU[:, :units]
+        t_R = some_RU.mean(axis=1) / np.maximum(some_RU.std(axis=1, ddof=1), 1e-12) * np.sqrt(units)
+        helps_R |= t_R > student_bound(bound, units - 1)
+        harms_R |= t_R < -student_bound(bound, units - 1)
+    error = 3 * np.sqrt(0.05 * 0.95 / runs)
+    assert (helps_R | harms_R).mean() <= 0.05 + error
+    assert helps_R.mean() <= 0.025 + error
+    if name == "normal":
+        assert (helps_R | harms_R).mean() >= 0.05 - error  # nothing of the level is given away
+
+
+def test_the_interval_of_equal_units_is_that_of_students_t() -> None:
+    gains_U, counts_U = np.array([1.0, 2.0, 3.0, 6.0]), np.full(4, 2.0)
+    found = sequential_gain(gains_U, counts_U, 1.959964)
+    width = 3.1824 * (gains_U / 2).std(ddof=1) / 2
+    assert (found.gain, found.low, found.high) == pytest.approx((1.5, 1.5 - width, 1.5 + width), abs=1e-3)
+
+
+def test_the_power_of_a_gain_decides_how_many_units_it_needs() -> None:
+    random = np.random.default_rng(1)
+    units = [sequential_gain(random.normal(mean, 1, 200), np.ones(200), 2).needed(200) for mean in (0.5, 0.1)]
+    assert units[0] is not None
+    assert units[1] is not None
+    assert units[0] < 60 < units[1]
+    assert sequential_gain(np.array([1.0, -1.0]), np.ones(2), 2).needed(200) is None
