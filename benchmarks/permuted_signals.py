@@ -44,7 +44,7 @@ def permuted(signals: Signals, seed: int = 0) -> Signals:
 def main() -> None:
     """Train on the permuted signals, and print what became of the loss."""
     folder, out = sys.argv[1:]
-    print_query_encoder(train_query_encoder(permuted(open_signals(folder)), out, OPTIONS, TRAINING))
+    print_query_encoder(train_query_encoder(permuted(open_signals(folder)), out, OPTIONS, TRAINING), "MiniLM")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ralm.protocols import Retriever
-from ralm.records import NO_PASSAGE, Hits, IntArray, Passage
+from ralm.records import FloatArray, Hits, IntArray, Passage
 from ralm.training.candidates import OnlineExamples
-from ralm.training.options import LSROptions, RetrieverTrainingOptions, TrainingOptions
+from ralm.training.options import ExampleOptions, RetrieverTrainingOptions, TrainingOptions
 from ralm.training.retriever import train_retriever
 
 WORDS = "fox sea hill sheep barn radium stone bread moon river salt crow".split()
@@ -33,6 +32,7 @@ class Taught(OnlineExamples):
         self.documents_E = [f"document {n}" for n in range(count)]
         self._queries = [" ".join(draws.choice(WORDS, 4)) for _ in range(count)]
         self.asked: list[list[int]] = []
+        self.options = ExampleOptions(continuation_tokens=4)
         self.config = {"examples": "taught", "count": count}
 
     def queries(self, examples_B: IntArray) -> Sequence[str]:
@@ -42,8 +42,12 @@ class Taught(OnlineExamples):
         self.asked.append(examples_B.tolist())
         return retriever.retrieve(self.queries(examples_B), k)
 
-    def score(self, _: IntArray, hits: Hits, loss: LSROptions) -> NDArray[np.float64]:
-        return np.where(hits.numbers_QK == NO_PASSAGE, -np.inf, hits.numbers_QK / 3.0 - 9)
+    def log_probs(self, _: IntArray, hits: Hits, *, alone: bool = False) -> list[list[FloatArray]]:
+        first = [np.full(4, -9, dtype=np.float32)] if alone else []
+        return [
+            first + [np.full(4, number / 3 - 9, dtype=np.float32) for number, _ in hits.of(row)]
+            for row in range(len(hits))
+        ]
 
 
 if __name__ == "__main__":

@@ -176,6 +176,16 @@ def test_a_budget_plans_fewer_steps_that_a_killed_training_keeps(
     assert unbounded.steps == 30
 
 
+def test_a_budget_that_has_no_room_for_one_step_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count(step=90.0)
+    monkeypatch.setattr("ralm.training.loop.time.perf_counter", lambda: next(seconds))
+    with pytest.raises(
+        UsageError, match=r"`budget` 1 minutes has no room for one step, which takes 1\d\d\.\d seconds: give at least"
+    ):
+        trained(tmp_path / "out", replace(OPTIONS, budget=1.0))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_training_that_does_not_help_is_reported(tmp_path: Path) -> None:
     options = TrainingOptions(steps=4, batch=2, learning_rate=30.0, evaluate_every=1, warmup=0)
     with pytest.warns(RalmWarning, match="did not lower the loss of the held-out examples"):

@@ -80,11 +80,11 @@ def test_what_helped_moves_to_the_front(root: Path, tmp_path: Path) -> None:
     first, last = (held_out_loss(trained.losses[place]) for place in (0, -1))
     assert last < 0.5 * first
     results: Any = read_manifest(tmp_path / "out", kind=ENCODER_KIND).settings["results"]
-    worth = results["held_out"]
-    assert trained.held_out == worth
-    assert worth["none"] == -3
-    assert worth["first"] < worth["chosen"] == worth["best"] == -1
-    assert worth["chosen_before"] < -1
+    gains = results["held_out"]
+    assert trained.held_out == gains
+    assert gains["first"] == gains["ensemble"] | {"gain": 2.0, "low": 2.0, "high": 2.0}
+    assert 0 <= gains["first_before"]["gain"] < 2
+    assert gains["ensemble_change"]["low"] > 0
     unseen = ["bread salt", "moon", "sea river hill"]
     before = first_places(root / "index", None, 7, unseen)
     assert first_places(root / "index", tmp_path / "out", 7, unseen) < min(before, 1.0)
@@ -226,6 +226,8 @@ def test_permuted_preferences_teach_nothing_about_unseen_queries(root: Path, tmp
     with pytest.warns(RalmWarning, match="did not lower the loss of the held-out examples"):
         trained = train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=options)
     assert trained.best_step == 0
+    assert trained.held_out is not None
+    assert trained.held_out["ensemble_change"]["low"] <= 0
 
 
 def test_candidates_of_another_retriever_are_warned_of(root: Path, tmp_path: Path) -> None:

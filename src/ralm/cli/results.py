@@ -181,24 +181,46 @@ def print_lexical(folder: Path, trained: "TrainedLexical") -> None:
         print_line(f"{folder}: nothing gained, since the interval is not above 0; keep {keep}")
 
 
-def print_query_encoder(trained: retriever.TrainedRetriever) -> None:
-    """Print the folder of a query encoder, the gain of its choice on the held-out examples, and how to search."""
+def print_query_encoder(trained: retriever.TrainedRetriever, init: str) -> None:
+    """Print the folder of a query encoder, what it gained over `init`, and how to search."""
     print_line(f"{trained.out}: query encoder of step {trained.best_step:,}, after {trained.steps:,} steps")
-    choices = {
-        "first": "nats with the first candidate of the signals",
-        "chosen_before": "with the encoder's choice before",
-        "chosen": "after",
-        "best": "with the best",
-    }
-    _print_held_out(trained, choices)
+    _print_held_out(trained, {})
+    _print_encoder_gains(trained, init)
     print_line(f"search the same index with --retriever dense --query-encoder {trained.out}")
 
 
 def print_encoders(trained: retriever.TrainedRetriever, index: Path, vectors: str) -> None:
-    """Print the folder of trained encoders, their loss, and how to search."""
+    """Print the folder of trained encoders, what they gained, and how to search."""
     print_line(f"{trained.out}: encoders of step {trained.best_step:,}, after {trained.steps:,} steps")
     _print_held_out(trained, {})
+    _print_encoder_gains(trained, "the vectors that the training began with")
     print_line(f"search {index} with --retriever dense --vectors {vectors}")
+
+
+def _print_encoder_gains(trained: retriever.TrainedRetriever, before: str) -> None:
+    """Print what encoders gain on held-out documents before and after, and whether that is more than chance."""
+    found = trained.held_out
+    if found is None:
+        print_line("too few documents are held out to say what was gained")
+        return
+    print_line(
+        f"gain over no passage on {found['examples']:,} held-out examples of {found['documents']:,} documents, in nats "
+        "per token:"
+    )
+    ensemble = "ensemble before, temperature {temperature_before:.3g}", "after, temperature {temperature:.3g}"
+    rows = {
+        "first_before": "first passage before",
+        "first": "first passage after",
+        "first_change": "  change",
+        "ensemble_before": ensemble[0].format(**found),
+        "ensemble": f"ensemble {ensemble[1].format(**found)}",
+        "ensemble_change": "  change",
+    }
+    for name, words in rows.items():
+        one = found[name]
+        print_line(f"  {words + ':':<42}{one['gain']:+.4f} (95%: {one['low']:+.4f} to {one['high']:+.4f})")
+    if found["ensemble_change"]["low"] <= 0:
+        print_line(f"nothing gained, since the interval of the ensemble's change is not above 0: keep {before}")
 
 
 def _print_held_out(trained: reranker.TrainedReranker | retriever.TrainedRetriever, choices: Mapping[str, str]) -> None:

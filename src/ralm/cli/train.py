@@ -174,7 +174,7 @@ def retriever_command(
     if True in kinds:
         signals = ralm.open_signals(*sources)
         trained = ralm.train_query_encoder(signals, out, tuned, training, index=index, force=force)
-        print_trained = partial(print_query_encoder, trained)
+        print_trained = partial(print_query_encoder, trained, tuned.init or "the encoder that the index names")
     else:
         if index is None or lm is None:
             raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")

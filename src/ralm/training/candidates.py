@@ -21,10 +21,11 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
 from ralm.reading.tokens import PassageDocuments
-from ralm.records import DoubleArray, FloatArray, Hits, IntArray, Passages, Request
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, IntArray, Passages, Request
 from ralm.retrieval.index import Index, open_index
 from ralm.terminal import track
 from ralm.training.examples import Example, begins_with_source, queries_of, sample_examples, text_config
+from ralm.training.fitting import ReadCandidates
 from ralm.training.options import CandidateOptions, ExampleOptions, LSROptions
 from ralm.validation import config_of, retrieve_checked
 
@@ -157,18 +158,33 @@ class OnlineExamples:
         some, exclude = self._chosen(examples_B), self.reading.exclude
         return find_candidates(some, self.queries(examples_B), retriever, self._passages, k, exclude=exclude)
 
-    def score(self, examples_B: IntArray, hits: Hits, loss: LSROptions) -> DoubleArray:
-        """What Q is the softmax of, from each continuation after each hit (float64, B x K), padded with -inf."""
-        numbers_of = [[number for number, _ in hits.of(row)] for row in range(len(hits))]
+    def log_probs(self, examples_B: IntArray, hits: Hits, *, alone: bool = False) -> list[list[FloatArray]]:
+        """For each example, the log-probabilities (float32, T) of its continuation after each hit; with `alone` those
+        without a passage come first."""
+        before = [NO_PASSAGE] if alone else []
+        numbers_of = [before + [number for number, _ in hits.of(row)] for row in range(len(hits))]
         documents = PassageDocuments(
             self._passages, self._model.tokenizer, self.reading.document_tokens, self.reading.bos
         )
-        scorer = Scorer(Scorer.of(self._model).model, progress=False)
+        scorer = Scorer(Scorer.of(self._model).model, progress=alone)
+        return score_candidates(self._chosen(examples_B), numbers_of, documents, scorer)
+
+    def score(self, examples_B: IntArray, hits: Hits, loss: LSROptions) -> DoubleArray:
+        """What Q is the softmax of, from each continuation after each hit (float64, B x K), padded with -inf."""
         scores_BK = np.full(hits.numbers_QK.shape, -np.inf)
-        for row, after in enumerate(score_candidates(self._chosen(examples_B), numbers_of, documents, scorer)):
+        for row, after in enumerate(self.log_probs(examples_B, hits)):
             totals_K = np.array([one.sum(dtype=np.float64) for one in after])
             scores_BK[row, : len(after)] = loss.lm_scores(totals_K, self.options.continuation_tokens)
         return scores_BK
+
+    def read(self, examples_B: IntArray, retriever: Retriever, k: int) -> tuple[DoubleArray, ReadCandidates]:
+        """The log-probabilities of continuations without a passage (B x T), and after what a retriever finds."""
+        hits = self.candidates(examples_B, retriever, k)
+        read_BKT = np.zeros((len(examples_B), 1 + hits.numbers_QK.shape[1], self.options.continuation_tokens))
+        for row, after in enumerate(self.log_probs(examples_B, hits, alone=True)):
+            read_BKT[row, : len(after)] = after
+        scores_BK = np.where(hits.numbers_QK == NO_PASSAGE, -np.inf, hits.scores_QK.astype(np.float64))
+        return read_BKT[:, 0], ReadCandidates(read_BKT[:, 1:], scores_BK)
 
     def _chosen(self, examples_B: IntArray) -> list[Example]:
         return [self._examples[number] for number in examples_B.tolist()]

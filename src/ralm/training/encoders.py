@@ -16,7 +16,7 @@ import torch
 from pydantic import JsonValue
 
 from ralm.protocols import Retriever
-from ralm.records import NO_PASSAGE, FloatArray, IntArray
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.search import Dense, PassageVectors, open_vectors
 from ralm.retrieval.index import Index
@@ -56,23 +56,12 @@ class TrainableQueryEncoder(TrainableModel):
         lm_scores_BK = self._lm_scores_EK[examples_B]
         return losses_of(self._scores(examples_B), lm_scores_BK, self._signals.passages_EK[examples_B], self._loss)
 
-    def held_out_gains(self, examples_E: IntArray) -> dict[str, float]:
-        """Mean log-probabilities per token of the continuations of some examples: without a passage, after the first
-        candidate of the signals, after the one that is chosen now, and after the best."""
-        signals = self._signals
+    def scores(self, examples_E: IntArray) -> DoubleArray:
+        """The scores (float64, E x K) of the candidates of examples; -inf where there is none."""
         parts = np.split(examples_E, range(QUERIES_AT_ONCE, len(examples_E), QUERIES_AT_ONCE))
         self.module.eval()
         with torch.no_grad():
-            chosen_E = torch.cat([self._scores(part).argmax(dim=1).cpu() for part in parts]).numpy()
-        log_probs_EK = signals.log_probs_EK[examples_E]
-        totals = {
-            "none": signals.baseline_E[examples_E],
-            "first": log_probs_EK[:, 0],
-            "chosen": np.take_along_axis(log_probs_EK, chosen_E[:, None], axis=1),
-            "best": log_probs_EK.max(axis=1),
-        }
-        tokens = signals.tokens_E[examples_E].sum()
-        return {name: float(total.sum() / tokens) for name, total in totals.items()}
+            return torch.cat([self._scores(part) for part in parts]).double().cpu().numpy()
 
     def save(self, folder: Path) -> None:
         """Write the folder of the encoder."""

@@ -1,6 +1,6 @@
-"""Fits a few weights to signals, and says what they gain on held-out documents.
+"""Fits a few weights to signals, and says what weights or trained encoders gain on held-out documents.
 
-Letters of shapes: E examples, R readings, P parameters.
+Letters of shapes: E examples, K candidates, T tokens of a continuation, R readings, P parameters.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,22 +9,26 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pyarrow.compute as pc
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
+from ralm.reading.mixers import log_sum_exp
 from ralm.records import DoubleArray, IntArray
 from ralm.runs.run import environment
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import FolderKind, new_folder
 from ralm.training.options import FittingOptions
-from ralm.training.signals import Signals, evenly_spaced
+from ralm.training.signals import Signals, evenly_spaced, split_documents
 
 _STEPS: Final = 500
 _HALVINGS: Final = 40
 _LONGEST: Final = 4.0
 _ARMIJO: Final = 1e-4
 _FLAT: Final = 1e-8
+_TEMPERATURES: Final = 2.0 ** (np.arange(-10, 11) / 2)
+"""Temperatures that are tried, in standard deviations of the scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,103 @@ def held_out_gains(gains_ER: DoubleArray, tokens_E: IntArray, document_E: IntArr
         HeldOutGain(gain=gain, low=low, high=high)
         for gain, (low, high) in zip(means, map(interval, draws_DR.T), strict=True)
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderGains:
+    """What the passages that an encoder finds gain on held-out documents, in nats a token over no passage: its first
+    candidate, and the ensemble of all at the temperature that is best for other held-out documents; before the training
+    and after it. The changes are paired."""
+
+    examples: int
+    documents: int
+    temperature_before: float
+    temperature: float
+    first_before: HeldOutGain
+    first: HeldOutGain
+    first_change: HeldOutGain
+    ensemble_before: HeldOutGain
+    ensemble: HeldOutGain
+    ensemble_change: HeldOutGain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadCandidates:
+    """The log-probabilities of continuations after each candidate (E x K x T), and an encoder's scores (E x K; -inf
+    where there is no candidate), float64."""
+
+    log_probs_EKT: DoubleArray
+    scores_EK: DoubleArray
+
+    def first_ET(self) -> DoubleArray:
+        """The log-probabilities after the candidate with the highest score."""
+        return np.take_along_axis(self.log_probs_EKT, self.scores_EK.argmax(axis=1)[:, None, None], axis=1)[:, 0]
+
+    def ensemble_ET(self, temperature: float) -> DoubleArray:
+        """The log-probabilities of the ensemble of all candidates."""
+        logits_EK = self.scores_EK / temperature
+        weights_EK = logits_EK - log_sum_exp(logits_EK)[:, None]
+        return log_sum_exp(weights_EK[:, :, None] + self.log_probs_EKT, axis=1)
+
+    def best_temperature(self, count: int) -> float:
+        """The temperature at which the first examples, so many, are most likely."""
+        some = ReadCandidates(self.log_probs_EKT[:count], self.scores_EK[:count])
+        spread = float(some.scores_EK[np.isfinite(some.scores_EK)].std()) or 1.0
+        return max((spread * _TEMPERATURES).tolist(), key=lambda one: float(some.ensemble_ET(one).sum()))
+
+
+def held_out_halves(documents_E: Sequence[str], held_out_E: IntArray, seed: int) -> Sequence[IntArray]:
+    """The held-out examples that say when to stop and choose temperatures, and those that say what was gained: halves
+    of the documents."""
+    if len(held_out_E) < 2:
+        return held_out_E, held_out_E[:0]
+    halves = split_documents([documents_E[example] for example in held_out_E.tolist()], 0.5, seed + 1)
+    return [held_out_E[half] for half in halves]
+
+
+def encoder_gains(
+    alone_ET: DoubleArray,
+    before: ReadCandidates,
+    after: ReadCandidates,
+    tokens_E: IntArray,
+    documents: Sequence[str],
+    chosen: int,
+) -> EncoderGains | None:
+    """The gains of an encoder before and after its training, given the log-probabilities without a passage too. The
+    first `chosen` examples choose temperatures, the others are tested; None if these are of one document."""
+    document_E = np.unique(documents[chosen:], return_inverse=True)[1]
+    if not chosen or len(set(document_E.tolist())) < 2:
+        return None
+    temperatures = [one.best_temperature(chosen) for one in (before, after)]
+    readings = [before.first_ET(), after.first_ET()]
+    readings += [one.ensemble_ET(temperature) for one, temperature in zip((before, after), temperatures, strict=True)]
+    gains_ER = np.stack([(one - alone_ET)[chosen:].sum(axis=1) for one in readings], axis=1)
+    changes_ER = gains_ER[:, [1, 3]] - gains_ER[:, [0, 2]]
+    gains = held_out_gains(np.hstack([gains_ER, changes_ER]), tokens_E[chosen:], document_E, 0)
+    names = ("first_before", "first", "ensemble_before", "ensemble", "first_change", "ensemble_change")
+    return EncoderGains(
+        examples=len(document_E),
+        documents=len(set(document_E.tolist())),
+        temperature_before=temperatures[0],
+        temperature=temperatures[1],
+        **dict(zip(names, gains, strict=True)),
+    )
+
+
+def token_log_probs(signals: Signals, examples_E: IntArray) -> tuple[DoubleArray, DoubleArray]:
+    """The log-probability of each token of the continuations of examples in any order: without a passage (E x T), and
+    after each candidate (E x K x T); 0 after the last token of a shorter one."""
+    order_E = np.argsort(examples_E)
+    table = signals.candidates(examples_E)
+    row_R = np.searchsorted(examples_E[order_E], table["example"].to_numpy())
+    column_R = np.arange(len(table)) - np.searchsorted(row_R, row_R)
+    counts_R = pc.list_value_length(table["log_probs"]).to_numpy()
+    width = int(counts_R.max(initial=1))
+    read_EKT = np.zeros((len(examples_E), signals.width + 1, width))
+    tokens_RT = np.zeros((len(table), width))
+    tokens_RT[np.arange(width) < counts_R[:, None]] = pc.list_flatten(table["log_probs"]).to_numpy()
+    read_EKT[order_E[row_R], column_R] = tokens_RT
+    return read_EKT[:, 0], read_EKT[:, 1:]
 
 
 def write_fit(

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from pydantic import JsonValue
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ralm.errors import FolderError, ModelError, RalmWarning
+from ralm.errors import FolderError, ModelError, RalmWarning, UsageError
 from ralm.records import IntArray
 from ralm.runs import plot, resume
 from ralm.runs.run import environment, to_json
@@ -115,8 +115,9 @@ def train(
     The module ends with the weights of the lowest held-out loss, or of the last step if nothing is held out; then
     `results` returns what the manifest says of them. A training with this `config` that was killed resumes at its last
     checkpoint. Call this within `own_randomness`. Raises FolderExistsError if `out` exists and `force` is not set or
-    another process is training into it, UsageError if a training with another `config` was begun there, ModelError if a
-    loss is not finite, StorageError if the disk is full; the last checkpoint stays.
+    another process is training into it, UsageError if a training with another `config` was begun there or the budget
+    has no room for a step, ModelError if a loss is not finite, StorageError if the disk is full; the last checkpoint
+    stays.
     """
     out = Path(out)
     check_output(out, kind=kind, force=force)
@@ -239,11 +240,16 @@ class _Training:
 
     def _plan(self, seconds: float, evaluation: float) -> None:
         """Plan as many steps as the budget has room for, given the seconds of a step and of an evaluation, which is
-        infinite if it is not known."""
+        infinite if it is not known. Raises UsageError if there is no room for one step."""
         now, options = self.now, self._options
         if np.isfinite(evaluation):
             seconds += evaluation / options.evaluate_every
         fitting = int(60 * options.budget / seconds) if options.budget else options.steps
+        if not fitting:
+            raise UsageError(
+                f"`budget` {options.budget:g} minutes has no room for one step, which takes {seconds:,.1f} seconds: "
+                f"give at least {seconds / 60:.2g}, a smaller `batch`, or 0 for no limit."
+            )
         now.planned = min(options.steps, max(now.step + 1, fitting))
         if now.planned < options.steps:
             _logger.info(

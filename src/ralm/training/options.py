@@ -302,14 +302,13 @@ class Trained:
     """The outcome of a training, written to the folder `out`.
 
     `steps` were done, and the weights after `best_step` were kept. `losses`: a row for each evaluation, as in
-    losses.csv. `held_out`: mean log-probabilities per token of the continuations of held-out examples without a passage
-    (`none`), after the first candidate of the signals (`first`), after the one that is chosen now (`chosen`) and, for a
-    query encoder, was chosen before (`chosen_before`), and after the best (`best`); None if nothing was held out, or if
-    both encoders were trained.
+    losses.csv. `held_out`: what the training gained on held-out documents; None if too few were held out. Of encoders
+    the fields of `EncoderGains`; of a reranker mean log-probabilities per token of the continuations without a passage
+    (`none`), after the first candidate of the signals (`first`), the chosen one (`chosen`), and the best (`best`).
     """
 
     out: Path
     steps: int
     best_step: int
     losses: Sequence[dict[str, Any]]
-    held_out: dict[str, float] | None = None
+    held_out: dict[str, Any] | None = None

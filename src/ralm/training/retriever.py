@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import OtherEncoderError, RalmWarning, UsageError
@@ -20,6 +21,7 @@ from ralm.retrieval.layout import VectorSet
 from ralm.retrieval.update import RemoteEncoding, add_vectors, check_can_add
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import check_output, recover
+from ralm.training.fitting import ReadCandidates, encoder_gains, held_out_halves, token_log_probs
 from ralm.training.options import (
     REPLUG,
     LSROptions,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from ralm.retrieval.dense.encoder import SentenceEncoder
     from ralm.training.candidates import OnlineExamples
 
+_MOST_TESTED: Final = 1000
+"""The most held-out examples of signals that say what was gained."""
 _ADVICE: Final = "begin from the encoder that made the vectors, or from a query encoder that was trained for them."
 
 
@@ -78,7 +82,9 @@ def train_query_encoder(
     index = index_of(signals, index)
     _warn_of_other_candidates(signals)
     chosen = index.vector_sets.get(options.vectors, index.path)
-    training_E, held_out_E = split_with_choice(signals, training)
+    training_E, held_out_E = split_with_choice(signals, replace(training, evaluated=len(signals)))
+    development_E, tested_E = held_out_halves(signals.documents_E, held_out_E, training.seed)
+    development_E, tested_E = evenly_spaced(development_E, training.evaluated), evenly_spaced(tested_E, _MOST_TESTED)
     with training_extra():
         from ralm.training.encoders import TrainableQueryEncoder
         from ralm.training.loop import own_randomness, train
@@ -89,16 +95,21 @@ def train_query_encoder(
         config = _config(index, chosen, encoder, training)
         config |= {"signals": signals.fingerprint, "options": asdict(options)}
         trainable = TrainableQueryEncoder(encoder, signals, vectors, options)
-        before = trainable.held_out_gains(held_out_E)["chosen"] if len(held_out_E) else 0.0
+        read_E = np.concatenate([development_E, tested_E])
+        before_EK = trainable.scores(read_E) if len(tested_E) else None
 
         def results() -> dict[str, JsonValue]:
-            held_out: dict[str, JsonValue] = {}
-            if len(held_out_E):
-                held_out = {**trainable.held_out_gains(held_out_E), "chosen_before": before}
-            return {TRAINED_FOR: chosen.passage_fingerprint, "held_out": held_out or None}
+            if before_EK is None:
+                return {TRAINED_FOR: chosen.passage_fingerprint, "held_out": None}
+            alone_ET, log_probs_EKT = token_log_probs(signals, read_E)
+            before, after = (ReadCandidates(log_probs_EKT, one) for one in (before_EK, trainable.scores(read_E)))
+            documents = [signals.documents_E[example] for example in read_E.tolist()]
+            tokens_E = signals.tokens_E[read_E]
+            gains = encoder_gains(alone_ET, before, after, tokens_E, documents, len(development_E))
+            return {TRAINED_FOR: chosen.passage_fingerprint, "held_out": None if gains is None else asdict(gains)}
 
         trained = train(
-            trainable, out, ENCODER_KIND, config, training_E, held_out_E, training, results=results, force=force
+            trainable, out, ENCODER_KIND, config, training_E, development_E, training, results=results, force=force
         )
     return TrainedRetriever(**asdict(trained))
 
@@ -155,6 +166,8 @@ def train_retriever(
     name = options.save_as or Path(out).resolve().name
     check_can_add(index, name, force=force)
     training_E, held_out_E = split_documents(examples.documents_E, training.held_out, training.seed)
+    development_E, tested_E = held_out_halves(examples.documents_E, held_out_E, training.seed)
+    development_E, tested_E = (evenly_spaced(part, training.evaluated) for part in (development_E, tested_E))
     if not len(training_E):
         raise UsageError("there are no examples to train on: give more text, or hold out less.")
     with training_extra():
@@ -189,17 +202,28 @@ def train_retriever(
             recover(Path(out).resolve())
         else:
             trainable = TrainableEncoders(encoder, examples, index, first, training_E, options, training, ahead)
-            held_out_E = evenly_spaced(held_out_E, training.evaluated)
 
             def results() -> dict[str, JsonValue]:
                 return {"refreshes": [*trainable.refreshes]}
 
             trained = train(
-                trainable, out, ENCODER_KIND, config, training_E, held_out_E, training, results=results, force=force
+                trainable, out, ENCODER_KIND, config, training_E, development_E, training, results=results, force=force
             )
     add_vectors(index.path, tuned(), chosen.options, name=name, default=False, force=force, ahead=ahead)
     recorded: Any = read_manifest(Path(out), kind=ENCODER_KIND).settings["results"]
-    return TrainedRetriever(**asdict(trained), refreshes=recorded["refreshes"])
+    gains = None
+    if len(tested_E):
+        read_E = np.concatenate([development_E, tested_E])
+        searched = (
+            index.dense(vectors=options.vectors, encoder=load_encoder(named, device=training.device)),
+            open_index(index.path).dense(vectors=name, encoder=tuned()),
+        )
+        (alone_ET, before), (_, after) = (examples.read(read_E, one, options.candidates) for one in searched)
+        documents = [examples.documents_E[example] for example in read_E.tolist()]
+        tokens_E = np.full(len(read_E), alone_ET.shape[1])
+        gains = encoder_gains(alone_ET, before, after, tokens_E, documents, len(development_E))
+    held_out = None if gains is None else asdict(gains)
+    return TrainedRetriever(**{**asdict(trained), "held_out": held_out}, refreshes=recorded["refreshes"])
 
 
 def _query_encoder(
