@@ -11,7 +11,8 @@ from ralm.retrieval.analysis import ENGLISH, Analysis
 from ralm.retrieval.bm25.arrays import Arrays, open_arrays
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
-from ralm.retrieval.bm25.scan import Forbidden
+from ralm.retrieval.bm25.lookup import search_lookups
+from ralm.retrieval.bm25.scan import Forbidden, SearchBatch
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
@@ -63,9 +64,18 @@ def some_index(folder: Path) -> BM25:
 def streamed(
     bm25: BM25, queries: Sequence[str], k: int, partition: int = 1024, forbidden: Forbidden | None = None
 ) -> Hits:
-    """What one stream finds; rows of the index instead of passage numbers."""
+    """What one stream finds, and lookups as well; rows of the index instead of passage numbers."""
     terms = [bm25.terms(query.split()) for query in queries]
-    return Hits(*Stream(bm25.collection, k, partition).search(terms, forbidden))
+    found = Hits(*Stream(bm25.collection, k, partition).search(terms, forbidden))
+    assert_equal(looked_up(bm25, terms, k, partition, forbidden), found)
+    return found
+
+
+def looked_up(bm25: BM25, terms: Sequence[Sequence[int]], k: int, partition: int, forbidden: Forbidden | None) -> Hits:
+    """What lookups find; rows of the index instead of passage numbers."""
+    batch = SearchBatch.of(terms, k, forbidden, np.float32)
+    search_lookups(bm25.collection, batch, partition)
+    return Hits(batch.numbers_QK, batch.scores_QK)
 
 
 def assert_equal(found: Hits, expected: Hits) -> None:

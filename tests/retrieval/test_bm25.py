@@ -16,7 +16,7 @@ from benchmarks.judged import cacm, mean_average_precision, mean_precision
 from ralm.errors import CorpusError, WorkerError
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.analysis import ENGLISH, Analyser, analysis_by_name
-from ralm.retrieval.bm25 import build, collection, search, term_ids
+from ralm.retrieval.bm25 import build, collection, search, term_ids, texts as texts_in_progress
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions, length_bytes, stored_lengths
 from ralm.retrieval.bm25.search import BM25
@@ -214,15 +214,17 @@ def wikitext_passages() -> list[Passage]:
     return [Passage(number=n, document_id=str(n), title="", text=text) for n, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize("streams", [False, True])
-def test_lucene_gives_the_same_top_16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: bool) -> None:
+@pytest.mark.parametrize("way", ["scan", "stream", "lookup"])
+def test_lucene_gives_the_same_top_16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Anserini orders equal scores by id as text, the only difference between its lists and ours."""
-    monkeypatch.setattr(search, "STREAM_PASSAGES", 0 if streams else 1 << 40)
-    monkeypatch.setattr(search, "STREAM_OVERLAP", 0.0)
+    monkeypatch.setattr(search, "STREAM_PASSAGES", 1 << 40 if way == "scan" else 0)
+    monkeypatch.setattr(texts_in_progress, "STREAM_OVERLAP", 0.0 if way == "stream" else 2.0)
     lines = shared("golden", "lucene", "wikitext_stride_queries.jsonl").read_text(encoding="utf-8").splitlines()
     golden = [json.loads(line) for line in lines]
     build_index(wikitext_passages(), tmp_path / "index")
-    hits = open_index(tmp_path / "index").bm25.retrieve([case["query"] for case in golden], 16 if streams else 100)
+    hits = open_index(tmp_path / "index").bm25.retrieve(
+        [case["query"] for case in golden], 100 if way == "scan" else 16
+    )
     assert len(golden) == 600
     for row, case in enumerate(golden):
         ours, lucene = hits.of(row)[:16], case["hits"]
@@ -232,7 +234,7 @@ def test_lucene_gives_the_same_top_16(tmp_path: Path, monkeypatch: pytest.Monkey
         for number, score in ours:
             assert number in score_of or abs(score - last) < 1e-3, "only ties with the last may be others"
             assert abs(score_of.get(number, last) - score) < 1e-3
-        if not streams:
+        if way == "scan":
             by_text = sorted(hits.of(row), key=lambda hit: (-hit[1], str(hit[0])))
             assert [number for number, _ in by_text[:16]] == [number for number, _ in lucene]
 

@@ -27,7 +27,7 @@ from ralm.retrieval.update import update_index
 from ralm.retrieval.writer import merge_index
 from tests.campaign import campaign
 from tests.fakes import LetterEncoder
-from tests.retrieval.searching import arrays_of, assert_equal, pieces, streamed, strides, words
+from tests.retrieval.searching import arrays_of, assert_equal, looked_up, pieces, streamed, strides, words
 
 
 def values_of(passage: Passage, key: str) -> list[Any]:
@@ -301,3 +301,4 @@ def test_scans_and_streams_of_many_passages(
         terms = [bm25.terms(query.split()) for query in queries]
         streamed_hits = Hits(*stream.search(terms, found._in_rows(len(queries), None)))
         assert_equal(streamed_hits.first(hits.numbers_QK.shape[1]), hits)
+        assert_equal(looked_up(bm25, terms, k, 1024, found._in_rows(len(queries), None)), streamed_hits)

@@ -107,6 +107,8 @@ class SearchService:
 
     def _chosen(self, choice: Mapping[str, Any]) -> Settings:
         """The settings with the choices of a request; RequestError if one is not possible."""
+        if not choice:
+            return self.settings
         try:
             return with_choices(self.settings, choice, self.options, self.indexes.names)
         except UsageError as error:

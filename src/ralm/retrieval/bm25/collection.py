@@ -176,7 +176,7 @@ class Lexicon:
             self.idf_V = np.concatenate([self.idf_V, np.zeros(room)])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class CommonTerms:
     """The layout of the common terms of a segment.
 
@@ -191,6 +191,20 @@ class CommonTerms:
     present_MW: NDArray[np.uint64]
     before_MW: NDArray[np.uint32]
 
+    @cached_property
+    def _most_M(self) -> NDArray[np.int64]:
+        return self.highest_MB.max(axis=1, initial=0).astype(np.int64)
+
+    def of_terms(self, terms: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the words of terms of the segment begin (-1 for a rare or an absent one), and the most that one
+        occurrence of a common one adds, in steps."""
+        rows, most = np.full(len(terms), -1, np.int64), np.zeros(len(terms), np.int64)
+        common = terms != NO_TERM
+        common[common] = self.row_V[terms[common]] >= 0
+        places = self.row_V[terms[common]].astype(np.int64)
+        rows[common], most[common] = places * self.present_MW.shape[1], self._most_M[places]
+        return rows, most
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchedSegment:
@@ -202,6 +216,13 @@ class SearchedSegment:
     first: int
     impact_C: NDArray[np.float64]
     first_word: int = 0
+
+    def postings_of(self, terms: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the postings of terms begin and end; an empty range for a term that the segment does not have."""
+        has = terms != NO_TERM
+        self.arrays.check_terms(terms[has], self.passages)
+        offsets = self.arrays.offsets
+        return np.where(has, offsets[terms], 0), np.where(has, offsets[terms + 1], 0)
 
 
 def find_common_terms(

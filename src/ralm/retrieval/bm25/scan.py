@@ -8,6 +8,7 @@ the code table.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -150,6 +151,37 @@ class ScanQueries(NamedTuple):
     counts: NDArray[np.int64]
 
 
+def weighted(
+    queries: Sequence[Sequence[int]], frequency_V: NDArray[np.int64], idf_V: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], ScanQueries]:
+    """The distinct terms of queries, those of a query by rising frequency, with their weights and counts."""
+    ends = np.zeros(len(queries) + 1, np.int64)
+    np.cumsum([*map(len, queries)], out=ends[1:])
+    return _weighted(np.fromiter(chain.from_iterable(queries), np.int64, ends[-1]), ends, frequency_V, idf_V)
+
+
+@kernels.kernel
+def _weighted(
+    terms: NDArray[np.int64], ends: NDArray[np.int64], frequency_V: NDArray[np.int64], idf_V: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], ScanQueries]:
+    distinct, counts = np.empty(len(terms), np.int64), np.empty(len(terms), np.int64)
+    new_ends = np.zeros(len(ends), np.int64)
+    n = 0
+    for query in range(len(ends) - 1):
+        own = np.sort(terms[ends[query] : ends[query + 1]])
+        begin = n
+        for i in range(len(own)):
+            if i and own[i] == own[i - 1]:
+                counts[n - 1] += 1
+            else:
+                distinct[n], counts[n] = own[i], 1
+                n += 1
+        order = np.argsort(frequency_V[distinct[begin:n]])
+        distinct[begin:n], counts[begin:n] = distinct[begin:n][order], counts[begin:n][order]
+        new_ends[query + 1] = n
+    return distinct[:n], ScanQueries(new_ends, idf_V[distinct[:n]], counts[:n])
+
+
 @kernels.kernel
 def scan(
     queries: ScanQueries,
@@ -180,7 +212,9 @@ def scan(
             size = min(partition, count - base)
             sums[:size] = 0
             for term in range(end - begin):
-                at[term] = _add(passages, codes, at[term], stops[begin + term], points_TC[term], base, size, sums)
+                at[term] = add_postings(
+                    passages, codes, at[term], stops[begin + term], points_TC[term], base, size, sums
+                )
             _strike_out(forbidden.always, first + base, sums[:size])
             _strike_out(listed_for(forbidden, query), first + base, sums[:size])
             found_Q[query] = _collect(
@@ -218,7 +252,7 @@ def _points(queries: ScanQueries, query: int, unit: float, impact_C: NDArray[np.
 
 
 @kernels.kernel
-def _add(
+def add_postings(
     passages: NDArray[np.int32],
     codes: arrays.PostingCodes,
     posting: int,
@@ -230,10 +264,9 @@ def _add(
 ) -> int:
     """Add a term's postings in a partition to the sums; returns the first posting after the partition."""
     rows, escaped, escaped_rows = codes
-    begin = posting
-    while posting < stop and passages[posting] < base + size:
-        sums[passages[posting] - base] += points_C[rows[posting]]
-        posting += 1
+    begin, posting = posting, posting + int(np.searchsorted(passages[posting:stop], base + size))
+    for i in range(begin, posting):
+        sums[np.uint32(passages[i] - base)] += points_C[rows[i]]
     if len(escaped):  # their code stands for an empty row of the table, so the loop above added nothing
         for i in range(np.searchsorted(escaped, begin), np.searchsorted(escaped, posting)):
             sums[passages[escaped[i]] - base] += points_C[escaped_rows[i]]

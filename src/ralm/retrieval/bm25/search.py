@@ -1,8 +1,8 @@
 """BM25 search: the exact best passages for queries, by the fastest of three ways.
 
-    many queries at once         streams (`ralm.retrieval.bm25.stream`), if they overlap or have common words
-    queries one call at a time   the stream of the text that they belong to, once most queries follow others
-    all others                   scans: every posting of the terms is read once (`ralm.retrieval.bm25.scan`)
+    streams   for queries that follow one another, in one call or from call to call (`ralm.retrieval.bm25.stream`)
+    lookups   for others with common words, once the layout of these words is ready (`ralm.retrieval.bm25.lookup`)
+    scans     for all others: every posting of the terms is read once (`ralm.retrieval.bm25.scan`)
 
 All sum the same fixed-point integers, and equal scores are ordered by passage number, so all give the same hits. The
 kernels release Python's lock, so queries are spread over the cores.
@@ -11,15 +11,12 @@ Letters of shapes: Q queries, K hits per query.
 """
 
 import hashlib
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import fields
+from functools import cached_property, partial
 from itertools import accumulate, chain
-from threading import Lock
 from typing import Any, Final, Self
 
 import numpy as np
@@ -32,18 +29,26 @@ from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.collection import (
     COMMON_SHARE,
-    NO_TERM,
     PARTITION,
-    BackgroundTask,
     Collection,
     Lexicon,
     SearchedSegment,
 )
 from ralm.retrieval.bm25.formula import BM25Options, cores, impact
 from ralm.retrieval.bm25.kernels import check_passage_count, drain_heaps
-from ralm.retrieval.bm25.scan import WORD_ROWS, Forbidden, PassingRows, ScanQueries, SearchBatch, scan, units
+from ralm.retrieval.bm25.lookup import search_lookups
+from ralm.retrieval.bm25.scan import (
+    WORD_ROWS,
+    Forbidden,
+    PassingRows,
+    SearchBatch,
+    scan,
+    units,
+    weighted,
+)
 from ralm.retrieval.bm25.segments import Segment, numbering_of, totals_of
-from ralm.retrieval.bm25.stream import CollectionLoader, Stream, search_streams
+from ralm.retrieval.bm25.stream import CollectionLoader, search_streams
+from ralm.retrieval.bm25.texts import TextsInProgress, follow_each_other
 from ralm.retrieval.filters import Passing
 from ralm.validation import check_count
 
@@ -51,27 +56,16 @@ _QUERIES_A_TASK: Final = 16
 STREAM_PASSAGES: Final = 1 << 15
 """With fewer passages a scan takes less than 0.05 ms, while compiling streams on a new machine takes some seconds."""
 STREAM_QUERIES: Final = 64
-"""Fewer queries than this are not worth a stream: the first query of each has to add all its terms."""
+"""So many queries of one call wait for the layout of the common words; fewer are not worth a stream of their own, since
+the first query of a stream has to add all its terms."""
 BATCH_QUERIES: Final = 8
-"""So many queries of one call are worth a stream if they have common words, even if they do not overlap: it skips most
-of the passages with these words."""
+"""So many queries of one call begin the layout in the background."""
+SINGLE_QUERIES: Final = 64
+"""So many queries of smaller calls begin it too."""
 COMMON_POSTINGS: Final = 0.5
-"""The share of the postings of a batch that must be of common words."""
-STREAM_OVERLAP: Final = 0.5
-"""The share of a query's terms that must occur in the query before."""
-_PAIRS: Final = 64
-"""How many queries are compared with the one before to tell whether most overlap."""
+"""The share of the postings of a call that must be of common words."""
 _PASSAGES_A_HIT: Final = 100
 """If more than one in this many passages is requested, a scan is as fast."""
-PATIENCE: Final = 64
-"""How many recent queries are looked at; most of them must follow another one before streams are used."""
-SHARED_TERMS: Final = 4
-"""Terms that a query must share with the one that it follows; short queries share one or two by chance."""
-_FOLLOWED: Final = 2
-"""Queries that must have followed each other before their text gets a stream; starting one takes as long as a scan."""
-_TEXTS: Final = 8
-"""How many texts in progress are kept, and how many queries without a follower. A stream holds about 5 bytes per
-passage."""
 
 
 class BM25:
@@ -119,7 +113,8 @@ class BM25:
         self._searched = searched[begin:end]
         self._lexicon = Lexicon(self._segments, totals.with_terms, [*segments[:begin], *segments[end:]])
         self._loader = CollectionLoader(self._searched, self._lexicon)
-        self._texts = _Texts(self._loader.background)
+        self._texts = TextsInProgress(self._loader.background)
+        self._single = 0
         self._excluded: IntArray = np.zeros(0, np.int64)
         self._forbidden_rows = self._numbering.removed
         self._passing: Passing | None = None
@@ -196,7 +191,7 @@ class BM25:
         terms = np.array(self.terms([*words]), np.int64)
         rows = [np.zeros(0, np.int64)]
         for place, one in enumerate(self._searched):
-            bounds = zip(*_postings_of(one, self._lexicon.terms_SV[place, terms]), strict=True)
+            bounds = zip(*one.postings_of(self._lexicon.terms_SV[place, terms]), strict=True)
             rows += [one.first + one.arrays.passages[begin:end].astype(np.int64) for begin, end in bounds]
         found = np.unique(np.concatenate(rows))
         if self._passing is not None:
@@ -251,12 +246,16 @@ class BM25:
         """Fill in the hits of queries, as rows, in the fastest way."""
         count, k = batch.numbers_QK.shape
         suits = self._passages >= STREAM_PASSAGES and k * _PASSAGES_A_HIT <= self._passages
-        many = count >= STREAM_QUERIES
-        collection = self._collection_for(batch.queries) if suits and count >= BATCH_QUERIES else None
-        if collection is not None and collection.supports(batch.queries):
+        follow = count >= STREAM_QUERIES and follow_each_other(batch.queries)
+        collection = self._collection_for(batch.queries, follow=follow) if suits else None
+        if collection is not None and not collection.supports(batch.queries):
+            collection = None
+        if collection is not None and follow:
             search_streams(collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
             return
-        fill = self._follow if suits and not many else self._scan
+        fill = self._scan if collection is None else partial(search_lookups, collection)
+        if suits and count < BATCH_QUERIES:
+            fill = partial(self._follow, fill)
         parts = [batch.part(first, first + _QUERIES_A_TASK) for first in range(0, count, _QUERIES_A_TASK)]
         if len(parts) == 1:
             fill(parts[0])
@@ -264,34 +263,34 @@ class BM25:
             with ThreadPoolExecutor(max_workers=min(cores(), len(parts))) as pool:
                 list(pool.map(fill, parts))
 
-    def _collection_for(self, queries: Sequence[Sequence[int]]) -> Collection | None:
-        """The data of streams if they are faster than scans for a batch of queries; few queries do not wait for it."""
+    def _collection_for(self, queries: Sequence[Sequence[int]], *, follow: bool) -> Collection | None:
+        """The layout of the common words, if it makes a call faster than scans; few queries do not wait for it."""
         terms = np.fromiter(chain.from_iterable(queries), np.int64)
         frequency = self._lexicon.frequency_V[terms].astype(np.float64)
-        skipped = frequency[frequency * COMMON_SHARE >= self._passages].sum() >= COMMON_POSTINGS * frequency.sum()
-        if len(queries) < STREAM_QUERIES:
-            return self._loader.background.ready() if skipped else None
-        return self.collection if skipped or _overlap(queries) else None
+        common = frequency[frequency * COMMON_SHARE >= self._passages].sum() >= COMMON_POSTINGS * frequency.sum()
+        if not common and not follow:
+            return None
+        if len(queries) >= STREAM_QUERIES:
+            return self.collection
+        self._single += 1
+        waits = len(queries) < BATCH_QUERIES and self._single < SINGLE_QUERIES
+        return None if waits and not self._loader.background.is_started else self._loader.background.ready()
 
-    def _follow(self, batch: SearchBatch) -> None:
+    def _follow(self, otherwise: Callable[[SearchBatch], None], batch: SearchBatch) -> None:
         """Fill in the hits of queries that may follow those of earlier calls."""
         for row, query in enumerate(batch.queries):
             one = batch.part(row, row + 1)
             with self._texts.stream_of(query, batch.numbers_QK.shape[1]) as stream:
-                fill = self._scan if stream is None else stream.fill
+                fill = otherwise if stream is None else stream.fill
                 fill(one)
 
     def _scan(self, batch: SearchBatch) -> None:
         """Fill in the hits of queries by a scan."""
-        counters = [Counter(query) for query in batch.queries]
-        ends = np.cumsum([0] + [len(counter) for counter in counters])
-        terms = np.array([term for counter in counters for term in counter], np.int64)
-        counts = np.array([count for counter in counters for count in counter.values()], np.int64)
-        queries = ScanQueries(ends, self._lexicon.idf_V[terms], counts)
+        terms, queries = weighted(batch.queries, self._lexicon.frequency_V, self._lexicon.idf_V)
         heaps_QK = np.zeros(batch.numbers_QK.shape, np.int64)
-        found_Q = np.zeros(len(counters), np.int64)
+        found_Q = np.zeros(len(batch.queries), np.int64)
         for place, one in enumerate(self._searched):
-            begins, stops = _postings_of(one, self._lexicon.terms_SV[place, terms])
+            begins, stops = one.postings_of(self._lexicon.terms_SV[place, terms])
             scan(
                 queries, begins, stops, one.impact_C, one.arrays.passages, one.arrays.posting_codes, one.passages,
                 one.first, self._partition, batch.forbidden.in_segment(one.first_word, one.passages), heaps_QK, found_Q,
@@ -305,14 +304,6 @@ def _impacts(segment: Segment, average_length: float, options: BM25Options) -> N
     return np.where(frequency > 0, impact(np.maximum(frequency, 1), length, average_length, options), 0)
 
 
-def _postings_of(segment: SearchedSegment, terms: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the postings of terms of a segment begin and end; an empty range for a term that it does not have."""
-    has = terms != NO_TERM
-    segment.arrays.check_terms(terms[has], segment.passages)
-    offsets = segment.arrays.offsets
-    return np.where(has, offsets[terms], 0), np.where(has, offsets[terms + 1], 0)
-
-
 def _digest(segments: Sequence[Segment]) -> str:
     """A short hash of all arrays and of the removed passages; reads the arrays in full."""
     digest = hashlib.sha256()
@@ -322,78 +313,3 @@ def _digest(segments: Sequence[Segment]) -> str:
             if isinstance(array, np.ndarray):
                 digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]
-
-
-def _overlap(queries: Sequence[Sequence[int]]) -> bool:
-    """Whether most terms of the queries occur in the query before, judged by a sample."""
-    pairs = [(set(queries[i - 1]), set(queries[i])) for i in range(1, len(queries), -(-len(queries) // _PAIRS))]
-    shared = sum(len(before & query) for before, query in pairs)
-    return shared >= STREAM_OVERLAP * sum(len(query) for _, query in pairs)
-
-
-@dataclass(slots=True, eq=False)
-class _Text:
-    """A text in progress: the terms of its last query, how many queries followed the first, and its stream with `k`
-    hits, if it has one."""
-
-    last: frozenset[int]
-    followed: int = 0
-    stream: Stream | None = None
-    k: int = 0
-
-
-class _Texts:
-    """The texts in progress, for queries that come one call at a time; safe to use from several threads.
-
-    A query belongs to the text whose last query shares the most terms with it, if these are enough. The collection is
-    prepared in the background once most queries follow others. Until then, and for queries that follow no other, scans
-    are used.
-    """
-
-    def __init__(self, collection: BackgroundTask[Collection]) -> None:
-        self._collection = collection
-        self._texts: list[_Text] = []
-        self._recent_follow: deque[bool] = deque(maxlen=PATIENCE)
-        self._lock = Lock()
-
-    @contextmanager
-    def stream_of(self, query: Sequence[int], k: int) -> Iterator[Stream | None]:
-        """The stream of the text that a query (term numbers) belongs to, for this thread alone; None if it must be
-        scanned."""
-        text, most_follow = self._take(frozenset(query))
-        try:
-            yield self._stream(text, query, k) if most_follow and text.followed >= _FOLLOWED else None
-        finally:
-            with self._lock:
-                self._texts = _remembered([*self._texts, text])
-
-    def _take(self, terms: frozenset[int]) -> tuple[_Text, bool]:
-        """Take the text that a query belongs to out of the list; also whether most recent queries followed others."""
-        with self._lock:
-            text = max(self._texts, key=lambda text: len(text.last & terms), default=None)
-            min_shared = max(STREAM_OVERLAP * len(terms), SHARED_TERMS)
-            follows = text is not None and len(text.last & terms) >= min_shared
-            self._recent_follow.append(follows)
-            if text is None or not follows:
-                text = _Text(terms)
-            else:
-                self._texts.remove(text)
-                text.last = terms
-                text.followed += 1
-            return text, 2 * sum(self._recent_follow) > PATIENCE
-
-    def _stream(self, text: _Text, query: Sequence[int], k: int) -> Stream | None:
-        collection = self._collection.ready()
-        if collection is None or not collection.supports([query]):
-            return None
-        if text.stream is None or text.k != k:
-            text.stream, text.k = Stream(collection, k), k
-        return text.stream
-
-
-def _remembered(texts: list[_Text]) -> list[_Text]:
-    """The most recent texts in progress and the most recent queries without a follower; neither displaces the other."""
-    if len(texts) <= _TEXTS:
-        return texts
-    alone = [text for text in texts if text.followed == 0]
-    return [*alone[-_TEXTS:], *[text for text in texts if text.followed > 0][-_TEXTS:]]

@@ -31,6 +31,7 @@ from ralm.retrieval.bm25.collection import (
 )
 from ralm.retrieval.bm25.formula import cores
 from ralm.retrieval.bm25.kernels import UNIT, drain_heaps, fill_points, kernel
+from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.scan import Forbidden, SearchBatch
 from ralm.retrieval.bm25.stream_kernel import ALIGNED, Postings, Queries, State, Terms, advance_partitions
 
@@ -144,13 +145,7 @@ class _SegmentStream:
         self._segment = segment
         self._common = common
         self._partition = partition
-        self._postings = Postings(
-            segment.arrays.passages,
-            segment.arrays.posting_codes,
-            common.highest_MB.reshape(-1),
-            common.present_MW.reshape(-1),
-            common.before_MW.reshape(-1),
-        )
+        self._postings = Postings.of(segment.arrays, common)
         self._terms = Terms(
             slices_TS=np.zeros((rows, partitions + 1), np.int64),
             points_TC=np.zeros((rows, len(segment.impact_C)), np.int32),
@@ -343,10 +338,11 @@ class CollectionLoader:
         return np.where(numbers >= 0, lexicon.idf_V[numbers], np.inf)
 
     def _make_in_background(self, check_stop: Callable[[], None]) -> Collection:
-        """Make it with one thread, and load the kernels of streams, so that no query waits for them."""
+        """Make it with one thread, and load the kernels of streams and lookups, so that no query waits for them."""
         with self._lock:
             self._collection = self._collection or self._make(1, check_stop)
         Stream(self._collection, 1).search([[]])
+        search_lookups(self._collection, SearchBatch.of([[]], 1, None, np.float32))
         return self._collection
 
 

@@ -11,14 +11,14 @@ Letters of shapes: W queries, T terms known to the stream, C rows of the code ta
 K hits per query, N passages of a segment, B blocks, P partitions.
 """
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.bm25 import kernels
-from ralm.retrieval.bm25.arrays import PostingCodes, row_of
-from ralm.retrieval.bm25.collection import BLOCK_BITS, STEP_BITS, WORD_BITS
+from ralm.retrieval.bm25.arrays import Arrays, PostingCodes, row_of
+from ralm.retrieval.bm25.collection import BLOCK_BITS, STEP_BITS, WORD_BITS, CommonTerms
 from ralm.retrieval.bm25.scan import Forbidden, is_in, listed_for
 
 ALIGNED: Final = kernels.LANES * kernels.MARKS
@@ -34,6 +34,17 @@ class Postings(NamedTuple):
     highest: NDArray[np.uint8]
     present: NDArray[np.uint64]
     before: NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, arrays: Arrays, common: CommonTerms) -> Self:
+        """The arrays of a segment with the layout of its common terms."""
+        return cls(
+            arrays.passages,
+            arrays.posting_codes,
+            common.highest_MB.reshape(-1),
+            common.present_MW.reshape(-1),
+            common.before_MW.reshape(-1),
+        )
 
 
 class Terms(NamedTuple):
@@ -213,7 +224,7 @@ def _change_escaped(
         total = here.sums_N[passage] + points_C[escaped_rows[i]] * times
         here.sums_N[passage] = total
         if times > 0:
-            block, bound = passage >> BLOCK_BITS, _steps(np.int64(total))
+            block, bound = passage >> BLOCK_BITS, steps(np.int64(total))
             here.rare_B[block] = max(here.rare_B[block], bound)
             here.bound_B[block] = max(here.bound_B[block], bound + here.common_B[block])
 
@@ -254,7 +265,7 @@ def _collect(
     # A passage must score at least 1 to share a term with the query.
     threshold = max(_floor(postings, terms, here, common, count, rows, floors_K, heap, found), np.int64(1))
     for begin in range(0, len(bound_B), kernels.MARKS):
-        marks = kernels.tighten(bound_B, rare_B, common_B, begin, np.uint16(_steps(threshold)))
+        marks = kernels.tighten(bound_B, rare_B, common_B, begin, np.uint16(steps(threshold)))
         if len(bits_B):
             marks &= rows.open_W[begin // kernels.MARKS]
         while marks:
@@ -262,16 +273,16 @@ def _collect(
             marks &= marks - np.uint64(1)
             first = block << BLOCK_BITS
             # Removed terms leave the bounds of a block too high; they are exact again once the block is looked at.
-            rare = _steps(np.int64(kernels.highest(sums_N, first)))
+            rare = steps(np.int64(kernels.highest(sums_N, first)))
             rare_B[block] = rare
             bound = rare + common_B[block]
             bound_B[block] = bound
-            if bound < _steps(threshold):
+            if bound < steps(threshold):
                 continue
             place = (base >> BLOCK_BITS) + block
             candidates = kernels.bound_lanes(
                 sums_N, first, STEP_BITS, lanes, common.words, common.times, count, postings.highest,
-                postings.present, place, _steps(threshold),
+                postings.present, place, steps(threshold),
             )  # fmt: skip
             if len(bits_B):
                 candidates &= np.uint64(bits_B[block])
@@ -279,8 +290,8 @@ def _collect(
                 lane = kernels.lowest_bit(candidates)
                 candidates &= candidates - np.uint64(1)
                 passage = base + first + lane
-                score = sums_N[first + lane] + _common_score(postings, terms, common, count, passage)
-                lanes[lane] = _steps(score)
+                score = sums_N[first + lane] + common_score(postings, terms, common, count, passage)
+                lanes[lane] = steps(score)
                 row = rows.first + passage
                 if score >= threshold and not (is_in(rows.always, row) or is_in(rows.listed, row)):
                     found = kernels.offer(heap, found, score, row)
@@ -307,18 +318,19 @@ def _floor(
         floors_K[i] = heap[i]
     for i in range(here.kept_P[0]):
         passage = here.kept_PK[i]
-        row = rows.first + passage
-        if _passes(rows, passage) and not (is_in(rows.always, row) or is_in(rows.listed, row)):
-            score = here.sums_N[passage - rows.base] + _common_score(postings, terms, common, count, passage)
-            found = kernels.offer(floors_K, found, score, row)
+        if may_be_found(rows, passage):
+            score = here.sums_N[passage - rows.base] + common_score(postings, terms, common, count, passage)
+            found = kernels.offer(floors_K, found, score, rows.first + passage)
     return kernels.worst_score(floors_K, found)
 
 
 @kernels.kernel
-def _passes(rows: PartitionRows, passage: int) -> bool:
-    """Whether a passage of the partition passes the filter."""
-    place = passage - rows.base
-    return len(rows.bits_B) == 0 or bool((rows.bits_B[place >> BLOCK_BITS] >> (place & 15)) & 1)
+def may_be_found(rows: PartitionRows, passage: int) -> bool:
+    """Whether a passage of the partition passes the filter and is not forbidden."""
+    place, row = passage - rows.base, rows.first + passage
+    if len(rows.bits_B) and not (rows.bits_B[place >> BLOCK_BITS] >> (place & 15)) & 1:
+        return False
+    return not (is_in(rows.always, row) or is_in(rows.listed, row))
 
 
 @kernels.kernel
@@ -334,13 +346,13 @@ def _keep(here: State, heap: NDArray[np.int64], found: int, rows: PartitionRows)
 
 
 @kernels.kernel
-def _steps(points: int) -> int:
+def steps(points: int) -> int:
     """Points as steps, rounded up."""
     return (points + _UP) >> STEP_BITS
 
 
 @kernels.kernel
-def _common_score(postings: Postings, terms: Terms, common: CommonQueryTerms, count: int, passage: int) -> int:
+def common_score(postings: Postings, terms: Terms, common: CommonQueryTerms, count: int, passage: int) -> int:
     """The part of the common terms in a passage's score."""
     word = passage >> WORD_BITS
     bit = np.uint64(1) << np.uint64(passage & 63)
