@@ -51,11 +51,11 @@ def quietly() -> Iterator[None]:
 
 
 @contextmanager
-def library_messages() -> Iterator[None]:
-    """Inside the block, print warnings and log records of the library as lines of this program."""
+def library_messages(shown: int = logging.INFO) -> Iterator[None]:
+    """Inside the block, print warnings and log records (from a level on) of the library as lines of this program."""
     lines, level = _Lines(), _logger.level
     _logger.addHandler(lines)
-    _logger.setLevel(logging.INFO)
+    _logger.setLevel(shown)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", RalmWarning)

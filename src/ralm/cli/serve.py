@@ -1,11 +1,14 @@
 """`ralm serve`: answers OpenAI's API with a model that reads passages, and searches indexes with a model or without."""
 
 import json
+import logging
 import sys
 import tomllib
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from socket import socket
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +22,9 @@ from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.options import BatchOptions, ServeOptions
+
+if TYPE_CHECKING:
+    from ralm.serving.search_service import SearchService
 
 _DEMO = Path("ralm-demo")
 _UNUSED = (
@@ -127,6 +133,9 @@ def serve_command(
             "NAME=FOLDER; repeatable. Without any, the language model ranks."
         ),
     ] = (),
+    workers: Annotated[
+        int, Option("Processes that answer requests, which share the files of indexes; without --lm.", maximum=256)
+    ] = 1,
     keys: Annotated[
         Path | None,
         Option("TOML file with keys of clients and their limits, each under its name; read again on SIGHUP."),
@@ -151,19 +160,12 @@ def serve_command(
     from ralm.errors import extra
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
-        from ralm.reranking.predictive import load_cross_encoder
         from ralm.serving import server
-        from ralm.serving.audit import AuditLog
-        from ralm.serving.keys import open_keys
         from ralm.serving.options import Settings
-        from ralm.serving.reranking import CrossEncoderRanker
-        from ralm.serving.search_service import SearchService
         from ralm.serving.service import Service
 
-    opened_keys = open_keys(serving.host, keys)
-    audit = None if audit_log is None else AuditLog(audit_log, texts=audit_texts)
     folders = {"python": _DEMO / "index"} if demo else index_folders(index)
-    rankers = {name: CrossEncoderRanker(load_cross_encoder(one)) for name, one in _by_name(cross_encoder).items()}
+    parts = _Parts(serving, keys, audit_log, audit_texts, _by_name(cross_encoder))
     if demo and not folders["python"].exists():
         from ralm.demo.demonstration import build_demo_folder
 
@@ -171,16 +173,7 @@ def serve_command(
         build_demo_folder(_DEMO)
     with server.bound_socket(serving.host, serving.port) as listening:
         if lm is None:
-            found = SearchService(
-                serving,
-                Settings(retrieval=retrieval),
-                folders,
-                keys=opened_keys,
-                audit=audit,
-                cross_encoders=rankers,
-            )
-            names = ", ".join(found.indexes.names)
-            server.run_server(found, listening, lambda url: process.print_note(f"serving {names} at {url}"))
+            _serve_searches(_SearchServer(parts, retrieval, folders, listening), workers)
             return
         model = models.open_served(lm, model_options, proxy=serving.proxy)
         if traits_of(model).answers_only:
@@ -193,10 +186,8 @@ def serve_command(
             Settings(retrieval=retrieval, reading=reading, plan=plan),
             folders,
             ranker=models.open_model(reading.ranks_with, model_options) if reading.ranks_with else None,
-            keys=opened_keys,
-            audit=audit,
-            cross_encoders=rankers,
             max_length=max_length,
+            **parts.open(),
         )
 
         def ready(url: str) -> None:
@@ -207,11 +198,82 @@ def serve_command(
         server.run_server(service, listening, ready)
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What every server has: its options, the files of its keys and its audit log, and folders of cross-encoders."""
+
+    serving: ServeOptions
+    keys: Path | None
+    audit_log: Path | None
+    audit_texts: bool
+    cross_encoders: dict[str, str]
+
+    def open(self) -> dict[str, Any]:
+        """The parts as arguments of a service."""
+        from ralm.reranking.predictive import load_cross_encoder
+        from ralm.serving.audit import AuditLog
+        from ralm.serving.keys import open_keys
+        from ralm.serving.reranking import CrossEncoderRanker
+
+        return {
+            "keys": open_keys(self.serving.host, self.keys),
+            "audit": None if self.audit_log is None else AuditLog(self.audit_log, texts=self.audit_texts),
+            "cross_encoders": {
+                name: CrossEncoderRanker(load_cross_encoder(folder)) for name, folder in self.cross_encoders.items()
+            },
+        }
+
+
+@dataclass(frozen=True)
+class _SearchServer:
+    """A server without a language model, for one process or for each of several."""
+
+    parts: _Parts
+    retrieval: RetrieverOptions
+    folders: dict[str, Path]
+    listening: socket
+    level: int = logging.INFO
+
+    def open(self) -> "SearchService":
+        """The service; raises the errors of opening the indexes."""
+        from ralm.serving.options import Settings
+        from ralm.serving.search_service import SearchService
+
+        return SearchService(self.parts.serving, Settings(retrieval=self.retrieval), self.folders, **self.parts.open())
+
+    def __call__(self, ready: Callable[[str], None]) -> None:
+        """Answer requests in a process of several."""
+        from ralm.serving.server import run_server
+
+        with process.library_messages(self.level):
+            run_server(self.open(), self.listening, ready)
+
+
+def _serve_searches(search_server: _SearchServer, workers: int) -> None:
+    """Answer requests with this process, or with several."""
+    from ralm.serving.server import run_server
+
+    names = ", ".join(search_server.folders)
+    service = search_server.open()  # an index that cannot be opened is one error, not one of each process
+    if workers == 1:
+        run_server(service, search_server.listening, lambda url: process.print_note(f"serving {names} at {url}"))
+        return
+    if search_server.parts.keys is not None:
+        raise UsageError("the limits of `keys` count for one process: leave out `workers`, or set RALM_SERVE_KEY.")
+    from ralm.serving.supervisor import Supervisor
+
+    several = replace(search_server, level=logging.getLogger("ralm").level)
+    ready = f"serving {names} with {workers} processes"
+    Supervisor(several, workers, lambda url: process.print_note(f"{ready} at {url}")).run()
+
+
 def _checked_model(lm: str | None, index: tuple[str, ...], given: flags.Given, *, demo: bool) -> str | None:
     """The name of the language model, None for none; UsageError if options do not go together."""
     if demo and index:
         raise UsageError("`demo` serves its own index: leave out `index`.")
     if lm is not None or demo:
+        if "workers" in given:
+            raise UsageError("`workers` has no effect with a language model: start several servers behind a proxy.")
         return lm or "ralm-tiny"
     if not index:
         raise UsageError("there is nothing to serve: give `lm`, `index` or `demo`.")

@@ -23,6 +23,7 @@ from ralm.records import Passage
 from ralm.serving import answers, errors, model, requests
 from ralm.serving.audit import AuditEntry, entry_of
 from ralm.serving.indexes import ReadConfig
+from ralm.serving.middleware import Metrics
 from ralm.serving.search_service import SearchService
 from ralm.serving.service import Service
 
@@ -38,16 +39,16 @@ Job: TypeAlias = Callable[[], Iterator[bytes]]
 class Workers:
     """Runs at most `at_once` jobs; at most `most_waiting` more wait in a queue. A job ends `seconds` after it came.
 
-    Belongs to one event loop. `running` are the jobs that run, `under_way` is the number of places that are taken, and
-    `waiting` the length of the queue.
+    Belongs to one event loop. `running` are the jobs that run, and `waiting` is the length of the queue. `metrics`
+    count the places that are taken, and the queue.
     """
 
-    def __init__(self, at_once: int, most_waiting: int, seconds: float) -> None:
+    def __init__(self, at_once: int, most_waiting: int, seconds: float, metrics: Metrics) -> None:
         self._free = asyncio.Semaphore(at_once)
         self._most_waiting = most_waiting
         self._seconds = seconds
+        self._metrics = metrics
         self.running: set[RunningJob] = set()
-        self.under_way = 0
         self.waiting = 0
 
     async def start(self, job: Job) -> "RunningJob":
@@ -66,6 +67,7 @@ class Workers:
             raise errors.RequestError("the queue is full: try again later.", code="busy", status=429)
         deadline = time.monotonic() + self._seconds
         self.waiting += 1
+        self._metrics.waiting.inc()
         try:
             async with asyncio.timeout(self._seconds):
                 await self._free.acquire()
@@ -73,12 +75,13 @@ class Workers:
             raise model.timed_out("waited in the queue too long: try again later") from None
         finally:
             self.waiting -= 1
-        self.under_way += 1
+            self._metrics.waiting.dec()
+        self._metrics.under_way.inc()
         return deadline
 
     def free_place(self) -> None:
         """Free a place that was taken."""
-        self.under_way -= 1
+        self._metrics.under_way.dec()
         self._free.release()
 
     def stop(self) -> None:

@@ -45,6 +45,7 @@ from ralm.serving import (
     responses,
     retrieval_routes,
     routes,
+    supervisor,
     vector_stores,
 )
 from ralm.serving.search_service import SearchService
@@ -138,6 +139,7 @@ async def reload(service: jobs.Searched) -> dict[str, JsonValue]:
     if not service.keys:
         raise errors.RequestError("this needs a key of the server: set one, or send SIGHUP to the process.", status=403)
     outcome = await run_in_threadpool(service.reload)
+    supervisor.reload_all()
     return {"indexes": {**outcome}}
 
 
@@ -245,9 +247,9 @@ def make_app(service: SearchService) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        workers = app.state.workers = jobs.Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds)
-        metrics.watch("requests_under_way", "Requests that are computed.", lambda: workers.under_way)
-        metrics.watch("requests_waiting", "Requests in the queue.", lambda: workers.waiting)
+        workers = app.state.workers = jobs.Workers(
+            limits.requests_at_once, limits.requests_waiting, limits.seconds, metrics
+        )
         upstream = app.state.upstream = None if open_upstream is None else open_upstream()
         async with AsyncExitStack() as routes_in_use:
             if service.indexes.names and find_spec("mcp"):
