@@ -42,6 +42,7 @@ CHOICES: Final = (
 PASSED_ON: Final = ("index", "retriever", "query", "documents", "order")
 """Those of a request that is passed on to the server of the model."""
 QuerySource = Literal["message", "rewrite"]
+ContentsForm = Literal["titled", "text"]
 _INDEX: Final = Needs("`index`", lambda settings: settings.index is not None)
 
 
@@ -158,6 +159,10 @@ class ServeOptions:
         QuerySource,
         Option("API: query of a chat that is passed on: the last message of the user, or a rewrite by the model."),
     ] = "message"
+    contents: Annotated[
+        ContentsForm,
+        Option("POST /retrieve: a passage is its title in quotes, a line break and its text, or its text as indexed."),
+    ] = "titled"
     follow: Annotated[bool, Option("Open an index again when its folder has changed, as SIGHUP does.")] = False
     log_prompts: Annotated[bool, Option("Write the beginning of each prompt to the log.")] = False
     limits: Annotated[Limits, Option("How much a request may ask for.")] = field(default_factory=Limits)

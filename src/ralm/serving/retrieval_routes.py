@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from ralm.errors import UsageError
 from ralm.reading.provenance import hits_as_json
-from ralm.records import Passage
+from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.filters import Filter, parse_filter
 from ralm.serving import answers, errors, jobs, requests
 from ralm.serving.audit import entry_of
@@ -78,19 +78,20 @@ async def retrieve(
         k = _TOP_K if body.topk is None else body.topk
         check_queries(body.queries, k, service.options.limits, "queries", "topk")
         found = search(request, service, body.queries, k, chosen(index, retriever), "topk", read_filter(where))
+        titled = service.options.contents == "titled"
         documents: dict[int, JsonValue] = {}  # queries of one batch find many passages together
+        for number in {*found.hits.numbers_QK.ravel().tolist()} - {NO_PASSAGE}:
+            one = found.passages[number]
+            text = f'"{one.title}"\n{one.text}' if titled else one.text
+            documents[number] = {"id": one.document_id, "contents": text}
         return {"result": [_retrieved(found, row, documents, body) for row in range(len(body.queries))]}
 
     return await jobs.respond_with(request, answer)
 
 
 def _retrieved(found: FoundPassages, row: int, documents: dict[int, JsonValue], body: RetrieveRequest) -> JsonValue:
-    """The passages of a query; `documents` are those of earlier ones."""
+    """The passages of a query, which are among `documents`."""
     hits = found.hits.of(row)
-    for number, _ in hits:
-        if number not in documents:
-            passage = found.passages[number]
-            documents[number] = {"id": passage.document_id, "contents": f'"{passage.title}"\n{passage.text}'}
     if not body.return_scores:
         return [documents[number] for number, _ in hits]
     return [{"document": documents[number], "score": score} for number, score in hits]
