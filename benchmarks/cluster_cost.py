@@ -47,7 +47,7 @@ FIGURES: Final = {
     "stream, k = 16": Figure(0.254, _BM25_PAGE, "| **0.254** |"),
     "stream grows, k = 16": Figure(0.68, _BM25_PAGE, "and 0.68 (k = 16)"),
     "layout": Figure(2.0, _BM25_PAGE, "2.0 GB for the layout of common terms and 0.1 GB each"),
-    "stream": Figure(5, _BM25_PAGE, "The state of all partitions is kept, 5 bytes per passage"),
+    "stream": Figure(5, _BM25_PAGE, "keeps 5 bytes per passage"),
     "encoded": Figure(29, "docs/dense.md", "29 per second on this core"),
     "dimensions": Figure(384, "docs/dense.md", "all-MiniLM-L6-v2 (384 dimensions"),
 }

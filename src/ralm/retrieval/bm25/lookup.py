@@ -261,14 +261,14 @@ def _collect_common(
     first, blocks = rows.base >> BLOCK_BITS, (size + kernels.LANES - 1) >> BLOCK_BITS
     bound_B = room.bound_B[:blocks]
     for begin in range(0, blocks, _BLOCKS):
-        if _highest(bound_B[begin : begin + _BLOCKS]) < stream_kernel.steps(threshold):
+        if _highest(bound_B[begin : begin + _BLOCKS]) < stream_kernel.rounded_up(threshold):
             continue
         for block in range(begin, min(begin + _BLOCKS, blocks)):
-            if bound_B[block] < stream_kernel.steps(threshold):
+            if bound_B[block] < stream_kernel.rounded_up(threshold):
                 continue
             candidates = kernels.bound_lanes(
                 room.sums_N, block << BLOCK_BITS, STEP_BITS, room.lanes, common.words, common.times, count,
-                postings.highest, postings.present, first + block, stream_kernel.steps(threshold),
+                postings.highest, postings.present, first + block, stream_kernel.rounded_up(threshold),
             )  # fmt: skip
             while candidates:
                 place = (block << BLOCK_BITS) + kernels.lowest_bit(candidates)

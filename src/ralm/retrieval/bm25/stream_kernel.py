@@ -224,7 +224,7 @@ def _change_escaped(
         total = here.sums_N[passage] + points_C[escaped_rows[i]] * times
         here.sums_N[passage] = total
         if times > 0:
-            block, bound = passage >> BLOCK_BITS, steps(np.int64(total))
+            block, bound = passage >> BLOCK_BITS, rounded_up(np.int64(total))
             here.rare_B[block] = max(here.rare_B[block], bound)
             here.bound_B[block] = max(here.bound_B[block], bound + here.common_B[block])
 
@@ -265,7 +265,7 @@ def _collect(
     # A passage must score at least 1 to share a term with the query.
     threshold = max(_floor(postings, terms, here, common, count, rows, floors_K, heap, found), np.int64(1))
     for begin in range(0, len(bound_B), kernels.MARKS):
-        marks = kernels.tighten(bound_B, rare_B, common_B, begin, np.uint16(steps(threshold)))
+        marks = kernels.tighten(bound_B, rare_B, common_B, begin, np.uint16(rounded_up(threshold)))
         if len(bits_B):
             marks &= rows.open_W[begin // kernels.MARKS]
         while marks:
@@ -273,16 +273,16 @@ def _collect(
             marks &= marks - np.uint64(1)
             first = block << BLOCK_BITS
             # Removed terms leave the bounds of a block too high; they are exact again once the block is looked at.
-            rare = steps(np.int64(kernels.highest(sums_N, first)))
+            rare = rounded_up(np.int64(kernels.highest(sums_N, first)))
             rare_B[block] = rare
             bound = rare + common_B[block]
             bound_B[block] = bound
-            if bound < steps(threshold):
+            if bound < rounded_up(threshold):
                 continue
             place = (base >> BLOCK_BITS) + block
             candidates = kernels.bound_lanes(
                 sums_N, first, STEP_BITS, lanes, common.words, common.times, count, postings.highest,
-                postings.present, place, steps(threshold),
+                postings.present, place, rounded_up(threshold),
             )  # fmt: skip
             if len(bits_B):
                 candidates &= np.uint64(bits_B[block])
@@ -291,7 +291,7 @@ def _collect(
                 candidates &= candidates - np.uint64(1)
                 passage = base + first + lane
                 score = sums_N[first + lane] + common_score(postings, terms, common, count, passage)
-                lanes[lane] = steps(score)
+                lanes[lane] = rounded_up(score)
                 row = rows.first + passage
                 if score >= threshold and not (is_in(rows.always, row) or is_in(rows.listed, row)):
                     found = kernels.offer(heap, found, score, row)
@@ -346,7 +346,7 @@ def _keep(here: State, heap: NDArray[np.int64], found: int, rows: PartitionRows)
 
 
 @kernels.kernel
-def steps(points: int) -> int:
+def rounded_up(points: int) -> int:
     """Points as steps, rounded up."""
     return (points + _UP) >> STEP_BITS
 
