@@ -233,11 +233,11 @@ def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_loses_nothing(
     kept: list[int] = []
     write = Checkpoints.save
 
-    def save(self: Checkpoints, checkpoint: Checkpoint, best_step: int | None) -> None:
+    def save(self: Checkpoints, checkpoint: Checkpoint) -> None:
         if checkpoint.step == 12:
             monkeypatch.setattr("ralm.storage.atomic.os.fsync", full)
         kept.append(checkpoint.step)
-        write(self, checkpoint, best_step)
+        write(self, checkpoint)
 
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoints, "save", save)
@@ -252,32 +252,19 @@ def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_loses_nothing(
 def test_checkpoints_are_whole_or_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = Checkpoints(tmp_path)
     for step in (1, 2, 3):
-        kept.save_weights(step, {"w": torch.full((2,), float(step))})
-        kept.save(Checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}), step)
-    assert len(list(tmp_path.iterdir())) == 4, "the last two, and their weights"
+        kept.save(Checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}))
+    assert len(list(tmp_path.iterdir())) == 2
     last = next(tmp_path.glob("checkpoint-3-*"))
     last.write_bytes(last.read_bytes()[:-1] + b"x")
     (tmp_path / (last.name + ".partial")).write_bytes(b"half")
     found = Checkpoints(tmp_path).latest()
     assert found is not None
     assert (found.step, found.facts) == (2, {"step": 2})
+    assert found.tensors["w"].tolist() == [2.0, 2.0]
     assert caplog.messages == [f"{last} is damaged: an earlier checkpoint is used, or the training begins again."]
     assert not list(tmp_path.glob("*.partial"))
-    next(tmp_path.glob("weights-2-*")).unlink()
+    next(tmp_path.glob("checkpoint-2-*")).unlink()
     assert Checkpoints(tmp_path).latest() is None
-
-
-def test_weights_of_an_attempt_that_was_killed_are_never_the_best(tmp_path: Path) -> None:
-    """It came further than the checkpoint that the next one goes on from."""
-    for value in (1.0, 2.0, 3.0, 4.0):
-        kept = Checkpoints(tmp_path)
-        kept.save_weights(150, {"w": torch.full((2,), value)})
-        if value == 2.0:
-            kept.save_weights(160, {"w": torch.zeros(2)})
-        found = kept.weights(150)
-        assert found is not None
-        assert found["w"].tolist() == [value] * 2
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_every_example_is_read_once_a_round_in_another_order() -> None:

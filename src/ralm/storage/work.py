@@ -61,8 +61,7 @@ UNFINISHED_RUN: Final = WorkKind(
     name="{}.unfinished",
     holds=(
         *("config.json", "config.json.partial", "*.sqlite*"),
-        *("checkpoint-*.safetensors*", "weights-*.safetensors*", "held-out.npz*"),
-        *("snapshot-*", "encoding-*", "version-*"),
+        *("checkpoint-*.safetensors*", "held-out.npz*", "encoders", "encoding", "version-*"),
     ),
 )
 """The scores of an unfinished run, or the checkpoints of an unfinished training."""

@@ -48,6 +48,7 @@ _MOST_GRADIENT: Final = 1.0
 _TIMED: Final = 3
 """Steps after which the time of a step is known: that of the fastest."""
 _MODEL: Final = "model."
+_BEST: Final = "best."
 _OPTIMIZER: Final = "optimizer."
 _RANDOM: Final = "random."
 
@@ -187,6 +188,8 @@ class _Training:
         self._weights = [one for one in trainable.module.parameters() if one.requires_grad]
         self._device = self._weights[0].device
         self._optimizer = torch.optim.AdamW(self._weights, lr=0.0, weight_decay=0.0)
+        self._best: dict[str, torch.Tensor] = {}
+        """The weights of the lowest held-out loss so far."""
 
     def run(self) -> int:
         """Train, and load the best weights; returns their step."""
@@ -199,8 +202,7 @@ class _Training:
         self._model.module.eval()
         if now.best_step is None:
             return now.step
-        if (weights := self._checkpoints.weights(now.best_step)) is not None:
-            self._model.module.load_state_dict(weights)
+        self._model.module.load_state_dict(self._best)
         if now.best_step == 0:
             warnings.warn(
                 "training did not lower the loss of the held-out examples; the weights that it began with are kept.",
@@ -326,7 +328,7 @@ class _Training:
         now.without_gain += 1
         if held_out_loss < now.best_loss:
             now.best_step, now.best_loss, now.without_gain = now.step, held_out_loss, 0
-            self._checkpoints.save_weights(now.step, self._model.module.state_dict())
+            self._best = {name: one.detach().cpu().clone() for name, one in self._model.module.state_dict().items()}
 
     def _describe(self, example: int) -> str:
         return f"example {example} (document {self._model.documents_E[example]!r})"
@@ -342,18 +344,22 @@ class _Training:
     def _keep(self) -> None:
         """Write a checkpoint."""
         tensors = {_MODEL + name: tensor for name, tensor in self._model.module.state_dict().items()}
+        tensors |= {_BEST + name: tensor for name, tensor in self._best.items()}
         for number, values in self._optimizer.state_dict()["state"].items():
             tensors |= {f"{_OPTIMIZER}{number}.{name}": tensor for name, tensor in values.items()}
         tensors[_RANDOM + "cpu"] = torch.get_rng_state()
         if self._device.type == "cuda":
             tensors[_RANDOM + "cuda"] = torch.cuda.get_rng_state(self._device)
         facts: dict[str, JsonValue] = {"progress": asdict(self.now), "model": self._model.state()}
-        self._checkpoints.save(Checkpoint(self.now.step, tensors, facts), self.now.best_step)
+        self._checkpoints.save(Checkpoint(self.now.step, tensors, facts))
 
     def _resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint."""
         tensors, facts = checkpoint.tensors, checkpoint.facts
-        weights = {name.removeprefix(_MODEL): tensors[name] for name in tensors if name.startswith(_MODEL)}
+        weights, self._best = (
+            {name.removeprefix(kind): tensors[name] for name in tensors if name.startswith(kind)}
+            for kind in (_MODEL, _BEST)
+        )
         self._model.module.load_state_dict(weights)
         state: dict[int, dict[str, torch.Tensor]] = {}
         for name in tensors:
