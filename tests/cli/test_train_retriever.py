@@ -36,7 +36,7 @@ def test_the_result_is_read_with_the_same_index(work: Path, tiny_folders: dict[s
     train = ["train", "retriever", work / "signals", "--index", work / "taught", "--out", out, *TRAIN]
     train += ["--held-out", 0.5]
     answer = done("--quiet", *train, "--init", work / "bert")
-    assert re.search(r"gain over no passage on \d+ held-out examples of \d+ documents, in nats per token:", answer.out)
+    assert re.search(r"gain on \d+ held-out examples of \d+ documents, in nats per token:", answer.out)
     assert len(re.findall(r"  (?:first|ensemble|  change).*: +[+-]\d\.\d{4} \(95%: [+-]\d\.\d{4} to ", answer.out)) == 6
     assert re.search(r"loss of the held-out examples: \d+\.\d{4} before, \d+\.\d{4} after", answer.out)
     assert f"search the same index with --retriever dense --query-encoder {out}" in answer.out

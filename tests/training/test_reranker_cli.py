@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         answer = ralm(*TRAIN, *SETTINGS, "--out", "reranker")
         assert answer.status == 0, answer.err
         assert answer.out.startswith("reranker: reranker of step ")
-        assert "gain per token of held-out examples: " in answer.out
+        assert re.search(r"gain on \d+ held-out examples of \d+ documents, in nats per token:", answer.out)
         assert re.search(r"loss of the held-out examples: \d+\.\d{4} before, \d+\.\d{4} after", answer.out)
     return folder
 

@@ -25,6 +25,7 @@ from ralm.training.statistics import SignalStatistics
 if TYPE_CHECKING:
     from ralm.training.lexical import TrainedLexical
     from ralm.training.mixer import TrainedMixer
+    from ralm.training.options import Trained
 
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 
@@ -155,12 +156,20 @@ def print_reranker(trained: reranker.TrainedReranker) -> None:
         known.append(f"the likelihood of the prefix's last tokens {much:.2f} (decay {decay:.0f})")
     if known:
         print_line(f"beside its score, {' and '.join(known)}")
-    choices = {
-        "first": "nats with the first candidate",
-        "chosen": "with the reranker's choice",
-        "best": "with the best",
-    }
-    _print_held_out(trained, choices)
+    _print_losses(trained)
+    _print_gains(
+        trained,
+        {
+            "first": "first candidate over no passage",
+            "before": "choice before, over the first candidate",
+            "chosen": "choice after, over the first candidate",
+            "change": "  change",
+            "best": "best candidate over the first",
+        },
+    )
+    if (found := trained.held_out) is not None and min(found["change"]["low"], found["chosen"]["low"]) <= 0:
+        keep = "the choice before, as of --rerank zero-shot" if found["before"]["low"] > 0 else "the first candidate"
+        print_line(f"nothing gained, since an interval after the training is not above 0: keep {keep}")
 
 
 def print_lexical(folder: Path, trained: "TrainedLexical") -> None:
@@ -184,7 +193,7 @@ def print_lexical(folder: Path, trained: "TrainedLexical") -> None:
 def print_query_encoder(trained: retriever.TrainedRetriever, init: str) -> None:
     """Print the folder of a query encoder, what it gained over `init`, and how to search."""
     print_line(f"{trained.out}: query encoder of step {trained.best_step:,}, after {trained.steps:,} steps")
-    _print_held_out(trained, {})
+    _print_losses(trained)
     _print_encoder_gains(trained, init)
     print_line(f"search the same index with --retriever dense --query-encoder {trained.out}")
 
@@ -192,47 +201,51 @@ def print_query_encoder(trained: retriever.TrainedRetriever, init: str) -> None:
 def print_encoders(trained: retriever.TrainedRetriever, index: Path, vectors: str) -> None:
     """Print the folder of trained encoders, what they gained, and how to search."""
     print_line(f"{trained.out}: encoders of step {trained.best_step:,}, after {trained.steps:,} steps")
-    _print_held_out(trained, {})
+    _print_losses(trained)
     _print_encoder_gains(trained, "the vectors that the training began with")
     print_line(f"search {index} with --retriever dense --vectors {vectors}")
 
 
 def _print_encoder_gains(trained: retriever.TrainedRetriever, before: str) -> None:
     """Print what encoders gain on held-out documents before and after, and whether that is more than chance."""
-    found = trained.held_out
-    if found is None:
-        print_line("too few documents are held out to say what was gained")
-        return
-    print_line(
-        f"gain over no passage on {found['examples']:,} held-out examples of {found['documents']:,} documents, in nats "
-        "per token:"
+    _print_gains(
+        trained,
+        {
+            "first_before": "first passage over none, before",
+            "first": "first passage over none, after",
+            "first_change": "  change",
+            "ensemble_before": "ensemble over none, before",
+            "ensemble": "ensemble over none, after",
+            "ensemble_change": "  change",
+        },
     )
-    ensemble = "ensemble before, temperature {temperature_before:.3g}", "after, temperature {temperature:.3g}"
-    rows = {
-        "first_before": "first passage before",
-        "first": "first passage after",
-        "first_change": "  change",
-        "ensemble_before": ensemble[0].format(**found),
-        "ensemble": f"ensemble {ensemble[1].format(**found)}",
-        "ensemble_change": "  change",
-    }
-    for name, words in rows.items():
-        one = found[name]
-        print_line(f"  {words + ':':<42}{one['gain']:+.4f} (95%: {one['low']:+.4f} to {one['high']:+.4f})")
+    if (found := trained.held_out) is None:
+        return
+    temperatures = f"{found['temperature_before']:.3g} before and {found['temperature']:.3g} after"
+    print_line(f"temperatures of the ensembles, the best for other held-out documents: {temperatures}")
     if found["ensemble_change"]["low"] <= 0:
         print_line(f"nothing gained, since the interval of the ensemble's change is not above 0: keep {before}")
 
 
-def _print_held_out(trained: reranker.TrainedReranker | retriever.TrainedRetriever, choices: Mapping[str, str]) -> None:
-    """Print the loss of the held-out examples before and after, and the gain with each choice, in these words."""
+def _print_gains(trained: "Trained", rows: Mapping[str, str]) -> None:
+    """Print gains on held-out documents, each in these words."""
+    found = trained.held_out
+    if found is None:
+        print_line("too few documents are held out to say what was gained")
+        return
+    examples = f"{found['examples']:,} held-out examples of {found['documents']:,} documents"
+    print_line(f"gain on {examples}, in nats per token:")
+    for name, words in rows.items():
+        one = found[name]
+        print_line(f"  {words + ':':<42}{one['gain']:+.4f} (95%: {one['low']:+.4f} to {one['high']:+.4f})")
+
+
+def _print_losses(trained: "Trained") -> None:
+    """Print the loss of the held-out examples before and after."""
     losses = {row["step"]: row["held_out_loss"] for row in trained.losses}
     before, after = losses.get(0), losses.get(trained.best_step)
     if before is not None and after is not None:
         print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} after")
-    if trained.held_out is not None and choices:
-        measured = {name: to_float(value) for name, value in trained.held_out.items()}
-        gains = [f"{measured[name] - measured['none']:+.4f} {words}" for name, words in choices.items()]
-        print_line(f"gain per token of held-out examples: {', '.join(gains)}")
 
 
 def print_mixer(folder: Path, trained: "TrainedMixer") -> None:

@@ -123,21 +123,15 @@ class TrainableCrossEncoder(loop.TrainableModel):
         self._model.likelihood = None if state["likelihood"] is None else PrefixLikelihood(**state["likelihood"])
         self._fitted_to = None
 
-    def held_out_gains(self, examples_E: IntArray) -> dict[str, JsonValue]:
-        """Mean log-probabilities per token of the continuations of some examples: without a passage, after the
-        retriever's first, the one that is chosen now, and the best."""
+    def choices(self, examples_E: IntArray) -> IntArray:
+        """The column of the candidate (int64, E) that is chosen for each example."""
         self._fit()
-        signals, totals = self._signals, dict.fromkeys(("none", "first", "chosen", "best"), 0.0)
-        for example in track(examples_E.tolist(), "Choosing", len(examples_E)):
-            there_K = signals.passages_EK[example] != NO_PASSAGE
-            log_probs_K = signals.log_probs_EK[example, there_K]
+        chosen_E = np.zeros(len(examples_E), dtype=np.int64)
+        for place, example in enumerate(track(examples_E.tolist(), "Choosing", len(examples_E))):
+            there_K = self._signals.passages_EK[example] != NO_PASSAGE
             scores_K = self._model.scores(self._pairs(np.array([example]), there_K[None]))
-            totals["none"] += float(signals.baseline_E[example])
-            totals["first"] += float(log_probs_K[0])
-            totals["chosen"] += float(log_probs_K[int((scores_K + self._prior_K[: len(scores_K)]).argmax())])
-            totals["best"] += float(log_probs_K.max())
-        tokens = int(signals.tokens_E[examples_E].sum())
-        return {name: total / tokens for name, total in totals.items()}
+            chosen_E[place] = (scores_K + self._prior_K[: len(scores_K)]).argmax()
+        return chosen_E
 
     @property
     def _prior_K(self) -> FloatArray:

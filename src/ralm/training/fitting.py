@@ -70,6 +70,21 @@ class EncoderGains:
     ensemble_change: HeldOutGain
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankerGains:
+    """What the choice of a reranker gains on held-out documents, in nats a token: the retriever's first candidate over
+    no passage (`first`); over this first one, the choice `before` the training, by what is known without it, the choice
+    after it (`chosen`), and the `best` candidate; and the choice after over the one before (`change`)."""
+
+    examples: int
+    documents: int
+    first: HeldOutGain
+    before: HeldOutGain
+    chosen: HeldOutGain
+    best: HeldOutGain
+    change: HeldOutGain
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadCandidates:
     """The log-probabilities of continuations after each candidate (E x K x T), and an encoder's scores (E x K; -inf
@@ -126,11 +141,28 @@ def encoder_gains(
     names = ("first_before", "first", "ensemble_before", "ensemble", "first_change", "ensemble_change")
     return EncoderGains(
         examples=len(document_E),
-        documents=len(set(document_E.tolist())),
+        documents=int(document_E.max()) + 1,
         temperature_before=temperatures[0],
         temperature=temperatures[1],
         **dict(zip(names, gains, strict=True)),
     )
+
+
+def reranker_gains(
+    signals: Signals, examples_E: IntArray, before_E: IntArray, chosen_E: IntArray
+) -> RerankerGains | None:
+    """The gains of the candidates of examples, by their columns, that are chosen before a training and after it; None
+    if the examples are of fewer than two documents."""
+    document_E = np.unique([signals.documents_E[example] for example in examples_E.tolist()], return_inverse=True)[1]
+    if len(set(document_E.tolist())) < 2:
+        return None
+    log_probs_EK, rows_E = signals.log_probs_EK[examples_E], np.arange(len(examples_E))
+    first_E, old_E, new_E = log_probs_EK[:, 0], log_probs_EK[rows_E, before_E], log_probs_EK[rows_E, chosen_E]
+    gains = [first_E - signals.baseline_E[examples_E], old_E - first_E, new_E - first_E]
+    gains += [log_probs_EK.max(axis=1) - first_E, new_E - old_E]
+    read = held_out_gains(np.stack(gains, axis=1), signals.tokens_E[examples_E], document_E, 0)
+    named = dict(zip(("first", "before", "chosen", "best", "change"), read, strict=True))
+    return RerankerGains(examples=len(examples_E), documents=int(document_E.max()) + 1, **named)
 
 
 def token_log_probs(signals: Signals, examples_E: IntArray) -> tuple[DoubleArray, DoubleArray]:

@@ -302,9 +302,8 @@ class Trained:
     """The outcome of a training, written to the folder `out`.
 
     `steps` were done, and the weights after `best_step` were kept. `losses`: a row for each evaluation, as in
-    losses.csv. `held_out`: what the training gained on held-out documents; None if too few were held out. Of encoders
-    the fields of `EncoderGains`; of a reranker mean log-probabilities per token of the continuations without a passage
-    (`none`), after the first candidate of the signals (`first`), the chosen one (`chosen`), and the best (`best`).
+    losses.csv. `held_out`: what the training gained on held-out documents, with the fields of `EncoderGains` or
+    `RerankerGains`; None if too few were held out.
     """
 
     out: Path

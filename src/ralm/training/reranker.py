@@ -4,7 +4,7 @@
 Importing this module does not import torch. In-Context RALM (Ram et al., 2023), section 6.2.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +12,9 @@ from pydantic import JsonValue
 
 from ralm.retrieval.index import Index
 from ralm.storage.outputs import FolderKind, check_output
+from ralm.training.fitting import held_out_halves, reranker_gains
 from ralm.training.options import RerankerOptions, Trained, TrainingOptions, training_extra
-from ralm.training.signals import Signals, index_of, open_signals, split_with_choice
+from ralm.training.signals import Signals, evenly_spaced, index_of, open_signals, split_with_choice
 
 RERANKER_KIND: Final = FolderKind("reranker")
 
@@ -56,7 +57,9 @@ def train_reranker(
     options, reading = options or TrainingOptions(), reading or RerankerOptions()
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
-    training_E, held_out_E = split_with_choice(signals, options)
+    training_E, held_out_E = split_with_choice(signals, replace(options, evaluated=len(signals)))
+    halves = held_out_halves(signals.documents_E, held_out_E, options.seed)
+    development_E, tested_E = (evenly_spaced(half, options.evaluated) for half in halves)
     with training_extra():
         from ralm.reranking.cross_encoder import load_pair_model
         from ralm.training import cross_encoder, loop
@@ -74,11 +77,14 @@ def train_reranker(
         }
         trainable = cross_encoder.TrainableCrossEncoder(model, signals, index.passages, reading, fitted_to=training_E)
 
+        before_E = trainable.choices(tested_E)
+
         def results() -> dict[str, JsonValue]:
-            return {"held_out": trainable.held_out_gains(held_out_E) if len(held_out_E) else None}
+            gains = reranker_gains(signals, tested_E, before_E, trainable.choices(tested_E))
+            return {"held_out": None if gains is None else asdict(gains)}
 
         trained = loop.train(
-            trainable, out, RERANKER_KIND, config, training_E, held_out_E, options, results=results, force=force
+            trainable, out, RERANKER_KIND, config, training_E, development_E, options, results=results, force=force
         )
     likelihood = None if model.likelihood is None else asdict(model.likelihood)
     return TrainedReranker(**asdict(trained), rank_weight=model.rank_weight, likelihood=likelihood)
