@@ -19,7 +19,7 @@ from ralm.records import DoubleArray, IntArray
 from ralm.runs.run import environment
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import FolderKind, new_folder
-from ralm.training.options import FittingOptions
+from ralm.training.options import FittingOptions, TrainingOptions
 from ralm.training.signals import Signals, evenly_spaced, split_documents
 
 _STEPS: Final = 500
@@ -110,13 +110,16 @@ class ReadCandidates:
         return max((spread * _TEMPERATURES).tolist(), key=lambda one: float(some.ensemble_ET(one).sum()))
 
 
-def held_out_halves(documents_E: Sequence[str], held_out_E: IntArray, seed: int) -> Sequence[IntArray]:
-    """The held-out examples that say when to stop and choose temperatures, and those that say what was gained: halves
-    of the documents."""
-    if len(held_out_E) < 2:
-        return held_out_E, held_out_E[:0]
-    halves = split_documents([documents_E[example] for example in held_out_E.tolist()], 0.5, seed + 1)
-    return [held_out_E[half] for half in halves]
+def held_out_halves(
+    documents_E: Sequence[str], held_out_E: IntArray, options: TrainingOptions, most_tested: int = 0
+) -> tuple[IntArray, IntArray]:
+    """The held-out examples that say when to stop and choose temperatures, and those that say what was gained: of
+    halves of the documents, at most as many as an evaluation reads, and as `most_tested` if that is more."""
+    halves = held_out_E, held_out_E[:0]
+    if len(held_out_E) > 1:
+        split = split_documents([documents_E[example] for example in held_out_E.tolist()], 0.5, options.seed + 1)
+        halves = held_out_E[split[0]], held_out_E[split[1]]
+    return evenly_spaced(halves[0], options.evaluated), evenly_spaced(halves[1], max(options.evaluated, most_tested))
 
 
 def encoder_gains(

@@ -4,7 +4,7 @@
 Importing this module does not import torch. In-Context RALM (Ram et al., 2023), section 6.2.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,7 @@ from ralm.retrieval.index import Index
 from ralm.storage.outputs import FolderKind, check_output
 from ralm.training.fitting import held_out_halves, reranker_gains
 from ralm.training.options import RerankerOptions, Trained, TrainingOptions, training_extra
-from ralm.training.signals import Signals, evenly_spaced, index_of, open_signals, split_with_choice
+from ralm.training.signals import Signals, index_of, open_signals, split_with_choice
 
 RERANKER_KIND: Final = FolderKind("reranker")
 
@@ -57,9 +57,8 @@ def train_reranker(
     options, reading = options or TrainingOptions(), reading or RerankerOptions()
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
-    training_E, held_out_E = split_with_choice(signals, replace(options, evaluated=len(signals)))
-    halves = held_out_halves(signals.documents_E, held_out_E, options.seed)
-    development_E, tested_E = (evenly_spaced(half, options.evaluated) for half in halves)
+    training_E, held_out_E = split_with_choice(signals, options)
+    development_E, tested_E = held_out_halves(signals.documents_E, held_out_E, options)
     with training_extra():
         from ralm.reranking.cross_encoder import load_pair_model
         from ralm.training import cross_encoder, loop

@@ -31,7 +31,7 @@ from ralm.training.options import (
     TrainingOptions,
     training_extra,
 )
-from ralm.training.signals import Signals, evenly_spaced, index_of, open_signals, split_documents, split_with_choice
+from ralm.training.signals import Signals, index_of, open_signals, split_documents, split_with_choice
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.encoder import SentenceEncoder
@@ -65,7 +65,7 @@ def train_query_encoder(
     """Train the query encoder of an index on signals, to vectors of passages that stay as they are.
 
     Writes the folder `out`, which loads with sentence-transformers and as `query_encoder` of the index. Its manifest
-    says under `results` what the choice among the held-out candidates is worth before and after. `index` is the one
+    says under `results` what the candidates of held-out documents gain before and after. `index` is the one
     that the signals were measured with; None is the folder that they name. A killed training resumes when this is
     called again with the same arguments.
 
@@ -82,9 +82,8 @@ def train_query_encoder(
     index = index_of(signals, index)
     _warn_of_other_candidates(signals)
     chosen = index.vector_sets.get(options.vectors, index.path)
-    training_E, held_out_E = split_with_choice(signals, replace(training, evaluated=len(signals)))
-    development_E, tested_E = held_out_halves(signals.documents_E, held_out_E, training.seed)
-    development_E, tested_E = evenly_spaced(development_E, training.evaluated), evenly_spaced(tested_E, _MOST_TESTED)
+    training_E, held_out_E = split_with_choice(signals, training)
+    development_E, tested_E = held_out_halves(signals.documents_E, held_out_E, training, _MOST_TESTED)
     with training_extra():
         from ralm.training.encoders import TrainableQueryEncoder
         from ralm.training.loop import own_randomness, train
@@ -166,8 +165,7 @@ def train_retriever(
     name = options.save_as or Path(out).resolve().name
     check_can_add(index, name, force=force)
     training_E, held_out_E = split_documents(examples.documents_E, training.held_out, training.seed)
-    development_E, tested_E = held_out_halves(examples.documents_E, held_out_E, training.seed)
-    development_E, tested_E = (evenly_spaced(part, training.evaluated) for part in (development_E, tested_E))
+    development_E, tested_E = held_out_halves(examples.documents_E, held_out_E, training)
     if not len(training_E):
         raise UsageError("there are no examples to train on: give more text, or hold out less.")
     with training_extra():

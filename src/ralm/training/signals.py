@@ -286,8 +286,7 @@ def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
 
 def split_with_choice(signals: Signals, options: TrainingOptions) -> tuple[IntArray, IntArray]:
     """What `Signals.split` gives, without the examples with fewer than two candidates, which leave no choice, and those
-    in which a log-probability is -inf, so that no mean over examples would be finite; at most `evaluated` of those held
-    out.
+    in which a log-probability is -inf, so that no mean over examples would be finite.
 
     Raises UsageError if nothing is left to train with, or to hold out although something should be.
     """
@@ -299,7 +298,7 @@ def split_with_choice(signals: Signals, options: TrainingOptions) -> tuple[IntAr
             f"of the {len(signals):,} examples in {signals.description} only {int(np.sum(used_E)):,} have two "
             "candidates or more and finite log-probabilities, too few to train with and to hold some out: measure more."
         )
-    return training_E, evenly_spaced(held_out_E, options.evaluated)
+    return training_E, held_out_E
 
 
 def evenly_spaced(examples_E: IntArray, max_count: int) -> IntArray:
