@@ -6,7 +6,7 @@ all queries in their order. Each engine has one segment and one thread, except `
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -65,6 +65,13 @@ def with_tantivy(collection: Collection, folder: Path) -> Iterator[tuple[str, En
 
 def with_lucene(collection: Collection, folder: Path) -> Iterator[tuple[str, Engine]]:
     """Lucene in this process, through the Anserini of Pyserini; nothing if Pyserini or Java is missing."""
+    if search := lucene(collection.texts(), folder):
+        texts = [" ".join(_words(query)) for query in collection.queries]
+        yield "Lucene", lambda k: search(texts, k)
+
+
+def lucene(texts: Iterable[str], folder: Path) -> Callable[[Sequence[str], int], Any] | None:
+    """The search of an index of texts for queries, with one thread; None if Pyserini or Java is missing."""
     try:
         from pyserini.pyclass import autoclass
 
@@ -72,18 +79,22 @@ def with_lucene(collection: Collection, folder: Path) -> Iterator[tuple[str, Eng
         searcher_class, list_class = autoclass("io.anserini.search.SimpleSearcher"), autoclass("java.util.ArrayList")
     except Exception as error:  # noqa: BLE001  (a missing or older Java may raise anything)
         print(f"Lucene is not measured: Pyserini cannot be started ({type(error).__name__}: {error}).\n")
-        return
-    documents = (json.dumps({"id": str(number), "contents": text}) for number, text in enumerate(collection.texts()))
+        return None
+    documents = (json.dumps({"id": str(number), "contents": text}) for number, text in enumerate(texts))
     while batch := list(islice(documents, _ADDED_AT_ONCE)):
         indexer.addRawDocuments(batch)
     indexer.close()
     searcher = searcher_class(str(folder))
     searcher.set_bm25(0.9, 0.4)
-    queries, ids = list_class(), list_class()
-    for number, query in enumerate(collection.queries):
-        queries.add(" ".join(_words(query)))
-        ids.add(str(number))
-    yield "Lucene", lambda k: searcher.batch_search(queries, ids, k, 1)
+
+    def search(queries: Sequence[str], k: int) -> Any:
+        listed, ids = list_class(), list_class()
+        for number, query in enumerate(queries):
+            listed.add(query)
+            ids.add(str(number))
+        return searcher.batch_search(listed, ids, k, 1)
+
+    return search
 
 
 def _words(query: list[int]) -> list[str]:

@@ -1,11 +1,12 @@
-"""`POST /retrieve` of `ralm serve`, HTTP included, against bm25s in this process, with the questions of NQ-open.
+"""`POST /retrieve` of `ralm serve`, HTTP included, against bm25s and Lucene in this process, with NQ-open's questions.
 
     python -m benchmarks.retrieval_service FOLDER [--passages N] [--k K]
 
 The passages are those of the synthetic collection, with the words of real text by their rank, so that questions find
 what they would in an encyclopedia. FOLDER keeps them and their index for the next run. Prints milliseconds of processor
-time for each query: of the whole process of the server, and of bm25s (numba) with the tokenisation of the queries; then
-the latency with 32 clients by the clock, and the memory of the server. Linux only.
+time for each query: of the whole process of the server, of bm25s (numba) with the tokenisation of the queries, and of
+Lucene, if Pyserini and Java are there; then the latency with 32 clients by the clock, and the memory of the server.
+Linux only.
 """
 
 import argparse
@@ -18,10 +19,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import bm25s
 import httpx
@@ -30,6 +33,7 @@ import Stemmer
 
 from benchmarks import synthetic
 from benchmarks.collection import DATA, real_passages
+from benchmarks.engines import lucene
 from ralm.retrieval.analysis import ENGLISH, Analyser
 
 BATCHES = (1, 8, 64, 512)
@@ -111,14 +115,25 @@ def of_server(client: httpx.Client, process: int, asked: list[list[str]], k: int
     return (processor_seconds(process) - begin) / sum(map(len, asked)) * 1e3
 
 
-def of_bm25s(retriever: bm25s.BM25, texts: list[str], asked: list[list[str]], k: int) -> float:
-    """Milliseconds of processor time of bm25s for a query, tokenisation included."""
-    stemmer = Stemmer.Stemmer("english")
+def of_engine(search: Callable[[Sequence[str], int], Any], asked: list[list[str]], k: int) -> float:
+    """Milliseconds of this process's time for a query."""
     begin = time.process_time()
     for queries in asked:
-        tokens = bm25s.tokenize(queries, stopwords="en", stemmer=stemmer, show_progress=False, return_ids=False)
-        retriever.retrieve(tokens, corpus=texts, k=k, show_progress=False, n_threads=1)
+        search(queries, k)
     return (time.process_time() - begin) / sum(map(len, asked)) * 1e3
+
+
+def with_bm25s(texts: list[str]) -> Callable[[Sequence[str], int], Any]:
+    """The search of bm25s, tokenisation of queries included."""
+    stemmer = Stemmer.Stemmer("english")
+    retriever = bm25s.BM25(method="lucene", k1=0.9, b=0.4, backend="numba")
+    retriever.index(bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False), show_progress=False)
+
+    def search(queries: Sequence[str], k: int) -> Any:
+        tokens = bm25s.tokenize(queries, stopwords="en", stemmer=stemmer, show_progress=False, return_ids=False)
+        return retriever.retrieve(tokens, corpus=texts, k=k, show_progress=False, n_threads=1)
+
+    return search
 
 
 def latencies(address: str, asked: list[str], k: int) -> list[float]:
@@ -151,12 +166,19 @@ def main() -> None:
     if not index.exists():
         write_passages(passages, args.passages)
         subprocess.run([sys.executable, "-m", "ralm", "index", passages, "--out", index], check=True)
-    asked = questions()
     logging.getLogger("bm25s").setLevel(logging.ERROR)
-    texts = [json.loads(line)["text"] for line in passages.open(encoding="utf-8")]
-    stemmer = Stemmer.Stemmer("english")
-    retriever = bm25s.BM25(method="lucene", k1=0.9, b=0.4, backend="numba")
-    retriever.index(bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False), show_progress=False)
+    with passages.open(encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in lines]
+    engines = {"bm25s": with_bm25s(texts)}
+    with TemporaryDirectory() as folder:
+        if search := lucene(texts, Path(folder) / "lucene"):
+            engines["Lucene"] = search
+        compare(args, index, engines)
+
+
+def compare(args: argparse.Namespace, index: Path, engines: Mapping[str, Callable[[Sequence[str], int], Any]]) -> None:
+    """Print the time of each engine, by batches."""
+    asked = questions()
     with (
         server(index, args.folder / "server.log") as (process, address),
         httpx.Client(base_url=address, timeout=120) as client,
@@ -165,12 +187,14 @@ def main() -> None:
         print(memory(process))
         warm = batches(asked, 64)[:4]
         of_server(client, process, warm, args.k)
-        of_bm25s(retriever, texts, warm, args.k)
-        print("batch   ralm serve, ms   bm25s, ms   ratio")
+        for search in engines.values():
+            of_engine(search, batches(asked, 64), args.k)
+        print("batch   ralm serve, ms" + "".join(f"{name + ', ms':>14}{'ratio':>8}" for name in engines))
         for size in BATCHES:
             own = batches(asked, size)
-            ours, theirs = of_server(client, process, own, args.k), of_bm25s(retriever, texts, own, args.k)
-            print(f"{size:5}   {ours:14.3f}   {theirs:9.3f}   {theirs / ours:5.1f}", flush=True)
+            ours = of_server(client, process, own, args.k)
+            others = [of_engine(search, own, args.k) for search in engines.values()]
+            print(f"{size:5}   {ours:14.3f}" + "".join(f"{one:14.3f}{one / ours:8.1f}" for one in others), flush=True)
         spent = latencies(address, asked, args.k)
         middle, last = statistics.median(spent), float(np.percentile(spent, 99))
         print(f"{CLIENTS} clients: p50 {middle:.1f} ms, p99 {last:.1f} ms; the server at the end: {memory(process)}")

@@ -55,7 +55,7 @@ class _PassagesJob:
     retrieved: Annotated[Path | None, Option("Read with the passages in this file: questions with `ctxs`.")] = None
     retrieval: options.Retrieval
     reading: options.QuestionReading
-    model: options.Model
+    model: options.QuestionModel
     ray: options.ModelRay = None
 
     def __post_init__(self) -> None:

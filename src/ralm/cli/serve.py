@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ralm.serving.search_service import SearchService
 
 _DEMO = Path("ralm-demo")
+_PASSAGE_CACHE = 1024.0
+"""Megabytes, unless told."""
 _UNUSED = (
     *("stride", "query_tokens", "document_tokens", "bos", "max_length", "max_tokens", "strict", "tokenizer"),
     *("top_logprobs", "context_length", "requests_at_once", "retries", "max_requests", "max_cost", "prices", "answers"),
@@ -175,6 +177,8 @@ def serve_command(
         if lm is None:
             _serve_searches(_SearchServer(parts, retrieval, folders, listening), workers)
             return
+        if "passage_cache" not in given:
+            model_options = replace(model_options, passage_cache=_PASSAGE_CACHE)
         model = models.open_served(lm, model_options, proxy=serving.proxy)
         if traits_of(model).answers_only:
             _check_passed_on(model.name, given)

@@ -81,6 +81,16 @@ class ModelOptions:
     attention: Annotated[
         Attention, Option("Implementation of attention; auto: the model's own, or a faster one of ralm.")
     ] = "auto"
+    passage_cache: Annotated[
+        float,
+        Option(
+            "Megabytes for the keys and values of the beginnings of prompts, so that a passage is read once for many "
+            "questions and requests; 0: none.",
+            minimum=0,
+            maximum=1 << 24,
+            default_text="0; ralm serve 1024",
+        ),
+    ] = 0
     template_arguments: Annotated[
         tuple[str, ...],
         Option(
@@ -120,7 +130,7 @@ class ModelOptions:
     def identity(self) -> dict[str, JsonValue]:
         """The options of loading, if they are given, that may change figures; the weights may not tell them."""
         given = {"revision": self.revision, "adapter": self.adapter, "template_arguments": self.template_values or None}
-        named = {"quantised": self.quantised, "attention": self.attention}
+        named = {"quantised": self.quantised, "attention": self.attention, "in_blocks": self.passage_cache > 0 or None}
         return {name: value for name, value in {**given, **named}.items() if value not in (None, "none", "auto")}
 
 

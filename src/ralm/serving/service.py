@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("ralm.serving")
 _LOGGED: Final = 200
 """Maximum number of characters, or tokens, of a prompt in the log."""
+_PREFIX_FIGURES: Final = {
+    "found": "Tokens of beginnings of prompts that were not read again.",
+    "read": "Tokens of prompts that were read.",
+    "held": "Bytes of keys and values that are held.",
+}
 _BATCH_FIGURES: Final = {
     "steps": "Steps in which texts were read together.",
     "texts": "Texts in these steps.",
@@ -88,6 +93,9 @@ class Service(SearchService):
         if self.model.batcher is not None:
             for name, description in _BATCH_FIGURES.items():
                 self.metrics.watch(f"batch_{name}", description, partial(getattr, self.model.batcher.counts, name))
+        if (prefixes := getattr(model, "prefixes", None)) is not None:
+            for name, description in _PREFIX_FIGURES.items():
+                self.metrics.watch(f"passage_cache_{name}", description, partial(getattr, prefixes, name))
         self.reads({})  # fail at startup if a retriever cannot be opened
 
     @property

@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicCache
 from ralm.errors import ModelError
 from ralm.lm.local.engine import TargetLogits, length_thresholds, pad_right, target_log_probs, to_device
 from ralm.lm.local.keyvalues import KeptPrefix, KeyValueRows
+from ralm.lm.local.prefixes import PrefixCache
 from ralm.lm.scoring import common_prefix_length
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
 
@@ -71,14 +72,21 @@ class LocalDecoder(ABC):
 
 class CachedDecoder(LocalDecoder):
     """Texts of at most `max_length` tokens, with a row of keys and values each; several that must be read again are
-    read in batches of `tokens_per_batch` tokens, padding included."""
+    read in batches of `tokens_per_batch` tokens, padding included, or one by one if their `prefixes` are kept."""
 
     keeps_texts: Final = True
 
-    def __init__(self, logits: TargetLogits, max_length: int, tokens_per_batch: int | None = None) -> None:
+    def __init__(
+        self,
+        logits: TargetLogits,
+        max_length: int,
+        tokens_per_batch: int | None = None,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
         super().__init__(logits, max_length, tokens_per_batch)
         self._held: list[IntArray] = []
         self._rows = KeyValueRows()
+        self._prefixes = None if self._thresholds else prefixes
 
     def _read(self, texts: Sequence[IntArray]) -> FloatArray:
         numbers_B = self._hold(texts)
@@ -116,6 +124,10 @@ class CachedDecoder(LocalDecoder):
         new = [row for row, columns in enumerate(columns_B) if columns == 0]
         copied = {} if self._thresholds else _copied_prefixes(new, rows)
         unread = {row for row, columns in enumerate(columns_B) if columns < len(rows[row]) - 1 and row not in copied}
+        if self._prefixes is not None:
+            for row in sorted(unread.intersection(new)):
+                self._read_blocks(row, rows[row][:-1], self._prefixes)
+            unread.difference_update(new)
         together = [] if self._thresholds else [row for row in new if row in unread]
         for batch in batches(together, rows, self._tokens):
             if len(batch) > 1:
@@ -129,6 +141,19 @@ class CachedDecoder(LocalDecoder):
             self._rows.copy(kept, row)
             if kept.columns < len(rows[row]) - 1:
                 self._read_rest(row, rows[row], kept.columns)
+
+    def _read_blocks(self, row: int, tokens: IntArray, prefixes: PrefixCache) -> None:
+        """Read a new text from where it is not kept, block by block, and keep its blocks."""
+        found = prefixes.find(tokens)
+        for number, block in enumerate(found):
+            self._rows.put_block(row, number * prefixes.size, block)
+        begin = self._rows.begins(row)
+        for first in range(len(found) * prefixes.size, len(tokens), prefixes.size):
+            part = tokens[first : first + prefixes.size]
+            self._rows.extend_from(slice(row, row + 1), begin, begin + first)
+            self._logits(torch.from_numpy(part)[None], _NO_TARGETS, _NO_TARGETS, self._rows.cache)
+            if len(part) == prefixes.size:
+                prefixes.add(tokens[: first + prefixes.size], self._rows.block(row, first, prefixes.size))
 
     def _read_rest(self, row: int, tokens: IntArray, columns: int) -> None:
         """Read one text from `columns` on, except its last token."""

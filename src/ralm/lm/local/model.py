@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from ralm.errors import ModelError
 from ralm.lm import is_gguf
 from ralm.lm.local import continuation, engine, grouped, kernels, loading, probe, tokenization
+from ralm.lm.local.prefixes import BLOCK, PrefixCache
 from ralm.lm.registry import ModelOptions
 from ralm.protocols import UNLIMITED, Continuations, TargetGroups
 from ralm.records import FloatArray, ScoringSequence
@@ -22,8 +23,9 @@ _LENGTH_SETTINGS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "m
 
 class LocalLanguageModel:
     """A frozen transformers model with its tokenizer, which returns the whole vocabulary; `copies` on other devices
-    share the scoring. `loaded_with` are options of loading that may change figures. ModelError if the model is not
-    causal: if its result for a token depends on later tokens."""
+    share the scoring. `loaded_with` are options of loading that may change figures. Prompts that are continued share up
+    to `passage_cache` bytes of keys and values. ModelError if the model is not causal: if its result for a token
+    depends on later tokens."""
 
     tier: Final = "all"
 
@@ -34,6 +36,7 @@ class LocalLanguageModel:
         tokenizer: tokenization.ModelTokenizer,
         copies: Sequence[PreTrainedModel] = (),
         loaded_with: Mapping[str, JsonValue] = MappingProxyType({}),
+        passage_cache: int = 0,
     ) -> None:
         self.name = name
         self.model = model.eval().requires_grad_(False)
@@ -41,6 +44,8 @@ class LocalLanguageModel:
         self._loaded_with = loaded_with
         self.logits = engine.TargetLogits(self.model, name)
         probe.check_causal(self.model, name, self.max_length)
+        size = BLOCK.get(self.logits.device.type, BLOCK["cpu"])
+        self.prefixes = PrefixCache(passage_cache, size) if passage_cache else None
         others = [engine.TargetLogits(copy.eval().requires_grad_(False), name) for copy in copies]
         self.copies = [self.logits, *others]
         self._engine = engine.Engine([engine.Replica(logits) for logits in self.copies])
@@ -106,6 +111,8 @@ class LocalLanguageModel:
 
     def continuations(self) -> Continuations:
         """A new decoder of the kind that `choose_decoder` finds by probing the model."""
+        if self._decoder is continuation.CachedDecoder:
+            return continuation.CachedDecoder(self.logits, self.max_length, prefixes=self.prefixes)
         return self._decoder(self.logits, self.max_length)
 
     @cached_property
@@ -141,7 +148,8 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
         model = loading.with_adapter(model, options.adapter, merge=options.quantised == "none")
     kernels.speed_up(model, attention=options.attention == "auto")
     copies = [deepcopy(model).to(device) for device in devices[1:]]
-    loaded = LocalLanguageModel(name, model, tokenizer, copies, options.identity)
+    cache = int(options.passage_cache * 1e6)
+    loaded = LocalLanguageModel(name, model, tokenizer, copies, options.identity, cache)
     for logits in loaded.copies:
         if options.compile:  # after the probes: their few tokens are not worth compiling for
             logits.model.base_model.compile(dynamic=True)
