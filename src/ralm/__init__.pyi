@@ -7,6 +7,7 @@ from .advice.held_out import (
     held_out_questions as held_out_questions,
     held_out_texts as held_out_texts,
 )
+from .advice.pruning import Pruning as Pruning, prune_corpus as prune_corpus
 from .advice.verdict import Worth as Worth, judge_corpus as judge_corpus
 from .answering.answerer import Answerer as Answerer, SourcedAnswer as SourcedAnswer
 from .answering.citations import AnswerSource as AnswerSource, Citation as Citation, citations as citations
@@ -79,6 +80,7 @@ from .reading import ReadingOptions as ReadingOptions
 from .reading.concatenation import Concatenation as Concatenation
 from .reading.contrast import AdaptiveContrast as AdaptiveContrast, Backoff as Backoff, Contrast as Contrast
 from .reading.ensemble import Ensemble as Ensemble
+from .reading.gate import ConfidenceGate as ConfidenceGate, GatedSource as GatedSource, open_gate as open_gate
 from .reading.generate import (
     Prompt as Prompt,
     TokenWriter as TokenWriter,
@@ -149,11 +151,13 @@ from .runs.compare import Comparison as Comparison, compare_runs as compare_runs
 from .runs.resume import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .runs.run import write_run as write_run
 from .training.candidates import OnlineExamples as OnlineExamples
+from .training.gate import train_gate as train_gate
 from .training.lexical import train_lexical as train_lexical
 from .training.mixer import train_mixer as train_mixer
 from .training.options import (
     CandidateOptions as CandidateOptions,
     ExampleOptions as ExampleOptions,
+    GateOptions as GateOptions,
     LexicalOptions as LexicalOptions,
     LSROptions as LSROptions,
     MixerTrainingOptions as MixerTrainingOptions,

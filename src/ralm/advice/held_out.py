@@ -81,7 +81,7 @@ class HeldOut:
     noun: str
     description: str
     most: int
-    units: Iterable[Unit | None]
+    units: Iterator[Unit | None]
     given: bool = True
 
 

@@ -6,20 +6,24 @@ all passages, and with a random one; every fourth unit also with all candidates,
 Letters of shapes: K candidates, T tokens of a continuation.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from ralm.advice.held_out import Unit, WorthOptions
+from ralm.advice.held_out import HeldOut, Unit, WorthOptions
+from ralm.corpus.numbering import StoredPassages
+from ralm.errors import BudgetError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Retriever
 from ralm.reading.mixers import log_sum_exp
 from ralm.reading.tokens import PassageDocuments
-from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, IntArray, Passages
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, IntArray
 from ralm.retrieval.random import RandomRetriever
+from ralm.terminal import Advance
 from ralm.training.candidates import find_candidates, score_candidates
 
 FIRST: Final = "first passage"
@@ -29,13 +33,16 @@ RANDOM: Final = "random passage"
 BEST: Final = "best of {}"
 ATTAINABLE: Final = "best of {}, knowing half"
 ENSEMBLE: Final = "ensemble of {}"
+_AT_ONCE: Final = 4
 _EVERY: Final = 4
 _SAMPLED: Final = 4
-"""Strides of a unit that are read with all candidates, unless all are to be."""
+"""Strides of such a unit that are read with all candidates."""
 _LOWEST: Final = -100.0
 """Stands for the log-probability of an impossible token, so that all sums are finite."""
 
-Sum = tuple[float, int]
+ReadingPart: TypeAlias = Literal["first", "some candidates", "rivals"]
+Stop: TypeAlias = Literal["measured", "budget"]
+Sum: TypeAlias = tuple[float, int]
 """A sum of gains in nats, and the tokens that it is over."""
 
 
@@ -52,17 +59,17 @@ class HitGain:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredUnit:
-    """The gains of a unit, by reading and by the kind of token, its first hits, and for the examples that were read
-    with all candidates the numbers and gains of these."""
+    """The gains of a unit, by reading and by the kind of token, and its first hits. `rivals`, if measured: for each
+    stride the document of its first passage, and the gain of that one over the first of another document."""
 
     name: str
     metadata: Mapping[str, Any]
     gains: Mapping[str, Sum]
     kinds: Mapping[str, Sum]
     hits: Sequence[HitGain]
-    candidates: Sequence[tuple[Sequence[int], DoubleArray]]
-    removed: int = 0
-    """Examples whose first passage was a near duplicate."""
+    rivals: Sequence[tuple[str, float]] = ()
+    candidates: frozenset[str] = frozenset()
+    """The documents of all candidates."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,11 +85,11 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meter:
-    """Measures units with a retriever, and a dense one if there is one, over the passages of an index."""
+    """Measures units with a retriever, and with others, by their names, over the passages of an index."""
 
-    passages: Passages
+    passages: StoredPassages
     retriever: Retriever
-    dense: Retriever | None
+    others: Mapping[str, Retriever]
     scorer: Scorer
     options: WorthOptions
     cost: Cost = field(default_factory=Cost)
@@ -92,9 +99,13 @@ class Meter:
         made = PassageDocuments(self.passages, self.scorer.tokenizer, self.options.document_tokens, "auto")
         object.__setattr__(self, "documents", made)
 
-    def measure(self, units: Sequence[Unit], first: int, *, all_candidates: bool = False) -> list[MeasuredUnit]:
-        """The gains of some units, of which `first` were measured before."""
-        found = [self._found(unit, all_candidates or (first + place) % _EVERY == 0) for place, unit in enumerate(units)]
+    def measure(self, units: Sequence[Unit], first: int, reads: ReadingPart = "some candidates") -> list[MeasuredUnit]:
+        """The gains of some units, after `first` others: also with all candidates for some strides of every fourth
+        unit, or with the first passage of another document."""
+        found = [
+            self._found(unit, reads if reads != "some candidates" or (first + place) % _EVERY == 0 else "first")
+            for place, unit in enumerate(units)
+        ]
         examples = [one for unit in units for one in unit.examples]
         begin = time.perf_counter()
         plain = score_candidates(examples, [[NO_PASSAGE]] * len(examples), self.documents, self.scorer)
@@ -105,7 +116,7 @@ class Meter:
         self.cost.passage_seconds += time.perf_counter() - middle
         self.cost.readings += len(examples)
         self.cost.passage_tokens += sum(len(self.documents[number]) - len(self.documents.first) for number in firsts)
-        numbers_of = [numbers for one in found for numbers in one.numbers(all_candidates=all_candidates)]
+        numbers_of = [numbers for one in found for numbers in one.numbers()]
         scored = iter(score_candidates(examples, numbers_of, self.documents, self.scorer))
         bases, numbers = iter(plain), iter(numbers_of)
         return [
@@ -113,50 +124,59 @@ class Meter:
             for unit, one in zip(units, found, strict=True)
         ]
 
-    def _found(self, unit: Unit, with_candidates: bool) -> "_Found":
-        k = self.options.candidates if with_candidates else 1
+    def _found(self, unit: Unit, reads: ReadingPart) -> "_Found":
+        k = 1 if reads == "first" else self.options.candidates
 
         def find(retriever: Retriever, count: int, examples: Sequence[Any] = unit.examples) -> Hits:
             return find_candidates(examples, unit.queries, retriever, self.passages, count, exclude=True)
 
         random = RandomRetriever(len(self.passages), self.options.seed)
         drawn = find_candidates(unit.examples[:1], [unit.name], random, self.passages, 1, exclude=True).of(0)
+        clean = find(self.retriever, k)
+        rows = [clean.of(row) for row in range(len(clean))]
         return _Found(
-            clean=find(self.retriever, k),
+            clean=clean,
             every=find(self.retriever, 1, [replace(one, runs=()) for one in unit.examples]),
-            dense=None if self.dense is None else find(self.dense, 1),
+            others={name: find(other, 1) for name, other in self.others.items()},
             random=drawn[0][0] if drawn else NO_PASSAGE,
-            has_candidates=with_candidates,
+            has_candidates=reads == "some candidates",
+            rivals=[self._rival(hits) for hits in rows] if reads == "rivals" else [],
         )
+
+    def _rival(self, hits: Sequence[tuple[int, float]]) -> int:
+        """The first hit of another document than that of the first."""
+        documents = [self.passages[number].document_id for number, _ in hits]
+        return next((hits[place][0] for place, one in enumerate(documents) if one != documents[0]), NO_PASSAGE)
 
     def _gains(
         self, unit: Unit, found: "_Found", rows: Sequence[tuple[FloatArray, Sequence[int], Sequence[FloatArray]]]
     ) -> MeasuredUnit:
         sums: dict[str, Sum] = {}
         kinds: dict[str, Sum] = {}
-        hits, candidates = [], []
-        removed = 0
+        hits, rivals = [], []
         for row, (base, numbers, scored) in enumerate(rows):
             base_T = np.maximum(base, _LOWEST).astype(np.float64)
             gain_of = {number: np.maximum(one, _LOWEST) - base_T for number, one in zip(numbers, scored, strict=True)}
             gain_of[NO_PASSAGE] = np.zeros(len(base_T))
             first, every = _first(found, row), _number(found.every, row)
             read = {FIRST: first, ALL: every, RANDOM: found.random}
-            if found.dense is not None:
-                read[DENSE] = _number(found.dense, row)
+            read |= {name: _number(hits, row) for name, hits in found.others.items()}
             for name, number in read.items():
                 _add(sums, name, gain_of[number])
-            removed += first != every
             if every != NO_PASSAGE:
                 overlap = unit.overlap.overlap(self.passages[every].contents)
                 hits.append(HitGain(every, float(gain_of[every].sum()), len(base_T), overlap))
             self._add_kinds(kinds, unit, row, gain_of[first], first)
             here = [number for number, _ in found.clean.of(row)]
-            if found.has_candidates and here and all(number in gain_of for number in here):
+            if found.rivals and here:
+                gain = gain_of[first].sum() - gain_of[found.rivals[row]].sum()
+                rivals.append((self.passages[first].document_id, float(gain)))
+            if found.has_candidates and here and row < _SAMPLED:
                 gains_KT = np.stack([gain_of[number] for number in here])
-                candidates.append((here, gains_KT.sum(axis=1)))
                 self._add_candidates(sums, gains_KT, np.array([score for _, score in found.clean.of(row)]))
-        return MeasuredUnit(unit.name, unit.metadata, sums, kinds, hits, candidates, removed)
+        of_all = {number for row in range(len(rows)) for number, _ in found.clean.of(row)}
+        candidates = frozenset(self.passages[number].document_id for number in of_all)
+        return MeasuredUnit(unit.name, unit.metadata, sums, kinds, hits, rivals, candidates)
 
     def _add_candidates(self, sums: dict[str, Sum], gains_KT: DoubleArray, scores_K: DoubleArray) -> None:
         """What choosing among candidates gains, and reading several of them as an ensemble with similarity weights."""
@@ -178,24 +198,64 @@ class Meter:
                 _add(kinds, kind, gain[None])
 
 
+class Measuring:
+    """Measures the units of a text that are left, in turn, for so many minutes (0: no limit). `found` has the measured
+    ones, `skipped` counts those that were too short."""
+
+    def __init__(self, meter: Meter, held_out: HeldOut, minutes: float) -> None:
+        self.found: list[MeasuredUnit] = []
+        self.skipped = 0
+        self._meter = meter
+        self._units = held_out.units
+        self._ends = time.perf_counter() + 60 * minutes if minutes else math.inf
+
+    def until(self, count: int, advance: Advance, reads: ReadingPart = "some candidates") -> Stop | None:
+        """Measure until there are so many units; why it stopped before."""
+        while len(self.found) < count:
+            if time.perf_counter() > self._ends:
+                return "budget"
+            some = self._take(min(_AT_ONCE, count - len(self.found)))
+            if not some:
+                return "measured"
+            try:
+                self.found += self._meter.measure(some, len(self.found), reads)
+            except BudgetError:
+                return "budget"
+            advance(len(some))
+        return None
+
+    def _take(self, count: int) -> list[Unit]:
+        """The next units that are long enough, fewer at the end."""
+        found: list[Unit] = []
+        for unit in self._units:
+            if unit is None:
+                self.skipped += 1
+                continue
+            found.append(unit)
+            if len(found) == count:
+                break
+        return found
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
     """The passages of the examples of a unit."""
 
     clean: Hits
     every: Hits
-    dense: Hits | None
+    others: Mapping[str, Hits]
     random: int
     has_candidates: bool
+    rivals: Sequence[int]
 
-    def numbers(self, *, all_candidates: bool) -> list[list[int]]:
+    def numbers(self) -> list[list[int]]:
         """The different passages that each example is read with."""
         found = []
         for row in range(len(self.clean)):
             wanted = [_first(self, row), _number(self.every, row), self.random]
-            if self.dense is not None:
-                wanted.append(_number(self.dense, row))
-            if self.has_candidates and (all_candidates or row < _SAMPLED):
+            wanted += [_number(hits, row) for hits in self.others.values()]
+            wanted += self.rivals[row : row + 1]
+            if self.has_candidates and row < _SAMPLED:
                 wanted += [number for number, _ in self.clean.of(row)]
             found.append([number for number in dict.fromkeys(wanted) if number != NO_PASSAGE])
         return found

@@ -3,25 +3,22 @@
 Units are measured until the verdict is certain (`ralm.advice.sequential`), the budget is used up, or no unit is left.
 """
 
-import math
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.advice.held_out import HeldOut, Unit, WorthOptions
-from ralm.advice.measure import ALL, FIRST, Cost, MeasuredUnit, Meter, Sum
+from ralm.advice.held_out import HeldOut, WorthOptions
+from ralm.advice.measure import ALL, DENSE, FIRST, Cost, MeasuredUnit, Measuring, Meter, Sum
 from ralm.advice.sequential import FIRST_LOOK, SequentialGain, looks, sequential_gain, spending_bounds
 from ralm.errors import BudgetError, UsageError
 from ralm.lm.scoring import Scorer
-from ralm.protocols import LanguageModel
-from ralm.records import DoubleArray
+from ralm.protocols import LanguageModel, Retriever
+from ralm.records import DoubleArray, IntArray
 from ralm.retrieval.index import Index
-from ralm.retrieval.retriever import RetrieverOptions, open_retriever
 from ralm.terminal import progress_bar
 from ralm.training.fitting import HeldOutGain, held_out_gains
 from ralm.validation import scores_given_texts
@@ -30,7 +27,6 @@ WorthVerdict = Literal["helps", "near duplicates", "no difference", "open", "har
 
 _NEGLIGIBLE: Final = 0.01
 """Nats per token: if the whole interval is nearer to 0, there is no difference that matters."""
-_AT_ONCE: Final = 4
 _MOST_VALUES: Final = 12
 _LISTED: Final = 8
 _OVERLAPS: Final = (("no shared words", 0.0), ("up to 10%", 0.1), ("up to half", 0.5), ("more than half", 1.0))
@@ -133,10 +129,15 @@ def _check_scores(model: LanguageModel) -> None:
 def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Meter:
     """Measures with BM25, and with dense retrieval if the index has vectors."""
     _check_scores(model)
-    has_bm25, has_vectors = index.bm25_options is not None, bool(index.vectors)
-    first = open_retriever(index, RetrieverOptions(retriever="bm25" if has_bm25 else "dense"))
-    dense = open_retriever(index, RetrieverOptions(retriever="dense")) if has_bm25 and has_vectors else None
-    return Meter(index.passages, first, dense, Scorer(Scorer.of(model).model, progress=False), options)
+    others = {DENSE: index.dense()} if index.bm25_options is not None and index.vectors else {}
+    scorer = Scorer(Scorer.of(model).model, progress=False)
+    return Meter(index.passages, first_retriever(index), others, scorer, options)
+
+
+def first_retriever(index: Index, without: IntArray | None = None) -> Retriever:
+    """BM25 if the index was built for it, else dense retrieval; without some passages."""
+    found = index.bm25 if index.bm25_options is not None else index.dense()
+    return found if without is None else found.without(without)
 
 
 def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options: WorthOptions | None = None) -> Worth:
@@ -148,14 +149,15 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
     options = options or WorthOptions()
     meter = open_meter(index, model, options)
     if held_out.most < FIRST_LOOK:
-        raise _too_few(held_out, held_out.most)
-    units = _Units(held_out)
+        raise too_few(held_out, held_out.most)
     before = _usage(model)
-    measured, stopped, decided = _measure(meter, units, held_out.most, options.budget)
+    measuring = Measuring(meter, held_out, options.budget)
+    stopped, decided = _measure(measuring, held_out.most)
+    measured = measuring.found
     if len(measured) < min(2 if stopped == "budget" else FIRST_LOOK, held_out.most):
         if stopped == "budget":
             raise BudgetError(f"the budget ended before two {held_out.noun} were measured: raise it.")
-        raise _too_few(held_out, len(measured))
+        raise too_few(held_out, len(measured))
     sums = {name: _sums(measured, name) for name in measured[0].gains}
     bounds = decided or _bounds([*_looked(len(measured), held_out.most), len(measured)], held_out.most, last=True)
     gain, with_duplicates = (sequential_gain(*sums[name], bounds) for name in (FIRST, ALL))
@@ -182,17 +184,18 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
         metadata=_by_metadata(measured, options.seed),
         documents=_document_gains(measured, meter),
         standing_in=sum(any(hit.overlap > _STANDS_IN for hit in one.hits) for one in measured),
-        skipped=units.skipped,
+        skipped=measuring.skipped,
         cost=meter.cost,
         requests=None if before is None or after is None else after.requests - before.requests,
         spent=None if before is None or after is None or after.cost is None else after.cost - (before.cost or 0),
     )
 
 
-def _too_few(held_out: HeldOut, count: int) -> UsageError:
+def too_few(held_out: HeldOut, count: int, needed: int = FIRST_LOOK) -> UsageError:
+    """The error of a text with so few units."""
     return UsageError(
         f"{held_out.description} has {count:,} {held_out.noun} that are long enough, too few for any verdict: it needs "
-        f"{FIRST_LOOK}."
+        f"{needed}."
     )
 
 
@@ -202,53 +205,19 @@ def _usage(model: LanguageModel) -> Any:
     return None if client is None else client.usage
 
 
-class _Units:
-    """Takes units that are long enough, and counts the others."""
-
-    def __init__(self, held_out: HeldOut) -> None:
-        self._units: Iterator[Unit | None] = iter(held_out.units)
-        self.skipped = 0
-
-    def take(self, count: int) -> list[Unit]:
-        """The next units, fewer at the end."""
-        found: list[Unit] = []
-        while len(found) < count:
-            unit = next(self._units, self)
-            if unit is self:
-                break
-            if unit is None:
-                self.skipped += 1
-            else:
-                found.append(unit)  # type: ignore[arg-type]
-        return found
-
-
-def _measure(
-    meter: Meter, units: _Units, most: int, budget: float
-) -> tuple[list[MeasuredUnit], Literal["certain", "budget", "measured"], float | None]:
-    """The measured units, why no more were measured, and the bound of the look that was certain."""
-    ends = time.perf_counter() + 60 * budget if budget else math.inf
-    measured: list[MeasuredUnit] = []
+def _measure(measuring: Measuring, most: int) -> tuple[Literal["certain", "budget", "measured"], float | None]:
+    """Why no more units are measured, and the bound of the last look if it was planned."""
     looked: list[int] = []
     with progress_bar("Measuring", total=most) as advance:
         for look in looks(most):
-            while len(measured) < look:
-                if time.perf_counter() > ends:
-                    return measured, "budget", None
-                some = units.take(min(_AT_ONCE, look - len(measured)))
-                if not some:
-                    return measured, "measured", None
-                try:
-                    measured += meter.measure(some, len(measured))
-                except BudgetError:
-                    return measured, "budget", None
-                advance(len(some))
+            if stop := measuring.until(look, advance):
+                return stop, None
             looked.append(look)
             bound = _bounds(looked, most)
-            gain = sequential_gain(*_sums(measured, FIRST), bound)
+            gain = sequential_gain(*_sums(measuring.found, FIRST), bound)
             if gain.spread and _verdict(gain) != "open":  # equal units say nothing of a rare gain
-                return measured, "certain", bound
-    return measured, "measured", _bounds(looked, most)
+                return "certain", bound
+    return "measured", _bounds(looked, most)
 
 
 def _looked(units: int, most: int) -> list[int]:
