@@ -40,7 +40,7 @@ from ralm.cli.search import retrieve_command, search_command
 from ralm.cli.serve import serve_command
 from ralm.cli.sweep import sweep_command
 from ralm.cli.sync import sync_command
-from ralm.cli.train import mixer_command, reranker_command, retriever_command, signals_command
+from ralm.cli.train import gate_command, mixer_command, reranker_command, retriever_command, signals_command
 from ralm.cli.worth import worth_command
 from ralm.errors import RalmError, UsageError
 from ralm.terminal import visible
@@ -123,7 +123,7 @@ _add(
 _add(app, "Read and generate", generate_command)
 _add(app, "Answer questions", ask_command, qa_command, curve_command, choice_command)
 _add(app, "Learn from the model", signals_command)
-_add(_train, _COMMANDS, reranker_command, retriever_command, mixer_command)
+_add(_train, _COMMANDS, reranker_command, retriever_command, mixer_command, gate_command)
 _add(_recipe, _COMMANDS, list_command, show_command, run_command)
 for _name, _title, _commands in (("train", "Learn from the model", _train), ("recipe", "Rerun the papers", _recipe)):
     app.add_typer(_commands, name=_name, short_help=str(_commands.info.help).removesuffix("."), rich_help_panel=_title)

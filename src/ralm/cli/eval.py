@@ -14,6 +14,7 @@ from ralm.protocols import Tokenizer
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 
+_PASSAGES: Final = Needs("`index` or `retrieved`", lambda job: job.has_passages)
 _RETRIEVES: Final = Needs("`index`", lambda job: job.index is not None or job.plan.windows == "rolling")
 
 
@@ -38,6 +39,15 @@ class EvaluationJob:
     model: options.Model
     ray: options.ModelRay = None
     limit_tokens: options.LimitTokens = None
+    gate: Annotated[
+        str | None,
+        Option(
+            "Read passages only where they may help: where the model is less certain of its next token than this "
+            "probability (confidence:0.5), or as a folder of `ralm train gate` decides.",
+            needs=_PASSAGES,
+            default_text="always",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -75,6 +85,7 @@ def eval_command(
 
     from ralm.cli.process import print_note
     from ralm.cli.results import print_evaluation
+    from ralm.reading.gate import GatedSource, open_gate
     from ralm.reading.tokens import read_beginning
     from ralm.runs.run import RUN_KIND, evaluation_config
     from ralm.storage.outputs import check_output
@@ -83,7 +94,9 @@ def eval_command(
         check_output(out, kind=RUN_KIND, force=force)
     chunks, reading = options.open_text(job.text, job.limit_tokens), job.reading
     source = models.open_passages(job.index, job.retrieved, job.retrieval) if job.has_passages else None
+    gate = None if job.gate is None else open_gate(job.gate)
     model = models.open_scorer(job.lm, job.model, job.ray)
+    gated = None if gate is None or source is None else GatedSource(source, gate, model)
     if baseline and _mixes_bos_with_gain(job.plan, model.tokenizer):
         print_note(
             "as in the published code, the special tokens (BOS) of the tokenizer are read with passages alone, so the "
@@ -93,16 +106,17 @@ def eval_command(
     ranker = models.open_scorer(ranks, job.model.of(ranks, job.lm), job.ray) if ranks else None
     content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
     parts: Any = {
-        "source": source,
+        "source": gated or source,
         "reranker": reading.reranking.reranker(ranker),
         "reader": reading.chosen_reader,
         "limit_tokens": job.limit_tokens,
     }
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
     evaluation = run(content, model, job.plan, baseline=baseline, **parts)
+    saved = {} if gated is None else {"gate": gated.saved}
     return flags.TableOutput(
-        lambda: evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)),
-        partial(print_evaluation, evaluation, out),
+        lambda: evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)) | saved,
+        partial(print_evaluation, evaluation, out, None if gated is None else gated.saved),
     )
 
 

@@ -61,7 +61,7 @@ def sweep_command(
         where = (job.index, job.retrieved, job.retrieval)
         if where not in sources:
             sources[where] = open_passages(*where)
-    model = open_model(first.lm, first.model, first.ray)
+    model = ralm.Scorer(open_model(first.lm, first.model, first.ray))
     content = read_beginning(chunks, model.tokenizer, limit)
     rerank_lm = next((job.reading.rerank_lm for job in jobs.values() if job.reading.rerank_lm), None)
     ranker = ralm.Scorer(open_model(rerank_lm, first.model.of(rerank_lm, first.lm), first.ray)) if rerank_lm else None
@@ -76,6 +76,8 @@ def sweep_command(
             cross_encoder = cross_encoders[read]
         reranker = reranking.reranker(ranker if job.reading.rerank_lm else None, cross_encoder)
         source = sources[job.index, job.retrieved, job.retrieval]
+        if job.gate is not None:
+            source = ralm.GatedSource(source, ralm.open_gate(job.gate), model)
         reader = job.reading.chosen_reader
         points.append(ralm.SweepPoint(value=value, plan=job.plan, reader=reader, source=source, reranker=reranker))
     run: Any = ralm.sweep

@@ -22,6 +22,7 @@ from ralm.training.options import (
     REPLUG_EXAMPLES,
     CandidateOptions,
     ExampleOptions,
+    GateOptions,
     LexicalOptions,
     MixerTrainingOptions,
     QueryEncoderOptions,
@@ -203,6 +204,27 @@ def mixer_command(
 
     trained = ralm.train_mixer(ralm.open_signals(*signals), out, learning, force=force)
     return Output(trained.as_json, partial(print_mixer, out, trained))
+
+
+def gate_command(
+    *,
+    signals: _SignalFolders,
+    lm: options.ModelName,
+    out: Annotated[Path, Option("Folder for the gate.")],
+    learning: GateOptions,
+    model: options.Model,
+    force: options.Force = False,
+) -> Output:
+    """Fit a gate that reads passages only where the first one is expected to help.
+
+    It sees how certain the language model is of its next token and how well it predicted the last ones. The model reads
+    the prefixes of the signals once, without passages. Use it with `ralm eval --gate OUT`.
+    """
+    from ralm.cli.results import print_gate
+
+    opened = ralm.open_signals(*signals)
+    trained = ralm.train_gate(opened, out, open_model(lm, model), learning, force=force)
+    return Output(trained.as_json, partial(print_gate, out, trained))
 
 
 def signals_command(

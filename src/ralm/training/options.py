@@ -202,6 +202,15 @@ class MixerTrainingOptions(FittingOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GateOptions(FittingOptions):
+    """How a gate is fitted. Raises UsageError if a value is out of range."""
+
+    hits: Annotated[
+        bool, Option("Decide after retrieval, by the scores of hits too: it saves readings, and no retrievals.")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LexicalOptions(FittingOptions):
     """How the weights of a lexical reranker are fitted; six need few examples.
 
