@@ -178,12 +178,17 @@ class OnlineExamples:
         return scores_BK
 
     def read(self, examples_B: IntArray, retriever: Retriever, k: int) -> tuple[DoubleArray, ReadCandidates]:
-        """The log-probabilities of continuations without a passage (B x T), and after what a retriever finds."""
+        """The log-probabilities of continuations without a passage (B x T), and after what a retriever finds; without a
+        passage too if it finds none."""
         hits = self.candidates(examples_B, retriever, k)
-        read_BKT = np.zeros((len(examples_B), 1 + hits.numbers_QK.shape[1], self.options.continuation_tokens))
+        found = hits.numbers_QK.shape[1]
+        scores_BK = np.full((len(examples_B), max(1, found)), -np.inf)
+        scores_BK[:, :found] = np.where(hits.numbers_QK == NO_PASSAGE, -np.inf, hits.scores_QK)
+        read_BKT = np.zeros((len(examples_B), 1 + scores_BK.shape[1], self.options.continuation_tokens))
         for row, after in enumerate(self.log_probs(examples_B, hits, alone=True)):
             read_BKT[row, : len(after)] = after
-        scores_BK = np.where(hits.numbers_QK == NO_PASSAGE, -np.inf, hits.scores_QK.astype(np.float64))
+        none_B = np.isneginf(scores_BK).all(axis=1)
+        read_BKT[none_B, 1], scores_BK[none_B, 0] = read_BKT[none_B, 0], 0.0
         return read_BKT[:, 0], ReadCandidates(read_BKT[:, 1:], scores_BK)
 
     def _chosen(self, examples_B: IntArray) -> list[Example]:
