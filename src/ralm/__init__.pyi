@@ -80,7 +80,12 @@ from .reading import ReadingOptions as ReadingOptions
 from .reading.concatenation import Concatenation as Concatenation
 from .reading.contrast import AdaptiveContrast as AdaptiveContrast, Backoff as Backoff, Contrast as Contrast
 from .reading.ensemble import Ensemble as Ensemble
-from .reading.gate import ConfidenceGate as ConfidenceGate, GatedSource as GatedSource, open_gate as open_gate
+from .reading.gate import (
+    ConfidenceGate as ConfidenceGate,
+    GatedSource as GatedSource,
+    OpenedGate as OpenedGate,
+    open_gate as open_gate,
+)
 from .reading.generate import (
     Prompt as Prompt,
     TokenWriter as TokenWriter,

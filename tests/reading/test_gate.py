@@ -11,8 +11,19 @@ from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
-from ralm.reading.gate import GATE_KIND, ConfidenceGate, GatedSource, LearnedGate, open_gate, plain_features
+from ralm.reading.gate import (
+    GATE_KIND,
+    ConfidenceGate,
+    Gate,
+    GatedSource,
+    LearnedGate,
+    OpenedGate,
+    open_gate,
+    plain_features,
+)
+from ralm.reading.generate import generate_many
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.storage.manifest import write_manifest
 from ralm.training.gate import fit_gate, train_gate
@@ -20,6 +31,7 @@ from ralm.training.options import GateOptions
 from tests.cli.program import MODEL_LENGTH, TEXT, done, failed, printed, ralm, write_stories
 from tests.fakes import CountingModel, WordTokenizer
 
+ALWAYS, NEVER = ConfidenceGate(1.0), ConfidenceGate(0.0)
 PLAN = PlanOptions(stride=4, max_length=64, document_tokens=24)
 
 
@@ -66,7 +78,7 @@ def test_gates_that_open_always_or_never_change_nothing(model: WritingModel, sto
     read, unread = (evaluate_text(TEXT, model, PLAN, source=one).reading.scored for one in (always, never))
     assert np.array_equal(read.log_probs_T, every.log_probs_T)
     assert np.allclose(unread.log_probs_T, plain.log_probs_T, atol=1e-5)
-    assert (always.saved["retrievals_saved"], never.saved["retrievals_saved"]) == (0, 1)
+    assert (always.opened.saved["retrievals_saved"], never.opened.saved["retrievals_saved"]) == (0, 1)
     assert always.config != never.config
 
 
@@ -77,8 +89,8 @@ def test_a_gate_that_sees_hits_saves_readings_alone(model: WritingModel, stories
     hits, _ = FromRetriever.of_index(stories / "index").find(
         evaluate_text(TEXT, model, PLAN).prepared, model.tokenizer, 1
     )
-    assert gated.read == int((hits.scores_QK[:, 0] > 2.0).sum())
-    assert 0 < gated.read < gated.retrieved == gated.strides
+    assert gated.opened.read == int((hits.scores_QK[:, 0] > 2.0).sum())
+    assert 0 < gated.opened.read < gated.opened.retrieved == gated.opened.strides
 
 
 def test_the_program_says_what_a_gate_saved(stories: Path, tmp_path: Path) -> None:
@@ -94,6 +106,33 @@ def test_the_program_says_what_a_gate_saved(stories: Path, tmp_path: Path) -> No
     by_value = {point["gate"]: point["token_perplexity"] for point in values["points"]}
     assert by_value["confidence:0.4"] == pytest.approx(shown["token_perplexity"], rel=1e-5)
     assert by_value["confidence:0"] == pytest.approx(values["points"][0]["none_token_perplexity"], rel=1e-5)
+
+
+def test_generation_reads_passages_where_a_gate_opens(stories: Path, model: WritingModel) -> None:
+    source, options = FromRetriever.of_index(stories / "index"), GenerationOptions(new_tokens=12, stride=4)
+
+    def written(gate: Gate | None, source: FromRetriever | None = source) -> list[int]:
+        opened = None if gate is None else OpenedGate(gate, model)
+        pieces = generate_many([TEXT[:100], TEXT[:60]], model, options, source, gate=opened)
+        if opened is not None:
+            found = [token.token for _, piece in pieces for token in piece.tokens]
+            assert opened.strides == 6
+            assert opened.retrieved == opened.read == (0 if gate is NEVER else 6)
+            return found
+        return [token.token for _, piece in pieces for token in piece.tokens]
+
+    assert written(ALWAYS) == written(None)
+    assert written(NEVER) == written(None, None)
+    by_score = LearnedGate(bias=0.0, weights=(0, 0, 0, 1, 0), threshold=-1.0)
+    assert written(by_score) == written(None)  # a hit has a score above 0, and nothing reads as nothing
+
+
+def test_the_program_generates_with_a_gate(stories: Path) -> None:
+    asked = ("generate", "The dog keeps the", "--lm", "ralm-tiny", "--index", stories / "index", "--new-tokens", 8)
+    shown = done(*asked, "--gate", "confidence:0")
+    assert "the gate saved 100.0% of the retrievals" in shown.err
+    assert "passage" in done(*asked).out.partition("<-")[2].partition("(")[2]
+    failed(ralm(*asked[:4], "--new-tokens", 8, "--gate", "confidence"), 2, "--gate has no effect without --index")
 
 
 def test_what_is_no_gate_is_rejected(stories: Path, tmp_path: Path) -> None:

@@ -39,15 +39,7 @@ class EvaluationJob:
     model: options.Model
     ray: options.ModelRay = None
     limit_tokens: options.LimitTokens = None
-    gate: Annotated[
-        str | None,
-        Option(
-            "Read passages only where they may help: where the model is less certain of its next token than this "
-            "probability (confidence:0.5), or as a folder of `ralm train gate` decides.",
-            needs=_PASSAGES,
-            default_text="always",
-        ),
-    ] = None
+    gate: Annotated[str | None, options.gate_option(_PASSAGES)] = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -113,10 +105,10 @@ def eval_command(
     }
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
     evaluation = run(content, model, job.plan, baseline=baseline, **parts)
-    saved = {} if gated is None else {"gate": gated.saved}
+    saved = {} if gated is None else {"gate": gated.opened.saved}
     return flags.TableOutput(
         lambda: evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)) | saved,
-        partial(print_evaluation, evaluation, out, None if gated is None else gated.saved),
+        partial(print_evaluation, evaluation, out, None if gated is None else gated.opened.saved),
     )
 
 

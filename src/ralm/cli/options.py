@@ -41,6 +41,16 @@ def force_option(output: str | None) -> Option:
     return Option("Replace an existing output of ralm.", needs=needs)
 
 
+def gate_option(needs: Needs) -> Option:
+    """The declaration of the name of a gate."""
+    return Option(
+        "Read passages only where they may help: where the model is less certain of its next token than this "
+        "probability (confidence:0.5), or as a folder of `ralm train gate` decides.",
+        needs=needs,
+        default_text="always",
+    )
+
+
 def _model_names(command: Any) -> list[str]:
     """The language models of a command: the one that reads, one that reranks, and one that judges answers."""
     reading: ReadingOptions | None = getattr(command, "reading", None)

@@ -41,10 +41,15 @@ def print_evaluation(
         rows = {"no retrieval": evaluation.baseline.as_dict(), **rows}
     print_measures(rows)
     if saved is not None:
-        shares = [to_float(saved[name]) for name in ("retrievals_saved", "readings_saved")]
-        print_line("The gate saved {:.1%} of the retrievals and {:.1%} of the readings.".format(*shares))
+        print_line(f"The gate saved {describe_saved(saved)}.")
     if out is not None:
         print_line(f"Every token with its source: {out}/tokens.parquet")
+
+
+def describe_saved(saved: Mapping[str, JsonValue]) -> str:
+    """The shares that a gate saved, in words."""
+    retrievals, readings = (to_float(saved[name]) for name in ("retrievals_saved", "readings_saved"))
+    return f"{retrievals:.1%} of the retrievals and {readings:.1%} of the readings"
 
 
 def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:

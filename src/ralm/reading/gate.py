@@ -7,7 +7,7 @@ Letters of shapes: R strides, F features.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
@@ -19,12 +19,12 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Tokenizer, traits_of
-from ralm.reading.sources import PassageSource
+from ralm.reading.sources import FromRetriever, PassageSource
 from ralm.reading.tokens import PassageDocuments, PreparedText
 from ralm.records import NO_PASSAGE, DoubleArray, Hits, IntArray, Passages, Request
 from ralm.storage.manifest import open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
-from ralm.validation import check_number
+from ralm.validation import check_number, retrieve_checked
 
 GATE_KIND: Final = FolderKind("gate")
 FEATURES: Final = ("entropy", "top", "surprise", "score", "lead")
@@ -169,19 +169,14 @@ def hit_features(scores_RK: DoubleArray, there_RK: NDArray[np.bool_]) -> DoubleA
     return np.stack([first_R, first_R - second_R], axis=1)
 
 
-class GatedSource:
-    """The passages of another source for the strides that a gate opens. `strides` counts those that would retrieve,
-    `retrieved` and `read` those that did, after `find`."""
+class OpenedGate:
+    """A gate with the model that it looks at. `strides` counts those that would retrieve, `retrieved` and `read` those
+    that did. Raises UsageError if the model does not give what a gate looks at."""
 
-    def __init__(self, source: PassageSource, gate: Gate, model: LanguageModel) -> None:
+    def __init__(self, gate: Gate, model: LanguageModel) -> None:
         check_gate(model)
-        self._source, self._gate, self._scorer = source, gate, Scorer.of(model)
+        self.gate, self.scorer = gate, Scorer.of(model)
         self.strides = self.retrieved = self.read = 0
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """That of the source, and of the gate."""
-        return {**self._source.config, "gate": self._gate.config}
 
     @property
     def saved(self) -> dict[str, JsonValue]:
@@ -193,29 +188,63 @@ class GatedSource:
             "readings_saved": 1 - self.read / every,
         }
 
+    def hits(self, first: IntArray, contexts: Sequence[IntArray], k: int, find: Callable[[Open, int], Hits]) -> Hits:
+        """The k best hits of each context that the gate opens; `find` gives those of the contexts that may retrieve."""
+        features_RF, uses_hits = plain_features(first, contexts, self.scorer), self.gate.uses_hits
+        retrieves_R = np.ones(len(contexts), dtype=np.bool_) if uses_hits else self.gate.opens(features_RF)
+        reads_R, hits = retrieves_R, find(retrieves_R, max(k, 2) if uses_hits else k)
+        if uses_hits:
+            more_RF = hit_features(hits.scores_QK.astype(np.float64), hits.numbers_QK != NO_PASSAGE)
+            reads_R = self.gate.opens(np.hstack([features_RF, more_RF]))
+            hits = replace(hits, numbers_QK=np.where(reads_R[:, None], hits.numbers_QK, NO_PASSAGE)).first(k)
+        self.strides += len(contexts)
+        self.retrieved += int(retrieves_R.sum())
+        self.read += int(reads_R.sum())
+        return hits
+
+    def retrieve(
+        self, source: FromRetriever, queries: Sequence[str], first: IntArray, contexts: Sequence[IntArray], k: int
+    ) -> Hits:
+        """The k best hits of the queries of the contexts that the gate opens."""
+
+        def find(retrieves_R: Open, k: int) -> Hits:
+            rows = np.flatnonzero(retrieves_R)
+            if not len(rows):
+                return Hits.none(len(queries), k)
+            found = retrieve_checked(source.retriever, [queries[row] for row in rows.tolist()], k, len(source.passages))
+            return found.spread(rows, len(queries))
+
+        return self.hits(first, contexts, k, find)
+
+
+class GatedSource:
+    """The passages of another source for the strides that a gate opens; `saved` is known after `find`."""
+
+    def __init__(self, source: PassageSource, gate: Gate, model: LanguageModel) -> None:
+        self._source, self._gate, self.opened = source, gate, OpenedGate(gate, model)
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """That of the source, and of the gate."""
+        return {**self._source.config, "gate": self._gate.config}
+
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """The hits of the strides that the gate opens."""
-        plan, gate = prepared.plan, self._gate
+        plan = prepared.plan
         rows = np.flatnonzero(plan.retrieves_R)
         first = PassageDocuments.planned((), tokenizer, plan.options).first
         contexts = [
             prepared.tokens[plan.context_begins(row, len(first)) : int(plan.begin_R[row])] for row in rows.tolist()
         ]
-        features_RF = plain_features(first, contexts, self._scorer)
-        retrieves_R = plan.retrieves_R.copy()
-        if not gate.uses_hits:
-            retrieves_R[rows] = gate.opens(features_RF)
-        hits, passages = self._source.find(
-            replace(prepared, plan=replace(plan, retrieves_R=retrieves_R)),
-            tokenizer,
-            max(k, 2) if gate.uses_hits else k,
-        )
-        reads_R = retrieves_R.copy()
-        if gate.uses_hits:
-            there_RK = hits.numbers_QK[rows] != NO_PASSAGE
-            more_RF = hit_features(hits.scores_QK[rows].astype(np.float64), there_RK)
-            reads_R[rows] = gate.opens(np.hstack([features_RF, more_RF]))
-            numbers_QK = np.where(reads_R[:, None], hits.numbers_QK, NO_PASSAGE)
-            hits = replace(hits, numbers_QK=numbers_QK).first(k)
-        self.strides, self.retrieved, self.read = len(rows), int(retrieves_R.sum()), int(reads_R.sum())
-        return hits, passages
+        passages: Passages = ()
+
+        def find(opens_R: Open, k: int) -> Hits:
+            nonlocal passages
+            retrieves_R = np.zeros(len(plan), dtype=np.bool_)
+            retrieves_R[rows] = opens_R
+            gated = replace(prepared, plan=replace(plan, retrieves_R=retrieves_R))
+            hits, passages = self._source.find(gated, tokenizer, k)
+            return Hits(numbers_QK=hits.numbers_QK[rows], scores_QK=hits.scores_QK[rows])
+
+        hits = self.opened.hits(first, contexts, k, find)
+        return hits.spread(rows, len(plan)), passages
