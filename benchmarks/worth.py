@@ -105,6 +105,7 @@ def measure_planted(out: Path, model: LanguageModel, seeds: int) -> None:
                 "gain": [one.gain.gain, one.gain.low, one.gain.high],
                 "all": [one.with_duplicates.gain, one.with_duplicates.low, one.with_duplicates.high],
                 "units": one.gain.units,
+                "near_duplicates": one.near_duplicates,
                 "processor": time.process_time() - begin,
                 "wall": time.perf_counter() - clock,
             }

@@ -24,7 +24,7 @@ from ralm.retrieval.index import Index
 from ralm.training.examples import Example, sample_examples
 from ralm.training.options import ExampleOptions
 
-_SEQUENCE: Final = 256
+SEQUENCE: Final = 256
 _BLOCK: Final = 512
 """Tokens of a text that count as a document, if it has too few documents."""
 _LONGEST_ANSWER: Final = 32
@@ -54,7 +54,7 @@ class WorthOptions:
         return ExampleOptions(
             examples=self.strides,
             prefix_tokens=self.prefix_tokens,
-            sequence_tokens=_SEQUENCE,
+            sequence_tokens=SEQUENCE,
             per_sequence=self.strides,
             query_tokens=min(32, self.prefix_tokens),
             seed=self.seed,

@@ -25,6 +25,7 @@ from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, IntArray
 from ralm.retrieval.random import RandomRetriever
 from ralm.terminal import Advance
 from ralm.training.candidates import find_candidates, score_candidates
+from ralm.training.examples import Example
 
 FIRST: Final = "first passage"
 ALL: Final = "first, near duplicates too"
@@ -33,6 +34,9 @@ RANDOM: Final = "random passage"
 BEST: Final = "best of {}"
 ATTAINABLE: Final = "best of {}, knowing half"
 ENSEMBLE: Final = "ensemble of {}"
+STANDS_IN: Final = 0.5
+"""Of a passage whose runs of 13 words are to more than this share in a unit, the document is a copy of the unit."""
+_MORE: Final = 16
 _AT_ONCE: Final = 4
 _EVERY: Final = 4
 _SAMPLED: Final = 4
@@ -127,21 +131,39 @@ class Meter:
     def _found(self, unit: Unit, reads: ReadingPart) -> "_Found":
         k = 1 if reads == "first" else self.options.candidates
 
-        def find(retriever: Retriever, count: int, examples: Sequence[Any] = unit.examples) -> Hits:
+        def find(retriever: Retriever, count: int, examples: Sequence[Example] = unit.examples) -> Hits:
             return find_candidates(examples, unit.queries, retriever, self.passages, count, exclude=True)
+
+        every = find(self.retriever, _MORE, [replace(one, runs=()) for one in unit.examples])
+        copies = self._copies(unit, every)
+
+        def find_clean(retriever: Retriever, count: int) -> Hits:
+            hits = find(retriever, count + (_MORE if copies else 0))
+            rows = ([one for one in hits.of(row) if self._document(one[0]) not in copies] for row in range(len(hits)))
+            return Hits.from_pairs([row[:count] for row in rows])
 
         random = RandomRetriever(len(self.passages), self.options.seed)
         drawn = find_candidates(unit.examples[:1], [unit.name], random, self.passages, 1, exclude=True).of(0)
-        clean = find(self.retriever, k)
+        clean = find_clean(self.retriever, k)
         rows = [clean.of(row) for row in range(len(clean))]
         return _Found(
             clean=clean,
-            every=find(self.retriever, 1, [replace(one, runs=()) for one in unit.examples]),
-            others={name: find(other, 1) for name, other in self.others.items()},
+            every=every,
+            others={name: find_clean(other, 1) for name, other in self.others.items()},
             random=drawn[0][0] if drawn else NO_PASSAGE,
             has_candidates=reads == "some candidates",
             rivals=[self._rival(hits) for hits in rows] if reads == "rivals" else [],
         )
+
+    def _document(self, number: int) -> str:
+        return self.passages[number].document_id
+
+    def _copies(self, unit: Unit, hits: Hits) -> set[str]:
+        """The documents of which a passage stands in the unit: none of their passages is read, since those that share
+        no run of words may go on with the text all the same."""
+        numbers = {number for row in range(len(hits)) for number, _ in hits.of(row)}
+        overlapping = (number for number in numbers if unit.overlap.overlap(self.passages[number].contents) > STANDS_IN)
+        return {*map(self._document, overlapping)}
 
     def _rival(self, hits: Sequence[tuple[int, float]]) -> int:
         """The first hit of another document than that of the first."""

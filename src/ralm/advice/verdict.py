@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.advice.held_out import HeldOut, WorthOptions
-from ralm.advice.measure import ALL, DENSE, FIRST, Cost, MeasuredUnit, Measuring, Meter, Sum
+from ralm.advice.held_out import SEQUENCE, HeldOut, WorthOptions
+from ralm.advice.measure import ALL, DENSE, FIRST, STANDS_IN, Cost, MeasuredUnit, Measuring, Meter, Sum
 from ralm.advice.sequential import FIRST_LOOK, SequentialGain, looks, sequential_gain, spending_bounds
 from ralm.errors import BudgetError, UsageError
 from ralm.lm.scoring import Scorer
@@ -27,10 +27,10 @@ WorthVerdict = Literal["helps", "near duplicates", "no difference", "open", "har
 
 _NEGLIGIBLE: Final = 0.01
 """Nats per token: if the whole interval is nearer to 0, there is no difference that matters."""
+_MOST_OF_IT: Final = 0.5
 _MOST_VALUES: Final = 12
 _LISTED: Final = 8
 _OVERLAPS: Final = (("no shared words", 0.0), ("up to 10%", 0.1), ("up to half", 0.5), ("more than half", 1.0))
-_STANDS_IN: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,10 @@ class Worth:
         gain, units = self.gain, f"{self.gain.units:,} {self.noun}"
         reach = f"{gain.low:+.3f} to {gain.high:+.3f} nats a token"
         if self.verdict == "helps":
-            return f"The corpus helps: by {gain.low:.3f} to {gain.high:.3f} nats a token ({units})."
+            others = ""
+            if self.near_duplicates is not None and self.near_duplicates > _MOST_OF_IT:
+                others = f", without near duplicates, which give {self.near_duplicates:.0%} of what all passages gain"
+            return f"The corpus helps: by {gain.low:.3f} to {gain.high:.3f} nats a token ({units}){others}."
         if self.verdict == "harms":
             return f"The corpus harms: by {-gain.high:.3f} to {-gain.low:.3f} nats a token ({units})."
         if self.verdict == "near duplicates":
@@ -129,6 +132,11 @@ def _check_scores(model: LanguageModel) -> None:
 def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Meter:
     """Measures with BM25, and with dense retrieval if the index has vectors."""
     _check_scores(model)
+    if options.document_tokens + SEQUENCE > model.max_length:
+        raise UsageError(
+            f"`document_tokens` {options.document_tokens} and {SEQUENCE} tokens of text do not fit together into the "
+            f"{model.max_length} that {model.name} can read: lower it, or give another model."
+        )
     others = {DENSE: index.dense()} if index.bm25_options is not None and index.vectors else {}
     scorer = Scorer(Scorer.of(model).model, progress=False)
     return Meter(index.passages, first_retriever(index), others, scorer, options)
@@ -183,7 +191,7 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
         kinds=_parts([one.kinds for one in measured], int(sums[FIRST][1].sum()), options.seed),
         metadata=_by_metadata(measured, options.seed),
         documents=_document_gains(measured, meter),
-        standing_in=sum(any(hit.overlap > _STANDS_IN for hit in one.hits) for one in measured),
+        standing_in=sum(any(hit.overlap > STANDS_IN for hit in one.hits) for one in measured),
         skipped=measuring.skipped,
         cost=meter.cost,
         requests=None if before is None or after is None else after.requests - before.requests,
