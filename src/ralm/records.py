@@ -174,7 +174,8 @@ class PromptPrefix:
     The model reads `tokens` (int64) first. `passages` are the numbers of the passages in them, best first; the reading
     is credited to the first one. `log_weight` is the natural logarithm of the reading's weight in the row's average.
     ralm fills in what mixers look at: `score` is the retrieval score of the credited passage, and `overlap` how many of
-    the last tokens before the row stand in `tokens` in a row.
+    the last tokens before the row stand in `tokens` in a row. Other prompts may begin with the first `shared` tokens
+    too, None for all.
     """
 
     tokens: IntArray
@@ -182,6 +183,7 @@ class PromptPrefix:
     log_weight: float = 0.0
     score: float = 0.0
     overlap: int = 0
+    shared: int | None = None
 
     @property
     def passage(self) -> int:

@@ -1,22 +1,30 @@
 """Beginnings of prompts that are kept: the same figures, nothing read twice, and no more memory than allowed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from pydantic import JsonValue
 
+from ralm.answering.answerer import Answerer
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import open_prompt
+from ralm.answering.sources import QuestionRetriever
 from ralm.lm.local.continuation import CachedDecoder
 from ralm.lm.local.engine import TargetLogits
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.prefixes import PrefixCache
-from ralm.records import FloatArray, IntArray, ScoringSequence
+from ralm.lm.registry import ModelOptions, load_local_model
+from ralm.reading.sources import FromRetriever
+from ralm.records import FloatArray, Hits, IntArray, Passage, ScoringSequence
 from tests.lm.test_continuation import Reads, check
 from tests.tiny_models import POSITIONS, longrope_model
 
-_SIZE = 8
 _LARGE = 1 << 30
+PROMPT = open_prompt("replug")
 
 
 @pytest.fixture
@@ -39,104 +47,152 @@ def some(draw: np.random.Generator, *sizes: int) -> list[IntArray]:
     return [draw.integers(0, 250, size=size) for size in sizes]
 
 
+def cache(*passages: IntArray, capacity: int = _LARGE) -> PrefixCache:
+    """An empty one, with these beginnings marked."""
+    prefixes = PrefixCache(capacity)
+    for passage in passages:
+        prefixes.mark(passage)
+    return prefixes
+
+
+def joined(*parts: IntArray) -> IntArray:
+    return np.concatenate(parts)
+
+
+def held(model: LocalLanguageModel, passage: IntArray) -> int:
+    """The bytes of a passage."""
+    prefixes = cache(passage)
+    after(model, prefixes, joined(passage, passage[:2]))
+    return prefixes.held
+
+
 def test_a_passage_is_read_once_for_all_requests(model: LocalLanguageModel, reads: Reads) -> None:
     passage, one, other = some(np.random.default_rng(0), 20, 6, 3)
-    prefixes = PrefixCache(_LARGE, _SIZE)
-    after(model, prefixes, np.concatenate([passage, one]))
-    assert reads.taken() == [(1, 8), (1, 8), (1, 8), (1, 1), (1, 1)], "blocks, what is left, and the last token"
-    check(model.model, decoder(model, prefixes), [np.concatenate([passage, other])])
-    assert reads.taken() == [(1, 23), (1, 6), (1, 1)], "whole, to compare; and from the last whole block on"
-    assert (prefixes.found, prefixes.read) == (16, 25 + 6)
-    held = prefixes.held
-    after(model, prefixes, np.concatenate([passage, one]))
-    assert reads.taken() == [(1, 1), (1, 1)]
-    assert prefixes.held == held > 0, "what is kept already is not kept twice"
+    prefixes = cache(passage)
+    after(model, prefixes, joined(passage, one))
+    assert reads.taken() == [(1, 20), (1, 5), (1, 1)], "the passage, the rest, and the last token"
+    check(model.model, decoder(model, prefixes), [joined(passage, other)])
+    assert reads.taken() == [(1, 23), (1, 2), (1, 1)], "whole, to compare; and what follows the passage"
+    assert (prefixes.found, prefixes.read) == (20, 20)
+    before = prefixes.held
+    after(model, prefixes, joined(passage, one[:1]))
+    assert reads.taken() == [(1, 1)]
+    assert prefixes.held == before > 0, "what is kept already is not kept twice"
+    after(model, prefixes, one)
+    assert reads.taken() == [(1, 5), (1, 1)], "a text without a marked beginning is read as without the cache"
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 1 << 30), blocks=st.integers(1, 40), first=st.booleans())
-def test_found_or_read_to_the_last_bit(model: LocalLanguageModel, seed: int, blocks: int, first: bool) -> None:
+@given(seed=st.integers(0, 1 << 30), fit=st.floats(0, 4), alone=st.booleans())
+def test_found_or_read_to_the_last_bit(model: LocalLanguageModel, seed: int, fit: float, alone: bool) -> None:
     """Texts with beginnings in common, one after another and together, in a cache of any size."""
     draw = np.random.default_rng(seed)
-    block = PrefixCache(_LARGE, _SIZE)
-    after(model, block, *some(draw, _SIZE + 1))
-    prefixes = PrefixCache(blocks * block.held, _SIZE)
     passages = some(draw, 5, 17, 24, 30)
+    passages.append(joined(passages[0], passages[2]))
+    capacity = int(fit * held(model, passages[3]))
+    prefixes = cache(*passages, capacity=capacity)
     for _ in range(6):
-        texts = [
-            np.concatenate([passages[draw.integers(0, 4)], *some(draw, int(draw.integers(1, 12)))]) for _ in range(3)
-        ]
-        texts = texts[:1] if first else texts
+        ends = some(draw, *draw.integers(1, 12, size=1 if alone else 3).tolist())
+        texts = [joined(passages[draw.integers(0, 5)], end) for end in ends]
         found = after(model, prefixes, *texts)
-        np.testing.assert_array_equal(found, after(model, PrefixCache(_LARGE, _SIZE), *texts))
+        np.testing.assert_array_equal(found, after(model, cache(*passages), *texts))
         np.testing.assert_allclose(found, after(model, None, *texts), rtol=1e-4, atol=1e-5)
-        assert prefixes.held <= blocks * block.held
+        assert prefixes.held <= capacity
 
 
-def test_other_tokens_or_another_place_are_another_block(model: LocalLanguageModel) -> None:
-    """The same block behind another one, and a text that differs in its first token alone."""
-    prefixes = PrefixCache(_LARGE, _SIZE)
-    one, other, end = some(np.random.default_rng(0), _SIZE, _SIZE, 3)
-    changed = np.concatenate([one, other, end])
+def test_the_same_tokens_in_another_place_are_another_beginning(model: LocalLanguageModel) -> None:
+    one, other, end = some(np.random.default_rng(0), 8, 8, 3)
+    changed = joined(one, other, end)
     changed[0] += 1
-    for text in (np.concatenate([one, other, end]), np.concatenate([other, one, end]), changed):
+    texts = [joined(one, other, end), joined(other, one, end), changed]
+    prefixes = cache(*(text[:16] for text in texts))
+    for text in texts:
         check(model.model, decoder(model, prefixes), [text])
     assert prefixes.found == 0
 
 
 def test_the_least_recently_used_go_first(model: LocalLanguageModel) -> None:
-    draw = np.random.default_rng(0)
-    often, seldom, *others = some(draw, *[2 * _SIZE + 1] * 5)
-    probe = PrefixCache(_LARGE, _SIZE)
-    after(model, probe, often)
-    prefixes = PrefixCache(2 * probe.held, _SIZE)
-    after(model, prefixes, often)
-    after(model, prefixes, seldom)
-    for text in others:
+    passages = some(np.random.default_rng(0), *[16] * 5)
+    size = held(model, passages[0])
+    prefixes = cache(*passages, capacity=2 * size)
+    ask = [joined(passage, passage[:2]) for passage in passages]
+    after(model, prefixes, ask[0])
+    after(model, prefixes, ask[1])
+    for place in range(2, 5):
         before = prefixes.found
-        after(model, prefixes, often)
-        assert prefixes.found == before + 2 * _SIZE
-        after(model, prefixes, text)
+        after(model, prefixes, ask[0])
+        assert prefixes.found == before + 16
+        after(model, prefixes, ask[place])
     before = prefixes.found
-    after(model, prefixes, seldom)
+    after(model, prefixes, ask[1])
     assert prefixes.found == before
-    assert prefixes.held == 2 * probe.held
-
-
-def test_a_block_that_is_too_large_is_not_kept(model: LocalLanguageModel) -> None:
-    prefixes = PrefixCache(100, _SIZE)
-    [text] = some(np.random.default_rng(0), 30)
-    check(model.model, decoder(model, prefixes), [text])
-    assert prefixes.held == 0
+    assert prefixes.held == 2 * size
 
 
 def test_scores_behind_a_kept_passage(model: LocalLanguageModel) -> None:
     passage, one, other = some(np.random.default_rng(0), 20, 9, 12)
-    prefixes = PrefixCache(_LARGE, _SIZE)
+    prefixes = cache(passage)
     for end in (one, other):
-        text = np.concatenate([passage, end])
-        sequence = ScoringSequence(text, np.arange(21, len(text)))
+        text = joined(passage, end)
+        sequence = ScoringSequence(text, np.arange(22, len(text)))
         [scored] = decoder(model, prefixes).score([sequence])
         [whole] = model.score([sequence])
         np.testing.assert_allclose(scored, whole, rtol=1e-4, atol=1e-5)
-    assert prefixes.found == 16
+    assert prefixes.found == 20
 
 
 def test_many_requests_at_once_in_too_small_a_cache(model: LocalLanguageModel) -> None:
     draw = np.random.default_rng(0)
     passages = some(draw, *[40] * 8)
-    texts = [np.concatenate([passages[number % 8], *some(draw, 5)]) for number in range(32)]
-    probe = PrefixCache(_LARGE, _SIZE)
-    expected = [after(model, probe, text) for text in texts]
-    prefixes = PrefixCache(probe.held // 4, _SIZE)
+    texts = [joined(passages[number % 8], *some(draw, 5)) for number in range(32)]
+    expected = [after(model, cache(*passages), text) for text in texts]
+    capacity = 2 * held(model, passages[0])
+    prefixes = cache(*passages, capacity=capacity)
     with ThreadPoolExecutor(max_workers=32) as pool:
         found = [*pool.map(lambda text: after(model, prefixes, text), texts)]
     np.testing.assert_array_equal(found, expected)
-    assert 0 < prefixes.held <= probe.held // 4
+    assert 0 < prefixes.held <= capacity
 
 
 def test_not_if_the_length_decides_how_a_text_is_read() -> None:
     logits = TargetLogits(longrope_model(), "longrope")
-    prefixes = PrefixCache(_LARGE, _SIZE)
+    prefixes = cache(np.arange(20))
     CachedDecoder(logits, POSITIONS, prefixes=prefixes).next_tokens([np.arange(30)])
     assert prefixes.held == 0
+
+
+def test_the_oldest_marks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ralm.lm.local.prefixes._MARKS", 2)
+    one, two, three = (np.full(size, size) for size in (1, 2, 3))
+    prefixes = cache(one, two, one, three)
+    assert [len(prefixes.marked(text)) for text in (one, two, three)] == [1, 0, 3]
+
+
+def test_questions_about_one_passage_read_it_once() -> None:
+    """In prompts of questions the beginning ends with the passage; what is answered and scored stays the same."""
+    kept = load_local_model("ralm-tiny", ModelOptions(passage_cache=100))
+    plain = load_local_model("ralm-tiny")
+    passage = Passage(0, "0", "Files", "The function open() opens a file and returns a file object.")
+    source = QuestionRetriever(FromRetriever(AlwaysFirst(), [passage]))
+    questions = ["What does open() return?", "Which function opens a file?", "Who opens it?"]
+    answers = [
+        answer
+        for model in (plain, kept)
+        for one in questions  # each is a request of its own
+        for answer in Answerer(model, PROMPT, source, options=AnswerOptions(new_tokens=6)).answers([one])
+    ]
+    assert [one.answer.text for one in answers[:3]] == [one.answer.text for one in answers[3:]]
+    for one, other in zip(answers[:3], answers[3:], strict=True):
+        np.testing.assert_allclose(one.text.log_probs_T, other.text.log_probs_T, atol=1e-4)
+    assert kept.prefixes is not None
+    assert kept.prefixes.found == 2 * kept.prefixes.read > 0
+
+
+@dataclass
+class AlwaysFirst:
+    """A retriever that finds one passage."""
+
+    config: dict[str, JsonValue] = field(default_factory=dict)
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        return Hits(np.zeros((len(queries), 1), np.int64), np.ones((len(queries), 1), np.float32))

@@ -123,6 +123,7 @@ class AnswerMethod:
         writer = _AnswerWriter(model, self.options, scorer, cache, stores.answers)
         for group in groups_of(inputs):
             some = [inputs[number] for number in group]
+            cache.mark(prompt for one in some for prompt in one.prompts)
             golds: list[GoldScore | None] = [None] * len(some)
             if self.prompt is not None:
                 golds = gold_log_probs(some, self.prompt, scorer, self.options.max_length)
@@ -205,6 +206,7 @@ class DrawnAnswers:
         self._new_tokens = options.new_tokens
         cache = SharedCache(model)
         decoder, scorer = _decoder(model, options, cache), Scorer(model, progress=False, cache=cache)
+        cache.mark(question.prompts)
         keys = [_key(question, replace(options, seed=seed)) for seed in seeds]
         self._states = _states([question] * len(keys), keys, scorer)
         for state in self._states:
@@ -254,7 +256,7 @@ class _AnswerWriter:
             written = iter(self._continuations([one for one in inputs if one.prompts]))
             return [next(written) if one.prompts else Answer("", [], {}) for one in inputs]
         alone = [
-            QuestionInput(one.question, [PromptPrefix(prompt.tokens, prompt.passages)], ())
+            QuestionInput(one.question, [PromptPrefix(prompt.tokens, prompt.passages, shared=prompt.shared)], ())
             for one in inputs
             for prompt in one.prompts
         ]

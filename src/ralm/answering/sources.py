@@ -238,7 +238,7 @@ class PromptBuilder:
             prompts = self._reader.prompt_prefixes(hits, documents, partial(_overlaps, name, documents))
         found = QuestionInput(
             question,
-            prompts,
+            [replace(one, shared=documents.shared(one)) for one in prompts],
             [documents.written[one.passages].cut if one.passages in documents.written else Cut() for one in prompts],
             conversation,
         )
@@ -307,6 +307,11 @@ class _PromptDocuments:
         )
 
     encode_next = encode
+
+    def shared(self, prompt: PromptPrefix) -> int:
+        """The tokens of a prompt up to the end of its passages, which prompts of other questions may begin with."""
+        encoded = self.written.get(prompt.passages)
+        return 0 if encoded is None else len(prompt.tokens) - encoded.after_passages
 
     def encoded(
         self,

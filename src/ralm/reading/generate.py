@@ -226,6 +226,7 @@ class Decoder:
         """Read the end of each text after its prompt prefixes, as much as the mixer looks at and all of them have."""
         sequences: list[ScoringSequence] = []
         for state in states:
+            self._cache.mark(state.prompt_prefixes)
             state.evidence = None
             if mixer.looks_at(state.prompt_prefixes):
                 texts = self._texts(state)
@@ -247,6 +248,8 @@ class Decoder:
         states = list(self._states.items())
         if not states:
             return []
+        for _, state in states:
+            self._cache.mark(state.prompt_prefixes)
         texts = {number: self._texts(state) for number, state in states}
         if self._cache.read_ahead is not None and self._options.temperature == 0:
             self._cache.read_ahead([self._ahead(state, texts[number]) for number, state in states])

@@ -126,7 +126,7 @@ class CachedDecoder(LocalDecoder):
         unread = {row for row, columns in enumerate(columns_B) if columns < len(rows[row]) - 1 and row not in copied}
         if self._prefixes is not None:
             for row in sorted(unread.intersection(new)):
-                self._read_blocks(row, rows[row][:-1], self._prefixes)
+                self._read_new(row, rows[row][:-1], self._prefixes)
             unread.difference_update(new)
         together = [] if self._thresholds else [row for row in new if row in unread]
         for batch in batches(together, rows, self._tokens):
@@ -142,26 +142,29 @@ class CachedDecoder(LocalDecoder):
             if kept.columns < len(rows[row]) - 1:
                 self._read_rest(row, rows[row], kept.columns)
 
-    def _read_blocks(self, row: int, tokens: IntArray, prefixes: PrefixCache) -> None:
-        """Read a new text from where it is not kept, block by block, and keep its blocks."""
-        found = prefixes.find(tokens)
-        for number, block in enumerate(found):
-            self._rows.put_block(row, number * prefixes.size, block)
+    def _read_new(self, row: int, tokens: IntArray, prefixes: PrefixCache) -> None:
+        """Read a new text: its longest marked beginning, unless it is kept, and the rest."""
+        first = prefixes.marked(tokens)
+        if len(first):
+            kept = prefixes.find(first)
+            if kept is None:
+                self._read_columns(row, 0, first)
+                prefixes.add(first, self._rows.block(row, 0, len(first)))
+            else:
+                self._rows.put_block(row, 0, kept)
+        if len(first) < len(tokens):
+            self._read_columns(row, len(first), tokens[len(first) :])
+
+    def _read_columns(self, row: int, columns: int, tokens: IntArray) -> None:
+        """Read the tokens of a row after its first columns."""
         begin = self._rows.begins(row)
-        for first in range(len(found) * prefixes.size, len(tokens), prefixes.size):
-            part = tokens[first : first + prefixes.size]
-            self._rows.extend_from(slice(row, row + 1), begin, begin + first)
-            self._logits(torch.from_numpy(part)[None], _NO_TARGETS, _NO_TARGETS, self._rows.cache)
-            if len(part) == prefixes.size:
-                prefixes.add(tokens[: first + prefixes.size], self._rows.block(row, first, prefixes.size))
+        self._rows.extend_from(slice(row, row + 1), begin, begin + columns)
+        self._logits(torch.from_numpy(tokens)[None], _NO_TARGETS, _NO_TARGETS, self._rows.cache)
 
     def _read_rest(self, row: int, tokens: IntArray, columns: int) -> None:
         """Read one text from `columns` on, except its last token."""
-        begin = self._rows.begins(row)
-        self._rows.extend_from(slice(row, row + 1), begin, begin + columns)
         # if the length decides how a text is read, the last token is read too; reading it again overwrites it
-        rest = tokens[columns:] if self._thresholds else tokens[columns:-1]
-        self._logits(torch.from_numpy(rest)[None], _NO_TARGETS, _NO_TARGETS, self._rows.cache)
+        self._read_columns(row, columns, tokens[columns:] if self._thresholds else tokens[columns:-1])
 
     def _read_last(self, rows: Sequence[IntArray]) -> FloatArray:
         """Read the last token of every text; returns the distributions (float32, B x V) after them."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ralm.errors import ModelError
 from ralm.lm import is_gguf
 from ralm.lm.local import continuation, engine, grouped, kernels, loading, probe, tokenization
-from ralm.lm.local.prefixes import BLOCK, PrefixCache
+from ralm.lm.local.prefixes import PrefixCache
 from ralm.lm.registry import ModelOptions
 from ralm.protocols import UNLIMITED, Continuations, TargetGroups
 from ralm.records import FloatArray, ScoringSequence
@@ -44,8 +44,7 @@ class LocalLanguageModel:
         self._loaded_with = loaded_with
         self.logits = engine.TargetLogits(self.model, name)
         probe.check_causal(self.model, name, self.max_length)
-        size = BLOCK.get(self.logits.device.type, BLOCK["cpu"])
-        self.prefixes = PrefixCache(passage_cache, size) if passage_cache else None
+        self.prefixes = PrefixCache(passage_cache) if passage_cache else None
         others = [engine.TargetLogits(copy.eval().requires_grad_(False), name) for copy in copies]
         self.copies = [self.logits, *others]
         self._engine = engine.Engine([engine.Replica(logits) for logits in self.copies])

@@ -1,16 +1,16 @@
-"""Keeps the keys and values of the beginnings of texts, so that a passage that stands first is read once for all
+"""Keeps the keys and values of the beginnings of prompts, so that a passage that stands first is read once for all
 requests.
 
-They are kept in blocks of tokens. The key of a block is a digest of all tokens up to its end, so a block is what
-reading the text would give. A text is read in the same blocks whether some are kept or not, so that its figures are
-the same to the last bit.
+Callers mark beginnings that other prompts may have too, such as a template with its passage. A text is read in two
+passes, its longest marked beginning and the rest, whether the beginning is kept or not: so its figures are the same to
+the last bit. The key of a beginning is a digest of its tokens; their positions are those from 0 on.
 
 Shapes: H heads, C columns, S size of a head.
 """
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from threading import Lock
 from typing import Final, TypeAlias
 
@@ -18,59 +18,80 @@ import torch
 
 from ralm.records import IntArray
 
-BLOCK: Final = {"cpu": 64, "cuda": 256}
-"""Tokens of a block; a GPU needs more of them at a time."""
-Block: TypeAlias = Sequence[tuple[torch.Tensor, torch.Tensor]]
+KeysAndValues: TypeAlias = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """The keys and values (H, C, S) of each layer."""
+_MARKS: Final = 1 << 17
+"""The beginnings that are remembered as marked, the latest."""
+_DIGEST: Final = 16
 
 
 class PrefixCache:
-    """Blocks of `size` tokens of at most `capacity` bytes together; the least recently used go first. Safe to use from
-    several threads."""
+    """Beginnings of at most `capacity` bytes together; the least recently used go first. Safe to use from several
+    threads."""
 
-    def __init__(self, capacity: int, size: int) -> None:
-        self.size = size
+    def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._blocks: OrderedDict[bytes, Block] = OrderedDict()
+        self._marked: OrderedDict[bytes, int] = OrderedDict()
+        self._lengths: dict[int, int] = {}
+        self._kept: OrderedDict[bytes, KeysAndValues] = OrderedDict()
         self._lock = Lock()
         self.found = self.read = 0
-        """Tokens that were found, and those of the same texts that were not."""
+        """Tokens of marked beginnings that were kept, and of those that were read."""
         self.held = 0
-        """Bytes of all blocks."""
+        """Bytes of all that is kept."""
 
-    def find(self, tokens: IntArray) -> list[Block]:
-        """The blocks of the longest beginning of a text (int64) that is kept."""
-        found: list[Block] = []
-        used: list[bytes] = []
+    def mark(self, tokens: IntArray) -> None:
+        """Keep this beginning (int64) of texts once it is read."""
+        key = _digest(tokens)
         with self._lock:
-            for key in self._keys(tokens):
-                if key not in self._blocks:
-                    break
-                found.append(self._blocks[key])
-                used.append(key)
-            for key in reversed(used):  # the first block last: no other is of use without it
-                self._blocks.move_to_end(key)
-            self.found += len(found) * self.size
-            self.read += len(tokens) - len(found) * self.size
-        return found
+            if key not in self._marked:
+                self._lengths[len(tokens)] = self._lengths.get(len(tokens), 0) + 1
+            self._marked[key] = len(tokens)
+            self._marked.move_to_end(key)
+            if len(self._marked) > _MARKS:
+                _, length = self._marked.popitem(last=False)
+                self._lengths[length] -= 1
+                if not self._lengths[length]:
+                    del self._lengths[length]
 
-    def add(self, tokens: IntArray, block: Block) -> None:
-        """Keep the last block of a text whose length is a multiple of `size`, unless it is larger than all may be."""
-        *_, key = self._keys(tokens)
+    def marked(self, tokens: IntArray) -> IntArray:
+        """The longest marked beginning of a text (int64); empty without one."""
         with self._lock:
-            if key not in self._blocks:
-                self._blocks[key] = block
-                self.held += _bytes_of(block)
+            lengths = sorted(length for length in self._lengths if length <= len(tokens))
+            longest, before, digest = 0, 0, hashlib.blake2b(digest_size=_DIGEST)
+            for length in lengths:
+                digest.update(tokens[before:length].tobytes())
+                before = length
+                if digest.copy().digest() in self._marked:
+                    longest = length
+        return tokens[:longest]
+
+    def find(self, tokens: IntArray) -> KeysAndValues | None:
+        """What is kept of a beginning."""
+        key = _digest(tokens)
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None:
+                self.read += len(tokens)
+            else:
+                self._kept.move_to_end(key)
+                self.found += len(tokens)
+        return kept
+
+    def add(self, tokens: IntArray, layers: KeysAndValues) -> None:
+        """Keep a beginning, unless it is larger than all may be."""
+        key = _digest(tokens)
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = layers
+                self.held += _bytes_of(layers)
             while self.held > self._capacity:
-                self.held -= _bytes_of(self._blocks.popitem(last=False)[1])
-
-    def _keys(self, tokens: IntArray) -> Iterator[bytes]:
-        """The keys of the whole blocks of a text."""
-        digest = hashlib.blake2b(digest_size=16)
-        for end in range(self.size, len(tokens) + 1, self.size):
-            digest.update(tokens[end - self.size : end].tobytes())
-            yield digest.digest()
+                self.held -= _bytes_of(self._kept.popitem(last=False)[1])
 
 
-def _bytes_of(block: Block) -> int:
-    return sum(tensor.nbytes for layer in block for tensor in layer)
+def _digest(tokens: IntArray) -> bytes:
+    return hashlib.blake2b(tokens.tobytes(), digest_size=_DIGEST).digest()
+
+
+def _bytes_of(layers: KeysAndValues) -> int:
+    return sum(tensor.nbytes for layer in layers for tensor in layer)
