@@ -1,0 +1,98 @@
+"""What a GPU would reject: a tensor of the processor among those of the GPU, in every path through local models."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from ralm.lm.local import engine, grouped
+from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
+from ralm.lm.local.engine import Replica, TargetLogits
+from ralm.lm.local.prefixes import PrefixCache
+from ralm.lm.local.states import StateDecoder
+from ralm.records import IntArray, ScoringSequence, TargetGroup
+from ralm.training import encoders, losses
+from ralm.training.options import LSROptions
+from tests.every_family import tiny_family_model
+from tests.fake_cuda import CUDA, fake_cuda
+
+FAMILIES = ["gpt2", "llama", "gemma3_text"]
+LENGTH = 60
+
+
+def texts(*sizes: int) -> list[IntArray]:
+    draw = np.random.default_rng(0)
+    return [draw.integers(3, 30, size=size) for size in sizes]
+
+
+def sequences(*sizes: int) -> list[ScoringSequence]:
+    return [ScoringSequence(text, np.arange(len(text) - 5, len(text))) for text in texts(*sizes)]
+
+
+@pytest.fixture(params=FAMILIES)
+def family_model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return tiny_family_model(request.param).requires_grad_(False)
+
+
+@pytest.mark.parametrize("read", [engine.target_log_probs, engine.distributions, grouped.summaries])
+def test_scoring(family_model: PreTrainedModel, read: engine.ReadLogits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several sequences in one pass, and more targets than one pass computes."""
+    monkeypatch.setattr(engine, "LOGITS_PER_CHUNK", 64)
+    some = sequences(20, 15, 9)
+    with fake_cuda(family_model) as model, torch.inference_mode():
+        logits = TargetLogits(model, "fake")
+        for most in (1 << 20, 4 * logits.vocabulary):
+            monkeypatch.setitem(engine.LOGITS_PER_BATCH, "cuda", most)
+            replica = Replica(logits)
+            parts = replica.start(some, read)
+            assert {part.device for part in parts} <= {CUDA, torch.device("cpu")}
+            assert [len(one) for one in replica.fetch(some, parts)] == [5, 5, 5]
+
+
+def test_mixtures_on_the_device(family_model: PreTrainedModel) -> None:
+    some = sequences(20, 15)
+    group = TargetGroup(
+        np.arange(2), np.zeros(2, np.int64), 5, lambda log_probs_KCV, targets_C: log_probs_KCV[0, :, :1]
+    )
+    with fake_cuda(family_model) as model:
+        replica = Replica(TargetLogits(model, "fake"))
+        jobs = iter([(0, (some, [group]))])
+        [(_, [found])] = grouped.read_jobs(replica, lambda: next(jobs, None), batches=lambda given: [given])
+    assert found.shape == (5, 3)
+
+
+@pytest.mark.parametrize("kind", [CachedDecoder, UncachedDecoder, StateDecoder])
+def test_writing(family_model: PreTrainedModel, kind: type[Any]) -> None:
+    """New texts, alone and in a padded batch, that grow, change, and are scored; and listed tokens."""
+    some = texts(20, 15, 9)
+    with fake_cuda(family_model) as model:
+        decoder = kind(TargetLogits(model, "fake"), LENGTH)
+        for _ in range(2):
+            assert decoder.next_tokens(some).log_probs_BC.shape[0] == 3
+            some = [np.append(text, 4) for text in some]
+        if kind is not StateDecoder:
+            decoder.next_tokens([np.append(some[0][:-3], [5, 6, 7]), some[1]], np.array([1, 2]))
+        if kind is CachedDecoder:
+            assert [len(one) for one in decoder.score(sequences(22, 17))] == [5, 5]
+
+
+def test_kept_beginnings(family_model: PreTrainedModel) -> None:
+    [passage] = texts(12)
+    prefixes = PrefixCache(1 << 30)
+    prefixes.mark(passage)
+    with fake_cuda(family_model) as model:
+        for end in (4, 5):
+            CachedDecoder(TargetLogits(model, "fake"), LENGTH, prefixes=prefixes).next_tokens([np.append(passage, end)])
+    assert prefixes.found == prefixes.read == 12
+
+
+def test_losses_of_trainings() -> None:
+    """Scores on the GPU, likelihoods and candidates of files on the processor."""
+    passages_BK = np.arange(6).reshape(2, 3)
+    with fake_cuda(torch.nn.Identity()), torch.no_grad():
+        scores_BK = encoders.inner_products(torch.zeros(2, 4, device=CUDA), torch.zeros(2, 3, 4, device=CUDA))
+        loss_B = encoders.losses_of(scores_BK, np.zeros((2, 3), np.float32), passages_BK, LSROptions())
+        there_BK = torch.ones((2, 3), dtype=torch.bool, device=CUDA)
+        assert loss_B.device == losses.marginal_loss(scores_BK, torch.zeros(2, 3, device=CUDA), there_BK).device == CUDA
