@@ -39,6 +39,7 @@ from .answering.questions import (
 )
 from .answering.run import run_choices as run_choices, run_questions as run_questions
 from .answering.sources import (
+    GatedQuestions as GatedQuestions,
     GivenPassages as GivenPassages,
     QuestionRetriever as QuestionRetriever,
     RerankedPassages as RerankedPassages,

@@ -28,7 +28,7 @@ from ralm.reading.sources import FromRetriever
 from ralm.storage.manifest import write_manifest
 from ralm.training.gate import fit_gate, train_gate
 from ralm.training.options import GateOptions
-from tests.cli.program import MODEL_LENGTH, TEXT, done, failed, printed, ralm, write_stories
+from tests.cli.program import MODEL_LENGTH, TEXT, done, failed, printed, ralm, write_rows, write_stories
 from tests.fakes import CountingModel, WordTokenizer
 
 ALWAYS, NEVER = ConfidenceGate(1.0), ConfidenceGate(0.0)
@@ -133,6 +133,31 @@ def test_the_program_generates_with_a_gate(stories: Path) -> None:
     assert "the gate saved 100.0% of the retrievals" in shown.err
     assert "passage" in done(*asked).out.partition("<-")[2].partition("(")[2]
     failed(ralm(*asked[:4], "--new-tokens", 8, "--gate", "confidence"), 2, "--gate has no effect without --index")
+
+
+def test_questions_are_read_with_passages_where_a_gate_opens(stories: Path, tmp_path: Path) -> None:
+    rows = [{"question": one, "answer": ["the whales"]} for one in ("who sings in the deep sea", "who keeps the sheep")]
+    questions = write_rows(tmp_path / "questions.jsonl", rows)
+    asked = ("--lm", "ralm-tiny", "--index", stories / "index", "--new-tokens", 3)
+    every, always, never = (
+        printed("qa", questions, *asked, *more)
+        for more in ((), ("--gate", "confidence:1"), ("--gate", "confidence:0", "--out", tmp_path / "run"))
+    )
+    closed = printed("qa", questions, "--lm", "ralm-tiny", "--new-tokens", 3)
+    assert always["gate"]["readings_saved"] == 0
+    assert always["gold_log_prob"] == every["gold_log_prob"]
+    assert never["gate"] == {"strides": 2, "retrievals_saved": 1, "readings_saved": 1}
+    assert never["gold_log_prob"] == pytest.approx(closed["gold_log_prob"])
+    assert never["config"]["passages"]["gate"] == {"gate": "confidence", "threshold": 0}
+    shown = printed("qa", questions, *asked, "--gate", "confidence:1", "--demonstrations", questions, "--shots", 1)
+    assert shown["gate"]["strides"] == 2  # the demonstration is none of them
+    swept = printed("qa", questions, *asked, "--over", "gate", "--values", "confidence:0,confidence:1")
+    assert [point["gold_log_prob"] for point in swept["points"]] == [never["gold_log_prob"], every["gold_log_prob"]]
+    answer = ("ask", "who sings in the deep sea", *asked, "--json")
+    given = [json.loads(done(*answer, *more).out) for more in ((), ("--gate", "confidence:1"))]
+    assert given[0] == given[1]
+    assert "sources" not in json.loads(done(*answer, "--gate", "confidence:0").out)
+    failed(ralm("ask", "who?", "--lm", "ralm-tiny", "--gate", "confidence"), 2, "--gate has no effect without --index")
 
 
 def test_what_is_no_gate_is_rejected(stories: Path, tmp_path: Path) -> None:

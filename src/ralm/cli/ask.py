@@ -1,7 +1,7 @@
 """`ralm ask`: answers questions with a frozen language model, each with its sources."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import ralm
 from ralm.answering.options import AnswerOptions
@@ -35,6 +35,7 @@ def ask_command(
         AnswerOptions,
         flags.Flags(without=("join",), default_text=options.ANSWER_TEXTS, needs={"robust": options.NEEDS_UNIFORM}),
     ],
+    gate: Annotated[str | None, options.gate_option(options.NEEDS_INDEX)] = None,
     control: Annotated[
         bool,
         Option(
@@ -57,10 +58,12 @@ def ask_command(
     from ralm.cli import answers, output
 
     named = None if prompt is None else ralm.open_prompt(prompt)
-    source = None if index is None else ralm.QuestionRetriever(models.open_retrieval(index, retrieval))
+    source: Any = None if index is None else ralm.QuestionRetriever(models.open_retrieval(index, retrieval))
     model = models.open_model(lm, model_options)
     chosen, answering = options.choose_prompt(named, model.tokenizer, reading, answering, given)
     chosen = options.with_messages(chosen, system)
+    if gate is not None:
+        source = options.gated_questions(gate, source, model, chosen, answering)
     answerer = ralm.Answerer(model, chosen, source, reader=reading.chosen_reader, options=answering, control=control)
     if json:
         for answer in answerer.answers(texts):

@@ -27,7 +27,8 @@ from ralm.training.options import ExampleOptions
 
 if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt
-    from ralm.protocols import Tokenizer
+    from ralm.answering.sources import GatedQuestions, QuestionSource
+    from ralm.protocols import Tokenizer, WritingModel
 
 
 def argument(text: str, metavar: str | None = None) -> Any:
@@ -144,6 +145,18 @@ def choose_prompt(
         return prompt, answering
     usual = {option: getattr(CHAT_ANSWER, option) for option in ("new_tokens", "stop") if option not in given}
     return prompt, replace(answering, **usual)
+
+
+def gated_questions(
+    gate: str, source: "QuestionSource", model: "WritingModel", prompt: "QuestionPrompt", answering: AnswerOptions
+) -> "GatedQuestions":
+    """The passages of a source for the questions that the gate of a name opens."""
+    from ralm.answering.answers import room_for_prompts
+    from ralm.answering.sources import GatedQuestions, PromptBuilder
+    from ralm.reading.gate import OpenedGate, open_gate
+
+    builder = PromptBuilder(prompt, model.tokenizer, room_for_prompts(model, answering))
+    return GatedQuestions(source, OpenedGate(open_gate(gate), model), builder)
 
 
 def with_messages(prompt: "QuestionPrompt", system: str | None, *, turns: bool = False) -> "QuestionPrompt":

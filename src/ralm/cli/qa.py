@@ -13,6 +13,7 @@ from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceFields,
 from ralm.cli import options
 from ralm.cli.flags import Flags, Given, TableOutput, option_types, reject_unused, unused_options
 from ralm.cli.models import open_model, open_retrieval
+from ralm.cli.process import print_note
 from ralm.cli.sweep import swept_jobs
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
@@ -114,6 +115,7 @@ class QuestionJob(_PassagesJob):
     fields: Annotated[QuestionFields, Option("Where a record has the question.")]
     limit: Annotated[int | None, Option("Use only this many questions.", default_text="all")] = None
 
+    gate: Annotated[str | None, options.gate_option(options.NEEDS_INDEX)] = None
     judge: Annotated[
         str | None, Option("Also ask this language model whether each answer agrees with a gold answer.")
     ] = None
@@ -124,6 +126,9 @@ class QuestionJob(_PassagesJob):
         [questions, model], parts = _open(self, ralm.read_questions, models)
         prompt, answering = options.choose_prompt(named, model.tokenizer, self.reading, self.answering, given)
         prompt = options.with_messages(prompt, self.system, turns=self.turns)
+        if self.gate is not None:
+            gated = options.gated_questions(self.gate, parts["source"], model, prompt, answering)
+            parts["source"] = replace(gated, always=parts["demonstrations"])
         if self.judge is not None:
             parts["judge"] = ralm.Judge(self.open_model(self.judge, models))
         return [questions, model, prompt], {**parts, "options": answering, "semantics": self.semantics}
@@ -204,17 +209,32 @@ def _evaluate(
         for asked, job, folder in zip(opened, jobs.values(), folders, strict=True)
     ]
 
-    def as_json(result: tuple[Any, Any]) -> dict[str, JsonValue]:
-        return {**result[0].summary(), "config": result[1]()}
+    saved = [_saved(parts["source"]) for _, parts in opened]
+
+    def as_json(result: tuple[Any, Any], saved: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return {**result[0].summary(), **saved, "config": result[1]()}
 
     if over is None:
         how_asked = job.describe(opened[0][0][2], opened[0][1]["options"]) if isinstance(job, QuestionJob) else ""
-        return TableOutput(lambda: as_json(results[0]), partial(evaluation.show, results[0][0], out, how_asked))
-    points = dict(zip(jobs, results, strict=True))
+        return TableOutput(
+            lambda: as_json(results[0], saved[0]), partial(evaluation.show, results[0][0], out, how_asked)
+        )
+    points = dict(zip(jobs, zip(results, saved, strict=True), strict=True))
     return TableOutput(
-        lambda: {"option": over, "points": [{over: value, **as_json(result)} for value, result in points.items()]},
-        partial(print_swept, over, {value: found.summary() for value, (found, _) in points.items()}, out),
+        lambda: {"option": over, "points": [{over: value, **as_json(*result)} for value, result in points.items()]},
+        partial(print_swept, over, {value: found.summary() for value, ((found, _), _) in points.items()}, out),
     )
+
+
+def _saved(source: Any) -> dict[str, JsonValue]:
+    """What a gate saved, also printed on standard error; empty without one."""
+    from ralm.answering.sources import GatedQuestions
+    from ralm.cli.results import describe_saved
+
+    if not isinstance(source, GatedQuestions):
+        return {}
+    print_note(f"the gate saved {describe_saved(source.gate.saved)}")
+    return {"gate": source.gate.saved}
 
 
 def qa_command(
