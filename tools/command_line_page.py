@@ -6,9 +6,7 @@ A test fails if the page and the program differ.
 from collections.abc import Iterator
 from typing import Any
 
-import typer
-
-from ralm.cli import app
+from ralm.cli import program
 
 WIDTH = 100
 HEAD = """# Command line
@@ -23,8 +21,8 @@ the environment turns off only progress, in Python programs too.
 
 def page() -> str:
     """The whole page."""
-    program: Any = typer.main.get_command(app)
-    return "\n".join([HEAD, *_sections(program, "ralm")])
+    commands: Any = program()
+    return "\n".join([HEAD, *_sections(commands, "ralm")])
 
 
 def _sections(command: Any, name: str) -> Iterator[str]:

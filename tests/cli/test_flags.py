@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import subprocess
+import sys
+from ast import literal_eval
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import BytesIO, TextIOWrapper
@@ -186,3 +189,13 @@ def test_help_lists_the_most_used_options_first_and_every_option_once() -> None:
     listed = re.findall(r"^  (?:-h, )?(--[\w-]+)", "".join(sections[1:]), re.MULTILINE)
     options = [max(one.opts, key=len) for one in program().commands["eval"].params if one.param_type_name == "option"]
     assert sorted(listed) == sorted([*options, "--help"])
+
+
+def test_a_command_loads_no_other() -> None:
+    """As users wait for it at each start."""
+    loaded = "import sys; sys.argv = ['ralm', '--quiet', 'search', '--help']; from ralm.cli import main\ntry: main()\n"
+    loaded += "except SystemExit: print([one for one in sys.modules if one.startswith('ralm.cli.')])"
+    out = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True, timeout=120).stdout
+    modules = out.splitlines()[-1]
+    assert "ralm.cli.search" in modules
+    assert not {"ralm.cli.train", "ralm.cli.serve", "ralm.cli.qa", "ralm.cli.index"} & set(literal_eval(modules))

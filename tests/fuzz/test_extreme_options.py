@@ -21,7 +21,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import typer
 
-from ralm.cli import app
+from ralm.cli import application
 from ralm.cli.sweep import SWEPT
 from ralm.lm import registry
 from tests.cli.program import STORIES, TEXT, ralm
@@ -35,9 +35,10 @@ TIMERS = (
     (signal.ITIMER_PROF, signal.SIGPROF, PROCESSOR_SECONDS_A_CASE),
 )
 BYTES_A_CASE = 6 << 30
-PROGRAM: Any = typer.main.get_command(app)
+APPLICATION = application()
+PROGRAM: Any = typer.main.get_command(APPLICATION)
 
-HINTS = {str(info.name): get_type_hints(info.callback) for info in app.registered_commands if info.callback}
+HINTS = {str(info.name): get_type_hints(info.callback) for info in APPLICATION.registered_commands if info.callback}
 """The type of every parameter of every command."""
 
 WHOLE = [*"-1 0 1 2 3 7 63 64 65 2147483647 2147483648 9223372036854775808".split(), "1" + "0" * 30]

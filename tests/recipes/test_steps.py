@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import pytest
-import typer
 
-from ralm.cli import app
+from ralm.cli import program as all_commands
 from ralm.options import flags_of
 from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
@@ -35,7 +34,7 @@ def spelt(step: Step) -> list[str]:
 
 @pytest.mark.parametrize("scale", [FULL_SCALE, STAND_IN_SCALE], ids=["full", "stand-in"])
 def test_every_step_is_a_command_of_the_program(scale: Scale) -> None:
-    program = typer.main.get_command(app)
+    program = all_commands()
     for step in {step for recipe in recipes(scale).values() for step in recipe.steps}:
         command, arguments = program, spelt(step)
         while hasattr(command, "commands"):

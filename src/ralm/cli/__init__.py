@@ -7,23 +7,15 @@ import inspect
 import io
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
 import typer
 
-from ralm.cli.ask import ask_command
-from ralm.cli.check import check_command, probe_command
-from ralm.cli.demo import demo_command
-from ralm.cli.eval import eval_command
 from ralm.cli.flags import Output, command
-from ralm.cli.generate import generate_command
 from ralm.cli.help import CommandsInGroups, CommandWithGroups
-from ralm.cli.index import encode_command, index_command, merge_command, update_command
-from ralm.cli.info import documents_command, info_command
-from ralm.cli.judge import judge_command
-from ralm.cli.mcp import mcp_command
 from ralm.cli.models import end_command
 from ralm.cli.process import (
     escape_unprintable,
@@ -33,18 +25,38 @@ from ralm.cli.process import (
     signals_unwind,
     warn_of_untested_versions,
 )
-from ralm.cli.qa import choice_command, curve_command, qa_command
-from ralm.cli.recipe import list_command, run_command, show_command
-from ralm.cli.report import compare_command, report_command
-from ralm.cli.search import retrieve_command, search_command
-from ralm.cli.serve import serve_command
-from ralm.cli.sweep import sweep_command
-from ralm.cli.sync import sync_command
-from ralm.cli.train import gate_command, mixer_command, reranker_command, retriever_command, signals_command
-from ralm.cli.worth import worth_command
 from ralm.errors import RalmError, UsageError
 from ralm.terminal import visible
 from ralm.version import __version__
+
+_COMMANDS: Final = (
+    ("Start", "demo", ("demo",)),
+    ("Index and search", "index", ("index", "update")),
+    ("Index and search", "sync", ("sync",)),
+    ("Index and search", "index", ("merge", "encode")),
+    ("Index and search", "search", ("search",)),
+    ("Index and search", "info", ("info", "documents")),
+    ("Index and search", "judge", ("judge",)),
+    ("Read and generate", "worth", ("worth",)),
+    ("Read and generate", "eval", ("eval",)),
+    ("Read and generate", "sweep", ("sweep",)),
+    ("Read and generate", "report", ("report", "compare")),
+    ("Read and generate", "search", ("retrieve",)),
+    ("Read and generate", "generate", ("generate",)),
+    ("Answer questions", "ask", ("ask",)),
+    ("Answer questions", "qa", ("qa", "curve", "choice")),
+    ("Learn from the model", "train", ("signals",)),
+    ("Learn from the model", "train", {"train": ("reranker", "retriever", "mixer", "gate")}),
+    ("Rerun the papers", "recipe", {"recipe": ("list", "show", "run")}),
+    ("Serve and check", "serve", ("serve",)),
+    ("Serve and check", "mcp", ("mcp",)),
+    ("Serve and check", "check", ("probe", "check")),
+)
+"""The commands as help lists them: the title, the module, and the names, or those of a group of commands."""
+_HELP: Final = {
+    "train": "Train small models on what a language model makes of passages (`ralm signals`).",
+    "recipe": "Run the tables and figures of both papers, with the paper's figures beside ours.",
+}
 
 
 def _group(**how: Any) -> typer.Typer:
@@ -60,10 +72,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-app = _group(name="ralm", pretty_exceptions_enable=False)
-
-
-@app.callback()
 def _ralm(
     context: typer.Context,
     _version: bool = typer.Option(
@@ -81,60 +89,46 @@ def _ralm(
     context.call_on_close(end_command)
 
 
-def _add(group: typer.Typer, title: str, *functions: Callable[..., Output | None]) -> None:
-    """Add commands, named after their functions, under a title; a list of commands shows the first sentence of their
-    help, whole."""
-    for function in functions:
+def _add(group: typer.Typer, title: str, module: Any, names: Iterable[str]) -> None:
+    """Add commands of a module under a title; a list of commands shows the first sentence of their help, whole."""
+    for name in names:
+        function: Callable[..., Output | None] = getattr(module, f"{name}_command")
         first, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
         sentence, _, _ = " ".join(first.split()).partition(". ")
-        name = function.__name__.removesuffix("_command")
         group.command(name, cls=CommandWithGroups, short_help=sentence.removesuffix("."), rich_help_panel=title)(
             command(function)
         )
 
 
-_train = _group(help="Train small models on what a language model makes of passages (`ralm signals`).")
-_recipe = _group(help="Run the tables and figures of both papers, with the paper's figures beside ours.")
-_COMMANDS = "Commands"
-_add(app, "Start", demo_command)
-_add(
-    app,
-    "Index and search",
-    index_command,
-    update_command,
-    sync_command,
-    merge_command,
-    encode_command,
-    search_command,
-    info_command,
-    documents_command,
-    judge_command,
-)
-_add(
-    app,
-    "Read and generate",
-    worth_command,
-    eval_command,
-    sweep_command,
-    report_command,
-    compare_command,
-    retrieve_command,
-)
-_add(app, "Read and generate", generate_command)
-_add(app, "Answer questions", ask_command, qa_command, curve_command, choice_command)
-_add(app, "Learn from the model", signals_command)
-_add(_train, _COMMANDS, reranker_command, retriever_command, mixer_command, gate_command)
-_add(_recipe, _COMMANDS, list_command, show_command, run_command)
-for _name, _title, _commands in (("train", "Learn from the model", _train), ("recipe", "Rerun the papers", _recipe)):
-    app.add_typer(_commands, name=_name, short_help=str(_commands.info.help).removesuffix("."), rich_help_panel=_title)
-_add(app, "Serve and check", serve_command, mcp_command, probe_command, check_command)
+def application(only: str | None = None) -> typer.Typer:
+    """The application with all commands, or with one command alone, which loads faster."""
+    app = _group(name="ralm", pretty_exceptions_enable=False)
+    app.callback()(_ralm)
+    for title, file, names in _COMMANDS:
+        if only is not None and only not in names:
+            continue
+        module = import_module(f"ralm.cli.{file}")
+        if isinstance(names, tuple):
+            _add(app, title, module, names)
+            continue
+        for name, inside in names.items():
+            group = _group(help=_HELP[name])
+            _add(group, "Commands", module, inside)
+            app.add_typer(group, name=name, short_help=_HELP[name].removesuffix("."), rich_help_panel=title)
+    return app
 
 
 @cache
-def program() -> Any:
-    """The commands with all their options. Made once: there are hundreds of options, and a process may run several
-    commands. They remember how they were first asked for help."""
-    return typer.main.get_command(app)
+def program(only: str | None = None) -> Any:
+    """The commands of `application` with all their options. Made once: there are hundreds of options, and a process may
+    run several commands. They remember how they were first asked for help."""
+    return typer.main.get_command(application(only))
+
+
+def _named_command(arguments: Sequence[str]) -> str | None:
+    """The command that arguments begin with, after options of `ralm` itself; None if it cannot be told, as for help."""
+    named = next((one for one in arguments if one != "--quiet"), None)
+    return named if any(named in names for _, _, names in _COMMANDS) else None
 
 
 def main() -> None:
@@ -165,7 +159,7 @@ def main() -> None:
 def _run() -> int | None:
     """Run the command; return the exit status if it ended early or its arguments were wrong."""
     try:
-        return program()(standalone_mode=False)
+        return program(_named_command(sys.argv[1:]))(standalone_mode=False)
     except typer.Abort:
         return 1
     except Exception as error:
