@@ -1,6 +1,7 @@
 """Question answering evaluated, in the library and by the command: figures, passages, resuming, and rejected input."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
+from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray
+from ralm.reranking.lexical import BUILT_IN, LEXICAL_KIND, LexicalWeights, lexical_features
 from ralm.retrieval.retrieval_file import RetrievedPassage
+from ralm.storage.manifest import write_manifest
 from ralm.storage.store import Store
 from tests.answering.given import PASSAGES, Given
 from tests.cli.program import failed, ralm
@@ -202,6 +206,29 @@ def test_the_command(files: Path) -> None:
     assert given["questions"] == 3
     assert ralm("check", files / "run").status == 0
     failed(ralm(*asking, "--index", files / "index", "--out", files / "run"), 1, "already exists")
+
+
+def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) -> None:
+    assert ralm("index", files / "corpus.jsonl", "--out", files / "index").status == 0
+    asking = ["qa", files / "bare.jsonl", "--lm", "ralm-tiny", "--index", files / "index", "--new-tokens", 2]
+    source = FromRetriever.of_index(files / "index")
+    overlap = LexicalWeights(score=-1.0, rank=0.0, overlap=0.0, log_overlap=0.0, near=0.0)
+    (folder := files / "weights").mkdir()
+    write_manifest(folder, kind=LEXICAL_KIND, settings={"weights": asdict(overlap)}, counts={})
+    for more, weights in (((), BUILT_IN), (("--lexical-weights", folder), overlap)):
+        out = files / f"run-{len(more)}"
+        assert ralm(*asking, "--rerank", "lexical", *more, "--out", out).status == 0
+        expected = []
+        for one in QUESTIONS:
+            found = source.retriever.retrieve([one.text], 16).of(0)
+            contents = [source.passages[number].contents for number, _ in found]
+            scores = weights.scores(lexical_features(one.text, contents, [score for _, score in found]))
+            expected.append([found[int(np.argmax(scores))][0]])
+        assert pq.read_table(out / "answers.parquet")["passages"].to_pylist() == expected
+    assert ralm(*asking, "--rerank", "zero-shot", "--gate", "confidence:1").status == 0
+    failed(ralm(*asking, "--rerank", "oracle"), 2, "reads the answer")
+    failed(ralm(*asking[:4], "--rerank", "lexical"), 2, "give --index too")
+    failed(ralm(*asking, "--rerank", "lexical", "--reader", "ensemble", "--candidates", 2), 2, "raise them")
 
 
 @pytest.mark.parametrize(
