@@ -125,8 +125,7 @@ class CachedDecoder(LocalDecoder):
         copied = {} if self._thresholds else _copied_prefixes(new, rows)
         unread = {row for row, columns in enumerate(columns_B) if columns < len(rows[row]) - 1 and row not in copied}
         if self._prefixes is not None:
-            for row in sorted(unread.intersection(new)):
-                self._read_new(row, rows[row][:-1], self._prefixes)
+            self._read_new(sorted(unread.intersection(new)), rows, self._prefixes)
             unread.difference_update(new)
         together = [] if self._thresholds else [row for row in new if row in unread]
         for batch in batches(together, rows, self._tokens):
@@ -142,18 +141,39 @@ class CachedDecoder(LocalDecoder):
             if kept.columns < len(rows[row]) - 1:
                 self._read_rest(row, rows[row], kept.columns)
 
-    def _read_new(self, row: int, tokens: IntArray, prefixes: PrefixCache) -> None:
-        """Read a new text: its longest marked beginning, unless it is kept, and the rest."""
-        first = prefixes.marked(tokens)
-        if len(first):
+    def _read_new(self, new: Sequence[int], rows: Sequence[IntArray], prefixes: PrefixCache) -> None:
+        """Read new texts except their last tokens: the longest marked beginning of each, unless it is kept, and the
+        rests; together if all rows are new and have similar rests."""
+        read_B = []
+        for row in new:
+            first = prefixes.marked(rows[row][:-1])
+            read_B.append(len(first))
+            if len(first) == 0:
+                continue
             kept = prefixes.find(first)
             if kept is None:
                 self._read_columns(row, 0, first)
                 prefixes.add(first, self._rows.block(row, 0, len(first)))
             else:
                 self._rows.put_block(row, 0, kept)
-        if len(first) < len(tokens):
-            self._read_columns(row, len(first), tokens[len(first) :])
+        rests_B = [len(rows[row]) - 1 - read for row, read in zip(new, read_B, strict=True)]
+        longest = max(rests_B, default=0)
+        if 1 < len(new) == len(rows) and 0 < longest < min(map(len, rows)) and longest * len(new) <= 2 * sum(rests_B):
+            self._read_ends(rows, longest)
+            return
+        for row, read, rest in zip(new, read_B, rests_B, strict=True):
+            if rest:
+                self._read_columns(row, read, rows[row][read:-1])
+
+    def _read_ends(self, rows: Sequence[IntArray], count: int) -> None:
+        """Read the last `count` tokens before the last one of all rows, which have all that is before."""
+        lengths_B1 = torch.from_numpy(self._rows.lengths_B)[:, None]
+        longest, end = int(lengths_B1.max()), self._rows.last
+        self._rows.extend_from(slice(0, len(rows)), end - longest, end - count)
+        input_BN = torch.from_numpy(np.stack([tokens[-1 - count : -1] for tokens in rows]))
+        mask_BC = torch.arange(longest) >= longest - lengths_B1
+        padding = self._padding(mask_BC, lengths_B1 - count + torch.arange(count))
+        self._logits(input_BN, _NO_TARGETS, _NO_TARGETS, self._rows.cache, **padding)
 
     def _read_columns(self, row: int, columns: int, tokens: IntArray) -> None:
         """Read the tokens of a row after its first columns."""
