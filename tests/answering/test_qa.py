@@ -225,6 +225,9 @@ def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) ->
             scores = weights.scores(lexical_features(one.text, contents, [score for _, score in found]))
             expected.append([found[int(np.argmax(scores))][0]])
         assert pq.read_table(out / "answers.parquet")["passages"].to_pylist() == expected
+        asked = ("ask", QUESTIONS[0].text, *asking[2:], "--rerank", "lexical", *more, "--json")
+        assert [one["passage"] for one in json.loads(ralm(*asked).out)["sources"]] == expected[0]
+    failed(ralm("ask", "Who?", *asking[2:], "--rerank", "oracle"), 2, "reads the answer")
     assert ralm(*asking, "--rerank", "zero-shot", "--gate", "confidence:1").status == 0
     failed(ralm(*asking, "--rerank", "oracle"), 2, "reads the answer")
     failed(ralm(*asking[:4], "--rerank", "lexical"), 2, "give --index too")

@@ -7,6 +7,7 @@ import ralm
 from ralm.answering.options import AnswerOptions
 from ralm.cli import flags, models, options
 from ralm.options import Option
+from ralm.reranking import RerankOptions
 
 
 def ask_command(
@@ -35,6 +36,7 @@ def ask_command(
         AnswerOptions,
         flags.Flags(without=("join",), default_text=options.ANSWER_TEXTS, needs={"robust": options.NEEDS_UNIFORM}),
     ],
+    reranking: Annotated[RerankOptions, Option("How passages are chosen.", needs=options.NEEDS_INDEX)],
     gate: Annotated[str | None, options.gate_option(options.NEEDS_INDEX)] = None,
     control: Annotated[
         bool,
@@ -53,6 +55,7 @@ def ask_command(
     A model with a chat template is asked through it, another one with the prompt of a paper.
     """
     options.check_passage_sources(index, None, reading)
+    options.check_reranked_questions(reranking, index)
     texts = options.read_input(question, questions, "question")
 
     from ralm.cli import answers, output
@@ -62,6 +65,8 @@ def ask_command(
     model = models.open_model(lm, model_options)
     chosen, answering = options.choose_prompt(named, model.tokenizer, reading, answering, given)
     chosen = options.with_messages(chosen, system)
+    if reranking.method != "none":
+        source = options.reranked_questions(reranking, source, model, reading)
     if gate is not None:
         source = options.gated_questions(gate, source, model, chosen, answering)
     answerer = ralm.Answerer(model, chosen, source, reader=reading.chosen_reader, options=answering, control=control)

@@ -21,13 +21,14 @@ from ralm.lm.api.endpoint import is_api
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions, plan, sampling
+from ralm.reranking import RerankOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import ExampleOptions
 
 if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt
-    from ralm.answering.sources import GatedQuestions, QuestionSource
+    from ralm.answering.sources import GatedQuestions, QuestionRetriever, QuestionSource
     from ralm.protocols import Tokenizer, WritingModel
 
 
@@ -145,6 +146,30 @@ def choose_prompt(
         return prompt, answering
     usual = {option: getattr(CHAT_ANSWER, option) for option in ("new_tokens", "stop") if option not in given}
     return prompt, replace(answering, **usual)
+
+
+def check_reranked_questions(reranking: RerankOptions, index: Path | None) -> None:
+    """Raise UsageError if the passages of questions cannot be chosen so."""
+    if reranking.method == "oracle":
+        raise UsageError('`rerank="oracle"` reads the answer: choose another reranker for questions.')
+    if reranking.method != "none" and index is None:
+        raise UsageError("`rerank` chooses among passages of an index: give `index` too.")
+
+
+def reranked_questions(
+    reranking: RerankOptions, source: "QuestionRetriever", model: "WritingModel", reading: ReadingOptions
+) -> "QuestionSource":
+    """The passages that a reranker chooses among those of a source, if one is chosen; the reading model ranks for
+    `zero-shot`. UsageError if there are fewer candidates than the reader reads."""
+    from ralm.answering.sources import RerankedPassages
+    from ralm.reading.in_context import CheckedReader
+    from ralm.reading.score import hits_needed
+    from ralm.reranking import CheckedReranker
+
+    if (reranker := reranking.reranker()) is None:
+        return source
+    hits_needed(CheckedReader.of(reading.chosen_reader), CheckedReranker.of(reranker))
+    return RerankedPassages(source.source, reranker, model, sampling.GenerationOptions())
 
 
 def gated_questions(

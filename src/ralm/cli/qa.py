@@ -22,8 +22,7 @@ from ralm.reranking import RerankOptions
 
 if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt
-    from ralm.answering.sources import QuestionRetriever, RerankedPassages
-    from ralm.protocols import Reader, Reranker, WritingModel
+    from ralm.protocols import Reader, WritingModel
     from ralm.storage.outputs import FolderKind
 
 _DEMONSTRATIONS: Final = Needs("`demonstrations`", lambda job: job.demonstrations is not None)
@@ -125,24 +124,16 @@ class QuestionJob(_PassagesJob):
 
     def __post_init__(self) -> None:
         _PassagesJob.__post_init__(self)
-        if self.reranking.method == "oracle":
-            raise UsageError('`rerank="oracle"` reads the answer: choose another reranker for questions.')
-        if self.reranking.method != "none" and self.index is None:
-            raise UsageError("`rerank` chooses among passages of an index: give `index` too.")
+        options.check_reranked_questions(self.reranking, self.index)
 
     def opened(self, given: Given, models: "dict[str, WritingModel]") -> _Arguments:
         """The arguments of the evaluation, but for the reader; `models` are those that are opened, by name."""
-        from ralm.reading.in_context import CheckedReader
-        from ralm.reading.score import hits_needed
-        from ralm.reranking import CheckedReranker
-
         named = None if self.prompt is None else ralm.open_prompt(self.prompt)
         [questions, model], parts = _open(self, ralm.read_questions, models)
         prompt, answering = options.choose_prompt(named, model.tokenizer, self.reading, self.answering, given)
         prompt = options.with_messages(prompt, self.system, turns=self.turns)
-        if (reranker := self.reranking.reranker()) is not None:
-            hits_needed(CheckedReader.of(self.reading.chosen_reader), CheckedReranker.of(reranker))
-            parts["source"] = _reranked(parts["source"], reranker, model)
+        if self.reranking.method != "none":
+            parts["source"] = options.reranked_questions(self.reranking, parts["source"], model, self.reading)
         if self.gate is not None:
             gated = options.gated_questions(self.gate, parts["source"], model, prompt, answering)
             parts["source"] = replace(gated, always=parts["demonstrations"])
@@ -154,11 +145,6 @@ class QuestionJob(_PassagesJob):
         """How the questions were asked, in a sentence."""
         why = ", as the model has a chat template" if prompt.chat and self.prompt is None else ""
         return f"asked with the prompt {prompt.name}{why}; answers have at most {answering.new_tokens} tokens"
-
-
-def _reranked(source: "QuestionRetriever", reranker: "Reranker", model: "WritingModel") -> "RerankedPassages":
-    """The passages that a reranker chooses among those of a source; the reading model ranks for `zero-shot`."""
-    return ralm.RerankedPassages(source.source, reranker, model, ralm.GenerationOptions())
 
 
 def _open(
