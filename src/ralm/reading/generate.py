@@ -213,6 +213,7 @@ class Decoder:
                 f"{len(state.prompt_prefixes)} passages: read one passage, several in one context, or let each passage "
                 "answer."
             )
+        self._cache.mark(state.prompt_prefixes)
         state.generator = state.generator or np.random.default_rng(self._options.seed)
         self._states[self._added] = state
         self._added += 1
@@ -248,8 +249,6 @@ class Decoder:
         states = list(self._states.items())
         if not states:
             return []
-        for _, state in states:
-            self._cache.mark(state.prompt_prefixes)
         texts = {number: self._texts(state) for number, state in states}
         if self._cache.read_ahead is not None and self._options.temperature == 0:
             self._cache.read_ahead([self._ahead(state, texts[number]) for number, state in states])
