@@ -37,7 +37,7 @@ _LOGGED: Final = 200
 """Maximum number of characters, or tokens, of a prompt in the log."""
 _PREFIX_FIGURES: Final = {
     "found": "Tokens of beginnings of prompts that were not read again.",
-    "read": "Tokens of prompts that were read.",
+    "read": "Tokens of beginnings of prompts that were read.",
     "held": "Bytes of keys and values that are held.",
 }
 _BATCH_FIGURES: Final = {
