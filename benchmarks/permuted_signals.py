@@ -2,7 +2,7 @@
 
     python -m benchmarks.permuted_signals SIGNALS OUT
 
-Trains the query encoder of an index as the table in docs/learning.md says, but each candidate of an example has the
+Trains the query encoder of an index as the table in docs/results.md says, but each candidate of an example has the
 likelihood of another one. The encoder in OUT is then read with `ralm eval --query-encoder OUT`, as the trained one is.
 """
 

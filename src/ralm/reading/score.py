@@ -230,7 +230,7 @@ class Ending:
         those of a prompt prefix. If nothing comes before the targets, `first_token` does. Raises UsageError if a prompt
         prefix and the targets do not fit, or if a `first_token` is needed and there is none.
         """
-        befores, begins = [], []
+        contexts, begins = [], []
         for prompt_prefix in prompt_prefixes:
             document, before = prompt_prefix.tokens, context
             room = max_length + 1 - len(targets) - len(document)  # the last target is not read
@@ -246,8 +246,8 @@ class Ending:
                     )
                 before = np.array([first_token], dtype=np.int64)
             begins.append(max(0, len(context) - room))
-            befores.append(before[begins[-1] :])
-        pairs = [*zip(prompt_prefixes, befores, strict=True)]
+            contexts.append(before[begins[-1] :])
+        pairs = [*zip(prompt_prefixes, contexts, strict=True)]
         known = [len(before) - (len(one.tokens) == 0) for one, before in pairs]  # nothing is before a first token
         evidence = min(evidence, *known) if len(pairs) > 1 else 0
         requests = [
