@@ -25,6 +25,7 @@ from ralm.cli.process import (
     signals_unwind,
     warn_of_untested_versions,
 )
+from ralm.cli.settings import WITH_SETTINGS
 from ralm.errors import RalmError, UsageError
 from ralm.terminal import visible
 from ralm.version import __version__
@@ -96,7 +97,7 @@ def _add(group: typer.Typer, title: str, module: Any, names: Iterable[str]) -> N
         first, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
         sentence, _, _ = " ".join(first.split()).partition(". ")
         group.command(name, cls=CommandWithGroups, short_help=sentence.removesuffix("."), rich_help_panel=title)(
-            command(function)
+            command(function, settings=name in WITH_SETTINGS)
         )
 
 

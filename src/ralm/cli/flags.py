@@ -17,6 +17,7 @@ from pydantic import JsonValue
 
 from ralm.cli.help import group_of
 from ralm.cli.process import dry_run_outputs, with_flags
+from ralm.cli.settings import SETTINGS_OPTION, with_file
 from ralm.errors import RalmError, UsageError
 from ralm.options import Needs, Option, annotation, flag_of, negative_flag, without_none
 
@@ -121,22 +122,24 @@ _JSON: Final = _Part("json", bool, (Option("Print only one JSON object."),), def
 _LATEX: Final = _Part(
     "latex", bool, (Option("Print tables as LaTeX (booktabs), all else as comments."),), default=False
 )
+_SETTINGS: Final = _Part("settings", Path | None, (SETTINGS_OPTION,), default=None)
 
 
-def command(function: Callable[..., Output | None]) -> Callable[..., None]:
+def command(function: Callable[..., Output | None], *, settings: bool = False) -> Callable[..., None]:
     """The function with a signature for typer.
 
     A parameter declared with an `Option` becomes a flag, and so does each option of a record that is a parameter, or
     that a parameter `Callable[..., Record]` makes: called with values for flags, it takes the others from the user.
     Options without effect are rejected before the function is called. Error messages that name Python arguments name
     the flags instead. In a dry run of requests, the command prints nothing and keeps no output. A command that returns
-    an `Output` has --json, and a `TableOutput` --latex too.
+    an `Output` has --json, and a `TableOutput` --latex too. With `settings`, it has --settings.
     """
     signature = inspect.signature(function)
     taken = [_Part(one.name, *annotation(one.annotation), one.default) for one in signature.parameters.values()]
     has_output = isinstance(signature.return_annotation, type) and issubclass(signature.return_annotation, Output)
     printed = [_JSON] if has_output and "json" not in signature.parameters else []
     printed += [_LATEX] if signature.return_annotation is TableOutput else []
+    printed += [_SETTINGS] if settings else []
     flat: dict[str, list[_Part]] = {}
     for part in _flat([part for part in (*taken, *printed) if part.kind is not Given]):
         flat.setdefault(part.key, []).append(part)
@@ -153,7 +156,7 @@ def command(function: Callable[..., Output | None]) -> Callable[..., None]:
                 if output is not None:
                     output.print(**{part.name: used[part.name] for part in (_JSON, _LATEX) if part.name in used})
         except RalmError as error:
-            error.args = (with_flags(str(error), names),)
+            error.args = (with_file(with_flags(str(error), names), context),)
             raise
 
     parameters = [_parameter(key, same, names) for key, same in flat.items()]

@@ -3,18 +3,14 @@
 import json
 import logging
 import sys
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ralm.cli import flags, models, options, process
-from ralm.corpus.files import read_utf8
-from ralm.errors import InputError, UsageError
+from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.protocols import traits_of
@@ -52,29 +48,6 @@ _OF_MODELS = {
 _PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
 
 
-def _with_settings(context: typer.Context, file: Path | None) -> Path | None:
-    """Take the values in a TOML file, by the names of parameters, as defaults of the flags."""
-    if file is None:
-        return None
-    try:
-        given = tomllib.loads(read_utf8(file, InputError))
-    except ValueError as error:
-        raise UsageError(f"{file} is not a file of settings: {error}.") from None
-    command: Any = context.command
-    known = {
-        name.removeprefix("--").replace("-", "_"): one.name
-        for one in command.params
-        for name in one.opts
-        if name.startswith("--")
-    }
-    settings = {name.replace("-", "_"): value for name, value in given.items()}
-    for name in settings:
-        if name not in known or name in ("settings", "help"):
-            raise UsageError(f"{file} sets {name}, which is no option of `ralm serve`.")
-    context.default_map = {known[name]: value for name, value in settings.items()}
-    return file
-
-
 def serve_command(
     *,
     given: flags.Given,
@@ -95,15 +68,6 @@ def serve_command(
     demo: Annotated[bool, Option("Serve the index of `ralm demo`, made in ./ralm-demo, and print requests to try.")] = (
         False
     ),
-    settings: Annotated[  # noqa: ARG001  # read before the others, by its callback
-        Path | None,
-        typer.Option(
-            "--settings",
-            help="TOML file with values for these options, by name: what the command line does not say.",
-            callback=_with_settings,
-            is_eager=True,
-        ),
-    ] = None,
     serving: Annotated[
         ServeOptions,
         flags.Flags(

@@ -1,0 +1,103 @@
+"""`--settings FILE`: values of options from a TOML file, as if on the command line, which wins over the file.
+
+One file serves all commands of `WITH_SETTINGS`. A key that another one of them takes is reported and not used; a key
+that none takes is an error.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from ralm.cli.process import print_note
+from ralm.corpus.files import read_utf8
+from ralm.errors import InputError, UsageError
+
+WITH_SETTINGS: Final = ("eval", "generate", "ask", "serve")
+"""The commands that take a file of settings."""
+_FILE: Final = "ralm.settings"
+
+
+def _with_settings(context: typer.Context, file: Path | None) -> Path | None:
+    """Take the values in a TOML file, by the names of options, as defaults of the flags."""
+    if file is None:
+        return None
+    command: Any = context.command
+    own, values, unused = _options(command), {}, []
+    for key, value in _read(file).items():
+        if (name := key.replace("_", "-")) in own:
+            values[own[name].name] = _value(context, own[name], file, name, value)
+        elif any(name in options for options in _options_of_others(command)):
+            unused.append(name)
+        else:
+            raise UsageError(f"{file} sets {key}, which is no option of `ralm {command.name}`: correct or remove it.")
+    if unused:
+        print_note(f"{file}: `ralm {command.name}` has no use for {', '.join(unused)}")
+    context.default_map = values
+    context.meta[_FILE] = file
+    return file
+
+
+SETTINGS_OPTION: Final[Any] = typer.Option(
+    "--settings",
+    help="TOML file with values for these options, by name: what the command line does not say.",
+    callback=_with_settings,
+    is_eager=True,
+)
+
+
+def with_file(message: str, context: typer.Context) -> str:
+    """An error message that begins with the file of settings if that set an option which the message names."""
+    command: Any = context.command
+    from_file = [one for one in command.params if _is_from_file(context, one.name)]
+    flags = (re.escape(flag) for one in from_file for flag in (*one.opts, *one.secondary_opts))
+    named = any(re.search(rf"(?<![\w-]){flag}(?![\w-])", message) for flag in flags)
+    return f"{context.meta[_FILE]}: {message}" if named else message
+
+
+def _is_from_file(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "DEFAULT_MAP"
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    """The keys and values of a TOML file; UsageError if it is none."""
+    try:
+        return tomllib.loads(read_utf8(file, InputError))
+    except ValueError as error:
+        raise UsageError(f"{file} is not a file of settings: {error}.") from None
+
+
+def _options(command: Any) -> dict[str, Any]:
+    """The options of a command that a file may set, by their names."""
+    named = ((flag.removeprefix("--"), one) for one in command.params for flag in one.opts if flag.startswith("--"))
+    return {name: one for name, one in named if name not in ("settings", "help")}
+
+
+def _options_of_others(command: Any) -> Iterator[Iterable[str]]:
+    """The names of the options of the other commands."""
+    from ralm.cli import program
+
+    every = program().commands
+    return (_options(every[name]) for name in WITH_SETTINGS if name != command.name)
+
+
+def _value(context: typer.Context, option: Any, file: Path, name: str, value: Any) -> Any:
+    """A value in a file, if the option takes it; UsageError if not."""
+    shown = repr(value).lower() if isinstance(value, bool) else repr(value)
+    if option.is_flag != isinstance(value, bool) or isinstance(value, dict):
+        wanted = "true or false" if option.is_flag else "a value of its own"
+        raise UsageError(f"{file} sets {name} to {shown}: it takes {wanted}.")
+    if option.multiple and not isinstance(value, list):
+        value = [value]
+    try:
+        option.process_value(context, value)
+    except Exception as error:
+        if not (message := getattr(error, "message", "")):  # not every version of typer exports the class
+            raise
+        reason = message.removeprefix("Value error, ").rstrip(".")
+        raise UsageError(f"{file} sets {name} to {shown}, which it does not take: {reason}.") from None
+    return value
