@@ -454,7 +454,7 @@ def test_mmlus_folders_by_the_command(files: Path) -> None:
         (["--shots", "3"], 2, "--shots has no effect without --demonstrations"),
         (["--new-tokens", "3"], 2, "--new-tokens has no effect without --score generated"),
         (["--retrieved", "questions.jsonl"], 1, "has no passages"),
-        (["--prompt", "none"], 1, "none is no prompt"),
+        (["--prompt", "none"], 1, "none is unknown"),
         (["--prompt", "replug"], 2, "--score letter needs a prompt with {choices}"),
         (["--choices-field", "c"], 1, "line 1 has no field 'c'"),
         (["--max-length", "30"], 2, "fit into the model beside the answer: shorten it"),

@@ -130,8 +130,8 @@ def test_what_is_no_prompt(tmp_path: Path, content: str, said: str) -> None:
 
 
 def test_an_unknown_name(tmp_path: Path) -> None:
-    named = "in-context-ralm, replug, replug-choice, replug-choice-code, chat, chat-choice, numbered or a file"
-    with pytest.raises(QuestionFileError, match=f"give {named}"):
+    named = "in-context-ralm, replug, replug-choice, replug-choice-code, chat, chat-choice, numbered or a .toml file"
+    with pytest.raises(QuestionFileError, match=f"give one of {named}"):
         open_prompt("in-context")
     with pytest.raises(QuestionFileError, match="does not exist"):
         open_prompt(tmp_path / "none.toml")

@@ -190,7 +190,7 @@ def test_judgements_of_every_format(tmp_path: Path) -> None:
 BROKEN = {
     ("read_topics", "<top> no title </top>"): "line 1 is no topic: it has no <top> or <DOC>",
     ("read_topics", "1\ta\n1\tb\n"): "there are two topics '1'",
-    ("read_topics", "\n\n"): "has no topics",
+    ("read_topics", "\n\n"): "holds no topics",
     ("read_qrels", "1 d\n"): "line 1 has 2 fields",
     ("read_qrels", "1 0 d 1\n1 0 d much\n"): "line 2: the grade 'much' is not a whole number",
     ("read_qrels", "1 0 d 1\n1 0 d 2\n"): "line 2: document 'd' of topic '1' has two grades",
@@ -235,8 +235,8 @@ def test_what_judges_must_be_given(beir: Path, tmp_path: Path) -> None:
     run, index, qrels = tmp_path / "run", tmp_path / "index", beir / "qrels" / "test.tsv"
     run.write_text("q1 Q0 whales 1 2.5 tag\n")
     (tmp_path / "other.tsv").write_text("7\tseven\n")
-    failed(ralm("judge", index), 2, "nothing judges the passages: give --qrels, or --topics")
-    failed(ralm("judge", index, "--qrels", qrels), 2, "an index is searched for topics: give --topics")
+    failed(ralm("judge", index), 2, "judging needs judgements: give --qrels, or --topics")
+    failed(ralm("judge", index, "--qrels", qrels), 2, "judging an index needs queries: give --topics")
     failed(
         ralm("judge", run, "--topics", beir / "queries.jsonl"), 2, "answers are looked for in the passages of an index"
     )

@@ -458,7 +458,7 @@ def test_many_chats_at_once_are_answered_as_alone(url: str, model: WritingModel,
 def test_prompts_that_are_none_of_chats(model: WritingModel) -> None:
     with pytest.raises(UsageError, match="chat-choice is for questions with choices"):
         Service(model, ServeOptions(prompt="chat-choice"))
-    with pytest.raises(QuestionFileError, match="is no prompt"):
+    with pytest.raises(QuestionFileError, match="is unknown"):
         Service(model, ServeOptions(prompt="absent"))
 
 

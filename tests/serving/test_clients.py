@@ -45,7 +45,7 @@ def test_openai_chooses_how_it_is_read(of_openai: openai.OpenAI, service: Servic
     body: Any = {"model": MODEL, "prompt": PROMPTS[0], **WRITTEN}
     plain = of_openai.completions.create(**body, extra_body={"ralm": {"index": None}})
     assert plain.choices[0].text == expected(service, PROMPTS[0], plain=True)
-    with pytest.raises(openai.BadRequestError, match="`index` 'none' is not served; there is: few") as refused:
+    with pytest.raises(openai.BadRequestError, match="`index` 'none' is not served; the indexes are: few") as refused:
         of_openai.completions.create(**body, extra_body={"ralm": {"index": "none"}})
     assert refused.value.param == "ralm.index"
     with pytest.raises(openai.NotFoundError) as unknown:
@@ -92,7 +92,7 @@ def test_openai_chooses_an_index_by_the_name_of_the_model(of_openai: openai.Open
     assert refused.value.param == "ralm.index"
     with pytest.raises(openai.BadRequestError, match=f"the model {MODEL}:few reads the index 'few': leave out"):
         of_openai.completions.create(model=f"{MODEL}:few", **body, extra_body={"ralm": {"index": None}})
-    with pytest.raises(openai.NotFoundError, match=f"there is: {MODEL}, {MODEL}:few, {MODEL}:plain"):
+    with pytest.raises(openai.NotFoundError, match=f"the models are: {MODEL}, {MODEL}:few, {MODEL}:plain"):
         of_openai.completions.create(model=f"{MODEL}:other", **body)
 
 

@@ -154,7 +154,9 @@ def test_the_operator_says_what_requests_may_choose(index: Path) -> None:
         assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == [MODEL]
         unknown = httpx.post(f"{url}/v1/completions", json={**body, "model": f"{MODEL}:plain"})
         assert unknown.status_code == 404
-        assert unknown.json()["error"]["message"] == f"the model '{MODEL}:plain' is not served; there is: {MODEL}."
+        assert (
+            unknown.json()["error"]["message"] == f"the model '{MODEL}:plain' is not served; the models are: {MODEL}."
+        )
 
 
 def test_without_the_key_nothing_is_told(index: Path, caplog: pytest.LogCaptureFixture) -> None:

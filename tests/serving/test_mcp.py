@@ -107,7 +107,11 @@ def test_wrong_calls_are_sentences_that_a_model_can_read(asked: Callable[[Any], 
             ("search", {"query": "a", "k": 0}, "`k` must be from 1 to 100."),
             ("search", {"q": "a"}, "`query` is missing."),
             ("search", {"query": "a", "top": 2}, "`top` is not a field of this request"),
-            ("search", {"query": "a", "index": "none"}, "`index` 'none' is not served; there is: few, more."),
+            (
+                "search",
+                {"query": "a", "index": "none"},
+                "`index` 'none' is not served; the indexes are: few, more.",
+            ),
             ("fetch", {"id": "few/99"}, "there is no passage few/99 here"),
         ):
             answer = await client.call_tool(tool, arguments)

@@ -257,12 +257,12 @@ def test_places_for_passages(upstream: ChatUpstream, url: str) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
-    ({"model": "other"}, 404, "the model 'other' is not served; there is: hosted/chat-1, hosted/chat-1:few"),
+    ({"model": "other"}, 404, "the model 'other' is not served; the models are: hosted/chat-1, hosted/chat-1:few"),
     ({"model": 3}, 400, "`model` must be text."),
     ({"ralm": {"reader": "ensemble"}}, 400, "`reader` has no effect here, where requests are passed on: leave it out."),
     ({"ralm": {"gain": True}}, 400, "`gain` has no effect here, where requests are passed on: leave it out."),
     ({"ralm": {"document": 3}}, 400, "`ralm.document` is not a field of this request; the nearest is `documents`."),
-    ({"ralm": {"index": "none"}}, 400, "`index` 'none' is not served; there is: few."),
+    ({"ralm": {"index": "none"}}, 400, "`index` 'none' is not served; the indexes are: few."),
     ({"ralm": {"documents": 101}}, 400, "`documents` must be at most 100 here, not 101."),
     ({"n": 129}, 400, "`n` must be at most 128 here."),
     ({"ralm": {"query": "sea"}, "messages": []}, 400, "`ralm.query` has no effect without a message of the user"),

@@ -157,7 +157,7 @@ def test_vector_stores_are_listed_in_pages(search_url: str) -> None:
         ("/retrieve", {"queries": "a"}, "`queries` must be a list."),
         ("/retrieve", {"querys": ["a"]}, "is missing"),
         ("/retrieve", {"queries": ["a"], "topK": 2}, "`topK` is not a field of this request; the nearest is `topk`."),
-        ("/retrieve?index=none", {"queries": ["a"]}, "`index` 'none' is not served; there is: few, two."),
+        ("/retrieve?index=none", {"queries": ["a"]}, "`index` 'none' is not served; the indexes are: few, two."),
         ("/retrieve", {"queries": ["a" * 300_000]}, "`query` has 300,000 bytes, and the limit is 262,144"),
         ("/api/search", {"query": " "}, "`query` is empty: give at least one word."),
         ("/api/search", {"query": "a", "k": 1000}, "`k` must be from 1 to 100."),

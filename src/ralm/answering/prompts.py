@@ -185,7 +185,7 @@ def open_prompt(name: Path | str) -> QuestionPrompt:
         return replace(_parsed(file.read_text("utf-8"), str(name)), name=str(name))
     path = Path(name)
     if path.suffix != _SUFFIX:
-        raise QuestionFileError(f"{name} is no prompt: give {', '.join(PROMPTS)} or a file that ends in {_SUFFIX}.")
+        raise QuestionFileError(f"{name} is unknown: give one of {', '.join(PROMPTS)} or a {_SUFFIX} file.")
     return replace(_parsed(read_utf8(path, QuestionFileError), str(path)), name=path.name)
 
 

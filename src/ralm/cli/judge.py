@@ -64,9 +64,9 @@ class JudgeJob:
         if not self.source.exists():
             raise UsageError(f"{self.source} does not exist; give the folder of an index, or a run file.")
         if self.topics is None and self.qrels is None:
-            raise UsageError("nothing judges the passages: give `qrels`, or `topics` with answers or in BEIR's format.")
+            raise UsageError("judging needs judgements: give `qrels`, or `topics` with answers or in BEIR's format.")
         if self.topics is None and self.source.is_dir():
-            raise UsageError("an index is searched for topics: give `topics`.")
+            raise UsageError("judging an index needs queries: give `topics`.")
         if self.by_answers and not self.source.is_dir():
             raise UsageError("answers are looked for in the passages of an index: give its folder, or give `qrels`.")
 

@@ -286,7 +286,7 @@ def curve_command(
     --out, rerun the command to resume a killed run.
     """
     if not job.has_passages:
-        raise UsageError("a curve reads passages: give `index` or `retrieved`.")
+        raise UsageError("a curve needs passages: give `index` or `retrieved`.")
 
     from ralm.answering.curve import (
         CURVE_KIND,

@@ -81,7 +81,7 @@ def _collected(path: Path, rows: Iterator[tuple[str, str, str]]) -> dict[str, st
             raise InputError(f"{where}: there are two topics {name.strip()!r}.")
         texts[name.strip()] = " ".join(text.split())
     if not texts:
-        raise InputError(f"{path} has no topics.")
+        raise InputError(f"{path} holds no topics: give a file of queries.")
     return texts
 
 
@@ -104,7 +104,7 @@ def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
         if grades.setdefault(topic, {}).setdefault(document, int(grade)) != int(grade):
             raise InputError(f"{where}: document {document!r} of topic {topic!r} has two grades.")
     if not grades:
-        raise InputError(f"{path} has no judgements.")
+        raise InputError(f"{path} holds no judgements: give a file of qrels.")
     return grades
 
 
@@ -240,7 +240,7 @@ def parse_measures(measures: str, k: int | None = None) -> list[Any]:
             raise UsageError(f"{measure} needs {cutoff:,} documents of a topic: raise `k`, which is {k:,}.")
         parsed.append(measure)
     if not parsed:
-        raise UsageError("`measures` names none.")
+        raise UsageError("`measures` is empty: name at least one, such as nDCG@10.")
     return parsed
 
 
@@ -253,7 +253,7 @@ def judge_run(
     there is no such measure, MissingExtraError without the extra `judge`.
     """
     if not qrels:
-        raise UsageError("no topic is judged.")
+        raise UsageError("no topic is judged: give the qrels of these topics.")
     parsed = parse_measures(measures)
     other = None if against is None else _values(against, qrels, parsed)
     return JudgedRun(topics=list(qrels), values=_values(run, qrels, parsed), against=other)

@@ -205,7 +205,7 @@ def write_index(
     Raises CorpusError if there are no shards, or more passages than BM25 can number; and what `new_folder` raises.
     """
     if not shards:
-        raise CorpusError("the corpus has no passages: nothing to index.")
+        raise CorpusError("the corpus has no passages to index: give documents that are not empty.")
     entries = [
         layout.SegmentEntry(
             folder=f"{layout.SEGMENTS}/{number}" if number else "",

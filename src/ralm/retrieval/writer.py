@@ -40,7 +40,7 @@ def changed_index(index: Index) -> Iterator[Path]:
     """
     with outputs.changed_folder(index.path) as folder:
         if not manifest.is_current(index.path, index.manifest):
-            raise FolderExistsError(f"another process has just changed {index.path}; run it again.")
+            raise FolderExistsError(f"another process has just changed {index.path}; run the command again.")
         yield folder
 
 

@@ -97,7 +97,7 @@ class Guard:
                 raise RequestError(message, code="invalid_api_key", status=401)
             scope[ENTRY].key = key.name
             if path.startswith(_ADMIN) and key.name != KEY:
-                raise RequestError(f"this needs the key in {KEY}.", status=403)
+                raise RequestError(f"this request needs the key of {KEY}, not that of a client.", status=403)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > self._body_bytes:
             raise RequestError(self._too_large, code="request_too_large", status=413)

@@ -266,7 +266,7 @@ def with_choices(
             raise UsageError(f"`{name}` cannot be chosen here; the choices are: {allowed}.")
     index = choice.get("index", settings.index)
     if index is not None and index not in indexes:
-        raise UsageError(f"`index` {index!r} is not served; there is: {', '.join(indexes) or 'none'}.")
+        raise UsageError(f"`index` {index!r} is not served; the indexes are: {', '.join(indexes) or 'none'}.")
     values = {name: value for name, value in choice.items() if name not in _NOT_IN_RECORDS}
     if is_own(values.get("retriever")):
         raise UsageError(f"`retriever` {values['retriever']!r} is a class, which only the operator can choose.")

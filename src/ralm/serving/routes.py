@@ -73,7 +73,7 @@ async def model(name: str, service: jobs.Served) -> JsonValue:
     """One model."""
     known = _models(service)
     if name not in known:
-        raise errors.model_not_found(f"the model {name!r} is not served; there is: {', '.join(known)}.")
+        raise errors.model_not_found(f"the model {name!r} is not served; the models are: {', '.join(known)}.")
     return known[name]
 
 

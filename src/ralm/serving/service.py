@@ -155,7 +155,7 @@ class Service(SearchService):
     def check_model(self, name: str | None) -> None:
         """Raise RequestError if a model is given that is not served."""
         if name is not None and name not in self.models:
-            raise errors.model_not_found(f"the model {name!r} is not served; there is: {', '.join(self.models)}.")
+            raise errors.model_not_found(f"the model {name!r} is not served; the models are: {', '.join(self.models)}.")
 
     def chosen(self, model: str, choice: Mapping[str, Any]) -> dict[str, Any]:
         """The choices of a request by the name of the model and in its field `ralm` together.

@@ -324,7 +324,7 @@ class ApiContinuations:
             for prompt, answer in zip(prompts, answers, strict=True):
                 yield backend.scored_log_probs(answer, prompt, np.array([len(prompt) - 1]))
         else:
-            raise UsageError(f"{self._name} only lists its most likely tokens, and none can be chosen.")
+            raise UsageError(f"{self._name} lists only its most likely tokens, so it cannot score chosen ones.")
 
     def _knows(self, text: IntArray) -> bool:
         return text.tobytes() in self._known

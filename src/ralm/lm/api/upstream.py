@@ -173,4 +173,4 @@ class ProxiedModel:
         raise self._unread()
 
     def _unread(self, *_: object) -> UsageError:
-        return UsageError(f"requests to {self.name} are passed on: it scores and continues no text here.")
+        return UsageError(f"requests to {self.name} are passed on: this needs a model that scores texts.")

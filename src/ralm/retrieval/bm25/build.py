@@ -67,7 +67,7 @@ class BM25Builder:
         self._term_ids.close()
         passages = len(self._length_bytes)
         if not passages:
-            raise CorpusError("the corpus has no passages: nothing to index.")
+            raise CorpusError("the corpus has no passages to index: give documents that are not empty.")
         vocabulary = self._term_ids.vocabulary
         writing.write_totals(self._folder, self._tokens, self._with_terms)
         writing.write_vocabulary(self._folder, list(vocabulary))

@@ -129,7 +129,7 @@ class DenseBuilder:
         """
         assert not self._waiting, "encode_rest comes first"
         if not self._count:
-            raise CorpusError("the corpus has no passages: nothing to index.")
+            raise CorpusError("the corpus has no passages to index: give documents that are not empty.")
         if not self._index.is_trained:
             train_faiss(self._index, self._sample(), self._options.faiss)
         try:
