@@ -78,8 +78,9 @@ def main(index: Path, training: Path, held_out: Path) -> None:
         print(f"| {name} | {one.gain:+.4f} ({one.low:+.4f} to {one.high:+.4f}) | {np.expm1(-one.gain):+.1%} |")
     halves = ralm.signal_statistics(tested).halves
     if halves is not None:
-        share = (halves.attainable - halves.first) / (halves.best - halves.first)
-        print(f"attainable on second halves: {halves.attainable - halves.first:+.4f}, {share:.0%} of the best choice\n")
+        first, attainable, best = (one.gain for one in (halves.first, halves.attainable, halves.best))
+        share = (attainable - first) / (best - first)
+        print(f"attainable on second halves: {attainable - first:+.4f}, {share:.0%} of the best choice\n")
 
 
 if __name__ == "__main__":

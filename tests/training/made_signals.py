@@ -39,14 +39,15 @@ def save_signals(
     *,
     scores: Sequence[Sequence[float]] | None = None,
     baselines: Sequence[float] | None = None,
-    tokens: int = 4,
+    tokens: int | Sequence[int] = 4,
     documents: Sequence[str] | None = None,
     rows: Sequence[tuple[int, int | None, float | None, int | None, list[float], list[float]]] | None = None,
     config: Mapping[str, JsonValue] | None = None,
 ) -> Signals:
     """Signals with these candidates and mean token log-probabilities for each prefix; every token of a continuation has
-    the mean. `rows` are those of the candidates if they are to be others."""
+    the mean. `tokens` is the length of each continuation. `rows` replace those of the candidates."""
     count = len(prefixes)
+    lengths = [tokens] * count if isinstance(tokens, int) else tokens
     scores = scores or [np.arange(len(row), 0, -1, dtype=float).tolist() for row in passages]
     baselines = [-3.0] * count if baselines is None else baselines
     examples = {
@@ -57,14 +58,14 @@ def save_signals(
         "prefix": prefixes,
         "continuation": ["continuation"] * count,
         "prefix_tokens": [list(range(8))] * count,
-        "continuation_tokens": [list(range(tokens))] * count,
+        "continuation_tokens": [list(range(length)) for length in lengths],
         "runs": [[]] * count,
     }
     made: list[tuple[int, int | None, float | None, int | None, list[float], list[float]]] = []
     for example in range(count):
-        made.append((example, None, None, None, [-3.0] * 7, [baselines[example]] * tokens))
+        made.append((example, None, None, None, [-3.0] * 7, [baselines[example]] * lengths[example]))
         found = zip(passages[example], scores[example], mean_log_probs[example], strict=True)
-        made += [(example, passage, score, 0, [-3.0] * 7, [mean] * tokens) for passage, score, mean in found]
+        made += [(example, passage, score, 0, [-3.0] * 7, [mean] * lengths[example]) for passage, score, mean in found]
     columns = list(zip(*(rows or made), strict=True))
     (folder / CANDIDATES).mkdir(parents=True)
     pq.write_table(

@@ -21,7 +21,6 @@ from ralm.records import NO_PASSAGE, ScoringSequence
 from ralm.retrieval.index import open_index
 from ralm.storage.atomic import file_lock
 from ralm.training import signal_writer
-from ralm.training.examples import Example
 from ralm.training.signals import CANDIDATES, Signals, open_signals
 from ralm.training.statistics import signal_statistics
 from tests.cli.program import Answer, ralm
@@ -130,17 +129,17 @@ def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[i
     """Have the disk be full once, when a third part is to be measured; returns where measured parts begin."""
     measured: list[int] = []
     failed: list[int] = []
-    measure = signal_writer._measure
+    measure = signal_writer._TextSource.measure
 
-    def measuring(job: Any, sampled: pa.Table) -> pa.Table:
+    def measuring(source: Any, sampled: pa.Table) -> pa.Table:
         first = sampled["example"][0].as_py()
         if len(measured) == 2 and not failed:
             failed.append(first)
             raise OSError(28, "No space left on device")
         measured.append(first)
-        return measure(job, sampled)
+        return measure(source, sampled)
 
-    monkeypatch.setattr(signal_writer, "_measure", measuring)
+    monkeypatch.setattr(signal_writer._TextSource, "measure", measuring)
     return measured
 
 
@@ -251,12 +250,15 @@ def test_worth_by_hand(tmp_path: Path) -> None:
     )
     worth = signal_statistics(signals)
     assert (worth.examples, worth.single, worth.impossible, worth.no_preference) == (2, 1, 1, 1)
-    assert worth.first == pytest.approx((1 + 0.5) / 2, abs=1e-6)
-    assert worth.random == pytest.approx((1.5 + 0.4975) / 2, abs=1e-6)
-    assert worth.best == pytest.approx((2 + 0.5) / 2, abs=1e-6)
-    assert worth.halves is not None
-    assert worth.halves.first == pytest.approx(worth.first, abs=1e-6), "all tokens of a continuation are the same"
-    assert worth.halves.attainable == worth.halves.best == pytest.approx(worth.best, abs=1e-6)
+    assert worth.first.gain == pytest.approx((1 + 0.5) / 2, abs=1e-6)
+    assert worth.random.gain == pytest.approx((1.5 + 0.4975) / 2, abs=1e-6)
+    assert worth.best.gain == pytest.approx((2 + 0.5) / 2, abs=1e-6)
+    assert (worth.first.low, worth.first.high) == pytest.approx((0.5, 1), abs=1e-6), "of one of two documents"
+    halves = worth.halves
+    assert halves is not None
+    assert halves.first.gain == pytest.approx(worth.first.gain, abs=1e-6), "all tokens of a continuation are the same"
+    assert halves.attainable == halves.best
+    assert halves.best.gain == pytest.approx(worth.best.gain, abs=1e-6)
     q = 1 / (1 + np.exp(-1.0 / 0.3))
     second = 1 / (1 + np.exp(-0.005 / 0.3))
     entropies = [-p * np.log(p) - (1 - p) * np.log(1 - p) for p in (q, second)]
@@ -322,11 +324,11 @@ def test_a_process_that_fails_leaves_the_work_of_others(
             raise KeyboardInterrupt
         yield
 
-    def with_another(job: Any, examples: list[Example]) -> None:
+    def with_another(job: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(signal_writer, "_turn", waiting)
             status.append(ralm(*asked, *options, "--out", tmp_path / "out").status)
-        keep(job, examples)
+        keep(job)
 
     monkeypatch.setattr(signal_writer, "_keep_examples", with_another)
     succeeded(ralm(*asked, "--out", tmp_path / "out"))
@@ -378,6 +380,6 @@ def test_what_is_attainable_is_chosen_by_first_halves_and_read_on_second_ones(tm
     signals = save_signals(tmp_path / "signals", "x", ["p"], [[4, 5, 6]], [[-1.0] * 3], tokens=5, rows=rows)
     worth = signal_statistics(signals)
     assert worth.halves is not None
-    assert (worth.halves.first, worth.halves.attainable, worth.halves.best) == pytest.approx((1.0, 0.5, 2.0))
+    assert [one["gain"] for one in asdict(worth.halves).values()] == pytest.approx([1.0, 0.5, 2.0])
     single = save_signals(tmp_path / "single", "x", ["p"], [[4, 5]], [[-1.0] * 2], tokens=1)
     assert signal_statistics(single).halves is None

@@ -42,25 +42,31 @@ def made(
     tokens: int = 4,
     documents: int = 3,
     helped: float | None = None,
+    some_shorter: bool = False,
 ) -> Signals:
     """Signals of random figures, some with fewer candidates and fewer tokens before. With `helped`, all predictions are
     the same, but for one passage that makes every token likelier by so many nats."""
     draws = np.random.default_rng(seed)
     rows: list[Row] = []
     passages = []
+    lengths = draws.integers(1, tokens + 1, count).tolist() if some_shorter else [tokens] * count
     for example in range(count):
         before, candidates, helping = int(draws.integers(20, 33)), int(draws.integers(0, k + 1)), int(draws.integers(k))
         if helped is not None:
             before, candidates = 32, k
-        shared = draws.uniform(-5, -2, before + tokens)
+        shared = draws.uniform(-5, -2, before + lengths[example])
         passages.append([*range(candidates)])
         for place in (None, *range(candidates)):
-            figures = draws.uniform(-5, -1, before + tokens) if helped is None else shared + helped * (place == helping)
+            figures = (
+                draws.uniform(-5, -1, before + lengths[example])
+                if helped is None
+                else shared + helped * (place == helping)
+            )
             hit = (None, None, None) if place is None else (place, float(draws.gamma(3)), int(draws.integers(5)))
             rows.append((example, *hit, figures[:before].tolist(), figures[before:].tolist()))
     names = [f"d{example % documents}" for example in range(count)]
     means = [[-1.0] * len(one) for one in passages]
-    return save_signals(folder, "index", ["x"] * count, passages, means, tokens=tokens, documents=names, rows=rows)
+    return save_signals(folder, "index", ["x"] * count, passages, means, tokens=lengths, documents=names, rows=rows)
 
 
 def by_loops(signals: Signals, weights: LearnedWeights, documents: int) -> list[list[float]]:
@@ -91,11 +97,13 @@ NUMBERS = st.floats(-2, 2)
 def test_the_likelihood_equals_the_plain_loop_and_its_gradient_the_differences(
     tmp_path_factory: pytest.TempPathFactory, seed: int, weights: LearnedWeights
 ) -> None:
-    signals = made(tmp_path_factory.mktemp("made") / "signals", seed)
+    """Continuations of different lengths end with targets that are certain."""
+    signals = made(tmp_path_factory.mktemp("made") / "signals", seed, some_shorter=True)
     documents = min(2, signals.width)
     examples = read_examples(signals, np.arange(len(signals)), documents)
     found_ET = examples.log_likelihood(weights)
-    np.testing.assert_allclose(found_ET, by_loops(signals, weights, documents), rtol=1e-5)
+    for found_T, read in zip(found_ET, by_loops(signals, weights, documents), strict=True):
+        np.testing.assert_allclose(found_T, np.pad(read, (0, examples.targets - len(read))), rtol=1e-5)
     logs = np.log([1 / weights.temperature, weights.eta, weights.decay])
     at_P = np.append(logs, [weights.rank, weights.overlap, weights.none])
     _, gradient_P = examples.with_gradient(at_P)

@@ -15,7 +15,7 @@ import numpy as np
 from ralm.answering.prompts import QuestionPrompt, tokens_after
 from ralm.answering.sources import QuestionInput
 from ralm.lm.scoring import Scorer
-from ralm.protocols import LanguageModel
+from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading.mixers import SimilarityWeights
 from ralm.reading.mixing import CheckedMixer, Evidence
 from ralm.reading.score import mixed, predictions
@@ -62,13 +62,13 @@ def likelihoods(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer)
     """
     return [
         TextLikelihood(*mixed(one.mixer or _FIXED, one.prompts, numbers, len(tokens)))
-        for (one, tokens), numbers in zip(texts, _scored(texts, scorer), strict=True)
+        for (one, tokens), numbers in zip(texts, scored_texts(texts, scorer), strict=True)
     ]
 
 
 def evidence_before_answers(inputs: Sequence[QuestionInput], scorer: Scorer) -> list[Evidence | None]:
     """The evidence for the first token of each answer; None for a question without a mixer that needs it."""
-    scored = iter(_scored([(one, _NO_TOKENS) for one in inputs if one.evidence], scorer))
+    scored = iter(scored_texts([(one, _NO_TOKENS) for one in inputs if one.evidence], scorer))
     found: list[Evidence | None] = []
     for one in inputs:
         nothing = np.zeros((len(one.prompts), 0), dtype=np.float32)
@@ -76,8 +76,9 @@ def evidence_before_answers(inputs: Sequence[QuestionInput], scorer: Scorer) -> 
     return found
 
 
-def _scored(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer) -> list[FloatArray]:
-    """What `mixed` reads of each text after the prompts of its question."""
+def scored_texts(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer) -> list[FloatArray]:
+    """What `mixed` reads of each text (token ids) after the prompts of its question: log-probabilities (float32, K x
+    N), unless its mixer needs more of the predictions."""
     found: list[FloatArray] = [_NOTHING] * len(texts)
     looking: defaultdict[CheckedMixer, list[tuple[int, list[Request]]]] = defaultdict(list)
     left = []
@@ -103,6 +104,13 @@ def _request(prompt: IntArray, evidence: int, tokens: IntArray) -> Request:
     return Request(document=prompt[:asked], context=_NO_TOKENS, targets=np.concatenate([prompt[asked:], tokens]))
 
 
+def gold_tokens(one: QuestionInput, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:
+    """The tokens of a question's first gold answer after its prompts; none without answers or prompts."""
+    if not (one.question.answers and one.prompts):
+        return _NO_TOKENS
+    return tokens_after(one.prompts[0].tokens, prompt.format_answer(one.question.answers[0]), tokenizer)
+
+
 def gold_log_probs(
     inputs: Sequence[QuestionInput], prompt: QuestionPrompt, model: LanguageModel, max_length: int | None = None
 ) -> list[GoldScore | None]:
@@ -116,10 +124,7 @@ def gold_log_probs(
     length = (max_length or model.max_length) + 1  # the last token is predicted, not read
     texts: list[tuple[QuestionInput, IntArray] | None] = []
     for one in inputs:
-        gold = _NO_TOKENS
-        if one.question.answers and one.prompts:
-            answer = prompt.format_answer(one.question.answers[0])
-            gold = tokens_after(one.prompts[0].tokens, answer, model.tokenizer)
+        gold = gold_tokens(one, prompt, model.tokenizer)
         longest = max((len(prompt.tokens) for prompt in one.prompts), default=length)
         texts.append((one, gold) if 0 < len(gold) <= length - longest else None)
     scored = iter(likelihoods([text for text in texts if text is not None], Scorer.of(model)))

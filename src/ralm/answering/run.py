@@ -191,8 +191,8 @@ def _config(
 ) -> _Config:
     source = parts.get("source")
     return {
-        "questions": _identity(questions, source),
-        "demonstrations": _identity(parts.get("demonstrations", ()), source),
+        "questions": identity_of_questions(questions, source),
+        "demonstrations": identity_of_questions(parts.get("demonstrations", ()), source),
         "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
         "reader": None if source is None else config_of(parts.get("reader") or InContext(), "reader"),
@@ -201,7 +201,9 @@ def _config(
     }
 
 
-def _identity(questions: Sequence[Question | ChoiceQuestion], source: sources.QuestionSource | None) -> _Config:
+def identity_of_questions(
+    questions: Sequence[Question | ChoiceQuestion], source: sources.QuestionSource | None = None
+) -> _Config:
     """The count of questions and a hash of their content. The passages of a question count only if they may be read:
     if the source is a file of passages that lacks the question."""
     digest = hashlib.sha256()

@@ -21,6 +21,7 @@ from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
 from ralm.training import reranker, retriever
+from ralm.training.fitting import HeldOutGain
 from ralm.training.statistics import SignalStatistics
 
 if TYPE_CHECKING:
@@ -134,7 +135,11 @@ def print_judged(summary: Mapping[str, Any], names: Sequence[str]) -> None:
     print_line(f"  {summary['topics']:,} topics; intervals by bootstrap over topics")
 
 
-def print_worth(folder: Path, statistics: SignalStatistics) -> None:
+def _print_gain(name: str, gain: HeldOutGain) -> None:
+    print_line(f"  {name:<24}{gain.gain:+.4f} (95%: {gain.low:+.4f} to {gain.high:+.4f})")
+
+
+def print_worth(folder: Path, statistics: SignalStatistics, *, of_questions: bool = False) -> None:
     """Print the gain of choosing well among the passages of signals, and how strongly signals prefer some."""
     print_line(f"{folder}: {statistics.examples:,} examples with passages to choose from")
     left = {
@@ -146,12 +151,17 @@ def print_worth(folder: Path, statistics: SignalStatistics) -> None:
             print_line(f"  not used: {count:,} with {what}")
     print_line("gain over no passage, in nats per token:")
     for name, gain in (("first", statistics.first), ("random", statistics.random), ("best", statistics.best)):
-        print_line(f"  {name:<8}{gain:+.4f}")
-    if statistics.halves is not None:
+        _print_gain(name, gain)
+    if of_questions:
+        print_line("no attainable gain: nothing is known of an answer that a choice could be made by")
+    elif (halves := statistics.halves) is not None:
         print_line("on the second half of each continuation:")
-        print_line(f"  {'first':<24}{statistics.halves.first:+.4f}")
-        print_line(f"  {'best for the first half':<24}{statistics.halves.attainable:+.4f}")
-        print_line(f"  {'best':<24}{statistics.halves.best:+.4f}")
+        for name, gain in (
+            ("first", halves.first),
+            ("best for the first half", halves.attainable),
+            ("best", halves.best),
+        ):
+            _print_gain(name, gain)
     print_line(f"examples without preference (less than 0.01 nats per token): {statistics.no_preference:,}")
     print_line("entropy of Q, the softmax of the mean log-probability over beta (of the probability, as in the paper):")
     for beta, entropy in statistics.entropies.items():

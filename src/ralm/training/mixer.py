@@ -92,6 +92,7 @@ def train_mixer(
         read_examples(signals, training_E, options.documents),
         read_examples(signals, held_out_E, options.documents),
         np.unique(names_E[held_out_E], return_inverse=True)[1],
+        signals.tokens_E[held_out_E],
         options.seed,
     )
     settings: dict[str, JsonValue] = {MIXER_KIND.name: asdict(trained.weights), "results": trained.as_json()}
@@ -101,8 +102,9 @@ def train_mixer(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixtureExamples:
-    """What a mixer sees of E examples, float64: `log_probs_EKN`, and `features_EKF`, which are the score, log(rank),
-    log(1 + overlap), and 1 without a passage. `there_EK` says which predictions are not padding."""
+    """What a mixer sees of E examples, float64: `log_probs_EKN`, 0 after the last target of a shorter continuation, and
+    `features_EKF`, which are the score, log(rank), log(1 + overlap), and 1 without a passage. `there_EK` says which
+    predictions are not padding."""
 
     log_probs_EKN: DoubleArray
     features_EKF: DoubleArray
@@ -110,7 +112,7 @@ class MixtureExamples:
 
     @property
     def targets(self) -> int:
-        """The number of targets of an example."""
+        """The number of targets of the longest example."""
         return self.log_probs_EKN.shape[2] - EVIDENCE
 
     def log_likelihood(self, weights: LearnedWeights, *, plain: bool = True) -> DoubleArray:
@@ -182,15 +184,17 @@ def _parameters(weights: LearnedWeights) -> DoubleArray:
     return np.append(logarithms, [weights.rank, weights.overlap, weights.none])
 
 
-def _trained(training: MixtureExamples, held_out: MixtureExamples, document_E: IntArray, seed: int) -> TrainedMixer:
-    """The weights of the training examples, and their gains on the others, which are of numbered documents."""
+def _trained(
+    training: MixtureExamples, held_out: MixtureExamples, document_E: IntArray, tokens_E: IntArray, seed: int
+) -> TrainedMixer:
+    """The weights of the training examples, and their gains on the others, which are of numbered documents and have so
+    many tokens."""
     weights, temperature = fit_weights(training), fit_temperature(training)
     best = replace(_SIMILARITY, temperature=temperature)
     others = (held_out.log_likelihood(one, plain=False) for one in (_SIMILARITY, best))
     compared = (held_out.log_probs_EKN[:, -1, EVIDENCE:], *others)
     learned_ET = held_out.log_likelihood(weights)
     gains_ER = np.stack([(learned_ET - one).sum(axis=1) for one in compared], axis=1)
-    tokens_E = np.full(len(gains_ER), held_out.targets)
     over_none, over_similarity, over_best = held_out_gains(gains_ER, tokens_E, document_E, seed)
     return TrainedMixer(
         weights=weights,
@@ -222,10 +226,10 @@ def read_examples(signals: Signals, examples_E: IntArray, documents: int) -> Mix
     column_R = np.arange(len(table)) - np.searchsorted(example_R, example_R) - 1  # -1, the last: without a passage
     read_R = column_R < documents
     table, place_R = table.filter(read_R), (np.searchsorted(examples_E, example_R[read_R]), column_R[read_R])
-    targets, shape = int(signals.tokens_E[examples_E[0]]), (len(examples_E), documents + 1)
+    targets, shape = int(signals.tokens_E[examples_E].max()), (len(examples_E), documents + 1)
     log_probs_EKN, features_EKF = np.zeros((*shape, EVIDENCE + targets)), np.zeros((*shape, 4))
     scores_EK, overlap_EK, there_EK = np.zeros(shape), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
-    before_RN, targets_RT = _padded(table["before"], EVIDENCE), _padded(table["log_probs"], targets)
+    before_RN, targets_RT = _padded(table["before"], EVIDENCE), _padded(table["log_probs"], targets, after=True)
     log_probs_EKN[place_R] = np.maximum(np.hstack([before_RN, targets_RT]), _LOWEST)
     scores_EK[place_R], overlap_EK[place_R] = (table[name].fill_null(0).to_numpy() for name in ("score", "overlap"))
     there_EK[place_R] = True
@@ -234,9 +238,10 @@ def read_examples(signals: Signals, examples_E: IntArray, documents: int) -> Mix
     return MixtureExamples(log_probs_EKN, features_EKF, there_EK)
 
 
-def _padded(lists: pa.ChunkedArray, width: int) -> DoubleArray:
-    """Lists of numbers as rows (float64), with zeros before those that are shorter."""
+def _padded(lists: pa.ChunkedArray, width: int, *, after: bool = False) -> DoubleArray:
+    """Lists of numbers as rows (float64), with zeros before those that are shorter, or after them."""
     rows_RN = np.zeros((len(lists), width))
     counts_R = pc.list_value_length(lists).to_numpy()
-    rows_RN[np.arange(width) >= width - counts_R[:, None]] = pc.list_flatten(lists).to_numpy()
+    places_N = width - 1 - np.arange(width) if after else np.arange(width)
+    rows_RN[places_N >= width - counts_R[:, None]] = pc.list_flatten(lists).to_numpy()
     return rows_RN

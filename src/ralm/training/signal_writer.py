@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,7 +39,6 @@ from ralm.training import signals
 from ralm.training.candidates import check_fits, find_candidates, score_candidates
 from ralm.training.examples import (
     EXAMPLE_SCHEMA,
-    Example,
     as_table,
     begins_with_source,
     from_table,
@@ -86,6 +85,7 @@ def make_signals(
     check_fits(model, options.sequence_tokens, candidates.document_tokens)
     index = index if isinstance(index, Index) else open_index(index)
     retriever = retriever or open_retriever(index)
+    source = _TextSource(sources, fields, skip_bad, index, retriever, model, options, candidates)
     config: dict[str, JsonValue] = {
         "index": index.fingerprint,
         "retriever": config_of(retriever, "retriever"),
@@ -94,9 +94,27 @@ def make_signals(
         "candidates": asdict(candidates),
         "text": text_config(sources, fields, skip_bad=skip_bad),
     }
-    source_in_ids = begins_with_source(index, sources)
-    job = _Job(output_path(Path(out)), config, index, retriever, model, options, candidates)
+    return write_signals(out, config, source, index, force=force)
 
+
+class SignalSource(Protocol):
+    """Where the examples of signals come from, and what scores them."""
+
+    def sample(self) -> Iterator[pa.Table]:
+        """The examples (`EXAMPLE_SCHEMA`) in parts, each of which is measured as a whole."""
+
+    def measure(self, sampled: pa.Table) -> pa.Table:
+        """The candidates of some examples (`CANDIDATE_SCHEMA`)."""
+
+
+def write_signals(
+    out: Path | str, config: dict[str, JsonValue], source: SignalSource, index: Index, *, force: bool
+) -> signals.Signals:
+    """Write the folder `out` of the examples of a source; `config` holds all that decides the figures.
+
+    Resumes, and raises FolderExistsError and UsageError, as `make_signals` says.
+    """
+    job = _Job(output_path(Path(out)), config, index, source)
     _remove_finished_work(job, force=force)
     check_output(job.out, kind=signals.SIGNALS_KIND, force=force)
     if force and not job.was_begun(force=True):
@@ -112,8 +130,7 @@ def make_signals(
                 resume.write_config(work, config)
             if not (work / _SAMPLED).exists():
                 try:
-                    documents = read_documents(sources, fields, skip_bad=skip_bad, source_in_ids=source_in_ids)
-                    _keep_examples(job, sample_examples(track(documents, "Reading"), model.tokenizer, options))
+                    _keep_examples(job)
                 except BaseException:
                     UNFINISHED_SIGNALS.clear(work)
                     raise
@@ -134,16 +151,51 @@ def check_early(out: Path, *, force: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _TextSource:
+    """Examples that are sampled from training text."""
+
+    sources: Sequence[str]
+    fields: Fields | None
+    skip_bad: bool
+    index: Index
+    retriever: Retriever
+    model: LanguageModel
+    options: ExampleOptions
+    candidates: CandidateOptions
+
+    def sample(self) -> Iterator[pa.Table]:
+        in_ids = begins_with_source(self.index, self.sources)
+        documents = read_documents(self.sources, self.fields, skip_bad=self.skip_bad, source_in_ids=in_ids)
+        examples = sample_examples(track(documents, "Reading"), self.model.tokenizer, self.options)
+        for first in range(0, len(examples), _PART):
+            some = examples[first : first + _PART]
+            yield as_table(some, first, self.model.tokenizer, self.options.query_tokens)
+
+    def measure(self, sampled: pa.Table) -> pa.Table:
+        examples, queries = from_table(sampled), sampled["query"].to_pylist()
+        passages, reading = self.index.passages, self.candidates
+        hits = find_candidates(examples, queries, self.retriever, passages, reading.candidates, exclude=reading.exclude)
+        documents = PassageDocuments(passages, self.model.tokenizer, reading.document_tokens, reading.bos)
+        numbers_of = [[NO_PASSAGE, *(number for number, _ in hits.of(row))] for row in range(len(examples))]
+        scorer = Scorer(Scorer.of(self.model).model, progress=False)
+        scored = score_candidates(examples, numbers_of, documents, scorer, EVIDENCE * reading.evidence)
+        rows = []
+        for row, (number, one) in enumerate(zip(sampled["example"].to_pylist(), examples, strict=True)):
+            tokens, last = len(one.continuation), one.prefix[-EVIDENCE:]
+            for hit, log_probs in zip([None, *hits.of(row)], scored[row], strict=True):
+                found = (None, None, None) if hit is None else (*hit, overlap_of(documents[hit[0]], last))
+                rows.append((number, *found, log_probs[:-tokens], log_probs[-tokens:]))
+        return pa.table([*zip(*rows, strict=True)], signals.CANDIDATE_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Job:
     """Signals to measure: the output, its settings, and all that measures it."""
 
     out: Path
     config: dict[str, JsonValue]
     index: Index
-    retriever: Retriever
-    model: LanguageModel
-    options: ExampleOptions
-    candidates: CandidateOptions
+    source: SignalSource
 
     @property
     def work(self) -> Path:
@@ -202,14 +254,13 @@ def _turn(job: _Job) -> Iterator[None]:
         ) from None
 
 
-def _keep_examples(job: _Job, examples: Sequence[Example]) -> None:
+def _keep_examples(job: _Job) -> None:
     """Write the examples, a row group for each part; parts of anything sampled before do not count."""
     shutil.rmtree(job.work / _PARTS, ignore_errors=True)
     partial = job.work / f"{_SAMPLED}.partial"
     with pq.ParquetWriter(partial, EXAMPLE_SCHEMA, compression="zstd") as writer:
-        for first in range(0, len(examples), _PART):
-            some = examples[first : first + _PART]
-            writer.write_table(as_table(some, first, job.model.tokenizer, job.options.query_tokens))
+        for table in job.source.sample():
+            writer.write_table(table)
     sync_one(partial)
     (job.work / _PARTS).mkdir()
     partial.replace(job.work / _SAMPLED)
@@ -238,29 +289,11 @@ def _measure_if_free(job: _Job, part: int, sampled: pq.ParquetFile) -> None:
     with try_file_lock(done.with_suffix(".lock")) as free:
         if not free or done.exists():
             return
-        table = _measure(job, sampled.read_row_group(part))
+        table = job.source.measure(sampled.read_row_group(part))
         partial = done.with_suffix(".partial")
         pq.write_table(table, partial, compression="zstd")
         sync_one(partial)
         partial.replace(done)
-
-
-def _measure(job: _Job, sampled: pa.Table) -> pa.Table:
-    """The candidates of some examples, and the log-probabilities of their continuations."""
-    examples, queries = from_table(sampled), sampled["query"].to_pylist()
-    passages, reading = job.index.passages, job.candidates
-    hits = find_candidates(examples, queries, job.retriever, passages, reading.candidates, exclude=reading.exclude)
-    documents = PassageDocuments(passages, job.model.tokenizer, reading.document_tokens, reading.bos)
-    numbers_of = [[NO_PASSAGE, *(number for number, _ in hits.of(row))] for row in range(len(examples))]
-    scorer = Scorer(Scorer.of(job.model).model, progress=False)
-    scored = score_candidates(examples, numbers_of, documents, scorer, EVIDENCE * reading.evidence)
-    rows = []
-    for row, (number, one) in enumerate(zip(sampled["example"].to_pylist(), examples, strict=True)):
-        tokens, last = len(one.continuation), one.prefix[-EVIDENCE:]
-        for hit, log_probs in zip([None, *hits.of(row)], scored[row], strict=True):
-            found = (None, None, None) if hit is None else (*hit, overlap_of(documents[hit[0]], last))
-            rows.append((number, *found, log_probs[:-tokens], log_probs[-tokens:]))
-    return pa.table([*zip(*rows, strict=True)], signals.CANDIDATE_SCHEMA)
 
 
 def _write(job: _Job, *, force: bool) -> None:

@@ -3,6 +3,7 @@
 Letters of shapes: E examples, K candidates.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ralm.records import NO_PASSAGE, DoubleArray, IntArray
+from ralm.training.fitting import HeldOutGain, held_out_gains
 from ralm.training.signals import Signals
 
 BETAS: Final = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -19,18 +21,19 @@ _NO_PREFERENCE: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfGains:
-    """Mean gains over no passage on the second halves of continuations, in nats per token: of the first candidate, of
-    the one that is best for the first half, and of the best for the second half itself. The second is what a reranker
-    can attain that knows the text before perfectly; the last one also profits from chance."""
+    """Mean gains over no passage on the second halves of continuations: of the first candidate, of the one that is best
+    for the first half, and of the best for the second half itself. The second is what a reranker can attain that knows
+    the text before perfectly; the last one also profits from chance."""
 
-    first: float
-    attainable: float
-    best: float
+    first: HeldOutGain
+    attainable: HeldOutGain
+    best: HeldOutGain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalStatistics:
-    """What choosing among the candidates can gain. Gains are in nats per token over reading no passage.
+    """What choosing among the candidates can gain. Gains are in nats per token over reading no passage, with intervals
+    over documents, or over questions.
 
     `first`: the retriever's first candidate; `random`: the mean of all candidates; `best`: the best for each example.
     `examples` counts those with two candidates or more, of which the others are means; `single` counts those with
@@ -38,15 +41,16 @@ class SignalStatistics:
     whose candidates differ by less than 0.01 nats per token. `entropies`: for each beta, the mean entropy in nats of
     Q, the softmax of the mean token log-probability over beta; `paper_entropies`: the same of the paper's Q, the
     softmax of the probability over beta (REPLUG, section 4.2); `uniform` is the entropy if Q were uniform. `halves`:
-    the gains on the second half of each continuation, None if one has a single token.
+    the gains on the second half of each continuation, None if one has a single token, or is an answer: no text before
+    it says how it begins.
     """
 
     examples: int
     single: int
     impossible: int
-    first: float
-    random: float
-    best: float
+    first: HeldOutGain
+    random: HeldOutGain
+    best: HeldOutGain
     no_preference: int
     entropies: dict[str, float]
     paper_entropies: dict[str, float]
@@ -65,20 +69,32 @@ def signal_statistics(signals: Signals) -> SignalStatistics:
     counts_E = there_EK.sum(axis=1)
     gain_EK = total_EK - signals.baseline_E[used_E][:, None]
     lowest_E = np.where(there_EK, mean_EK, np.inf).min(axis=1, initial=np.inf)
-    tokens = max(1, int(tokens_E.sum()))
+    random_E = np.where(there_EK, gain_EK, 0).sum(axis=1) / np.maximum(counts_E, 1)
+    columns = (gain_EK[:, 0], random_E, gain_EK.max(axis=1, initial=-np.inf))
+    first, random, best = _gains(signals, np.flatnonzero(used_E), columns, tokens_E)
     return SignalStatistics(
         examples=int(used_E.sum()),
         single=int((~several_E).sum()),
         impossible=int((several_E & ~possible_E).sum()),
-        first=float(gain_EK[:, 0].sum() / tokens),
-        random=float((np.where(there_EK, gain_EK, 0).sum(axis=1) / np.maximum(counts_E, 1)).sum() / tokens),
-        best=float(gain_EK.max(axis=1, initial=-np.inf).sum() / tokens) if used_E.any() else 0.0,
+        first=first,
+        random=random,
+        best=best,
         no_preference=int((mean_EK.max(axis=1, initial=-np.inf) - lowest_E < _NO_PREFERENCE).sum()),
         entropies={str(beta): _entropy(mean_EK / beta) for beta in BETAS},
         paper_entropies={str(beta): _entropy(np.where(there_EK, np.exp(total_EK), -np.inf) / beta) for beta in BETAS},
         uniform=float(np.log(np.maximum(counts_E, 1)).mean()) if used_E.any() else 0.0,
-        halves=_half_gains(signals, np.flatnonzero(used_E)),
+        halves=None if signals.of_questions else _half_gains(signals, np.flatnonzero(used_E)),
     )
+
+
+def _gains(
+    signals: Signals, examples_E: IntArray, columns: Sequence[DoubleArray], tokens_E: IntArray
+) -> Sequence[HeldOutGain]:
+    """The mean of each column of gains of some examples, of which so many tokens count; 0 without examples."""
+    if not len(examples_E):
+        return [HeldOutGain(gain=0.0, low=0.0, high=0.0)] * len(columns)
+    document_E = np.unique(np.array(signals.documents_E)[examples_E], return_inverse=True)[1]
+    return held_out_gains(np.stack(columns, axis=1), tokens_E, document_E, 0)
 
 
 def _half_gains(signals: Signals, examples_E: IntArray) -> HalfGains | None:
@@ -98,9 +114,9 @@ def _half_gains(signals: Signals, examples_E: IntArray) -> HalfGains | None:
     halves_EK2 = np.full((len(examples_E), signals.width + 1, 2), -np.inf)
     halves_EK2[row_R, column_R] = halves_R2
     early_EK, late_EK = halves_EK2[:, 1:, 0], halves_EK2[:, 1:, 1] - halves_EK2[:, :1, 1]
-    tokens = int((tokens_E - tokens_E // 2).sum())
-    attained_E = np.take_along_axis(late_EK, early_EK.argmax(axis=1)[:, None], axis=1)
-    first, attainable, best = (float(one.sum() / tokens) for one in (late_EK[:, 0], attained_E, late_EK.max(axis=1)))
+    attained_E = np.take_along_axis(late_EK, early_EK.argmax(axis=1)[:, None], axis=1)[:, 0]
+    columns = (late_EK[:, 0], attained_E, late_EK.max(axis=1))
+    first, attainable, best = _gains(signals, examples_E, columns, tokens_E - tokens_E // 2)
     return HalfGains(first=first, attainable=attainable, best=best)
 
 
