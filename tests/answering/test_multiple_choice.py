@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,11 @@ from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
+from ralm.reading.sources import FromRetriever
+from ralm.reranking.lexical import LEXICAL_KIND, LexicalWeights, lexical_features
+from ralm.storage.manifest import write_manifest
 from tests.answering.given import PASSAGES, Given, order_for
-from tests.cli.program import failed, printed, ralm
+from tests.cli.program import done, failed, printed, ralm
 from tests.fakes import CountingModel, WordTokenizer
 from tests.shared_data import shared
 
@@ -430,6 +433,26 @@ def test_the_command(files: Path) -> None:
     failed(ralm(*asking, "--index", files / "index", "--out", files / "run"), 1, "already exists")
 
 
+def test_a_reranker_reads_the_question_and_the_retriever_its_choices_too(files: Path) -> None:
+    assert ralm("index", files / "corpus.jsonl", "--out", files / "index").status == 0
+    shared_words = LexicalWeights(score=0.0, rank=0.0, overlap=0.0, log_overlap=0.0, near=1.0)
+    (new := files / "weights").mkdir()
+    write_manifest(new, kind=LEXICAL_KIND, settings={"weights": asdict(shared_words)}, counts={})
+    asking = ["choice", files / "questions.jsonl", "--lm", "ralm-tiny", "--index", files / "index"]
+    done(*asking, "--rerank", "lexical", "--lexical-weights", new, "--out", files / "run")
+    source = FromRetriever.of_index(files / "index")
+    expected: list[list[int]] = []
+    with_choices: list[list[int]] = []
+    for one in QUESTIONS:
+        hits = source.retriever.retrieve([one.query.text], 16).of(0)
+        contents, scores = [source.passages[number].contents for number, _ in hits], [score for _, score in hits]
+        for text, found in ((one.text, expected), (one.query.text, with_choices)):
+            features = lexical_features(text, contents, scores)
+            found.append([hits[int(shared_words.scores(features).argmax())][0]])
+    assert pq.read_table(files / "run" / "choices.parquet")["passages"].to_pylist() == expected
+    assert expected != with_choices
+
+
 def test_mmlus_folders_by_the_command(files: Path) -> None:
     asking = ["choice", files / "test", "--lm", "ralm-tiny", "--limit", "2", "--json"]
     found = json.loads(ralm(*asking, "--demonstrations", files / "dev").out)
@@ -461,7 +484,9 @@ def test_mmlus_folders_by_the_command(files: Path) -> None:
         (["--demonstrations", "dev"], 2, "--demonstrations has none of the subject 'astronomy'"),
         (["--demonstrations", "nothing"], 1, "nothing is no file of multiple choice"),
         (["--score", "best"], 2, "'best' is not one of 'letter', 'text', 'generated'"),
-        (["--rerank", "oracle"], 2, "No such option"),
+        (["--rerank", "oracle"], 2, "reads the answer"),
+        (["--rerank", "lexical"], 2, "give --index too"),
+        (["--rerank-lm", "gpt2"], 2, "--rerank-lm has no effect without --rerank zero-shot"),
     ],
 )
 def test_bad_input(files: Path, options: list[str], status: int, said: str) -> None:

@@ -31,7 +31,7 @@ from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.storage.manifest import write_manifest
 from ralm.storage.store import Store
 from tests.answering.given import PASSAGES, Given
-from tests.cli.program import failed, ralm
+from tests.cli.program import failed, printed, ralm
 
 QUESTIONS = [
     Question("a", "what keeps the sheep together", ("a dog", "the dog")),
@@ -229,6 +229,8 @@ def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) ->
         assert [one["passage"] for one in json.loads(ralm(*asked).out)["sources"]] == expected[0]
     failed(ralm("ask", "Who?", *asking[2:], "--rerank", "oracle"), 2, "reads the answer")
     assert ralm(*asking, "--rerank", "zero-shot", "--gate", "confidence:1").status == 0
+    by_another = printed(*asking, "--rerank", "zero-shot", "--rerank-lm", "ralm-tiny")
+    assert by_another["config"]["passages"]["model"]["name"] == "ralm-tiny"
     failed(ralm(*asking, "--rerank", "oracle"), 2, "reads the answer")
     failed(ralm(*asking[:4], "--rerank", "lexical"), 2, "give --index too")
     failed(ralm(*asking, "--rerank", "lexical", "--reader", "ensemble", "--candidates", 2), 2, "raise them")

@@ -59,7 +59,8 @@ class Question:
     """A question, the answers that count as right, and the passages that its file has for it, best first.
 
     `id` is the one in the file, or else its place there, from 1. Without `answers`, an answer cannot be judged.
-    `choices` are those of multiple choice, for prompts that show them.
+    `choices` are those of multiple choice, for prompts that show them; `stem` is the question alone if `text` lists
+    them too.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Question:
     answers: tuple[str, ...] = ()
     passages: tuple[RetrievedPassage, ...] = ()
     choices: tuple[str, ...] = ()
+    stem: str | None = None
 
 
 def read_questions(
@@ -338,7 +340,7 @@ class ChoiceQuestion:
     def query(self) -> Question:
         """The query of a retriever: question and choices, as in the code of REPLUG."""
         listed = (f"({letter}) {choice}" for letter, choice in zip(self.letters, self.choices, strict=True))
-        return Question(self.id, "\n".join([self.text, *listed]), passages=self.passages)
+        return Question(self.id, "\n".join([self.text, *listed]), passages=self.passages, stem=self.text)
 
     def with_answer(self, answer: str) -> Question:
         """The question for a prompt, with the text of its right answer."""

@@ -56,7 +56,8 @@ class QuestionRetriever:
 
 @dataclass(frozen=True, slots=True)
 class RerankedPassages:
-    """Passages that a reranker chooses among those that a retriever finds; both read the question.
+    """Passages that a reranker chooses among those that a retriever finds; both read the question, and of multiple
+    choice the retriever reads the choices too.
 
     A model that ranks reads a passage before the question, cut to the `document_tokens` of `options`; `model` ranks if
     the reranker has no model of its own.
@@ -81,7 +82,7 @@ class RerankedPassages:
         queries = [one.text for one in questions]
         hits = retrieve_checked(self.source.retriever, queries, self.reranker.candidates, len(passages))
         documents = tokens.PassageDocuments(passages, tokenizer, self.options.document_tokens, self.options.bos)
-        prompts = [PromptState(tokenizer.encode(text), None, ()) for text in queries]
+        prompts = [PromptState(tokenizer.encode(one.stem or one.text), None, ()) for one in questions]
         rows = PromptRows(prompts, queries, self.model, documents, passages, self.options)
         return CheckedReranker(self.reranker).choose(rows, hits, passages, k), passages
 

@@ -56,7 +56,8 @@ def gate_option(needs: Needs) -> Option:
 def _model_names(command: Any) -> list[str]:
     """The language models of a command: the one that reads, one that reranks, and one that judges answers."""
     reading: ReadingOptions | None = getattr(command, "reading", None)
-    return [name for name in (command.lm, reading and reading.rerank_lm, getattr(command, "judge", None)) if name]
+    others = (getattr(command, name, None) for name in ("rerank_lm", "judge"))
+    return [name for name in (command.lm, reading and reading.rerank_lm, *others) if name]
 
 
 CHAT_ANSWER: Final = AnswerOptions(new_tokens=256, stop=())
@@ -157,16 +158,20 @@ def check_reranked_questions(reranking: RerankOptions, index: Path | None) -> No
 
 
 def reranked_questions(
-    reranking: RerankOptions, source: "QuestionRetriever", model: "WritingModel", reading: ReadingOptions
+    reranking: RerankOptions,
+    source: "QuestionRetriever",
+    model: "WritingModel",
+    reading: ReadingOptions,
+    ranker: "WritingModel | None" = None,
 ) -> "QuestionSource":
-    """The passages that a reranker chooses among those of a source, if one is chosen; the reading model ranks for
-    `zero-shot`. UsageError if there are fewer candidates than the reader reads."""
+    """The passages that a reranker chooses among those of a source, if one is chosen; for `zero-shot` the `ranker`
+    ranks, by default the reading model. UsageError if there are fewer candidates than the reader reads."""
     from ralm.answering.sources import RerankedPassages
     from ralm.reading.in_context import CheckedReader
     from ralm.reading.score import hits_needed
     from ralm.reranking import CheckedReranker
 
-    if (reranker := reranking.reranker()) is None:
+    if (reranker := reranking.reranker(ranker)) is None:
         return source
     hits_needed(CheckedReader.of(reading.chosen_reader), CheckedReranker.of(reranker))
     return RerankedPassages(source.source, reranker, model, sampling.GenerationOptions())

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _DEMONSTRATIONS: Final = Needs("`demonstrations`", lambda job: job.demonstrations is not None)
 _ENSEMBLE: Final = Needs('`reader="ensemble"`', lambda job: job.reading.reader == "ensemble")
+_ZERO_SHOT: Final = Needs('`rerank="zero-shot"`', lambda job: job.reranking.method == "zero-shot")
 _NAMED_FIELDS: Final = Needs("records with named fields, such as JSON Lines", lambda job: job.has_fields)
 _RunFolder = Annotated[
     Path | None, Option("Folder for the run: one row per question, and the summary; with `over`, of such folders.")
@@ -37,7 +38,7 @@ _Turns = Annotated[
 ]
 _Over = Annotated[str | None, Option("Evaluate with several values of this option.")]
 _Values = Annotated[str | None, Option("The values of the option `over`, separated by commas.")]
-_FIXED: Final = ("lm", "judge", "limit", "ray", "stop", *option_types(ModelOptions))
+_FIXED: Final = ("lm", "rerank_lm", "judge", "limit", "ray", "stop", *option_types(ModelOptions))
 """Options that all jobs share: the same questions are read with one model, which is loaded once."""
 
 
@@ -57,12 +58,17 @@ class _PassagesJob:
     retrieved: Annotated[Path | None, Option("Read with the passages in this file: questions with `ctxs`.")] = None
     retrieval: options.Retrieval
     reading: options.QuestionReading
+    reranking: Annotated[RerankOptions, Option("How passages are chosen.", needs=options.NEEDS_INDEX)]
+    rerank_lm: Annotated[
+        str | None, Option("Model to rank with (zero-shot).", needs=_ZERO_SHOT, default_text="the reading model")
+    ] = None
     model: options.QuestionModel
     ray: options.ModelRay = None
 
     def __post_init__(self) -> None:
         check_options(self)
         options.check_passage_sources(self.index, self.retrieved, self.reading)
+        options.check_reranked_questions(self.reranking, self.index)
 
     @property
     def has_passages(self) -> bool:
@@ -117,14 +123,9 @@ class QuestionJob(_PassagesJob):
     limit: Annotated[int | None, Option("Use only this many questions.", default_text="all")] = None
 
     gate: Annotated[str | None, options.gate_option(options.NEEDS_INDEX)] = None
-    reranking: Annotated[RerankOptions, Option("How passages are chosen.", needs=options.NEEDS_INDEX)]
     judge: Annotated[
         str | None, Option("Also ask this language model whether each answer agrees with a gold answer.")
     ] = None
-
-    def __post_init__(self) -> None:
-        _PassagesJob.__post_init__(self)
-        options.check_reranked_questions(self.reranking, self.index)
 
     def opened(self, given: Given, models: "dict[str, WritingModel]") -> _Arguments:
         """The arguments of the evaluation, but for the reader; `models` are those that are opened, by name."""
@@ -132,8 +133,6 @@ class QuestionJob(_PassagesJob):
         [questions, model], parts = _open(self, ralm.read_questions, models)
         prompt, answering = options.choose_prompt(named, model.tokenizer, self.reading, self.answering, given)
         prompt = options.with_messages(prompt, self.system, turns=self.turns)
-        if self.reranking.method != "none":
-            parts["source"] = options.reranked_questions(self.reranking, parts["source"], model, self.reading)
         if self.gate is not None:
             gated = options.gated_questions(self.gate, parts["source"], model, prompt, answering)
             parts["source"] = replace(gated, always=parts["demonstrations"])
@@ -158,7 +157,11 @@ def _open(
         source = ralm.GivenPassages.read(job.retrieved, job.fields)
     elif job.index is not None:
         source = ralm.QuestionRetriever(open_retrieval(job.index, job.retrieval))
-    return [questions, job.open_model(job.lm, models)], {"source": source, "demonstrations": shown}
+    model = job.open_model(job.lm, models)
+    if job.index is not None:
+        ranker = None if job.rerank_lm is None else job.open_model(job.rerank_lm, models)
+        source = options.reranked_questions(job.reranking, source, model, job.reading, ranker)
+    return [questions, model], {"source": source, "demonstrations": shown}
 
 
 @dataclass(frozen=True, slots=True)

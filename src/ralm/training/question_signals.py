@@ -103,13 +103,14 @@ class _QuestionSource:
 
     def sample(self) -> Iterator[pa.Table]:
         """The questions with the tokens of their answers after the prompt without a passage."""
-        rows: list[tuple[Any, ...]] = []
+        rows, tokenizer = list[tuple[Any, ...]](), self.model.tokenizer
         for place, one in enumerate(track(self.questions, "Reading")):
             built = self._builder(self.room).build(one, (), ())
-            gold = gold_tokens(built, self.prompt, self.model.tokenizer)
+            gold = gold_tokens(built, self.prompt, tokenizer)
             if len(gold) >= self.model.max_length:
                 raise UsageError(f"the first gold answer of question {one.id} does not fit into {self.model.name}.")
-            rows.append((place, one.id, 0, one.text, one.text, one.answers[0], built.prompts[0].tokens, gold, []))
+            prefix = tokenizer.decode(tokenizer.encode(one.text))  # as a reranker of `ralm qa` reads it
+            rows.append((place, one.id, 0, one.text, prefix, one.answers[0], built.prompts[0].tokens, gold, []))
         for first in range(0, len(rows), _PART):
             yield pa.table([*map(list, zip(*rows[first : first + _PART], strict=True))], EXAMPLE_SCHEMA)
 
