@@ -34,10 +34,12 @@ def test_every_heading_that_a_page_links_to_is_there() -> None:
             assert heading in _anchors(linked.read_text(encoding="utf-8")), f"{page.name}: {target}#{heading}"
 
 
-def test_the_index_of_the_documentation_links_to_every_page() -> None:
+def test_the_index_and_the_menu_of_the_documentation_have_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
     assert [name for name in sorted(pages) if f"]({name}" not in index] == []
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [name for name in sorted(pages) if f"- {name}" not in menu] == []
 
 
 def test_the_page_of_the_python_api_is_what_the_docstrings_say() -> None:
