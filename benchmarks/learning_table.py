@@ -1,26 +1,28 @@
 """What choosing among BM25's candidates gains: zero-shot, lexical, and the bounds, on signals of held-out texts.
 
-    python -m benchmarks.learning_table INDEX TRAINING HELD_OUT
+    python -m benchmarks.learning_table HELD_OUT TRAINING...
 
-TRAINING and HELD_OUT are folders of `ralm signals` with the same index and model, of different documents. Weights are
-fitted to TRAINING. Prints, for HELD_OUT, the nats a token that each choice gains over BM25's first passage, with the
-95% interval of a paired bootstrap over documents, the perplexity that it changes, and the microseconds of processor
-time that its lexical features cost a candidate. `attainable` is the choice by the first half of each continuation, read
-on the second half, as a share of the best choice there.
+HELD_OUT and each TRAINING are folders of `ralm signals` with the same model and number of candidates, of different
+documents, perhaps of different indexes. Weights are fitted to all TRAINING together. Prints, for HELD_OUT, the nats a
+token that each choice gains over BM25's first passage, with the 95% interval of a paired bootstrap over documents, the
+perplexity that it changes, and the microseconds of processor time that its lexical features cost a candidate.
+`attainable` is the choice by the first half of each continuation, read on the second half, as a share of the best
+choice there.
 """
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 import ralm
 from ralm.records import DoubleArray
-from ralm.reranking.lexical import BUILT_IN
+from ralm.reranking.lexical import BUILT_IN, LexicalWeights
 from ralm.training.fitting import held_out_gains
 from ralm.training.lexical import features_of, fit_lexical
-from ralm.training.signals import Signals
+from ralm.training.signals import Signals, index_of
 
 PAPER_TOKENS = 16
 
@@ -36,14 +38,18 @@ def end_likelihoods(signals: Signals, tokens: int) -> DoubleArray:
     return totals_EK
 
 
-def main(index: Path, training: Path, held_out: Path) -> None:
-    opened = ralm.open_index(index)
-    fitted_to, tested = ralm.open_signals(training), ralm.open_signals(held_out)
-    used_E = np.flatnonzero(fitted_to.is_possible_E)
+def fitted(training: Sequence[Signals], *, likelihood: bool) -> LexicalWeights:
+    """The weights that fit the usable examples of all signals best."""
+    used = [(one, np.flatnonzero(one.is_possible_E)) for one in training]
+    features = [features_of(one, index_of(one, None), used_E, likelihood=likelihood) for one, used_E in used]
+    return fit_lexical(np.concatenate(features), np.concatenate([one.log_probs_EK[used_E] for one, used_E in used]))
+
+
+def main(held_out: Path, training: Sequence[Path]) -> None:
+    tested, fitted_to = ralm.open_signals(held_out), [ralm.open_signals(one) for one in training]
+    opened = index_of(tested, None)
     learned = {
-        f"lexical{' with likelihood' if likelihood else ''}, fitted to {len(used_E)} examples": fit_lexical(
-            features_of(fitted_to, opened, used_E, likelihood=likelihood), fitted_to.log_probs_EK[used_E]
-        )
+        f"lexical{' with likelihood' if likelihood else ''}, fitted": fitted(fitted_to, likelihood=likelihood)
         for likelihood in (False, True)
     }
     tested_E = np.flatnonzero(tested.is_possible_E & tested.has_choice_E)
@@ -85,6 +91,6 @@ def main(index: Path, training: Path, held_out: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for folder in ("index", "training", "held_out"):
-        parser.add_argument(folder, type=Path)
+    parser.add_argument("held_out", type=Path)
+    parser.add_argument("training", type=Path, nargs="+")
     main(**vars(parser.parse_args()))
