@@ -108,13 +108,20 @@ def held_out_documents(index: Index, tokenizer: Tokenizer, options: WorthOptions
 
 def held_out_texts(found: Iterable[Document], name: str, tokenizer: Tokenizer, options: WorthOptions) -> HeldOut:
     """Documents of a text, in random order; blocks of 512 tokens if it has too few."""
-    documents = [(one, one.text) for one in found if one.text.strip()]
-    if len(documents) < options.most:
-        documents = [(block, one.text) for one, _ in documents for block in _blocks(one, tokenizer)]
+    documents = documents_or_blocks(found, tokenizer, options.most)
     order = np.random.default_rng(options.seed).permutation(len(documents))
     shuffled = (documents[place] for place in order.tolist())
     units = (unit_of_document(one, whole, tokenizer, options) for one, whole in shuffled)
     return HeldOut("documents", name, min(options.most, len(documents)), units)
+
+
+def documents_or_blocks(found: Iterable[Document], tokenizer: Tokenizer, most: int) -> list[tuple[Document, str]]:
+    """The documents that are not empty, or blocks of 512 tokens of them if they are fewer than `most`; each with the
+    text of the whole document."""
+    documents = [(one, one.text) for one in found if one.text.strip()]
+    if len(documents) >= most:
+        return documents
+    return [(block, one.text) for one, _ in documents for block in _blocks(one, tokenizer)]
 
 
 def _blocks(document: Document, tokenizer: Tokenizer) -> list[Document]:

@@ -120,7 +120,7 @@ class Worth:
         return {"sentence": self.sentence, **asdict(self)}
 
 
-def _check_scores(model: LanguageModel) -> None:
+def check_scoring(model: LanguageModel) -> None:
     """Raise UsageError if a model does not score given texts."""
     if not scores_given_texts(model):
         raise UsageError(
@@ -131,7 +131,7 @@ def _check_scores(model: LanguageModel) -> None:
 
 def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Meter:
     """Measures with BM25, and with dense retrieval if the index has vectors."""
-    _check_scores(model)
+    check_scoring(model)
     if options.document_tokens + SEQUENCE > model.max_length:
         raise UsageError(
             f"`document_tokens` {options.document_tokens} and {SEQUENCE} tokens of text do not fit together into the "

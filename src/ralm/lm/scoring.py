@@ -58,7 +58,7 @@ class RequestGroup:
     @property
     def key(self) -> bytes:
         """A hash of all that decides the numbers."""
-        parts = [*map(_key, self.requests), self.name.encode()]
+        parts = [*map(request_key, self.requests), self.name.encode()]
         return blake2b(b"".join(parts), digest_size=_KEY_BYTES, person=b"group").digest()
 
 
@@ -144,7 +144,7 @@ class Scorer:
         read = self.traits.summaries or partial(_summaries, self._distributions())
         found = self._all(requests, read, (_SUMMARY,))
         for request, values_TS in zip(requests, found, strict=True):
-            self._known.setdefault(_key(request), np.ascontiguousarray(values_TS[:, 0]))
+            self._known.setdefault(request_key(request), np.ascontiguousarray(values_TS[:, 0]))
         return found
 
     def grouped(self, groups: Sequence[RequestGroup]) -> list[FloatArray]:
@@ -159,7 +159,9 @@ class Scorer:
                 group = new.pop(key)
                 self._keep(key, group, np.frombuffer(value, "<f4").astype(np.float32).reshape(group.targets, -1))
             advance(len(groups) - len(new))
-            self.scored += len({key for group in new.values() for key in map(_key, group.requests)} - {*self._known})
+            self.scored += len(
+                {key for group in new.values() for key in map(request_key, group.requests)} - {*self._known}
+            )
             for key, values in self._reduced(new):
                 self._keep(key, new[key], values)
                 if self._store is not None:
@@ -171,7 +173,7 @@ class Scorer:
         """Remember the numbers of a group, and the log-probabilities of its requests."""
         self._known[key] = values_TS
         for request, log_probs_T in zip(group.requests, values_TS.T, strict=False):
-            self._known.setdefault(_key(request), np.ascontiguousarray(log_probs_T))
+            self._known.setdefault(request_key(request), np.ascontiguousarray(log_probs_T))
 
     def _reduced(self, new: Mapping[bytes, RequestGroup]) -> Iterator[tuple[bytes, FloatArray]]:
         """The numbers of groups, by their keys; ModelError if the model does not return log-probabilities."""
@@ -191,8 +193,8 @@ class Scorer:
 
     def _job(self, groups: Sequence[RequestGroup]) -> TargetGroups:
         """The sequences that answer some groups, the longest first, and where each group's targets are in them."""
-        requests = {_key(request): request for group in groups for request in group.requests}
-        merged = _merge(requests, prefixes=self.traits.merges_prefixes)
+        requests = {request_key(request): request for group in groups for request in group.requests}
+        merged = merge_requests(requests, prefixes=self.traits.merges_prefixes)
         merged.sort(key=lambda one: -len(one[0]))
         sequences = [sequence for sequence, _ in merged]
         _check_sequences(sequences, self.name, self.max_length, self.traits.vocabulary)
@@ -201,7 +203,7 @@ class Scorer:
             for number, (sequence, keys) in enumerate(merged)
             for key in keys
         }
-        found = [np.array([places[_key(request)] for request in group.requests]) for group in groups]
+        found = [np.array([places[request_key(request)] for request in group.requests]) for group in groups]
         pairs = zip(groups, found, strict=True)
         return sequences, [TargetGroup(at[:, 0], at[:, 1], group.targets, group.reduce) for group, at in pairs]
 
@@ -222,7 +224,7 @@ class Scorer:
     def _score(
         self, requests: Sequence[Request], advance: Callable[[int], None], read: _Read, shape: tuple[int, ...]
     ) -> list[FloatArray]:
-        keys = [_key(request, *shape) for request in requests]
+        keys = [request_key(request, *shape) for request in requests]
         new = {key: request for key, request in zip(keys, requests, strict=True) if key not in self._known}
         self.scored += len(new)
         waiting = Counter(key for key in keys if key in new)
@@ -240,7 +242,7 @@ class Scorer:
         )
         yield stored.keys()
         left = {key: request for key, request in new.items() if key not in stored}
-        merged = _merge(left, prefixes=self.traits.merges_prefixes)
+        merged = merge_requests(left, prefixes=self.traits.merges_prefixes)
         merged.sort(key=lambda one: -len(one[0]))
         scored = self._model_log_probs([sequence for sequence, _ in merged], read, shape)
         for (sequence, some), log_probs_P in zip(merged, scored, strict=True):
@@ -303,7 +305,7 @@ def _at_once(requests: Iterable[Request], *, prefixes: bool) -> Iterator[list[Re
     return split_by_tokens(requests, TOKENS_AT_ONCE, added)
 
 
-def _merge(new: Mapping[bytes, Request], *, prefixes: bool) -> list[tuple[ScoringSequence, list[bytes]]]:
+def merge_requests(new: Mapping[bytes, Request], *, prefixes: bool) -> list[tuple[ScoringSequence, list[bytes]]]:
     """The sequences to read, each with the keys of the requests that it answers; with `prefixes`, a request that is a
     prefix of another shares its sequence.
 
@@ -347,7 +349,7 @@ def _first_target(request: Request) -> int:
     return len(request) - len(request.targets)
 
 
-def _key(request: Request, numbers: int = 0) -> bytes:
+def request_key(request: Request, numbers: int = 0) -> bytes:
     """A hash of all tokens of a request and of the number of targets, and of how many `numbers` are kept of each, if
     not only its log-probability; where the document ends makes no difference."""
     person = numbers.to_bytes(1, "little")  # zeros are the default
