@@ -217,7 +217,9 @@ def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) ->
     write_manifest(folder, kind=LEXICAL_KIND, settings={"weights": asdict(overlap)}, counts={})
     for more, weights in (((), BUILT_IN), (("--lexical-weights", folder), overlap)):
         out = files / f"run-{len(more)}"
-        assert ralm(*asking, "--rerank", "lexical", *more, "--out", out).status == 0
+        answer = ralm(*asking, "--rerank", "lexical", *more, "--out", out)
+        assert answer.status == 0
+        assert ("built-in weights of --rerank lexical are for text" in answer.err) == (not more)
         expected = []
         for one in QUESTIONS:
             found = source.retriever.retrieve([one.text], 16).of(0)

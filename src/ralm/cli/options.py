@@ -15,6 +15,7 @@ import typer
 
 from ralm.answering.options import AnswerOptions
 from ralm.cli.flags import Flags, Given
+from ralm.cli.process import print_note
 from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text, read_text_in_chunks
 from ralm.errors import InputError, UsageError
 from ralm.lm.api.endpoint import is_api
@@ -173,6 +174,11 @@ def reranked_questions(
 
     if (reranker := reranking.reranker(ranker)) is None:
         return source
+    if reranking.method == "lexical" and reranking.weights is None:
+        print_note(
+            "the built-in weights of --rerank lexical are for text; on questions they chose worse passages than BM25's "
+            "first: read an ensemble, or give --lexical-weights"
+        )
     hits_needed(CheckedReader.of(reading.chosen_reader), CheckedReranker.of(reranker))
     return RerankedPassages(source.source, reranker, model, sampling.GenerationOptions())
 
