@@ -78,7 +78,7 @@ def figures(modules: list[Module]) -> list[Figure]:
         Figure("lines of the longest file", max(lengths), aim=450, limit=450),
         Figure("imports, % of lines", 100 * imports / sum(lengths), aim=6, limit=8),
         Figure("lines in tests", tests, aim=32_000, limit=49_340),
-        Figure("words in docs, hand-written", words, aim=36_000, limit=36_001),
+        Figure("words in docs, hand-written", words, aim=36_000, limit=36_000),
     ]
 
 
