@@ -11,5 +11,6 @@ scan.py              a scan reads every posting of a query's terms; forbidden pa
 stream.py            a stream computes each query from the one before
 stream_kernel.py     the kernel of streams
 collection.py        the data that the streams of an index share
-kernels.py         pieces of kernels: fixed-point scores, the heap of the best, vector instructions
+kernels.py         pieces of kernels: how they are compiled, fixed-point scores, the heap of the best
+instructions.py    vector instructions of kernels
 """

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.errors import DamagedFolderError
-from ralm.retrieval.bm25.kernels import kernel
+from ralm.retrieval.bm25.kernels import array_kernel, kernel
 
 ESCAPE: Final = 255
 """The code of postings whose row is listed separately; the row of this number is empty."""
@@ -84,39 +84,29 @@ def _escaped_row(escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], po
     return int(escaped_rows[np.searchsorted(escaped, posting)])
 
 
-@kernel
+@array_kernel
 def _rises_within(numbers: NDArray[np.int32], count: int) -> bool:
     """Whether numbers are strictly rising, at least 0 and below `count`."""
     if len(numbers) == 0:
         return True
-    wrong = 0  # counted instead of returned at once, so that the loop is compiled to vector instructions
-    for i in range(1, len(numbers)):
-        wrong += numbers[i] <= numbers[i - 1]
-    return bool(wrong == 0 and numbers[0] >= 0 and numbers[-1] < count)
+    return bool(np.sum(numbers[1:] <= numbers[:-1]) == 0 and numbers[0] >= 0 and numbers[-1] < count)
 
 
-@kernel
+@array_kernel
 def _has_valid_codes(codes: NDArray[np.uint8], escaped: NDArray[np.int64], begin: int, end: int, rows: int) -> bool:
     """Whether the codes from `begin` to `end` are valid: rows of a table with `rows` rows, or `ESCAPE` and listed as
     escaped.
 
     The list of escaped positions must have been checked: rising, and within the codes.
     """
-    highest = np.uint8(0)
-    escapes = 0
-    for code in codes[begin:end]:
-        escapes += code == ESCAPE
-        highest = max(highest, code if code != ESCAPE else np.uint8(0))
+    own = codes[begin:end]
     first, last = np.searchsorted(escaped, begin), np.searchsorted(escaped, end)
-    if escapes != last - first or (end > begin and highest >= rows):
+    if np.sum(own == ESCAPE) != last - first or (rows < ESCAPE and np.any((own >= rows) & (own != ESCAPE))):
         return False
-    listed = 0
-    for place in escaped[first:last]:
-        listed += codes[place] == ESCAPE
-    return bool(listed == escapes)
+    return bool(np.all(codes[escaped[first:last]] == ESCAPE))
 
 
-@kernel
+@array_kernel
 def _first_invalid(
     terms: NDArray[np.int64],
     offsets: NDArray[np.int64],
