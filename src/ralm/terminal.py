@@ -8,6 +8,8 @@ overrides can show a text in a different order. Passages, titles and file names 
 printed for a person goes through `visible` or `one_line`.
 """
 
+import json
+import math
 import os
 import re
 import sys
@@ -15,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -150,9 +152,24 @@ def path_text(path: str | os.PathLike[str]) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def printable_json(json: str) -> str:
+def printable_json(text: str) -> str:
     """Output of `json.dumps` with control characters as JSON escapes, so that any reader decodes the same text."""
-    return _CONTROLS_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
+    return _CONTROLS_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON that any parser accepts and any terminal can show: infinity and NaN become null."""
+    return printable_json(json.dumps(_finite(value), ensure_ascii=False, indent=indent, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
 
 
 def _escape(characters: str) -> str:

@@ -18,7 +18,8 @@ from ralm.reading.mixers import UniformWeights
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
 from ralm.runs.report import build_report, render_report
-from ralm.runs.run import PASSAGES, evaluation_config, open_run, to_json, write_run
+from ralm.runs.run import PASSAGES, evaluation_config, open_run, write_run
+from ralm.terminal import to_json
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.fuzz.mutations import mend
 

@@ -36,6 +36,7 @@ from ralm.reading.in_context import InContext
 from ralm.records import Passage
 from ralm.runs import resume, run, tables
 from ralm.storage import manifest, outputs
+from ralm.terminal import to_json
 from ralm.validation import config_of
 
 ANSWERS_KIND: Final = outputs.FolderKind("answers")
@@ -249,7 +250,7 @@ def run_folder(
     """
     with outputs.new_folder(Path(out), kind=kind, force=force) as folder:
         yield folder
-        text = run.to_json({**summary, "config": config}, indent=2)
+        text = to_json({**summary, "config": config}, indent=2)
         (folder / run.SUMMARY).write_text(text + "\n", encoding="utf-8")
         settings: _Config = {"config": config, "environment": run.environment()}
         manifest.write_manifest(folder, kind=kind, settings=settings, counts=counts)

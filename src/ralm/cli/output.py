@@ -17,21 +17,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ralm.cli.corpus import ReadCorpus
-from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE
 from ralm.protocols import Tokenizer
 from ralm.reading.pieces import GeneratedText, passage_shares, spans
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, token_as_json
 from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.analysis import PlacedTerm
-from ralm.retrieval.layout import VectorSet, index_settings
+from ralm.retrieval.layout import UPDATES, VectorSet, index_settings
 from ralm.retrieval.marks import Marker, best_window, spans_of
-from ralm.runs import report, run
 from ralm.storage.manifest import Manifest
 from ralm.storage.outputs import MANIFEST
-from ralm.terminal import one_line, visible
+from ralm.terminal import one_line, to_json, visible
 
 if TYPE_CHECKING:
+    from ralm.cli.corpus import ReadCorpus
     from ralm.retrieval.index import Index
     from ralm.retrieval.sync import Changes
 
@@ -45,7 +43,7 @@ _SOURCES = 3
 
 def print_json(value: JsonValue) -> None:
     """Print a JSON value on one line."""
-    sys.stdout.write(run.to_json(value) + "\n")
+    sys.stdout.write(to_json(value) + "\n")
 
 
 _latex: ContextVar[bool] = ContextVar("latex", default=False)
@@ -108,7 +106,7 @@ def _in_latex(cell: str) -> str:
     return re.sub(r"(?<![\w-])-(?=[\d.])", "$-$", escaped).replace("--", "-{}-")
 
 
-def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:
+def print_index(out: Path, manifest: Manifest, read: "ReadCorpus") -> None:
     """Print the contents of an index, and what was skipped."""
     counts = manifest.counts
     parts = [f"{counts[what]:,} {what}" for what in ("passages", "terms", "postings") if what in counts]
@@ -118,7 +116,9 @@ def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:
     _print_skipped(out, read)
 
 
-def _print_skipped(out: Path, read: ReadCorpus) -> None:
+def _print_skipped(out: Path, read: "ReadCorpus") -> None:
+    from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE
+
     for reason in (BY_TITLE, BY_OVERLAP):
         if removed := read.removals.count(reason):
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
@@ -126,10 +126,8 @@ def _print_skipped(out: Path, read: ReadCorpus) -> None:
         print_line(f"left out: {one_line(line)}")
 
 
-def print_update(index: Path, manifest: Manifest, read: ReadCorpus | None) -> None:
+def print_update(index: Path, manifest: Manifest, read: "ReadCorpus | None") -> None:
     """Print what an update changed, the contents of the index after it, and what was skipped."""
-    from ralm.retrieval.update import UPDATES
-
     updates: Any = manifest.settings[UPDATES]
     last = updates["latest"][-1]
     added, replaced = last["added"]["documents"] if last["added"] else 0, last["replaced"]
@@ -176,8 +174,10 @@ def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
 
 def _print_vectors(vectors: VectorSet, passages: int) -> None:
     """Print the kind of vectors, the speed of encoding, and how many came from an interrupted build."""
+    from ralm.runs.report import to_float
+
     recorded = vectors.model_dump(mode="json")
-    encoded, seconds = report.to_float(recorded["encoded"]), report.to_float(recorded["encoding_seconds"])
+    encoded, seconds = to_float(recorded["encoded"]), to_float(recorded["encoding_seconds"])
     print_line(f"vectors of {recorded['dimension']} dimensions in a FAISS index {recorded['faiss']}")
     if encoded:
         print_line(
@@ -316,7 +316,7 @@ def passage_name(passage: Passage) -> str:
 def _metadata_line(passage: Passage) -> str:
     """The beginning of a passage's metadata on one line, such as `page: 3, url: https://...`."""
     fields = (
-        f"{name}: {value if isinstance(value, str) else run.to_json(value)}" for name, value in passage.metadata.items()
+        f"{name}: {value if isinstance(value, str) else to_json(value)}" for name, value in passage.metadata.items()
     )
     return _beginning(one_line(", ".join(fields)), _LONGEST_METADATA)
 

@@ -61,7 +61,6 @@ def search_command(
     from ralm.retrieval.expansion import expanded
     from ralm.retrieval.marks import Marker, spans_of
     from ralm.retrieval.query_syntax import QuerySearch
-    from ralm.retrieval.summary import matching_numbers
     from ralm.validation import retrieve_checked
 
     if (syntax or fuzzy) and retrieval.cache is not None:
@@ -70,7 +69,11 @@ def search_command(
         raise UsageError("`facets` are counted for one plain query, or for none.")
     texts = [] if facets is not None else options.read_input(query, queries, "query")
     opened = ralm.open_index(index)
-    only = None if path is None else matching_numbers(opened, path)
+    only = None
+    if path is not None:
+        from ralm.retrieval.summary import matching_numbers
+
+        only = matching_numbers(opened, path)
     if facets is not None:
         _count_values(opened, facets, query, retrieval, only, json=json)
         return

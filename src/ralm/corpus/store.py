@@ -16,7 +16,6 @@ from typing import Final, NoReturn, TypeAlias, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import CorpusError, DamagedFolderError, UsageError
@@ -132,6 +131,8 @@ class PassageStore(Sequence[Passage]):
         """The rows (int64, rising) of the passages of documents with these ids, without reading the texts."""
         wanted = arrow_texts([one.encode("utf-8", "surrogatepass") for one in document_ids], pa.binary())
         # a single call, since each call hashes all wanted ids
+        import pyarrow.compute as pc
+
         return true_places(pc.is_in(self.origin_texts(titles=False), value_set=wanted))
 
     def origin_texts(self, titles: bool) -> pa.ChunkedArray:
@@ -248,6 +249,8 @@ class PassageStore(Sequence[Passage]):
 
 def true_places(found: pa.ChunkedArray) -> IntArray:
     """The places (int64, rising) of an array of Arrow that are true; `to_numpy` would import pandas."""
+    import pyarrow.compute as pc
+
     places = pc.indices_nonzero(found)
     return np.frombuffer(places.buffers()[1], np.uint64, len(places)).astype(np.int64)
 

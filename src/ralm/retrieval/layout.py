@@ -50,6 +50,8 @@ ADDED: Final = "vectors"
 """The folder of all sets of vectors that were added."""
 FILES: Final = "files"
 """The key, in a manifest's settings, of the files that were indexed, and the folder of their table."""
+UPDATES: Final = "updates"
+"""The key, in a manifest's settings, of the number of updates, and the latest of them."""
 MAIN: Final = "main"
 """The name of the set of vectors that an index is built with."""
 

@@ -18,7 +18,6 @@ from ralm.errors import UsageError
 from ralm.records import IntArray
 from ralm.retrieval import layout
 from ralm.retrieval.index import Index
-from ralm.retrieval.update import UPDATES
 from ralm.storage.remote import is_url
 from ralm.terminal import path_text
 
@@ -65,7 +64,7 @@ def summarise_index(index: Index) -> dict[str, JsonValue]:
     """The counts, size, sources, settings and updates of an index."""
     manifest, settings = index.manifest, index.settings
     recorded: Any = manifest.settings
-    updates = recorded.get(UPDATES, {"count": 0, "latest": []})
+    updates = recorded.get(layout.UPDATES, {"count": 0, "latest": []})
     sets = settings.vectors
     return {
         "index": path_text(index.path),

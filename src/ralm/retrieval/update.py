@@ -40,8 +40,6 @@ from ralm.terminal import Advance, progress_bar
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import DenseBuilder
 
-UPDATES: Final = "updates"
-"""The key, in a manifest's settings, of the number of updates, and the latest of them."""
 _UPDATES_LISTED: Final = 100
 _NEW: Final = "new-vectors"
 _IDS_SHOWN: Final = 3
@@ -116,10 +114,10 @@ def update_index(
             "replaced": len(gone.keys() & {*documents}),
             "corpus": describe(),
         }
-        known: Any = opened.manifest.settings.get(UPDATES, {"count": 0, "latest": []})
+        known: Any = opened.manifest.settings.get(layout.UPDATES, {"count": 0, "latest": []})
         updates = {"count": known["count"] + 1, "latest": [*known["latest"], record][-_UPDATES_LISTED:]}
         left = opened.manifest.counts.get("documents", 0) - len(gone) + len(documents)
-        settings: dict[str, JsonValue] = {UPDATES: updates}
+        settings: dict[str, JsonValue] = {layout.UPDATES: updates}
         if table is not None:
             settings[layout.FILES] = table.save(writer.folder, f"{writer.new_path(layout.FILES)}.table")
         return writer.write(settings, sets, fingerprint, left)

@@ -18,8 +18,8 @@ from pydantic import JsonValue
 
 from ralm.reading.provenance import Contribution, TracedText, contribution_as_json, passage_as_json
 from ralm.records import NO_PASSAGE, FloatArray
-from ralm.runs.run import Run, to_json
-from ralm.terminal import one_line
+from ralm.runs.run import Run
+from ralm.terminal import one_line, to_json
 
 _DECIMALS: Final = 4
 _TITLE: Final = 60

@@ -31,6 +31,7 @@ from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.storage.outputs import check_output, output_path
 from ralm.storage.store import STORE_SUFFIX, Store
 from ralm.storage.work import UNFINISHED_RUN, work_folder
+from ralm.terminal import to_json
 
 _logger = logging.getLogger(__name__)
 
@@ -206,7 +207,7 @@ def unfinished_store(folder: Path, name: str) -> Store:
 
 def write_config(folder: Path, config: dict[str, JsonValue]) -> None:
     """Record the settings of a job in its work folder."""
-    write_atomically(folder / CONFIG, run.to_json(config, indent=2))
+    write_atomically(folder / CONFIG, to_json(config, indent=2))
 
 
 def was_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bool) -> bool:
@@ -217,7 +218,7 @@ def was_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: b
     path = folder / CONFIG
     if not path.exists():
         return False
-    difference = _difference(path, json.loads(run.to_json(config)))
+    difference = _difference(path, json.loads(to_json(config)))
     if difference and not force:
         raise UsageError(
             f"{folder} is {what} begun with other settings ({difference}): give those again to resume; to start over, "

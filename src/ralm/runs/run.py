@@ -14,7 +14,6 @@ A sweep: sweep.csv with a row per value of the option, the plot sweep.png, summa
 
 import hashlib
 import json
-import math
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,7 +36,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.retrieval.index import INDEX_KIND, check_index
 from ralm.runs.tables import RunTokens, build_passage_table, build_token_table, build_traced_text, parse_tokens
 from ralm.storage import manifest, outputs
-from ralm.terminal import path_text, printable_json
+from ralm.terminal import path_text, to_json
 from ralm.validation import config_of
 
 RUN_KIND: Final = outputs.FolderKind("run")
@@ -163,21 +162,6 @@ def environment() -> dict[str, JsonValue]:
         "machine": platform.machine(),
         **versions,
     }
-
-
-def to_json(value: JsonValue, indent: int | None = None) -> str:
-    """JSON that any parser accepts and any terminal can show: infinity and NaN become null."""
-    return printable_json(json.dumps(_finite(value), ensure_ascii=False, indent=indent, allow_nan=False))
-
-
-def _finite(value: JsonValue) -> JsonValue:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
 
 
 SWEEP_KIND: Final = outputs.FolderKind("sweep")

@@ -27,10 +27,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ralm.errors import FolderError, ModelError, RalmWarning, UsageError
 from ralm.records import IntArray
 from ralm.runs import plot, resume
-from ralm.runs.run import environment, to_json
+from ralm.runs.run import environment
 from ralm.storage.manifest import Manifest, read_manifest, write_manifest
 from ralm.storage.outputs import FolderKind, check_output, new_folder
-from ralm.terminal import progress_bar
+from ralm.terminal import progress_bar, to_json
 from ralm.training.checkpoints import Checkpoint, Checkpoints
 from ralm.training.options import Trained, TrainingOptions
 

@@ -13,17 +13,19 @@ names, the two letters i of Turkish.
 
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from unicodedata import normalize
 
-import regex
 import Stemmer
 
 from ralm.errors import UsageError
 from ralm.retrieval.analysis import PlacedTerm, PlacedTermsOfRun, TermsOfRun
+
+if TYPE_CHECKING:
+    import regex
 
 _MAX_WORD: Final = 255
 """Longer words are cut into pieces of this many UTF-16 units, as StandardTokenizer does."""
@@ -49,7 +51,8 @@ def _ascii_words() -> re.Pattern[str]:
     )
 
 
-def _unicode_words() -> regex.Pattern[str]:
+@cache
+def _unicode_words() -> "regex.Pattern[str]":
     """UAX #29 as StandardTokenizer's grammar states it; a Han or Hiragana character is a word of its own."""
     extend = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
     kinds = {
@@ -77,11 +80,18 @@ def _unicode_words() -> regex.Pattern[str]:
     pattern = "{joint}*{part}(?:{joint}+{part})*{joint}*|{complex}+|{han}|{hiragana}|{emoji}|{flags}".format(
         part=part, emoji=emoji, flags=flags, **x
     )
-    return regex.compile(f"{keycap}|{pattern}", regex.V1)
+    return _compiled(f"{keycap}|{pattern}")
+
+
+def _compiled(pattern: str) -> "regex.Pattern[str]":
+    """A pattern of `regex`, which knows properties of characters; compiling takes 50 ms, and ASCII needs none."""
+    import regex
+
+    found: regex.Pattern[str] = regex.compile(pattern, regex.V1)
+    return found
 
 
 _ASCII_WORDS: Final = _ascii_words()
-_UNICODE_WORDS: Final = _unicode_words()
 
 
 def terms_of_run(name: str) -> TermsOfRun:
@@ -109,7 +119,7 @@ def placed_terms_of_run(name: str) -> PlacedTermsOfRun:
 
 def words(text: str) -> list[str]:
     """The words of a text, unchanged."""
-    found = (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).findall(text)
+    found = (_ASCII_WORDS if text.isascii() else _unicode_words()).findall(text)
     if len(text) <= _MAX_WORD or all(len(word) <= _MAX_WORD for word in found):
         return found
     return [piece for word in found for piece in _pieces(word)]
@@ -117,7 +127,7 @@ def words(text: str) -> list[str]:
 
 def _placed_words(text: str) -> Iterator[tuple[int, str]]:
     """The words of a text, each after the position of its first character."""
-    for found in (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).finditer(text):
+    for found in (_ASCII_WORDS if text.isascii() else _unicode_words()).finditer(text):
         begin = found.start()
         for piece in _pieces(found.group()):
             yield begin, piece
@@ -197,13 +207,20 @@ _CJK_STOP_WORDS: Final = (_STOP_WORDS | {"s", "t", "www"}) - {"an"}
 
 _IDEOGRAPH: Final = r"[\p{Script=Han}\p{Script=Hiragana}--\p{WB=ALetter}]"
 _MARK: Final = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]"
-_IDEOGRAPHS: Final = regex.compile(rf"{_IDEOGRAPH}+(?!{_MARK})", regex.V1)
-"""Characters that are words of their own in any context; most of a text needs only this pattern."""
-_PAIRED: Final = regex.compile(
-    rf"{_IDEOGRAPH}{_MARK}*|(?:\p{{WB=Katakana}}{_MARK}*)+|(?:[\p{{Script=Hangul}}&&\p{{WB=ALetter}}]{_MARK}*)+",
-    regex.V1,
-)
-"""Words whose characters are paired with their neighbours."""
+
+
+@cache
+def _ideographs() -> "regex.Pattern[str]":
+    """Characters that are words of their own in any context; most of a text needs only this pattern."""
+    return _compiled(rf"{_IDEOGRAPH}+(?!{_MARK})")
+
+
+@cache
+def _paired() -> "regex.Pattern[str]":
+    """Words whose characters are paired with their neighbours."""
+    hangul = rf"(?:[\p{{Script=Hangul}}&&\p{{WB=ALetter}}]{_MARK}*)+"
+    return _compiled(rf"{_IDEOGRAPH}{_MARK}*|(?:\p{{WB=Katakana}}{_MARK}*)+|{hangul}")
+
 
 _VOICING_MARKS: Final = {0xFF9E: "\u3099", 0xFF9F: "\u309a"}
 _WIDTHS: Final = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {
@@ -268,7 +285,7 @@ def _placed_pairs(neighbours: list[PlacedTerm]) -> list[PlacedTerm]:
 
 def _parts(run: str) -> Iterator[_Part]:
     begin = 0
-    for ideographs in () if run.isascii() else _IDEOGRAPHS.finditer(run):
+    for ideographs in () if run.isascii() else _ideographs().finditer(run):
         yield from _words(run, begin, ideographs.start())
         begin = ideographs.end()
         yield _Part(ideographs.start(), begin, ideographs.group(), paired=True)
@@ -280,7 +297,7 @@ def _words(run: str, begin: int, end: int) -> Iterator[_Part]:
     if begin < end:
         for position, word in _placed_words(run[begin:end]):
             first = begin + position
-            yield _Part(first, first + len(word), _in_one_width(word), paired=_PAIRED.fullmatch(word) is not None)
+            yield _Part(first, first + len(word), _in_one_width(word), paired=_paired().fullmatch(word) is not None)
 
 
 def _pairs(neighbours: str) -> list[str]:
