@@ -1,8 +1,8 @@
 """Searches settings on the front of cost against perplexity, by successive halving over growing parts of a text.
 
-All settings read a few documents; the best third goes on to twice as many documents, until the rest has read all of
-them (Jamieson and Talwalkar, 2016, arXiv 1502.07943). How good a setting is, is how near it is to the front: its nats
-per token above the lowest at no higher cost. Other documents are held out; the settings that are chosen, the defaults
+All settings read a few documents; a third goes on to twice as many, until the rest has read all of them (Jamieson and
+Talwalkar, 2016, arXiv 1502.07943): those with the lowest perplexity, and those nearest to the front, by their nats per
+token above the lowest at no higher cost. Other documents are held out; the settings that are chosen, the defaults
 and the plain model read them at the end.
 
 Letters of shapes: S settings, D documents, F settings that have read all documents of the search.
@@ -30,6 +30,10 @@ _FEWEST: Final = 8
 """Documents that the search and the held-out part need each, and settings that read all documents of the search."""
 _KEPT: Final = 3
 _ROUNDS: Final = 5
+_LOWEST: Final = 0.3
+_ALWAYS: Final = 2
+"""Settings that are always read: without passages, and the defaults."""
+_MARGIN: Final = 1.1
 _CERTAIN: Final = 8
 """Documents from which on settings are dropped that are above the front with certainty."""
 _OF_BUDGET: Final = 0.75
@@ -303,19 +307,22 @@ def tune(
 
 
 def survivors(search: Search, alive: Sequence[int], documents: int, options: TuneOptions) -> Iterator[int]:
-    """The settings that go on after a round: the third that is nearest to the front, at least eight, less those that
-    are above it with certainty or cost too much; the first two always."""
+    """The settings that go on after a round: a third, at least eight, of which three in ten have the lowest perplexity
+    and the others are nearest to the front. Those that are above it with certainty or cost too much do not go on, the
+    first two always do."""
     places = range(documents)
-    some = [one for one in alive if one not in search.failed]
-    figures = np.array([search.means(one, places)[:2] for one in some])
-    above_S, best_S = above_front(figures[:, 0], figures[:, 1])
-    order = np.lexsort((figures[:, 1], above_S))
-    kept = {some[place] for place in order[: max(_FEWEST, math.ceil(len(some) / _KEPT))].tolist()}
+    figures = {one: search.means(one, places)[:2] for one in alive if one not in search.failed}
+    most = _MARGIN * (options.max_cost or math.inf)
+    some = [one for one, (_, cost) in figures.items() if one < _ALWAYS or cost <= most]
+    nats_S, cost_S = np.array([figures[one] for one in some]).T
+    above_S, best_S = above_front(nats_S, cost_S)
+    count = max(_FEWEST, math.ceil(len(figures) / _KEPT))
+    lowest = nats_S.argsort(kind="stable")[: math.ceil(_LOWEST * count)].tolist()
+    kept = [*dict.fromkeys([*lowest, *np.lexsort((cost_S, above_S)).tolist()])][:count]
     for place, one in enumerate(some):
         other = some[int(best_S[place])]
-        costly = figures[place, 1] > 1.1 * (options.max_cost or math.inf)
         certain = documents >= _CERTAIN and other != one and search.change(one, other, places, options.seed).high < 0
-        if one < 2 or (one in kept and not costly and not certain):
+        if one < _ALWAYS or (place in kept and not certain):
             yield one
 
 
