@@ -255,12 +255,13 @@ class PromptBuilder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedQuestions:
-    """The passages of another source for the questions that a gate opens. It looks at the prompts of `builder` without
-    passages and demonstrations; the questions of `always` are demonstrations themselves, which are read with theirs."""
+    """The passages of another source for the questions that a gate opens. It looks at their prompts (`prompt_of`: token
+    ids, without passages and demonstrations); the questions of `always` are demonstrations themselves, which are read
+    with theirs."""
 
     source: QuestionSource
     gate: OpenedGate
-    builder: PromptBuilder
+    prompt_of: Callable[[Question], IntArray]
     always: Sequence[Question] = ()
 
     @property
@@ -282,7 +283,7 @@ class GatedQuestions:
             hits, passages = self.source.find([questions[row] for row in rows.tolist()], k)
             return hits.spread(rows, len(questions))
 
-        contexts = [self.builder.build(one, (), ()).prompts[0].tokens for one in questions]
+        contexts = [*map(self.prompt_of, questions)]
         return self.gate.hits(np.zeros(0, dtype=np.int64), contexts, k, find), passages
 
 

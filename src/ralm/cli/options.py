@@ -6,7 +6,7 @@ object that contains it, so that each may have several lines.
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -29,8 +29,10 @@ from ralm.training.options import ExampleOptions
 
 if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt
+    from ralm.answering.questions import Question
     from ralm.answering.sources import GatedQuestions, QuestionRetriever, QuestionSource
     from ralm.protocols import Tokenizer, WritingModel
+    from ralm.records import IntArray
 
 
 def argument(text: str, metavar: str | None = None) -> Any:
@@ -184,15 +186,26 @@ def reranked_questions(
 
 
 def gated_questions(
-    gate: str, source: "QuestionSource", model: "WritingModel", prompt: "QuestionPrompt", answering: AnswerOptions
+    gate: str,
+    source: "QuestionSource",
+    model: "WritingModel",
+    prompt: "QuestionPrompt",
+    answering: AnswerOptions,
+    asked: "Mapping[str, Question] | None" = None,
 ) -> "GatedQuestions":
-    """The passages of a source for the questions that the gate of a name opens."""
+    """The passages of a source for the questions that the gate of a name opens; `asked` are those in prompts by the
+    texts of their queries, if these differ."""
     from ralm.answering.answers import room_for_prompts
     from ralm.answering.sources import GatedQuestions, PromptBuilder
     from ralm.reading.gate import OpenedGate, open_gate
 
     builder = PromptBuilder(prompt, model.tokenizer, room_for_prompts(model, answering))
-    return GatedQuestions(source, OpenedGate(open_gate(gate), model), builder)
+    own = asked or {}
+
+    def prompt_of(question: "Question") -> "IntArray":
+        return builder.build(own.get(question.text, question), (), ()).prompts[0].tokens
+
+    return GatedQuestions(source, OpenedGate(open_gate(gate), model), prompt_of)
 
 
 def with_messages(prompt: "QuestionPrompt", system: str | None, *, turns: bool = False) -> "QuestionPrompt":

@@ -62,6 +62,7 @@ class _PassagesJob:
     rerank_lm: Annotated[
         str | None, Option("Model to rank with (zero-shot).", needs=_ZERO_SHOT, default_text="the reading model")
     ] = None
+    gate: Annotated[str | None, options.gate_option(options.NEEDS_INDEX)] = None
     model: options.QuestionModel
     ray: options.ModelRay = None
 
@@ -122,7 +123,6 @@ class QuestionJob(_PassagesJob):
     fields: Annotated[QuestionFields, Option("Where a record has the question.")]
     limit: Annotated[int | None, Option("Use only this many questions.", default_text="all")] = None
 
-    gate: Annotated[str | None, options.gate_option(options.NEEDS_INDEX)] = None
     judge: Annotated[
         str | None, Option("Also ask this language model whether each answer agrees with a gold answer.")
     ] = None
@@ -375,8 +375,13 @@ class ChoiceJob(_PassagesJob):
         judged as answers to the bare question."""
         prompt = ralm.open_prompt(self.prompt or ("replug" if self.choosing.score == "text" else "replug-choice"))
         prompt = options.with_messages(prompt, self.system, turns=self.turns)
-        asked, parts = _open(self, ralm.read_choice_questions, models)
-        return [*asked, prompt], {**parts, "options": self.choosing}
+        [questions, model], parts = _open(self, ralm.read_choice_questions, models)
+        if self.gate is not None:
+            room = AnswerOptions(new_tokens=1, max_length=self.choosing.max_length)
+            asked = {one.query.text: one.with_answer("") for one in questions}
+            gated = options.gated_questions(self.gate, parts["source"], model, prompt, room, asked)
+            parts["source"] = replace(gated, always=[one.query for one in parts["demonstrations"]])
+        return [questions, model, prompt], {**parts, "options": self.choosing}
 
 
 def choice_command(
