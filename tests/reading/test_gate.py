@@ -89,8 +89,8 @@ def test_a_gate_that_sees_hits_saves_readings_alone(model: WritingModel, stories
     hits, _ = FromRetriever.of_index(stories / "index").find(
         evaluate_text(TEXT, model, PLAN).prepared, model.tokenizer, 1
     )
-    assert gated.opened.read == int((hits.scores_QK[:, 0] > 2.0).sum())
-    assert 0 < gated.opened.read < gated.opened.retrieved == gated.opened.strides
+    assert gated.opened.counts.read == int((hits.scores_QK[:, 0] > 2.0).sum())
+    assert 0 < gated.opened.counts.read < gated.opened.counts.retrieved == gated.opened.counts.strides
 
 
 def test_the_program_says_what_a_gate_saved(stories: Path, tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ def test_generation_reads_passages_where_a_gate_opens(stories: Path, model: Writ
         pieces = generate_many([TEXT[:100], TEXT[:60]], model, options, source, gate=opened)
         if opened is not None:
             found = [token.token for _, piece in pieces for token in piece.tokens]
-            assert opened.strides == 6
-            assert opened.retrieved == opened.read == (0 if gate is NEVER else 6)
+            assert opened.counts.strides == 6
+            assert opened.counts.retrieved == opened.counts.read == (0 if gate is NEVER else 6)
             return found
         return [token.token for _, piece in pieces for token in piece.tokens]
 

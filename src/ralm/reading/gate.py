@@ -8,8 +8,9 @@ Letters of shapes: R strides, F features.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -169,23 +170,41 @@ def hit_features(scores_RK: DoubleArray, there_RK: NDArray[np.bool_]) -> DoubleA
     return np.stack([first_R, first_R - second_R], axis=1)
 
 
-class OpenedGate:
-    """A gate with the model that it looks at. `strides` counts those that would retrieve, `retrieved` and `read` those
-    that did. Raises UsageError if the model does not give what a gate looks at."""
+@dataclass(slots=True)
+class GateCounts:
+    """How many strides would retrieve, how many of them did, and how many were read with passages; for many threads."""
 
-    def __init__(self, gate: Gate, model: LanguageModel) -> None:
+    strides: int = 0
+    retrieved: int = 0
+    read: int = 0
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def add(self, retrieves_R: Open, reads_R: Open) -> None:
+        """Count some strides."""
+        with self._lock:
+            self.strides += len(retrieves_R)
+            self.retrieved += int(retrieves_R.sum())
+            self.read += int(reads_R.sum())
+
+
+class OpenedGate:
+    """A gate with the model that it looks at; `counts` may be those of other gates too. Raises UsageError if the model
+    does not give what a gate looks at."""
+
+    def __init__(self, gate: Gate, model: LanguageModel, counts: GateCounts | None = None) -> None:
         check_gate(model)
         self.gate, self.scorer = gate, Scorer.of(model)
-        self.strides = self.retrieved = self.read = 0
+        self.counts = GateCounts() if counts is None else counts
 
     @property
     def saved(self) -> dict[str, JsonValue]:
         """The shares of retrievals and of readings with passages that the gate saved."""
-        every = max(1, self.strides)
+        counts = self.counts
+        every = max(1, counts.strides)
         return {
-            "strides": self.strides,
-            "retrievals_saved": 1 - self.retrieved / every,
-            "readings_saved": 1 - self.read / every,
+            "strides": counts.strides,
+            "retrievals_saved": 1 - counts.retrieved / every,
+            "readings_saved": 1 - counts.read / every,
         }
 
     def hits(self, first: IntArray, contexts: Sequence[IntArray], k: int, find: Callable[[Open, int], Hits]) -> Hits:
@@ -197,9 +216,7 @@ class OpenedGate:
             more_RF = hit_features(hits.scores_QK.astype(np.float64), hits.numbers_QK != NO_PASSAGE)
             reads_R = self.gate.opens(np.hstack([features_RF, more_RF]))
             hits = replace(hits, numbers_QK=np.where(reads_R[:, None], hits.numbers_QK, NO_PASSAGE)).first(k)
-        self.strides += len(contexts)
-        self.retrieved += int(retrieves_R.sum())
-        self.read += int(reads_R.sum())
+        self.counts.add(retrieves_R, reads_R)
         return hits
 
     def retrieve(
@@ -220,8 +237,10 @@ class OpenedGate:
 class GatedSource:
     """The passages of another source for the strides that a gate opens; `saved` is known after `find`."""
 
-    def __init__(self, source: PassageSource, gate: Gate, model: LanguageModel) -> None:
-        self._source, self._gate, self.opened = source, gate, OpenedGate(gate, model)
+    def __init__(
+        self, source: PassageSource, gate: Gate, model: LanguageModel, counts: GateCounts | None = None
+    ) -> None:
+        self._source, self._gate, self.opened = source, gate, OpenedGate(gate, model, counts)
 
     @property
     def config(self) -> dict[str, JsonValue]:

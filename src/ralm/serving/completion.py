@@ -130,7 +130,12 @@ def write(
     what `generate` raises.
     """
     writer = generate.TokenWriter(
-        _WithoutEnds(model) if show_end else model, options, reads.source, reader=reads.noted, reranker=reads.reranker
+        _WithoutEnds(model) if show_end else model,
+        options,
+        reads.source,
+        reader=reads.noted,
+        reranker=reads.reranker,
+        gate=reads.opened_gate(model),
     )
     texts, ended, tokens = list[pieces.StoppedText](), set[int](), Counter[int]()
     for prompt in prompts:
