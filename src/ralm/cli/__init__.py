@@ -129,7 +129,10 @@ def program(only: str | None = None) -> Any:
 
 
 def _named_command(arguments: Sequence[str]) -> str | None:
-    """The command that arguments begin with, after options of `ralm` itself; None if it cannot be told, as for help."""
+    """The command that arguments begin with, after options of `ralm` itself; empty if the version is enough, None if it
+    cannot be told, as for help."""
+    if "--version" in arguments[:1]:
+        return ""
     named = next((one for one in arguments if one != "--quiet"), None)
     return named if any(named in names for _, _, names in _COMMANDS) else None
 
