@@ -1,5 +1,6 @@
 """What a GPU would reject: a tensor of the processor among those of the GPU, in every path through local models."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,18 +8,23 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from ralm import EncoderOptions, load_encoder
 from ralm.lm.local import engine, grouped
 from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
 from ralm.lm.local.engine import Replica, TargetLogits
 from ralm.lm.local.prefixes import PrefixCache
 from ralm.lm.local.states import StateDecoder
 from ralm.records import IntArray, ScoringSequence, TargetGroup
+from ralm.reranking.cross_encoder import load_pair_model
 from ralm.training import encoders, losses
 from ralm.training.options import LSROptions
 from tests.every_family import tiny_family_model
 from tests.fake_cuda import CUDA, fake_cuda
+from tests.tiny_encoders import save_tiny_bert, save_tiny_cross_encoder
+from tests.tiny_models import save_tiny_model
 
-FAMILIES = ["gpt2", "llama", "gemma3_text"]
+FAMILIES = ["gpt2", "llama", "gemma3_text", "bloom"]
+"""Mamba and mixtures of experts ask the build of torch for CUDA itself, so they need a GPU."""
 LENGTH = 60
 
 
@@ -96,3 +102,24 @@ def test_losses_of_trainings() -> None:
         loss_B = encoders.losses_of(scores_BK, np.zeros((2, 3), np.float32), passages_BK, LSROptions())
         there_BK = torch.ones((2, 3), dtype=torch.bool, device=CUDA)
         assert loss_B.device == losses.marginal_loss(scores_BK, torch.zeros(2, 3, device=CUDA), there_BK).device == CUDA
+
+
+def test_cross_encoders(tmp_path: Path) -> None:
+    """One with a head, and a language model whose likelihood of the prefix counts too."""
+    pairs = [("the end of a prefix", "a passage"), ("another", "another passage that is longer")]
+    encoder = load_pair_model(str(save_tiny_cross_encoder(tmp_path / "encoder")))
+    decoder = load_pair_model(str(save_tiny_model("gpt2", tmp_path / "lm")), 12, max_length=64, new=True)
+    for pair_model in (encoder, decoder):
+        with fake_cuda(pair_model.model) as model:
+            pair_model.model = model
+            assert pair_model.scores(pairs).shape == (2,)
+            if pair_model is decoder:
+                assert decoder.end_log_probs(pairs, 4).shape == (2, 4)
+
+
+def test_encoders(tmp_path: Path) -> None:
+    encoder: Any = load_encoder(EncoderOptions(encoder=str(save_tiny_bert(tmp_path / "encoder"))))
+    with fake_cuda(encoder.query_model) as model, torch.no_grad():
+        encoder.query_model = encoder.passage_model = model
+        assert encoder.query_tensor(["a query", "another one"]).device == CUDA
+        assert encoder.encode_queries(["a query", "another one"]).shape[0] == 2
