@@ -98,7 +98,7 @@ def test_the_command_draws_a_curve(tmp_path: Path) -> None:
     assert last["config"]["reader"]["order"] == "best-last"
     assert abs(last["rows"][1]["gold_log_prob"] - joined[1]["gold_log_prob"]) > 1e-3
     failed(ralm(*command, "--documents", 3), 2, "No such option: --documents")
-    failed(ralm(*command[:4]), 2, "a curve reads passages: give --index or --retrieved")
+    failed(ralm(*command[:4]), 2, "a curve needs passages: give --index or --retrieved")
     failed(ralm(*command[:-1], "1,two"), 2, "--numbers must be whole numbers")
     failed(ralm(*command[:-1], "1,1"), 2, "different numbers of passages")
     failed(ralm(*command, "--out", tmp_path / "out"), 1, "already exists")
