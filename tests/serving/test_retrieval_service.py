@@ -212,6 +212,11 @@ def test_the_command(index: Path) -> None:
         assert httpx.get(f"{served.url}/ready").json()["status"] == "ok"
 
 
+def test_no_request_waits_for_numba(index: Path) -> None:
+    with running("--index", f"few={index}", anew=True) as served:
+        assert "llvmlite" in Path(f"/proc/{served.process.pid}/maps").read_text()
+
+
 class Overlap:
     """A cross-encoder whose score is the number of words that an end shares with a passage."""
 

@@ -32,6 +32,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from ralm.errors import UsageError
 from ralm.options import without_none
+from ralm.retrieval.bm25.kernels import load_compiler
 from ralm.runs.report import render_page
 from ralm.serving import (
     connections,
@@ -235,6 +236,7 @@ def run_server(service: SearchService, listening: socket.socket, ready: Callable
     """Answer requests until a signal ends the server; `ready` is called with its address once it listens."""
     connections.reserve_files(service.options.limits.connections)
     with no_progress():
+        load_compiler()
         service.warm_up()
         RalmServer(service, ready).run([listening])
         service.close()

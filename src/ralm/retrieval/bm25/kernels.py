@@ -65,13 +65,19 @@ class Kernel:
             return self._compiled
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def load_compiler() -> Any:
+    """numba, which lets kernels call each other from now on; a server loads it before its first request."""
     import numba as nb
     from numba.extending import typeof_impl
 
-    if not Kernel.loaded:  # so that kernels may call each other
+    if not Kernel.loaded:
         typeof_impl.register(Kernel, lambda kernel, _: nb.types.Dispatcher(kernel.compiled))
         Kernel.loaded = True
+    return nb
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    nb = load_compiler()
     try:
         compiled: Callable[..., Any] = nb.njit(cache=True, nogil=True)(function)
     except RuntimeError as error:
