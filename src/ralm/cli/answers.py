@@ -251,7 +251,7 @@ def print_answers_report(report: AnswersReport) -> None:
 def write_answers_page(file: Path, report: AnswersReport) -> None:
     """Write the report as an HTML page, and print its path on standard error."""
     with replaced_file(file) as written:
-        written.write(render_page("ralm.answering", "answers.html", report.title, report.as_json()))
+        written.write(render_page("ralm.answering", "answers.html", f"{report.title} · ralm report", report.as_json()))
     print_note(f"{file} shows every question with its answers and passages; open it in a browser")
 
 

@@ -170,7 +170,7 @@ def _write_page(file: Path, tuned: "Tuning", index: Path) -> None:
     }
     shown: Any = {**tuned.as_json(), "title": str(index), "settings": settings, "notes": [*_notes(tuned)]}
     with replaced_file(file) as page:
-        page.write(render_page("ralm.advice", "tune.html", str(index), shown))
+        page.write(render_page("ralm.advice", "tune.html", f"{index} · ralm tune", shown))
     print_note(f"{file} shows all settings that were tried; open it in a browser")
 
 

@@ -145,7 +145,7 @@ def _write_page(file: Path, found: "Worth", pruning: "Pruning | None", name: str
     }
     shown = {**_as_json(found, pruning, name), "title": name, "settings": settings}
     with replaced_file(file) as page:
-        page.write(render_page("ralm.advice", "worth.html", name, shown))
+        page.write(render_page("ralm.advice", "worth.html", f"{name} · ralm worth", shown))
     print_note(f"{file} shows the verdict with all figures; open it in a browser")
 
 

@@ -194,7 +194,7 @@ _MARK: Final = re.compile(r"\{\{(title|style|script|data|\w+\.css|\w+\.js)\}\}")
 
 def render_report(report: Report) -> str:
     """The report of a run as one HTML page."""
-    return render_page("ralm.runs", "report.html", report.title, report.as_json())
+    return render_page("ralm.runs", "report.html", f"{report.title} · ralm report", report.as_json())
 
 
 def render_page(package: str, template: str, title: str, data: JsonValue) -> str:
@@ -208,11 +208,12 @@ def render_page(package: str, template: str, title: str, data: JsonValue) -> str
         "{{data}}": to_json(data).replace("<", "\\u003c"),
     }
 
-    # in one pass, since the data may contain a mark
+    # in one pass after the head, since the data may contain a mark
     def part(mark: re.Match[str]) -> str:
         return parts[mark[0]] if mark[0] in parts else _text(package, mark[1])
 
-    return _MARK.sub(part, _text(package, template))
+    whole = _text(package, template).replace("{{head}}\n", _text("ralm.runs", "head.html"))
+    return _MARK.sub(part, whole)
 
 
 def _text(package: str, name: str) -> str:
