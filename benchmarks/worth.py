@@ -1,14 +1,14 @@
 """How often `ralm worth` gives the right verdict on planted corpora, and how much of planted noise `--prune` finds.
 
     python -m benchmarks.worth planted OUT [SEEDS]
-    python -m benchmarks.worth real OUT MODEL [SEEDS]
+    python -m benchmarks.worth real OUT MODEL [SEEDS [UNITS [STRIDES]]]
     python -m benchmarks.worth noise OUT UNITS [MODEL]
 
 `planted` reads documents of this Python with ralm-tiny, for 20 seeds, over four corpora: gold (the documents with every
 ninth word left out, so that no run of 13 words is shared), random (words of other documents), copies (the documents
-themselves), and adversarial (a few of their words among others that a model expects to go on). `real`
-does the same with another model. `noise` plants a fifth of noise documents in MedQuAD. Results are kept in OUT, JSON
-Lines, and a rerun goes on.
+themselves), and adversarial (a few of their words among others that a model expects to go on). `real` does the same
+with another model, at most UNITS documents of so many strides each. `noise` plants a fifth of noise documents in
+MedQuAD. Results are kept in OUT, JSON Lines, and a rerun goes on.
 """
 
 import json
@@ -37,6 +37,7 @@ from ralm.retrieval.index import open_index
 MEDQUAD: Final = Path(__file__).parents[2] / "shared" / "data" / "medquad"
 DOCUMENTS: Final = 96
 UNITS: Final = 64
+STRIDES: Final = 16
 SEEDS: Final = 20
 
 
@@ -69,7 +70,14 @@ PLANTED: Final[dict[str, tuple[Callable[..., list[str]], str]]] = {
 }
 
 
-def planted(model: LanguageModel, kind: str, seed: int, most: int = UNITS, found: Sequence[Document] = ()) -> Any:
+def planted(
+    model: LanguageModel,
+    kind: str,
+    seed: int,
+    most: int = UNITS,
+    found: Sequence[Document] = (),
+    strides: int = STRIDES,
+) -> Any:
     """The verdict on a corpus of this kind; a third of the others than the adversarial one is random text."""
     draws = np.random.default_rng(seed)
     documents = [one for one in found or standard_library_documentation() if len(one.text.split()) > 120]
@@ -83,12 +91,14 @@ def planted(model: LanguageModel, kind: str, seed: int, most: int = UNITS, found
     with tempfile.TemporaryDirectory() as folder:
         build_index(make_passages(corpus), Path(folder) / "index")
         index = open_index(Path(folder) / "index")
-        options = WorthOptions(most=most, candidates=4, documents=4, budget=0, seed=seed)
+        options = WorthOptions(most=most, strides=strides, candidates=4, documents=4, budget=0, seed=seed)
         text = [Document(f"t{n}", "", one.text) for n, one in enumerate(some)]
         return judge_corpus(index, model, held_out_texts(text, "text", model.tokenizer, options), options)
 
 
-def measure_planted(out: Path, model: LanguageModel, seeds: int) -> None:
+def measure_planted(
+    out: Path, model: LanguageModel, seeds: int = SEEDS, units: int = UNITS, strides: int = STRIDES
+) -> None:
     """All kinds and seeds that are not in OUT; prints how often each verdict was given."""
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     done = {(row["kind"], row["seed"]) for row in rows}
@@ -97,7 +107,7 @@ def measure_planted(out: Path, model: LanguageModel, seeds: int) -> None:
             if (kind, seed) in done:
                 continue
             begin, clock = time.process_time(), time.perf_counter()
-            one = planted(model, kind, seed)
+            one = planted(model, kind, seed, units, strides=strides)
             row = {
                 "kind": kind,
                 "seed": seed,
@@ -164,9 +174,9 @@ def main(arguments: Sequence[str]) -> None:
     match arguments:
         case ["planted", out, *seeds]:
             model = load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
-            measure_planted(Path(out), model, int(seeds[0]) if seeds else SEEDS)
-        case ["real", out, name, *seeds]:
-            measure_planted(Path(out), load_language_model(name), int(seeds[0]) if seeds else SEEDS)
+            measure_planted(Path(out), model, *map(int, seeds))
+        case ["real", out, name, *counts]:
+            measure_planted(Path(out), load_language_model(name), *map(int, counts))
         case ["noise", out, most, *name]:
             measure_noise(Path(out), load_language_model(name[0] if name else "ralm-tiny"), int(most))
         case _:

@@ -4,6 +4,7 @@ import json
 import time
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from ralm.advice.held_out import count_copies
 from ralm.advice.trials import DEFAULTS, NONE, MeteredScorer, Trial, combinations, read_document
 from ralm.advice.tune import TuneOptions, Tuning, above_front, documents_of_tuning, drawn, tune
 from ralm.errors import BudgetError, UsageError
@@ -214,6 +216,20 @@ def test_settings_are_drawn_if_there_are_too_many() -> None:
     assert [one.role for one in some[:2]] == [NONE, DEFAULTS]
     assert len({id(one) for one in some}) == 5
     assert len(combinations({"stride", "gate"}, ["bm25"])) * 8 == len(combinations((), ["bm25"]))
+
+
+def test_documents_that_stand_in_the_corpus_are_counted(work: Path, tmp_path: Path) -> None:
+    assert tuned().standing_in == 0
+    copies = [replace(PASSAGES[number], text=TEXTS[number]) for number in range(10)]
+    beginnings = [replace(PASSAGES[number], text=" ".join(TEXTS[number].split()[:30])) for number in (10, 11)]
+    others = [f"{' '.join(TEXTS[20].split()[:20])} {document(200)}"]
+    passages = [*copies, *beginnings, replace(PASSAGES[0], number=12, text=others[0])]
+    assert count_copies(TEXTS, SharedWordsRetriever(passages), passages) == 12
+    rows = [{"id": f"c{number}", "text": TEXTS[number]} for number in range(5)]
+    done("index", write_rows(tmp_path / "copies.jsonl", rows), "--out", tmp_path / "copies")
+    asked = ("--lm", "ralm-tiny", "--index", tmp_path / "copies", *SHORT, "--seed", 1, "--units", 32)
+    shown = done("tune", work / "text.jsonl", *asked).out
+    assert "Stand in the index: 5 documents of the text" in shown
 
 
 def test_documents_are_divided_and_too_few_are_rejected() -> None:

@@ -17,17 +17,24 @@ from ralm.corpus.decontamination import NGRAM, Decontamination, words_of
 from ralm.errors import TextError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Option, check_options, seed_option
-from ralm.protocols import Tokenizer
-from ralm.records import Document
+from ralm.protocols import Retriever, Tokenizer
+from ralm.records import NO_PASSAGE, Document, Passages
 from ralm.retrieval.expansion import ExpandedPassages
 from ralm.retrieval.index import Index
 from ralm.training.examples import Example, sample_examples
 from ralm.training.options import ExampleOptions
+from ralm.validation import retrieve_checked
 
 SEQUENCE: Final = 256
 _BLOCK: Final = 512
 """Tokens of a text that count as a document, if it has too few documents."""
 _LONGEST_ANSWER: Final = 32
+STANDS_IN: Final = 0.5
+"""Of a passage whose runs of 13 words are to more than this share in a unit, the document is a copy of the unit."""
+_PART: Final = 32
+_PARTS: Final = 8
+_HITS: Final = 4
+"""Words of a query, queries and hits of each that tell whether a text stands in a corpus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +178,20 @@ def _unit(
 ) -> Unit:
     overlap = _overlap_with(text)
     return Unit(name, [replace(one, runs=overlap.hashes) for one in examples], queries, overlap, metadata)
+
+
+def count_copies(texts: Iterable[str], retriever: Retriever, passages: Passages) -> int:
+    """How many of the texts stand in the corpus: one of the first hits for parts of the text shares more than half of
+    its runs of 13 words with it. RetrieverError if the retriever does not return valid hits."""
+    count = 0
+    for text in texts:
+        words, overlap = text.split(), _overlap_with(text)
+        step = max(_PART, -(-len(words) // _PARTS))
+        queries = [" ".join(words[begin : begin + _PART]) for begin in range(0, len(words), step)]
+        numbers = np.unique(retrieve_checked(retriever, queries, _HITS, len(passages)).numbers_QK)
+        found = (overlap.overlap(passages[number].contents) for number in numbers.tolist() if number != NO_PASSAGE)
+        count += any(share > STANDS_IN for share in found)
+    return count
 
 
 @lru_cache(maxsize=8)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from ralm.advice.held_out import HeldOut, Unit, WorthOptions
+from ralm.advice.held_out import STANDS_IN, HeldOut, Unit, WorthOptions
 from ralm.corpus.numbering import StoredPassages
 from ralm.errors import BudgetError
 from ralm.lm.scoring import Scorer
@@ -34,8 +34,6 @@ RANDOM: Final = "random passage"
 BEST: Final = "best of {}"
 ATTAINABLE: Final = "best of {}, knowing half"
 ENSEMBLE: Final = "ensemble of {}"
-STANDS_IN: Final = 0.5
-"""Of a passage whose runs of 13 words are to more than this share in a unit, the document is a copy of the unit."""
 _MORE: Final = 16
 _AT_ONCE: Final = 4
 _EVERY: Final = 4

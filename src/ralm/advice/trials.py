@@ -19,7 +19,7 @@ from ralm.protocols import Reader, Reranker
 from ralm.reading.gate import Gate, GatedSource
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
-from ralm.reading.sources import PassageSource
+from ralm.reading.sources import FromRetriever, PassageSource
 from ralm.records import FloatArray, Request
 
 _STRIDES: Final = (4, 8, 16, 32)
@@ -70,7 +70,7 @@ class Trial:
     options: Mapping[str, JsonValue]
     plan: PlanOptions
     reader: Reader
-    source: PassageSource | None
+    source: FromRetriever | None
     reranker: Reranker | None = None
     gate: Gate | None = None
     role: str = ""
@@ -125,7 +125,7 @@ class TrialReading:
 def read_document(trial: Trial, text: str, scorer: Scorer, limit_tokens: int) -> TrialReading:
     """Read the first tokens of a document with a setting. Raises what `evaluate_text` raises."""
     meter = MeteredScorer(scorer)
-    source = trial.source
+    source: PassageSource | None = trial.source
     if source is not None and trial.gate is not None:
         source = GatedSource(source, trial.gate, meter)
     found = evaluate_text(

@@ -17,6 +17,7 @@ from typing import Annotated, Final, Literal
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.advice.held_out import count_copies
 from ralm.advice.trials import DEFAULTS, NONE, Trial, read_document
 from ralm.errors import BudgetError, UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
@@ -126,6 +127,7 @@ class Tuning:
     chosen: TrialFigures
     trials: Sequence[TrialFigures]
     held_out: HeldOutFigures | None
+    standing_in: int
     skipped: str
 
     @property
@@ -294,6 +296,7 @@ def tune(
     figures = {one: _figures(search, one, changes.get(one)) for one in range(len(trials)) if search.means(one)[2]}
     places = range(len(documents), len(documents) + len(held))
     search.read([*dict.fromkeys((0, 1, chosen))], places, ends, "Reading held-out documents")
+    source = trials[1].source
     return Tuning(
         lm=Scorer.of(model).name,
         text=name,
@@ -302,6 +305,7 @@ def tune(
         chosen=figures[chosen],
         trials=[*figures.values()],
         held_out=_held_out(search, chosen, places, options.seed),
+        standing_in=0 if source is None else count_copies(search.documents, source.retriever, source.passages),
         skipped=_skipped(search),
     )
 

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.advice.held_out import SEQUENCE, HeldOut, WorthOptions
-from ralm.advice.measure import ALL, DENSE, FIRST, STANDS_IN, Cost, MeasuredUnit, Measuring, Meter, Sum
+from ralm.advice.held_out import SEQUENCE, STANDS_IN, HeldOut, WorthOptions
+from ralm.advice.measure import ALL, DENSE, FIRST, Cost, MeasuredUnit, Measuring, Meter, Sum
 from ralm.advice.sequential import FIRST_LOOK, SequentialGain, looks, sequential_gain, spending_bounds
 from ralm.errors import BudgetError, UsageError
 from ralm.lm.scoring import Scorer

@@ -15,7 +15,7 @@ from ralm.cli.eval import EvaluationJob
 from ralm.cli.flags import Flags, Given, Output, reject_unused, unused_options
 from ralm.cli.models import open_model, open_retrieval
 from ralm.errors import UsageError
-from ralm.options import Needs, Option
+from ralm.options import Needs, Option, declared
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import MemoizedRetriever, RetrieverOptions
@@ -63,7 +63,9 @@ def tune_command(
     if job.index is None:
         raise UsageError("`ralm tune` reads passages: give `index`.")
     index = ralm.open_index(job.index)
-    trials = drawn([*_trials(given, make_job, index)], tuning)
+    own = {one.field.name for one in declared(TuneOptions)}  # `seed` has an effect here without random passages
+    job_given = {name: flag for name, flag in given.items() if name not in own}
+    trials = drawn([*_trials(job_given, make_job, index)], tuning)
     model = open_model(job.lm, job.model, job.ray)
     check_scoring(model)
     found = documents_or_blocks(ralm.read_documents([str(text)]), model.tokenizer, 16)
@@ -202,5 +204,10 @@ def _notes(tuned: "Tuning") -> Iterator[str]:
     if tuned.held_out is not None:
         read = ", ".join(f"{name} {cost:.1f}" for name, cost in tuned.held_out.cost.items())
         yield f"Held out: {tuned.held_out.documents:,} documents; tokens read for one of the text: {read}."
+    if tuned.standing_in:
+        yield (
+            f"Stand in the index: {tuned.standing_in:,} documents of the text, whose copies these figures count. Tune "
+            "on a text that is not indexed, or build the index with --decontaminate."
+        )
     if tuned.skipped:
         yield tuned.skipped
