@@ -1,4 +1,4 @@
-"""Kernels of an installation that cannot be written to, by a user without a home."""
+"""Compiling kernels: where nothing can be written, and beside threads that print."""
 
 import os
 import shutil
@@ -30,3 +30,25 @@ def test_kernels_need_no_place_for_a_cache(tmp_path: Path) -> None:
     environment.pop("XDG_CACHE_HOME", None)
     ran = subprocess.run([sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (0, "0\n"), ran.stderr
+
+
+_WATCHED = """
+import sys, types
+from ralm.retrieval.bm25.kernels import load_compiler
+
+class Watched(types.ModuleType):
+    def __setattr__(self, name, value):
+        raise AssertionError(f"sys.{name} is replaced")
+
+load_compiler()
+sys.__class__ = Watched
+from numba.core.errors import LiteralTypingError
+str(LiteralTypingError("as numba raises and catches in most functions that it compiles"))
+"""
+
+
+def test_compiling_leaves_the_streams_of_the_process_alone() -> None:
+    pytest.importorskip("colorama")  # with which numba would replace them, whatever another thread does meanwhile
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_DISABLE")}
+    ran = subprocess.run([sys.executable, "-c", _WATCHED], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

@@ -7,6 +7,7 @@ the higher score, and for equal scores the lower number. The worst key is at the
 Letters of shapes: Q queries, K hits per query, C rows of the code table.
 """
 
+import os
 from collections.abc import Callable
 from functools import partial, update_wrapper
 from threading import RLock
@@ -67,6 +68,8 @@ class Kernel:
 
 def load_compiler() -> Any:
     """numba, which lets kernels call each other from now on; a server loads it before its first request."""
+    # else numba, if colorama is installed, replaces sys.stdout and sys.stderr while a thread compiles
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     import numba as nb
     from numba.extending import typeof_impl
 
