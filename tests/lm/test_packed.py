@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.activations import GELUTanh
 
 from ralm.errors import LibraryWarning
-from ralm.lm.local.kernels import pack_weights, packable, processor_packs
+from ralm.lm.local.kernels import _GELU, pack_weights, packable, processor_packs, speed_up
 from ralm.lm.local.model import load_transformers_model
 from ralm.lm.registry import ModelOptions
+from tests.every_family import tiny_family_model
 from tests.tiny_models import FAMILIES
 
 
@@ -32,8 +34,47 @@ def test_products_are_the_same(family: str, dtype: str, tolerance: float, tiny_f
         plain = [module(states) for module, states in zip(layers, inputs, strict=True)]
         pack_weights(model)
         for module, states, expected in zip(layers, inputs, plain, strict=True):
-            torch.testing.assert_close(module(states), expected, rtol=tolerance, atol=tolerance)
+            forward: Any = module.forward
+            activated = GELUTanh()(expected) if forward.activation == _GELU else expected
+            torch.testing.assert_close(module(states), activated, rtol=tolerance, atol=tolerance)
             assert module(states[:0]).shape == expected[:0].shape
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "gptj", "phi", "gemma2", "starcoder2", "bigbird_pegasus"])
+def test_products_compute_a_gelu_by_tanh(family: str, recwarn: pytest.WarningsRecorder) -> None:
+    model = tiny_family_model(family)
+    speed_up(model)
+    text = torch.arange(1, 13)[None]
+    with torch.inference_mode():
+        expected = model(text).logits
+        pack_weights(model)
+        found = model(text).logits
+    assert not any(type(module) is GELUTanh for module in model.modules())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not [one for one in recwarn if one.category is LibraryWarning]
+
+
+@pytest.mark.parametrize("fault", ["no such activation", "its results differ"])
+def test_activations_that_torch_computes_no_more(
+    fault: str, tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = torch.ops.mkldnn._linear_pointwise
+
+    def changed(states: Any, weight: Any, bias: Any, name: str, *variant: Any) -> Any:
+        if name == "gelu" and fault == "no such activation":
+            raise RuntimeError(fault)
+        return product(states, weight, bias, "none", *variant)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", changed)
+    model = tiny_model(tiny_folders["gpt2"], "float32")
+    speed_up(model)
+    text = torch.arange(1, 13)[None]
+    expected = model(text).logits
+    with pytest.warns(LibraryWarning, match=f"could not fuse an activation function.*{fault}.*torch"):
+        pack_weights(model)
+    layers: list[Any] = packable(model)
+    assert all(layer.forward.activation != _GELU for layer in layers)
+    torch.testing.assert_close(model(text).logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_is_loaded_with_packed_weights(tiny_folders: dict[str, Path]) -> None:

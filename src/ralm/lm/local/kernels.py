@@ -33,6 +33,16 @@ _MAX_PACKED_BYTES: Final = 1 << 31
 """The maximum size of weights that are packed; a larger model is left unchanged."""
 _PACKED_ROWS: Final = 10
 """The number of rows that the layout is made for; other numbers give correct results too."""
+_NO_ACTIVATION: Final = ("none", "")
+_GELU: Final = ("gelu", "tanh")
+_BEFORE_GELU: Final = (
+    ("c_fc", "act"),
+    ("fc_in", "act"),
+    ("dense_h_to_4h", "act"),
+    ("gate_proj", "act_fn"),
+    ("fc1", "activation_fn"),
+)
+"""Layers of the families, and the activation functions that read their products."""
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """How much a product may differ, as a fraction of its size."""
 
@@ -173,7 +183,7 @@ def causal_blocks(
     found = torch.empty((*queries.shape[:2], values.shape[-1]), dtype=values.dtype)
     for begin in range(0, length, _QUERIES_PER_BLOCK):
         end = min(begin + _QUERIES_PER_BLOCK, length)
-        scores = torch.bmm(queries[:, begin:end], keys[:, :end].mT)
+        scores = torch.bmm(queries[:, begin:end], keys[:, :end].contiguous().mT)  # else it is a tenth slower
         scores[:, :, begin:].masked_fill_(later[: end - begin, : end - begin], float("-inf"))
         found[:, begin:end] = torch.bmm(scores.softmax(-1), values[:, :end])
     return found.view(*query.shape[:3], -1).transpose(1, 2).contiguous(), None
@@ -200,13 +210,13 @@ def pack_weights(model: PreTrainedModel) -> None:
     if layers and _products_agree(layers[0]):
         for module in layers:
             module.forward = _PackedLinear(module)
+        _fuse_activations(model)
 
 
 @torch.no_grad()
 def _products_agree(module: Any) -> bool:
     what = "ralm could not use packed weights, so the layers of a model on a CPU are slower"
-    inputs = module.weight.shape[0 if isinstance(module, Conv1D) else 1]
-    states_RI = torch.randn(2, inputs, generator=torch.Generator().manual_seed(0)).to(module.weight.dtype)
+    states_RI = _trial_states(module)
     plain_RO = module(states_RI).float()
     try:
         apart_RO = _PackedLinear(module)(states_RI).float() - plain_RO
@@ -219,10 +229,57 @@ def _products_agree(module: Any) -> bool:
     return True
 
 
+def _fuse_activations(model: PreTrainedModel) -> None:
+    """Let oneDNN compute a GELU by tanh with the products before it: for 1,024 tokens of GPT-2 124M in bfloat16 on one
+    core, 28 instead of 76 of 1,140 ms. LibraryWarning if this gives other results; the two then stay apart."""
+    agrees: dict[type, bool] = {}
+    for module in model.modules():
+        for name, activation in _BEFORE_GELU:
+            layer: Any = getattr(module, name, None)
+            is_packed = isinstance(getattr(layer, "forward", None), _PackedLinear)
+            if not is_packed or type(getattr(module, activation, None)) is not GELUTanh:
+                continue
+            if type(module) not in agrees:
+                agrees[type(module)] = _fused_agrees(module, layer, activation)
+            if agrees[type(module)]:
+                layer.forward.activation = _GELU
+                setattr(module, activation, torch.nn.Identity())
+
+
+@torch.no_grad()
+def _fused_agrees(module: Any, layer: Any, activation: str) -> bool:
+    what = "ralm could not fuse an activation function, so a model on a CPU is slower"
+    states_BRI = _trial_states(layer)[None]
+    gelu = getattr(module, activation)
+    try:
+        plain = module(states_BRI).float()
+        layer.forward.activation = _GELU
+        setattr(module, activation, torch.nn.Identity())
+        apart = module(states_BRI).float() - plain
+    except Exception as error:  # noqa: BLE001  # private functions, and modules of a new kind, may fail in any way
+        warn_of_mismatch("torch", f"{what}: {first_line(error)}", error)
+        return False
+    finally:
+        layer.forward.activation = _NO_ACTIVATION
+        setattr(module, activation, gelu)
+    if apart.norm() > _TOLERANCE[layer.weight.dtype] * plain.norm():
+        warn_of_mismatch("torch", f"{what}: its results differ")
+        return False
+    return True
+
+
+def _trial_states(layer: Any) -> torch.Tensor:
+    """Two rows of states that a linear layer reads, the same each time."""
+    inputs = layer.weight.shape[0 if isinstance(layer, Conv1D) else 1]
+    return torch.randn(2, inputs, generator=torch.Generator().manual_seed(0)).to(layer.weight.dtype)
+
+
 class _PackedLinear:
-    """The forward method of a linear layer. Weights are packed when they are first used, and again if they changed."""
+    """The forward method of a linear layer. Weights are packed when they are first used, and again if they changed.
+    `activation` is the function that oneDNN applies to the products, and its variant."""
 
     def __init__(self, module: torch.nn.Module) -> None:
+        self.activation = _NO_ACTIVATION
         self._module: Any = module
         self._weight: Any = None
         self._version = 0
@@ -236,7 +293,8 @@ class _PackedLinear:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _PACKED_ROWS)
             self._weight, self._version = weight, version
         states_RI = states.reshape(-1, states.shape[-1])
-        found_RO = torch.ops.mkldnn._linear_pointwise(states_RI, self._packed, self._module.bias, "none", [], "")
+        name, variant = self.activation
+        found_RO = torch.ops.mkldnn._linear_pointwise(states_RI, self._packed, self._module.bias, name, [], variant)
         return found_RO.view(*states.shape[:-1], found_RO.shape[-1])
 
 
