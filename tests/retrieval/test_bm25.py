@@ -22,6 +22,7 @@ from ralm.retrieval.bm25.formula import BM25Options, BuildOptions, length_bytes,
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.term_ids import TermIds
+from ralm.retrieval.bm25.words import WordIds
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from tests.reference import bm25 as reference
@@ -186,7 +187,7 @@ def test_a_process_that_dies_is_said_so(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_numbering_that_grew_too_large_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process does, done here."""
     monkeypatch.setattr(term_ids, "_MAX_WORKER_TERMS", 30)
-    monkeypatch.setattr(term_ids, "_worker_ids", term_ids._WordIds({}, ENGLISH), raising=False)
+    monkeypatch.setattr(term_ids, "_worker_ids", WordIds({}, ENGLISH), raising=False)
     words = np.random.default_rng(0).integers(0, 90, (40, 20))
     batches = [[" ".join(f"w{word}" for word in row.tolist()) for row in words[i : i + 2]] for i in range(0, 40, 2)]
     alone, shared = TermIds(), TermIds()

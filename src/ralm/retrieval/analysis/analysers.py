@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib.metadata import version
 from itertools import pairwise
+from string import punctuation
 from typing import TYPE_CHECKING, Final, NamedTuple
 from unicodedata import normalize
 
@@ -92,6 +93,8 @@ def _compiled(pattern: str) -> "regex.Pattern[str]":
 
 
 _ASCII_WORDS: Final = _ascii_words()
+_ASCII_MARKS: Final = punctuation.replace("_", "")
+"""What no word begins or ends with."""
 
 
 def terms_of_run(name: str) -> TermsOfRun:
@@ -119,7 +122,12 @@ def placed_terms_of_run(name: str) -> PlacedTermsOfRun:
 
 def words(text: str) -> list[str]:
     """The words of a text, unchanged."""
-    found = (_ASCII_WORDS if text.isascii() else _unicode_words()).findall(text)
+    if not text.isascii():
+        found = _unicode_words().findall(text)
+    elif (core := text.strip(_ASCII_MARKS)).isalnum():  # as most are; the pattern takes ten times as long
+        found = [core]
+    else:
+        found = _ASCII_WORDS.findall(text)
     if len(text) <= _MAX_WORD or all(len(word) <= _MAX_WORD for word in found):
         return found
     return [piece for word in found for piece in _pieces(word)]
@@ -157,6 +165,7 @@ _STOP_WORDS: Final = frozenset(
     """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
     to was will with""".split()
 )
+_CHANGED: Final = ("logi", "bli")
 _APOSTROPHES: Final = "'\u2019\uff07"
 
 
@@ -165,8 +174,12 @@ def _english_terms() -> TermsOfRun:
     porter: Callable[[str], str] = Stemmer.Stemmer("porter", 0).stemWord
 
     def terms(run: str) -> tuple[str, ...]:
-        plain = [lower_case(_without_possessive(word)) for word in words(run)]
-        return tuple([_stem(word, porter) for word in plain if word and word not in _STOP_WORDS])
+        found = []
+        for word in words(run):
+            plain = lower_case(_without_possessive(word))
+            if plain and plain not in _STOP_WORDS:
+                found.append(_stem(plain, porter))
+        return tuple(found)
 
     return terms
 
@@ -183,6 +196,8 @@ def _stem(word: str, porter: Callable[[str], str]) -> str:
     if len(word) <= 2:
         return word
     stem = porter(word)
+    if not stem.endswith(_CHANGED):
+        return stem
     if stem.endswith("logi") and _has_measure(stem[:-4]):
         return porter(stem[:-1])
     if stem.endswith("bli") and _has_measure(stem[:-3]):

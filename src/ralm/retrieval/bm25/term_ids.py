@@ -4,7 +4,7 @@ The id of a term is its position in the order in which terms are first seen, so 
 computes it. Worker processes number terms on their own and report new terms. This process renumbers those, text by text
 in the original order.
 
-A worker process imports this module alone: it needs neither numba nor what writes an index.
+A worker process imports this module alone: it does not need what writes an index.
 """
 
 import os
@@ -15,7 +15,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from multiprocessing import get_context
 from typing import Final, TypeAlias
 
@@ -24,17 +23,14 @@ from numpy.typing import NDArray
 
 from ralm.errors import WorkerError
 from ralm.processes import end_with_parent, starting_processes
-from ralm.retrieval.analysis import ENGLISH, MAX_CACHED_TERMS, Analysis
+from ralm.retrieval.analysis import ENGLISH, Analysis
+from ralm.retrieval.bm25.words import WordIds
 
 Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
 """The term ids of some texts, concatenated, and how many each text has."""
 
 _BATCHES_ALONE: Final = 16
 """Batches that are analysed here before worker processes are started, so that small corpora do not wait for them."""
-_MAX_WORDS: Final = 1 << 18
-"""Words whose ids are cached."""
-_MAX_WORD: Final = 64
-"""Characters of the longest word that is cached."""
 _MAX_WORKER_TERMS: Final = 1 << 20
 """Terms after which a worker process begins a new numbering, so that its memory is bounded."""
 
@@ -48,7 +44,7 @@ class TermIds:
     def __init__(self, workers: int = 1, analysis: Analysis = ENGLISH) -> None:
         self.vocabulary: dict[str, int] = {}
         self._analysis = analysis
-        self._here = _WordIds(self.vocabulary, analysis)
+        self._here = WordIds(self.vocabulary, analysis)
         self._workers = workers
         self._batches = 0
         self._pool: ProcessPoolExecutor | None = None
@@ -108,35 +104,6 @@ def _dead_workers_reported() -> Iterator[None]:
         ) from None
 
 
-class _WordIds(dict[str, tuple[int, ...]]):
-    """The term ids of words, which are runs of characters without white space; new terms enter the vocabulary.
-
-    Most words repeat, so this cache makes building fast. It is cleared when it is full.
-    """
-
-    def __init__(self, vocabulary: dict[str, int], analysis: Analysis) -> None:
-        super().__init__()
-        self._vocabulary = vocabulary
-        self._terms_of_word = analysis.prepare()
-
-    def __missing__(self, word: str) -> tuple[int, ...]:
-        vocabulary = self._vocabulary
-        ids = tuple([vocabulary.setdefault(term, len(vocabulary)) for term in self._terms_of_word(word)])
-        if len(word) <= _MAX_WORD and len(ids) <= MAX_CACHED_TERMS:
-            if len(self) >= _MAX_WORDS:
-                self.clear()
-            self[word] = ids
-        return ids
-
-    def of_texts(self, texts: Sequence[str]) -> Ids:
-        """The ids of some texts."""
-        ids, ends = array("i"), [0]
-        for text in texts:
-            ids.extend(chain.from_iterable(map(self.__getitem__, text.split())))
-            ends.append(len(ids))
-        return np.frombuffer(ids, np.int32) if ids else np.zeros(0, np.int32), np.diff(ends)
-
-
 @dataclass(frozen=True, slots=True)
 class _WorkerResult:
     """A batch of a worker process: ids in its own numbering, which may be a new one, and terms that were new to it."""
@@ -152,10 +119,10 @@ def _start_worker(analysis: Analysis) -> None:
     """Prepare a worker process."""
     global _worker_ids
     end_with_parent()
-    _worker_ids = _WordIds({}, analysis)
+    _worker_ids = WordIds({}, analysis)
 
 
-_worker_ids: _WordIds
+_worker_ids: WordIds
 
 
 def _analyse_batch(texts: Sequence[str]) -> _WorkerResult:

@@ -1,0 +1,206 @@
+"""Finds the words of texts and their term ids, without Python for words that are known.
+
+A word is a run of characters without white space, and most words repeat. Texts are read as UTF-8: a kernel cuts them
+into words and looks each one up in a hash table. Only new words are analysed, in the order of the texts, so terms get
+the ids that they would get one after the other.
+
+Letters of shapes: B bytes of the texts, W words of them, N numbers of words, H places of the hash table, T texts, K
+bytes of the words that are kept: of each its number (4), its size (1), and its letters.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralm.retrieval.analysis import Analysis
+from ralm.retrieval.bm25.kernels import kernel
+
+_MAX_WORDS: Final = 1 << 20
+"""Words that are kept at most, in a table that is then half full."""
+_MAX_BYTES: Final = 1 << 24
+"""Bytes of the words that are kept at most."""
+_FULL: Final = 0.75
+"""All words are forgotten before the next texts if so much of either is used."""
+_LONGEST: Final = 255
+"""Bytes of the longest word that is kept: longer ones rarely repeat."""
+_HEAD: Final = 5
+_END: Final = 0xFF
+"""Ends a text; no byte of UTF-8 has this value."""
+_SEED: Final = np.uint64(0xCBF29CE484222325)
+_PRIME: Final = np.uint64(0x100000001B3)
+"""FNV-1a's, for 64 bits."""
+
+
+class WordIds:
+    """The term ids of words; new terms enter the vocabulary, with the next ids. Only one thread may use it."""
+
+    def __init__(self, vocabulary: dict[str, int], analysis: Analysis) -> None:
+        self._vocabulary = vocabulary
+        self._terms_of_word = analysis.prepare()
+        self._kept_K = np.empty(_MAX_BYTES, np.uint8)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all words."""
+        self._table_H = np.zeros(2 * _MAX_WORDS, np.uint64)
+        self._kept = 0
+        self._ids = array("i")
+        self._id_begins = array("q", [0])
+
+    def of_texts(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The ids of some texts, concatenated, and how many each text has."""
+        end = bytes([_END])
+        data = b"".join(part for text in texts for part in (text.encode("utf-8", "surrogatepass"), end))
+        if max(2 * len(self._id_begins) / len(self._table_H), self._kept / len(self._kept_K)) > _FULL:
+            self.clear()
+        word_W, new_N2, ends_T, self._kept = find_words(
+            np.frombuffer(data, np.uint8), len(texts), self._table_H, self._kept_K, self._kept, len(self._id_begins) - 1
+        )
+        vocabulary, terms_of_word = self._vocabulary, self._terms_of_word
+        ids, id_begins = self._ids, self._id_begins
+        for begin, end in new_N2.tolist():
+            for term in terms_of_word(data[begin:end].decode("utf-8", "surrogatepass")):
+                ids.append(vocabulary.setdefault(term, len(vocabulary)))
+            id_begins.append(len(ids))
+        return gather_ids(word_W, ends_T, np.frombuffer(self._id_begins, np.int64), _as_array(self._ids))
+
+
+def _as_array(ids: "array[int]") -> NDArray[np.int32]:
+    return np.frombuffer(ids, np.int32) if ids else np.zeros(0, np.int32)
+
+
+@kernel
+def find_words(
+    data_B: NDArray[np.uint8], texts: int, table_H: NDArray[np.uint64], kept_K: NDArray[np.uint8], kept: int, known: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], int]:
+    """The numbers of the words of the texts, where each new one begins and ends, how many words there are up to the end
+    of each text, and how many bytes are then kept.
+
+    Known words have the numbers below `known`. New ones get the next numbers, and are kept as long as there is room. A
+    place of the table has half of the hash of a word, and one more than where its bytes begin; 0 if it is empty.
+    """
+    most = len(data_B) // 2 + 1
+    found_W, new_N2 = np.empty(most, np.int32), np.empty((most, 2), np.int64)
+    end_T = np.empty(texts, np.int64)
+    place = found = text = new = 0
+    while place < len(data_B):
+        if data_B[place] == _END:
+            end_T[text] = found
+            text += 1
+            place += 1
+            continue
+        space = white_space(data_B, place)
+        if space:
+            place += space
+            continue
+        begin = place
+        hashed, place = _hashed(data_B, begin)
+        slot, at = _look_up(table_H, kept_K, hashed, data_B, begin, place - begin)
+        if at >= 0:
+            found_W[found] = kept_K[at] | kept_K[at + 1] << 8 | kept_K[at + 2] << 16 | kept_K[at + 3] << 24
+        else:
+            found_W[found] = known + new
+            new_N2[new] = begin, place
+            room = min(len(kept_K) - kept - _HEAD, _LONGEST) if 2 * (known + new) < len(table_H) else 0
+            if place - begin <= room:
+                table_H[slot] = hashed >> np.uint64(32) << np.uint64(32) | np.uint64(kept + 1)
+                kept = _keep(kept_K, kept, known + new, data_B, begin, place - begin)
+            new += 1
+        found += 1
+    return found_W[:found], new_N2[:new], end_T, kept
+
+
+@kernel
+def _hashed(data_B: NDArray[np.uint8], place: int) -> tuple[np.uint64, int]:
+    """The hash of the word at a place, and where it ends."""
+    hashed, byte = _SEED, data_B[place]
+    while 0x20 < byte < 0xC2 or (byte != _END and not white_space(data_B, place)):
+        hashed = (hashed ^ np.uint64(byte)) * _PRIME
+        place += 1
+        byte = data_B[place]
+    return hashed, place
+
+
+@kernel
+def _look_up(
+    table_H: NDArray[np.uint64],
+    kept_K: NDArray[np.uint8],
+    hashed: np.uint64,
+    data_B: NDArray[np.uint8],
+    begin: int,
+    size: int,
+) -> tuple[np.uint64, np.int64]:
+    """The place of a word in the table, and where its bytes begin; the empty place where it would be, and -1."""
+    mask = np.uint64(len(table_H) - 1)
+    tag = hashed >> np.uint64(32)
+    slot = (hashed ^ tag) & mask
+    while table_H[slot]:
+        at = np.int64(table_H[slot] & np.uint64(0xFFFFFFFF)) - 1
+        if table_H[slot] >> np.uint64(32) == tag and kept_K[at + 4] == size:
+            same = 0
+            while same < size and kept_K[at + _HEAD + same] == data_B[begin + same]:
+                same += 1
+            if same == size:
+                return slot, at
+        slot = (slot + np.uint64(1)) & mask
+    return slot, np.int64(-1)
+
+
+@kernel
+def _keep(kept_K: NDArray[np.uint8], kept: int, number: int, data_B: NDArray[np.uint8], begin: int, size: int) -> int:
+    """Append a word; returns how many bytes are then kept."""
+    for i in range(4):
+        kept_K[kept + i] = number >> 8 * i & 0xFF
+    kept_K[kept + 4] = size
+    kept_K[kept + _HEAD : kept + _HEAD + size] = data_B[begin : begin + size]
+    return kept + _HEAD + size
+
+
+@kernel
+def white_space(data_B: NDArray[np.uint8], place: int) -> int:
+    """How many bytes the character at a place has if it is white space, as for `str.split`; otherwise 0."""
+    first = data_B[place]
+    if first <= 0x20:
+        return int(first == 0x20 or 0x09 <= first <= 0x0D or first >= 0x1C)
+    if first < 0xC2 or first > 0xE3:
+        return 0
+    second = data_B[place + 1]
+    if first == 0xC2:
+        return 2 if second in {0x85, 0xA0} else 0
+    if first not in {0xE1, 0xE2, 0xE3}:
+        return 0
+    third = data_B[place + 2]
+    if first == 0xE1:
+        found = second == 0x9A and third == 0x80
+    elif first == 0xE3:
+        found = second == 0x80 and third == 0x80
+    elif second == 0x80:
+        found = third <= 0x8A or third in {0xA8, 0xA9, 0xAF}
+    else:
+        found = second == 0x81 and third == 0x9F
+    return 3 if found else 0
+
+
+@kernel
+def gather_ids(
+    word_W: NDArray[np.int32], end_T: NDArray[np.int64], begin_N: NDArray[np.int64], ids: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The ids of the words of texts, one after the other, and how many each text has; those of word n begin at
+    `begin_N[n]`."""
+    total = 0
+    for word in word_W:
+        total += begin_N[word + 1] - begin_N[word]
+    found, sizes_T = np.empty(total, np.int32), np.empty(len(end_T), np.int64)
+    place = first = 0
+    for text in range(len(end_T)):
+        before = place
+        for word in word_W[first : end_T[text]]:
+            for i in range(begin_N[word], begin_N[word + 1]):
+                found[place] = ids[i]
+                place += 1
+        first = end_T[text]
+        sizes_T[text] = place - before
+    return found, sizes_T
