@@ -67,10 +67,10 @@ def main() -> None:
     os.sched_setaffinity(0, ONE_CORE)
     collection = synthetic.collection(given.passages)
     with tempfile.TemporaryDirectory() as folder:
-        with BM25Builder(Path(folder)) as builder:
-            for text in collection.texts():
-                builder.add(text)
-            builder.finish()
+        builder = BM25Builder(Path(folder))
+        for text in collection.texts():
+            builder.add(text)
+        builder.finish()
         bm25 = BM25([Segment(open_arrays(Path(folder)), given.passages)])
         queries = [bm25.terms([f"w{term}" for term in query]) for query in collection.queries]
         ways = {"scan": (scanned, queries[:: max(1, len(queries) // SCANNED)]), "stream": (streamed, queries)}

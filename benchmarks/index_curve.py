@@ -2,9 +2,9 @@
 
     python -m benchmarks.index_curve [PASSAGES ...]
 
-Runs `ralm index` on these numbers of passages of the synthetic collection (default 100,000, 500,000 and 2,000,000),
-each in its own processes. Prints seconds, bytes on disk, and the peak of resident memory of the process and its workers
-together; then extrapolates a straight line through the two largest. Smaller ones do not fill the buffers.
+Runs `ralm index` on these numbers of passages of the synthetic collection (default 100,000, 500,000 and 2,000,000).
+Prints seconds, bytes on disk, and the peak of resident memory; then extrapolates a line through the two largest.
+Smaller ones do not fill the buffers.
 """
 
 import json

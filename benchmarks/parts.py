@@ -20,7 +20,7 @@ from ralm.retrieval.analysis import ENGLISH
 from ralm.retrieval.bm25.formula import BuildOptions
 from ralm.retrieval.build import build_index, join_parts, write_part
 
-BUILD = BuildOptions(workers=1)
+BUILD = BuildOptions()
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -41,10 +41,10 @@ def built(folder: Path, texts: Iterable[str]) -> BM25:
     """Our index; prints what it cost."""
     folder.mkdir()
     begin, busy = time.perf_counter(), time.process_time()
-    with BM25Builder(folder) as builder:
-        for text in texts:
-            builder.add(text)
-        counts = builder.finish()
+    builder = BM25Builder(folder)
+    for text in texts:
+        builder.add(text)
+    counts = builder.finish()
     seconds, busy = time.perf_counter() - begin, time.process_time() - busy
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(

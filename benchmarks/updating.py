@@ -25,13 +25,11 @@ from benchmarks import engines, synthetic
 from benchmarks.collection import Collection
 from benchmarks.retrieval import ONE_CORE, on_cores
 from ralm.records import Passage
-from ralm.retrieval.bm25.formula import BuildOptions, cores
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.update import update_index
 from ralm.retrieval.writer import merge_index
 
-BUILD = BuildOptions(workers=cores())
 HITS = (1, 16)
 
 
@@ -79,21 +77,21 @@ def compare(folder: Path, collection: Collection, added: int, updates: int, repe
     """Build, add, remove and merge, and print what each costs."""
     count = len(collection) - added
     texts = collection.texts()
-    building = seconds(lambda: build_index(passages(islice(texts, count), 0), folder / "index", build=BUILD))
+    building = seconds(lambda: build_index(passages(islice(texts, count), 0), folder / "index"))
     new = list(texts)
-    build_index(passages(collection.texts(), 0), folder / "at-once", build=BUILD)
+    build_index(passages(collection.texts(), 0), folder / "at-once")
     print(f"built {count:,} passages in {building:.1f} s")
     adding = []
     for part in range(updates):
         begin, end = (added * one // updates for one in (part, part + 1))
         some = passages(new[begin:end], count + begin)
-        adding.append(seconds(partial(update_index, folder / "index", some, build=BUILD)))
+        adding.append(seconds(partial(update_index, folder / "index", some)))
     print(
         f"added {added:,} passages in {updates} updates of {statistics.median(adding):.2f} s (median): "
         f"{building / statistics.median(adding):.0f} times faster than building"
     )
     shutil.copytree(folder / "index", folder / "merged")
-    merging = seconds(lambda: merge_index(folder / "merged", BUILD))
+    merging = seconds(lambda: merge_index(folder / "merged"))
     print(f"merged in {merging:.1f} s: {building / merging:.0f} times faster than building")
     states = {name: open_index(folder / name) for name in ("at-once", "index", "merged")}
     print(f"segments: {[one.left for one in states['index'].segments]}")
@@ -105,7 +103,7 @@ def compare(folder: Path, collection: Collection, added: int, updates: int, repe
     print(f"\nremoved {added:,} documents in {removing:.2f} s: {building / removing:.0f} times faster than building")
     left = set(range(len(collection))) - {int(number) for number in gone}
     kept = (text for number, text in enumerate(collection.texts()) if number in left)
-    build_index(passages(kept, 0), folder / "at-once", build=BUILD, force=True)
+    build_index(passages(kept, 0), folder / "at-once", force=True)
     states = {name: open_index(folder / name) for name in ("at-once", "index")}
     same_hits(states, collection)
     with on_cores(ONE_CORE):

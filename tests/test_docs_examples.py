@@ -115,7 +115,7 @@ def what_examples_read(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_chat_model(folder / "my-chat-model")
     save_tiny_bert(folder / "facebook" / "contriever")
     save_tiny_bert(folder / "my-tuned-contriever", seed=1)
-    arguments = ("--retriever", "both", "--encoder", folder / "facebook" / "contriever", "--workers", "1")
+    arguments = ("--retriever", "both", "--encoder", folder / "facebook" / "contriever")
     assert ralm("index", folder / "my-documents", "--out", folder / "my-index", *arguments).status == 0
     return folder
 

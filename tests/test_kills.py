@@ -43,7 +43,7 @@ QUICK = "--steps 12 --batch 4 --evaluate-every 4 --checkpoint-every 2 --learning
 PAIRS = "--tokens 12 --max-length 32"
 
 COMMANDS = {
-    "index": ("index corpus.jsonl --workers 2", "--words 9", "--words 10"),
+    "index": ("index corpus.jsonl", "--words 9", "--words 10"),
     "dense": ("index corpus.jsonl --retriever dense --encoder bert", "--words 9", "--words 10"),
     "run": (f"eval text.txt --lm lm --index index --baseline {LENGTHS}", "--stride 8", "--stride 4"),
     "signals": (f"signals corpus.jsonl --index index --lm lm --examples 30 {SHORT}", "--seed 1", "--seed 2"),
@@ -78,7 +78,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     save_tiny_bert(folder / "bert")
     save_tiny_model("gpt2", folder / "lm")
     save_taught_index(folder)
-    warm = [["index", "corpus.jsonl", "--words", "10", "--workers", "1", "--out", "index"]]
+    warm = [["index", "corpus.jsonl", "--words", "10", "--out", "index"]]
     for name, (command, old, new) in COMMANDS.items():
         if name in chosen:
             warm += [f"{command} {old} --out old-{name}".split(), f"{command} {new} --out new-{name}".split()]

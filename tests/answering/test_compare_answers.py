@@ -22,7 +22,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     chosen = [{**row, "choices": [*FACTS], "answer": row["answers"][0]} for row in asked]
     for name, rows in (("corpus", texts), ("questions", asked), ("choices", chosen)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done("index", folder / "corpus.jsonl", "--out", folder / "index", "--workers", 1)
+    done("index", folder / "corpus.jsonl", "--out", folder / "index")
     base = ["--lm", "ralm-tiny", "--index", folder / "index", "--reader", "ensemble"]
     done("qa", folder / "questions.jsonl", *base, "--over", "documents", "--values", "1,2", "--out", folder / "qa")
     done(

@@ -57,7 +57,7 @@ SEVERAL, EITHER = "--reader ensemble or --reader concatenation", "--retriever de
         (DENSE + "--training-sample 9", "a --faiss"),
         (DENSE + "--k1 1", "--retriever bm25 or both"),
         (DENSE + "--analyser standard", "--retriever bm25 or both"),
-        (DENSE + "--workers 1", "--retriever bm25 or both"),
+        (DENSE + "--memory 9", "--retriever bm25 or both"),
         (INDEX + "--tokens 9 --lm ralm-tiny --words 9", "passages of words"),
         (INDEX + "--ngram 9", "--decontaminate"),
         (INDEX + "--max-overlap 0.1", "--decontaminate"),

@@ -129,7 +129,6 @@ def test_what_an_update_refuses(corpus: Path, tmp_path: Path) -> None:
         (["--remove-id", "nowhere"], "the document 'nowhere' is not in"),
         (["--remove-id", "sea.txt", "--replace"], "--replace has no effect without a SOURCE"),
         (["--remove-id", "sea.txt", "--title-field", "name"], "--title-field has no effect"),
-        (["--remove-id", "sea.txt", "--workers", "2"], "--workers has no effect without a SOURCE"),
         (
             [tmp_path / "more.jsonl", "--device", "cpu"],
             "--device has no effect without a SOURCE and an index with vectors",

@@ -61,7 +61,7 @@ def test_cacm_has_the_figures_of_anserini(tmp_path: Path) -> None:
     data = shared("data", "cacm")
     corpus = [{"id": one.document_id, "text": one.text} for one in cacm(data).passages]
     (tmp_path / "cacm.jsonl").write_text("".join(json.dumps(row) + "\n" for row in corpus))
-    done("index", tmp_path / "cacm.jsonl", "--words", 100_000, "--out", tmp_path / "index", "--workers", 1)
+    done("index", tmp_path / "cacm.jsonl", "--words", 100_000, "--out", tmp_path / "index")
     judged = printed(
         *("judge", tmp_path / "index", "--topics", data / "topics.txt", "--qrels", data / "qrels.txt"),
         *("--measures", "AP, P@30, nDCG@10", "--out", tmp_path / "run.trec"),
@@ -84,7 +84,7 @@ def test_a_set_in_the_format_of_beir_makes_a_round_trip(beir: Path, tmp_path: Pa
     encoder = save_tiny_bert(tmp_path / "bert")
     done(
         *("index", beir / "corpus.jsonl", "--id-field", "_id", "--out", tmp_path / "index", "--words", 4),
-        *("--retriever", "both", "--encoder", encoder, "--workers", 1),
+        *("--retriever", "both", "--encoder", encoder),
     )
     judged = ["judge", tmp_path / "index", "--topics", beir, "--measures", "nDCG@10,AP,R@2,RR@10"]
     answer = printed(*judged, "--out", tmp_path / "bm25.trec")

@@ -28,10 +28,10 @@ def arrays_of(
     """The arrays of texts, written into a folder with a buffer of so many terms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BuildOptions, "buffered_terms", buffered)
-        with BM25Builder(folder, build, analysis) as builder:
-            for text in texts:
-                builder.add(text)
-            builder.finish()
+        builder = BM25Builder(folder, build, analysis)
+        for text in texts:
+            builder.add(text)
+        builder.finish()
     return open_arrays(folder)
 
 

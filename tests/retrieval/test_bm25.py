@@ -1,10 +1,8 @@
 """BM25 against the formula on random corpora, and against Lucene's own answers."""
 
 import json
-import multiprocessing
 import tracemalloc
 from collections import Counter
-from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,20 +11,18 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from benchmarks.judged import cacm, mean_average_precision, mean_precision
-from ralm.errors import CorpusError, WorkerError
+from ralm.errors import CorpusError
 from ralm.records import NO_PASSAGE, Passage
-from ralm.retrieval.analysis import ENGLISH, Analyser, analysis_by_name
-from ralm.retrieval.bm25 import build, collection, search, term_ids, texts as texts_in_progress
+from ralm.retrieval.analysis import ENGLISH, Analyser
+from ralm.retrieval.bm25 import collection, search, texts as texts_in_progress
 from ralm.retrieval.bm25.build import BM25Builder
-from ralm.retrieval.bm25.formula import BM25Options, BuildOptions, length_bytes, stored_lengths
+from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
-from ralm.retrieval.bm25.term_ids import TermIds
-from ralm.retrieval.bm25.words import WordIds
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from tests.reference import bm25 as reference
-from tests.retrieval.searching import arrays_of, assert_same_files, indexed, pieces
+from tests.retrieval.searching import arrays_of, assert_same_files, indexed
 from tests.shared_data import shared
 
 WORDS = ("alpha", "beta", "gamma", "delta", "rare", "the", "unseen")
@@ -148,58 +144,6 @@ def test_the_same_arrays_whatever_the_buffer(tmp_path: Path) -> None:
 
 
 ZIPF = np.random.default_rng(0).zipf(1.3, 20_000) % 5000
-
-
-@pytest.mark.parametrize(
-    ("analyser", "texts"),
-    [
-        ("english", pieces([f"w{word}" for word in ZIPF.tolist()], 40)),
-        ("french", [f"l'avion{i % 7}s volaient mangeront d'{i}" for i in range(100)]),
-        ("cjk", [f"\u6771\u4eac\u90fd{chr(0x4E00 + i % 90)}\u306e\u753a" for i in range(100)]),
-    ],
-)
-def test_the_same_arrays_whoever_analyses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, analyser: str, texts: list[str]
-) -> None:
-    """Other processes number terms for themselves; here they are as if one had read all."""
-    monkeypatch.setattr(build, "_PASSAGES_A_BATCH", 20)
-    monkeypatch.setattr(term_ids, "_BATCHES_ALONE", 1)
-    for workers in (1, 2):
-        arrays_of(tmp_path / str(workers), texts, BuildOptions(workers=workers), analysis_by_name(analyser))
-    assert multiprocessing.active_children() == []
-    assert_same_files(tmp_path / "1", tmp_path / "2")
-
-
-def test_a_process_that_dies_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(term_ids, "_BATCHES_ALONE", 0)
-    with BM25Builder(tmp_path, BuildOptions(workers=2)) as builder:
-        for _ in range(3):
-            builder.add("alpha")
-            builder._analyse()
-        for child in multiprocessing.active_children():
-            child.kill()
-        with pytest.raises(WorkerError, match="fewer `workers`"):
-            for _ in range(20):
-                builder.add("beta")
-                builder._analyse()
-
-
-def test_a_numbering_that_grew_too_large_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another process does, done here."""
-    monkeypatch.setattr(term_ids, "_MAX_WORKER_TERMS", 30)
-    monkeypatch.setattr(term_ids, "_worker_ids", WordIds({}, ENGLISH), raising=False)
-    words = np.random.default_rng(0).integers(0, 90, (40, 20))
-    batches = [[" ".join(f"w{word}" for word in row.tolist()) for row in words[i : i + 2]] for i in range(0, 40, 2)]
-    alone, shared = TermIds(), TermIds()
-    for batch in batches:
-        (expected,) = alone.submit(batch)
-        future: Future[term_ids._WorkerResult] = Future()
-        future.set_result(term_ids._analyse_batch(batch))
-        shared._pending.append(future)
-        (found,) = shared.drain()
-        np.testing.assert_array_equal(found[0], expected[0])
-        np.testing.assert_array_equal(found[1], expected[1])
-    assert list(alone.vocabulary) == list(shared.vocabulary)
 
 
 def test_passages_without_terms(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`ralm index`, `ralm update`, `ralm merge` and `ralm encode`: write an index or change one."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -20,7 +19,7 @@ from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.options import Needs, Option
-from ralm.retrieval.bm25.formula import BM25Options, BuildOptions, cores
+from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 
 _MAX_SHARDS: Final = 1000
@@ -42,7 +41,6 @@ _SOURCES: Final = Needs("a SOURCE", lambda own: bool(own.sources))
 
 def index_command(
     *,
-    given: Given,
     sources: Annotated[
         list[str],
         options.argument(
@@ -64,7 +62,6 @@ def index_command(
     build: Annotated[
         BuildOptions,
         Option("How BM25 is built.", needs=_BM25),
-        Flags(default_text={"workers": "one per core"}, needs={"workers": _ONE_MACHINE}),
     ],
     retriever: Annotated[
         Literal["bm25", "dense", "both"], Option("Retrieval to index for; both is also needed for hybrid retrieval.")
@@ -109,8 +106,6 @@ def index_command(
     if (splitting.tokens is None) != (lm is None):
         raise UsageError("`tokens` and `lm` go together: give both or neither.")
     analysis_by_name(analyser)
-    if "workers" not in given:
-        build = replace(build, workers=cores())
     check_output(out, kind=INDEX_KIND, force=force)
     if ray and (corpus.selection != FileSelection() or corpus.skipped):
         raise UsageError("`include`, `exclude`, `read_as` and `skipped` have no effect with `ray`: leave them out.")
@@ -191,7 +186,6 @@ def update_command(
             "How BM25 is built.",
             needs=Needs("an index for BM25", lambda own: ralm.open_index(own.index).bm25_options is not None),
         ),
-        Flags(default_text={"workers": "one per core"}, needs={"workers": _SOURCES}),
     ],
     device: Annotated[
         str,
@@ -217,8 +211,6 @@ def update_command(
     sources = sources or []
     opened = ralm.open_index(index)
     settings = opened.manifest.settings
-    if "workers" not in given:
-        build = replace(build, workers=cores())
     gone = [*remove_id, *(read_lines(remove, "document ids") if remove else [])]
     read = None
     if sources:
@@ -246,7 +238,7 @@ def update_command(
     print_update(index, manifest, read)
 
 
-def merge_command(index: options.IndexArgument, build: Annotated[BuildOptions, Flags(without=("workers",))]) -> None:
+def merge_command(index: options.IndexArgument, build: BuildOptions) -> None:
     """Merge the segments of an index that was updated into one, without the documents that were removed.
 
     Searching finds the same as before, and caches stay valid. Programs that have the index open keep the old state.

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -10,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import ralm
 from ralm.cli import options, process
 from ralm.cli.corpus import counting_skipped
-from ralm.cli.flags import Flags, Given
 from ralm.cli.index import recorded_splitting
 from ralm.corpus.decontamination import Decontamination, read_decontamination
 from ralm.errors import CorpusError, FolderExistsError, UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Option
-from ralm.retrieval.bm25.formula import BuildOptions, cores
+from ralm.retrieval.bm25.formula import BuildOptions
 
 if TYPE_CHECKING:
     from ralm.corpus.documents import Skipped
@@ -27,7 +25,6 @@ _EXAMPLES: Final = 5
 
 def sync_command(
     *,
-    given: Given,
     index: options.IndexArgument,
     sources: Annotated[
         list[str] | None, options.argument("New sources, which the index gets too.", "[SOURCE]...")
@@ -36,7 +33,7 @@ def sync_command(
     allow_missing: Annotated[bool, Option("Remove the documents of sources that are gone.")] = False,
     skipped: options.SkippedFile = None,
     watch: Annotated[float | None, Option("Seconds after which to do it again, until interrupted.", minimum=1)] = None,
-    build: Annotated[BuildOptions, Flags(default_text={"workers": "one per core"})],
+    build: BuildOptions,
     device: Annotated[
         str, Option("Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
     ] = "auto",
@@ -46,8 +43,6 @@ def sync_command(
     The index remembers the sources that `ralm index` read, and how. Files whose size and time did not change are not
     read. All changes happen in one step; programs that have the index open keep the old state.
     """
-    if "workers" not in given:
-        build = replace(build, workers=cores())
     again = False
     while True:
         try:

@@ -167,7 +167,7 @@ def build_index_on(
     or `parts` is no URL; StorageError if it cannot be written to; WorkerError if memory is too small for a shard; and
     the errors of reading the corpus and of `build_index`.
     """
-    options, build = options or formula.BM25Options(), replace(build or formula.BuildOptions(), workers=1)
+    options, build = options or formula.BM25Options(), build or formula.BuildOptions()
     plan = plan.settled()
     removals, skipped = removals if removals is not None else Removals(), Skipped() if skipped is None else skipped
     out = outputs.output_path(Path(out))

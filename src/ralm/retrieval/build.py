@@ -59,7 +59,7 @@ def build_index(
 
     Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
     UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages or more than BM25
-    can number (2,147,483,648), StorageError, WorkerError, and for dense retrieval the errors of `DenseBuilder`.
+    can number (2,147,483,648), StorageError, and for dense retrieval the errors of `DenseBuilder`.
     """
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
@@ -70,7 +70,7 @@ def build_index(
             stack.enter_context(atomic.storage_errors(out))
             stack.enter_context(work.work_folder(work.UNFINISHED_VECTORS, out))
         folder = stack.enter_context(outputs.new_folder(out, kind=index.INDEX_KIND, force=force))
-        terms = stack.enter_context(BM25Builder(folder / layout.BM25_FOLDER, build, analysis)) if bm25 else None
+        terms = BM25Builder(folder / layout.BM25_FOLDER, build, analysis) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
             dense = dense_builder(folder / layout.DENSE_FOLDER, out, encoder, vectors, advance) if encoder else None
             written = write_passages(folder / PASSAGES_FILE, passages)
@@ -161,7 +161,8 @@ def write_part(folder: Path, passages: Iterable[Passage], analysis: Analysis, bu
 
     Raises StorageError and what reading the passages raises.
     """
-    with BM25Builder(folder / layout.BM25_FOLDER, build, analysis) as terms, progress_bar("", shown=False) as unseen:
+    terms = BM25Builder(folder / layout.BM25_FOLDER, build, analysis)
+    with progress_bar("", shown=False) as unseen:
         counts = add_all(write_passages(folder / PASSAGES_FILE, passages), terms, [], unseen)
         if counts.passages:
             terms.finish()

@@ -150,8 +150,8 @@ def _add(
     folder, analysis = writer.folder / path, writer.index.analysis
     folder.mkdir(parents=True)
     files = {name: layout.vectors_file(path, name) for name in encoders}
-    with ExitStack() as stack, progress_bar("Encoding passages" if encoders else "Indexing passages") as advance:
-        terms = stack.enter_context(BM25Builder(folder / layout.BM25_FOLDER, build, analysis)) if analysis else None
+    with progress_bar("Encoding passages" if encoders else "Indexing passages") as advance:
+        terms = BM25Builder(folder / layout.BM25_FOLDER, build, analysis) if analysis else None
         shown: list[Advance | None] = [advance, *(None for _ in encoders)]  # each passage is counted once
         vectors = [
             _vectors_builder(writer, files[name], name, encoder, shown.pop(0)) for name, encoder in encoders.items()

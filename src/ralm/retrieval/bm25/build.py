@@ -6,13 +6,14 @@ in memory with the corpus.
 """
 
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
 from ralm.errors import CorpusError
 from ralm.retrieval.analysis import ENGLISH, Analysis
-from ralm.retrieval.bm25 import formula, kernels, term_ids, writing
+from ralm.retrieval.bm25 import formula, kernels, writing
+from ralm.retrieval.bm25.words import Ids, WordIds
 
 _PASSAGES_A_BATCH: Final = 1024
 _CHARACTERS_A_BATCH: Final = 1 << 20
@@ -21,7 +22,7 @@ _CHARACTERS_A_BATCH: Final = 1 << 20
 class BM25Builder:
     """Collects passages and writes the arrays into `folder`; call `add` for each passage in order, then `finish`.
 
-    `analysis`: how passages become terms. Use it in a `with` block, which ends its worker processes.
+    `analysis`: how passages become terms.
     """
 
     def __init__(self, folder: Path, build: formula.BuildOptions | None = None, analysis: Analysis = ENGLISH) -> None:
@@ -29,21 +30,16 @@ class BM25Builder:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._capacity = build.buffered_terms
-        self._term_ids = term_ids.TermIds(build.workers, analysis)
+        self._vocabulary: dict[str, int] = {}
+        self._word_ids = WordIds(self._vocabulary, analysis)
         self._batch: list[str] = []
         self._characters = 0
-        self._buffer: list[term_ids.Ids] = []
+        self._buffer: list[Ids] = []
         self._buffered = 0
         self._length_bytes = bytearray()
         self._tokens = self._with_terms = 0
         self._pairs = writing.PairCounts()
         self._runs: list[writing.SortedRun] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._term_ids.close()
 
     def add(self, contents: str) -> None:
         """Index the next passage.
@@ -61,14 +57,11 @@ class BM25Builder:
         Raises CorpusError if nothing was added, or more passages than BM25 can number.
         """
         self._analyse()
-        for ids in self._term_ids.drain():
-            self._keep(ids)
         self._spill()
-        self._term_ids.close()
         passages = len(self._length_bytes)
         if not passages:
             raise CorpusError("the corpus has no passages to index: give documents that are not empty.")
-        vocabulary = self._term_ids.vocabulary
+        vocabulary = self._vocabulary
         writing.write_totals(self._folder, self._tokens, self._with_terms)
         writing.write_vocabulary(self._folder, list(vocabulary))
         table = self._pairs.table()
@@ -82,16 +75,11 @@ class BM25Builder:
         return writing.IndexCounts(passages, len(vocabulary), int(offsets[-1]), self._tokens)
 
     def _analyse(self) -> None:
-        """Submit the batch, and take the results that are done."""
+        """Put the term ids of the batch into the buffer."""
         batch, self._batch, self._characters = self._batch, [], 0
-        if batch:
-            for ids in self._term_ids.submit(batch):
-                self._keep(ids)
-
-    def _keep(self, ids: term_ids.Ids) -> None:
-        """Put the term ids of some passages into the buffer."""
-        self._buffer.append(ids)
-        self._buffered += max(len(ids[0]), len(ids[1]))
+        ids, sizes = self._word_ids.of_texts(batch)
+        self._buffer.append((ids, sizes))
+        self._buffered += max(len(ids), len(sizes))
         if self._buffered >= self._capacity:
             self._spill()
 
@@ -107,6 +95,6 @@ class BM25Builder:
         kernels.check_passage_count(first + len(lengths))
         self._length_bytes += formula.length_bytes(lengths).tobytes()
         begins = np.concatenate([[0], np.cumsum(lengths)])
-        postings = writing.sort_by_term(terms, begins, len(self._term_ids.vocabulary), first)
+        postings = writing.sort_by_term(terms, begins, len(self._vocabulary), first)
         self._pairs.add(postings[2] - first, postings[3], formula.length_bytes(lengths))
         self._runs.append(writing.SortedRun(self._folder / f"run-{len(self._runs)}", *postings))

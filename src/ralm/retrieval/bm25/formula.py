@@ -22,7 +22,6 @@ _MAX_K1: Final = 1000.0
 """With a higher k1, one occurrence adds less than the resolution of a fixed-point score."""
 _EXACT_LENGTHS: Final = 24
 _MAX_MEGABYTES: Final = 1 << 20
-_MAX_WORKERS: Final = 1024
 _BYTES_A_TERM: Final = 24
 
 
@@ -80,11 +79,7 @@ def cores() -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
     """`megabytes`: memory for terms before they are written to disk, and for merging; the vocabulary needs more on top.
-    Every full buffer becomes a file, so there is a minimum. `workers`: processes that analyse the passages; 1 is this
-    process only.
-
-    A script that uses several workers must guard its code with `if __name__ == "__main__"`, as with any use of
-    multiprocessing. Raises UsageError if a value is invalid.
+    Every full buffer becomes a file, so there is a minimum. Raises UsageError if a value is invalid.
     """
 
     megabytes: Annotated[
@@ -96,7 +91,6 @@ class BuildOptions:
             flag="memory",
         ),
     ] = 256
-    workers: Annotated[int, Option("BM25: processes that analyse a large corpus.", maximum=_MAX_WORKERS)] = 1
 
     def __post_init__(self) -> None:
         check_options(self)

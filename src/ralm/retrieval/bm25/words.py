@@ -10,13 +10,16 @@ bytes of the words that are kept: of each its number (4), its size (1), and its 
 
 from array import array
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.analysis import Analysis
 from ralm.retrieval.bm25.kernels import kernel
+
+Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
+"""The term ids of some texts, one after the other, and how many each text has."""
 
 _MAX_WORDS: Final = 1 << 20
 """Words that are kept at most, in a table that is then half full."""
@@ -50,8 +53,8 @@ class WordIds:
         self._ids = array("i")
         self._id_begins = array("q", [0])
 
-    def of_texts(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The ids of some texts, concatenated, and how many each text has."""
+    def of_texts(self, texts: Sequence[str]) -> Ids:
+        """The ids of some texts."""
         end = bytes([_END])
         data = b"".join(part for text in texts for part in (text.encode("utf-8", "surrogatepass"), end))
         if max(2 * len(self._id_begins) / len(self._table_H), self._kept / len(self._kept_K)) > _FULL:
