@@ -1,11 +1,14 @@
 """Beginnings of prompts that are kept: the same figures, nothing read twice, and no more memory than allowed."""
 
+import sqlite3
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from pydantic import JsonValue
 
@@ -13,13 +16,16 @@ from ralm.answering.answerer import Answerer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.sources import QuestionRetriever
+from ralm.errors import InputError
 from ralm.lm.local.continuation import CachedDecoder
 from ralm.lm.local.engine import TargetLogits
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.local.prefixes import PrefixCache
+from ralm.lm.local.prefixes import PrefixCache, PrefixFile
 from ralm.lm.registry import ModelOptions, load_local_model
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, IntArray, Passage, ScoringSequence
+from ralm.storage.store import Store
+from tests.cli.program import done, failed, printed, ralm, write_rows
 from tests.lm.test_continuation import Reads, check
 from tests.tiny_models import POSITIONS, longrope_model
 
@@ -186,6 +192,56 @@ def test_questions_about_one_passage_read_it_once() -> None:
         np.testing.assert_allclose(one.text.log_probs_T, other.text.log_probs_T, atol=1e-4)
     assert kept.prefixes is not None
     assert kept.prefixes.found == 2 * kept.prefixes.read > 0
+
+
+def test_a_file_serves_later_processes(model: LocalLanguageModel, reads: Reads, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    passage, *ends = some(draw, 40, 5, 7)
+    texts = [joined(passage, end) for end in ends]
+    expected = [after(model, cache(passage), text) for text in texts]
+    for capacity in (_LARGE, 0):  # in memory too, or in the file alone
+        for later in (False, True):
+            prefixes = PrefixCache(capacity, PrefixFile(tmp_path / f"{capacity}.sqlite", lambda: model.config))
+            prefixes.mark(passage)
+            reads.taken()
+            np.testing.assert_array_equal([after(model, prefixes, text) for text in texts], expected)
+            assert (prefixes.read, prefixes.found) == ((0, 80) if later else (40, 40))
+            assert ((1, 40) in reads.taken()) != later
+
+
+def test_what_decides_the_last_bits_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [(torch.zeros(2, 3, 4, dtype=torch.bfloat16), torch.ones(2, 3, 4, dtype=torch.bfloat16))]
+    file = tmp_path / "kept.sqlite"
+    PrefixFile(file, lambda: {"weights": "a"}).put(b"tokens", layers)
+    found = PrefixFile(file, lambda: {"weights": "a"}).get(b"tokens")
+    assert found is not None
+    torch.testing.assert_close([*found], layers, rtol=0, atol=0)
+    assert PrefixFile(file, lambda: {"weights": "b"}).get(b"tokens") is None
+    assert PrefixFile(file, lambda: {"weights": "a"}).get(b"others") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 77)
+        assert PrefixFile(file, lambda: {"weights": "a"}).get(b"tokens") is None
+    with sqlite3.connect(file) as database:
+        changed = "CAST(substr(value, 1, 90) || x'00' || substr(value, 92) AS BLOB)"
+        database.execute(f"UPDATE entries SET value = {changed}")
+    assert PrefixFile(file, lambda: {"weights": "a"}).get(b"tokens") is None
+    (tmp_path / "text.txt").write_text("no database")
+    with pytest.raises(InputError, match=r"text\.txt is not a passage cache"):
+        PrefixFile(tmp_path / "text.txt", dict)
+    monkeypatch.setattr("ralm.lm.local.prefixes._LARGEST", 10)
+    other = PrefixFile(tmp_path / "other.sqlite", dict)
+    other.put(b"tokens", layers)
+    assert other.get(b"tokens") is None
+
+
+def test_later_processes_answer_the_same_without_reading_passages(tmp_path: Path) -> None:
+    rows = [{"id": str(number), "text": f"The function f{number}() opens file {number}."} for number in range(3)]
+    done("index", write_rows(tmp_path / "corpus.jsonl", rows), "--out", tmp_path / "index")
+    asked = ("ask", "What opens file 2?", "--lm", "ralm-tiny", "--index", tmp_path / "index", "--new-tokens", "4")
+    first, second = (printed(*asked, "--passage-cache-file", tmp_path / "kept.sqlite") for _ in range(2))
+    assert first == second
+    assert Store(tmp_path / "kept.sqlite").count() > 0
+    failed(ralm(*asked, "--passage-cache-file", tmp_path / "corpus.jsonl"), 1, "corpus.jsonl is not a passage cache")
 
 
 @dataclass

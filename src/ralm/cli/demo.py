@@ -65,7 +65,7 @@ def demo_command(
             maximum=len(_QUESTIONS),
         ),
     ] = 1,
-    model_options: Annotated[ModelOptions, Flags(without=("compile", "passage_cache", "api"))],
+    model_options: Annotated[ModelOptions, Flags(without=("compile", "passage_cache", "passage_cache_file", "api"))],
 ) -> Output:
     """Index nine tenths of this Python's documentation, and score the last tenth with and without its passages. Then
     answer questions about Python with and without passages.

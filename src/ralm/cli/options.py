@@ -81,6 +81,7 @@ NEEDS_PASSAGES: Final = Needs("`index` or `retrieved`", lambda own: own.job.has_
 _OF_LOCAL: Final = (
     *("dtype", "device", "compile", "revision", "trust_remote_code", "quantised", "adapter", "attention"),
     "passage_cache",
+    "passage_cache_file",
     "template_arguments",
 )
 MODEL_NEEDS: Final = {**dict.fromkeys(_OF_LOCAL, NEEDS_LOCAL), "api": NEEDS_API}
@@ -96,7 +97,11 @@ LimitTokens = Annotated[
     int | None,
     Option("Use only this many tokens from the beginning of the text.", minimum=2, default_text="the whole text"),
 ]
-Model = Annotated[ModelOptions, Option("How the model runs."), Flags(without=("passage_cache",), needs=MODEL_NEEDS)]
+Model = Annotated[
+    ModelOptions,
+    Option("How the model runs."),
+    Flags(without=("passage_cache", "passage_cache_file"), needs=MODEL_NEEDS),
+]
 QuestionModel = Annotated[ModelOptions, Option("How the model runs."), Flags(needs=MODEL_NEEDS)]
 ModelName = Annotated[
     str,

@@ -6,6 +6,7 @@ Importing this module does not import torch; loading a model does.
 import json
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import JsonValue
@@ -91,6 +92,9 @@ class ModelOptions:
             default_text="0; ralm serve 1024",
         ),
     ] = 0
+    passage_cache_file: Annotated[
+        Path | None, Option("SQLite file that keeps all of these keys and values, for later processes.")
+    ] = None
     template_arguments: Annotated[
         tuple[str, ...],
         Option(
@@ -118,6 +122,11 @@ class ModelOptions:
         return {name.strip(): _json_or_text(value) for name, _, value in pairs}
 
     @property
+    def keeps_passages(self) -> bool:
+        """Whether the keys and values of the beginnings of prompts are kept."""
+        return self.passage_cache > 0 or self.passage_cache_file is not None
+
+    @property
     def source(self) -> dict[str, Any]:
         """The arguments of `from_pretrained` that say which files are loaded, and whether code in them may run."""
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
@@ -130,7 +139,7 @@ class ModelOptions:
     def identity(self) -> dict[str, JsonValue]:
         """The options of loading, if they are given, that may change figures; the weights may not tell them."""
         given = {"revision": self.revision, "adapter": self.adapter, "template_arguments": self.template_values or None}
-        named = {"quantised": self.quantised, "attention": self.attention, "in_blocks": self.passage_cache > 0 or None}
+        named = {"quantised": self.quantised, "attention": self.attention, "in_blocks": self.keeps_passages or None}
         return {name: value for name, value in {**given, **named}.items() if value not in (None, "none", "auto")}
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 from ralm.errors import ModelError
 from ralm.lm import is_gguf
 from ralm.lm.local import continuation, engine, grouped, kernels, loading, probe, tokenization
-from ralm.lm.local.prefixes import PrefixCache
+from ralm.lm.local.prefixes import PrefixCache, PrefixFile
 from ralm.lm.registry import ModelOptions
 from ralm.protocols import UNLIMITED, Continuations, TargetGroups
 from ralm.records import FloatArray, ScoringSequence
@@ -24,8 +25,8 @@ _LENGTH_SETTINGS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "m
 class LocalLanguageModel:
     """A frozen transformers model with its tokenizer, which returns the whole vocabulary; `copies` on other devices
     share the scoring. `loaded_with` are options of loading that may change figures. Prompts that are continued share up
-    to `passage_cache` bytes of keys and values. ModelError if the model is not causal: if its result for a token
-    depends on later tokens."""
+    to `passage_cache` bytes of keys and values, and those in `passage_cache_file`. ModelError if the model is not
+    causal: if its result for a token depends on later tokens."""
 
     tier: Final = "all"
 
@@ -37,6 +38,7 @@ class LocalLanguageModel:
         copies: Sequence[PreTrainedModel] = (),
         loaded_with: Mapping[str, JsonValue] = MappingProxyType({}),
         passage_cache: int = 0,
+        passage_cache_file: Path | None = None,
     ) -> None:
         self.name = name
         self.model = model.eval().requires_grad_(False)
@@ -44,7 +46,8 @@ class LocalLanguageModel:
         self._loaded_with = loaded_with
         self.logits = engine.TargetLogits(self.model, name)
         probe.check_causal(self.model, name, self.max_length)
-        self.prefixes = PrefixCache(passage_cache) if passage_cache else None
+        file = PrefixFile(passage_cache_file, lambda: self.config) if passage_cache_file else None
+        self.prefixes = PrefixCache(passage_cache, file) if passage_cache or file else None
         others = [engine.TargetLogits(copy.eval().requires_grad_(False), name) for copy in copies]
         self.copies = [self.logits, *others]
         self._engine = engine.Engine([engine.Replica(logits) for logits in self.copies])
@@ -148,7 +151,7 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
     kernels.speed_up(model, attention=options.attention == "auto")
     copies = [deepcopy(model).to(device) for device in devices[1:]]
     cache = int(options.passage_cache * 1e6)
-    loaded = LocalLanguageModel(name, model, tokenizer, copies, options.identity, cache)
+    loaded = LocalLanguageModel(name, model, tokenizer, copies, options.identity, cache, options.passage_cache_file)
     for logits in loaded.copies:
         if options.compile:  # after the probes: their few tokens are not worth compiling for
             logits.model.base_model.compile(dynamic=True)
