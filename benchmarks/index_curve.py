@@ -72,7 +72,8 @@ def main() -> None:
             numbers = "".join(f"{number:12,.1f}" for number in rows[-1])
             print(f"{size:12,}{numbers}   {size / rows[-1][0]:,.0f}", flush=True)
     if len(sizes) > 1:
-        lines = [np.polyfit(sizes[-2:], column, 1) for column in zip(*rows[-2:], strict=True)]
+        grows = [row[:-1] for row in rows[-2:]]  # memory does not, but for the vocabulary
+        lines = [np.polyfit(sizes[-2:], column, 1) for column in zip(*grows, strict=True)]
         print(f"{WIKIPEDIA:12,}" + "".join(f"{np.polyval(line, WIKIPEDIA):12,.0f}" for line in lines) + "   predicted")
 
 
