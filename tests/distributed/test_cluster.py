@@ -93,7 +93,6 @@ def test_what_decides_the_parts_of_an_index_is_in_their_names(tmp_path: Path, mo
     ("options", "said"),
     [
         (["--shards", "2"], "--shards has no effect without --ray."),
-        (["--ray", "auto", "--workers", "2"], "--workers has no effect without a build on one machine"),
         (
             ["--ray", "auto", "--retriever", "dense", "--encoder", "e"],
             "--ray has no effect without --retriever bm25",

@@ -192,8 +192,8 @@ class Search:
         self._model, self._tokens = Scorer.of(model).model, tokens
 
     def read(self, settings: Sequence[int], places: Sequence[int], ends: float, title: str) -> bool:
-        """Read documents with some settings; whether the budget ended before. A setting that cannot be read is left
-        out; UsageError if none can that has passages."""
+        """Read documents with some settings; returns whether the budget ended first. A setting that cannot be read is
+        left out. Raises UsageError if it is the plain model or the defaults."""
         with progress_bar(title, total=len(settings) * len(places)) as advance:
             for place in places:
                 scorer = Scorer(self._model, progress=False)
@@ -206,7 +206,7 @@ class Search:
         return False
 
     def _read(self, setting: int, place: int, scorer: Scorer) -> bool:
-        """Read a document with a setting; False if the budget of a server ended."""
+        """Read a document with a setting; returns False if the budget of a server ended."""
         trial = self.trials[setting]
         try:
             found = read_document(trial, self.documents[place], scorer, self._tokens)

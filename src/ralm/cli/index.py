@@ -32,7 +32,6 @@ _LOCAL: Final = Needs(
 _API: Final = Needs("an `encoder` behind an API", lambda own: own.encoding is not None and is_api(own.encoding.encoder))
 _API_FLAGS: Final = Flags(without=("tokenizer", "top_logprobs", "context_length", "dry_run"))
 _RAY: Final = Needs("`ray`", lambda own: own.ray is not None)
-_ONE_MACHINE: Final = Needs("a build on one machine", lambda own: own.ray is None)
 _NOT_DENSE: Final = Needs(
     '`retriever="bm25"`: `ralm encode` adds vectors on the cluster afterwards', lambda own: own.retriever == "bm25"
 )
