@@ -59,16 +59,23 @@ class WordIds:
         data = b"".join(part for text in texts for part in (text.encode("utf-8", "surrogatepass"), end))
         if max(2 * len(self._id_begins) / len(self._table_H), self._kept / len(self._kept_K)) > _FULL:
             self.clear()
-        word_W, new_N2, ends_T, self._kept = find_words(
-            np.frombuffer(data, np.uint8), len(texts), self._table_H, self._kept_K, self._kept, len(self._id_begins) - 1
-        )
+        most = len(data) // 2 + 1
+        word_W, new_N2, end_T = np.empty(most, np.int32), np.empty((most, 2), np.int64), np.empty(len(texts), np.int64)
+        words, new, self._kept = find_words(
+            np.frombuffer(data, np.uint8), self._table_H, self._kept_K, self._kept, len(self._id_begins) - 1, word_W,
+            new_N2, end_T,
+        )  # fmt: skip
         vocabulary, terms_of_word = self._vocabulary, self._terms_of_word
         ids, id_begins = self._ids, self._id_begins
-        for begin, end in new_N2.tolist():
+        for begin, end in new_N2[:new].tolist():
             for term in terms_of_word(data[begin:end].decode("utf-8", "surrogatepass")):
                 ids.append(vocabulary.setdefault(term, len(vocabulary)))
             id_begins.append(len(ids))
-        return gather_ids(word_W, ends_T, np.frombuffer(self._id_begins, np.int64), _as_array(self._ids))
+        begin_N = np.frombuffer(self._id_begins, np.int64)
+        found = np.empty(count_ids(word_W, words, begin_N), np.int32)
+        sizes_T = np.empty(len(texts), np.int64)
+        gather_ids(word_W, end_T, begin_N, _as_array(ids), found, sizes_T)
+        return found, sizes_T
 
 
 def _as_array(ids: "array[int]") -> NDArray[np.int32]:
@@ -77,17 +84,21 @@ def _as_array(ids: "array[int]") -> NDArray[np.int32]:
 
 @kernel
 def find_words(
-    data_B: NDArray[np.uint8], texts: int, table_H: NDArray[np.uint64], kept_K: NDArray[np.uint8], kept: int, known: int
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], int]:
-    """The numbers of the words of the texts, where each new one begins and ends, how many words there are up to the end
-    of each text, and how many bytes are then kept.
+    data_B: NDArray[np.uint8],
+    table_H: NDArray[np.uint64],
+    kept_K: NDArray[np.uint8],
+    kept: int,
+    known: int,
+    word_W: NDArray[np.int32],
+    new_N2: NDArray[np.int64],
+    end_T: NDArray[np.int64],
+) -> tuple[int, int, int]:
+    """Write the numbers of the words of the texts, where each new one begins and ends, and how many words there are up
+    to the end of each text; returns how many words and how many new ones there are, and how many bytes are then kept.
 
     Known words have the numbers below `known`. New ones get the next numbers, and are kept as long as there is room. A
     place of the table has half of the hash of a word, and one more than where its bytes begin; 0 if it is empty.
     """
-    most = len(data_B) // 2 + 1
-    found_W, new_N2 = np.empty(most, np.int32), np.empty((most, 2), np.int64)
-    end_T = np.empty(texts, np.int64)
     place = found = text = new = 0
     while place < len(data_B):
         if data_B[place] == _END:
@@ -103,17 +114,17 @@ def find_words(
         hashed, place = _hashed(data_B, begin)
         slot, at = _look_up(table_H, kept_K, hashed, data_B, begin, place - begin)
         if at >= 0:
-            found_W[found] = kept_K[at] | kept_K[at + 1] << 8 | kept_K[at + 2] << 16 | kept_K[at + 3] << 24
+            word_W[found] = kept_K[at] | kept_K[at + 1] << 8 | kept_K[at + 2] << 16 | kept_K[at + 3] << 24
         else:
-            found_W[found] = known + new
-            new_N2[new] = begin, place
+            word_W[found] = known + new
+            new_N2[new, 0], new_N2[new, 1] = begin, place
             room = min(len(kept_K) - kept - _HEAD, _LONGEST) if 2 * (known + new) < len(table_H) else 0
             if place - begin <= room:
                 table_H[slot] = hashed >> np.uint64(32) << np.uint64(32) | np.uint64(kept + 1)
                 kept = _keep(kept_K, kept, known + new, data_B, begin, place - begin)
             new += 1
         found += 1
-    return found_W[:found], new_N2[:new], end_T, kept
+    return found, new, kept
 
 
 @kernel
@@ -158,52 +169,60 @@ def _keep(kept_K: NDArray[np.uint8], kept: int, number: int, data_B: NDArray[np.
     for i in range(4):
         kept_K[kept + i] = number >> 8 * i & 0xFF
     kept_K[kept + 4] = size
-    kept_K[kept + _HEAD : kept + _HEAD + size] = data_B[begin : begin + size]
+    for i in range(size):
+        kept_K[kept + _HEAD + i] = data_B[begin + i]
     return kept + _HEAD + size
 
 
 @kernel
 def white_space(data_B: NDArray[np.uint8], place: int) -> int:
     """How many bytes the character at a place has if it is white space, as for `str.split`; otherwise 0."""
+    # comparisons one by one: numba takes a second to compile a set
     first = data_B[place]
     if first <= 0x20:
         return int(first == 0x20 or 0x09 <= first <= 0x0D or first >= 0x1C)
-    if first < 0xC2 or first > 0xE3:
+    if first < 0xC2 or first > 0xE3 or 0xC2 < first < 0xE1:
         return 0
     second = data_B[place + 1]
     if first == 0xC2:
-        return 2 if second in {0x85, 0xA0} else 0
-    if first not in {0xE1, 0xE2, 0xE3}:
-        return 0
+        return 2 if second == 0x85 or second == 0xA0 else 0
     third = data_B[place + 2]
     if first == 0xE1:
         found = second == 0x9A and third == 0x80
     elif first == 0xE3:
         found = second == 0x80 and third == 0x80
     elif second == 0x80:
-        found = third <= 0x8A or third in {0xA8, 0xA9, 0xAF}
+        found = third <= 0x8A or third == 0xA8 or third == 0xA9 or third == 0xAF
     else:
         found = second == 0x81 and third == 0x9F
     return 3 if found else 0
 
 
 @kernel
-def gather_ids(
-    word_W: NDArray[np.int32], end_T: NDArray[np.int64], begin_N: NDArray[np.int64], ids: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The ids of the words of texts, one after the other, and how many each text has; those of word n begin at
-    `begin_N[n]`."""
+def count_ids(word_W: NDArray[np.int32], words: int, begin_N: NDArray[np.int64]) -> int:
+    """How many ids the first words have; those of word n begin at `begin_N[n]`."""
     total = 0
-    for word in word_W:
-        total += begin_N[word + 1] - begin_N[word]
-    found, sizes_T = np.empty(total, np.int32), np.empty(len(end_T), np.int64)
-    place = first = 0
+    for i in range(words):
+        total += begin_N[word_W[i] + 1] - begin_N[word_W[i]]
+    return total
+
+
+@kernel
+def gather_ids(
+    word_W: NDArray[np.int32],
+    end_T: NDArray[np.int64],
+    begin_N: NDArray[np.int64],
+    ids: NDArray[np.int32],
+    found: NDArray[np.int32],
+    sizes_T: NDArray[np.int64],
+) -> None:
+    """Write the ids of the words of texts, one after the other, and how many each text has."""
+    place = word = 0
     for text in range(len(end_T)):
         before = place
-        for word in word_W[first : end_T[text]]:
-            for i in range(begin_N[word], begin_N[word + 1]):
+        while word < end_T[text]:
+            for i in range(begin_N[word_W[word]], begin_N[word_W[word] + 1]):
                 found[place] = ids[i]
                 place += 1
-        first = end_T[text]
+            word += 1
         sizes_T[text] = place - before
-    return found, sizes_T
