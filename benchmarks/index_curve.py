@@ -50,12 +50,10 @@ def measure(folder: Path, size: int) -> tuple[float, ...]:
 
 
 def resident(process: int) -> float:
-    """Megabytes that a process and its descendants hold, without the files that they map."""
-    folder = Path("/proc") / str(process)
+    """Megabytes that a process holds, without the files that it maps."""
     try:
-        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-        below = [int(child) for file in folder.glob("task/*/children") for child in file.read_text().split()]
-        return int(status["RssAnon"].split()[0]) * 1024 / 1e6 + sum(map(resident, below))
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+        return int(status["RssAnon"].split()[0]) * 1024 / 1e6
     except (OSError, KeyError):  # the process has just ended
         return 0.0
 

@@ -138,7 +138,7 @@ def test_the_tables_of_the_page_are_those_that_are_printed() -> None:
 def test_the_arithmetic() -> None:
     """By hand, as the page describes it."""
     middle = SIZES[1]
-    hours = 300e6 * 4 / 3 * (9.8 + 0.3 + 2 * 6.6) / 240_000 / 3600
+    hours = 300e6 * (4 / 3 * (9.8 + 2 * 6.6) + 0.3) / 240_000 / 3600
     assert building(middle, 2.0)["processor hours"] == two(hours)
     assert building(middle, 2.0)["price"] == two(2 * hours)
     assert building(middle, 1)["index, GB"] == two(300e6 * 977 / 1e9)

@@ -18,7 +18,7 @@ from ralm.errors import TextError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Option, check_options, seed_option
 from ralm.protocols import Retriever, Tokenizer
-from ralm.records import NO_PASSAGE, Document, Passages
+from ralm.records import NO_PASSAGE, Document, Hits, Passages
 from ralm.retrieval.expansion import ExpandedPassages
 from ralm.retrieval.index import Index
 from ralm.training.examples import Example, sample_examples
@@ -188,10 +188,16 @@ def count_copies(texts: Iterable[str], retriever: Retriever, passages: Passages)
         words, overlap = text.split(), _overlap_with(text)
         step = max(_PART, -(-len(words) // _PARTS))
         queries = [" ".join(words[begin : begin + _PART]) for begin in range(0, len(words), step)]
-        numbers = np.unique(retrieve_checked(retriever, queries, _HITS, len(passages)).numbers_QK)
-        found = (overlap.overlap(passages[number].contents) for number in numbers.tolist() if number != NO_PASSAGE)
-        count += any(share > STANDS_IN for share in found)
+        hits = retrieve_checked(retriever, queries, _HITS, len(passages))
+        count += any(True for _ in copies_among(hits, passages, overlap))
     return count
+
+
+def copies_among(hits: Hits, passages: Passages, overlap: Decontamination) -> Iterator[int]:
+    """The numbers of the hits that stand in the text that `overlap` was made of."""
+    for number in np.unique(hits.numbers_QK).tolist():
+        if number != NO_PASSAGE and overlap.overlap(passages[number].contents) > STANDS_IN:
+            yield number
 
 
 @lru_cache(maxsize=8)

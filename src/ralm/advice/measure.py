@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from ralm.advice.held_out import STANDS_IN, HeldOut, Unit, WorthOptions
+from ralm.advice.held_out import HeldOut, Unit, WorthOptions, copies_among
 from ralm.corpus.numbering import StoredPassages
 from ralm.errors import BudgetError
 from ralm.lm.scoring import Scorer
@@ -159,9 +159,7 @@ class Meter:
     def _copies(self, unit: Unit, hits: Hits) -> set[str]:
         """The documents of which a passage stands in the unit: none of their passages is read, since those that share
         no run of words may go on with the text all the same."""
-        numbers = {number for row in range(len(hits)) for number, _ in hits.of(row)}
-        overlapping = (number for number in numbers if unit.overlap.overlap(self.passages[number].contents) > STANDS_IN)
-        return {*map(self._document, overlapping)}
+        return {*map(self._document, copies_among(hits, self.passages, unit.overlap))}
 
     def _rival(self, hits: Sequence[tuple[int, float]]) -> int:
         """The first hit of another document than that of the first."""

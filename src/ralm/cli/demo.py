@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import ralm
+from ralm.cli import options
 from ralm.cli.flags import Flags, Output
 from ralm.errors import MissingExtraError
 from ralm.lm import SMOLLM2, TINY
@@ -65,7 +66,7 @@ def demo_command(
             maximum=len(_QUESTIONS),
         ),
     ] = 1,
-    model_options: Annotated[ModelOptions, Flags(without=("compile", "passage_cache", "passage_cache_file", "api"))],
+    model_options: Annotated[ModelOptions, Flags(without=("compile", *options.PASSAGE_CACHE, "api"))],
 ) -> Output:
     """Index nine tenths of this Python's documentation, and score the last tenth with and without its passages. Then
     answer questions about Python with and without passages.

@@ -78,10 +78,11 @@ NEEDS_UNIFORM: Final = Needs(
     lambda own: own.reading.reader == "ensemble" and own.reading.mixing.mixer == "uniform",
 )
 NEEDS_PASSAGES: Final = Needs("`index` or `retrieved`", lambda own: own.job.has_passages)
+PASSAGE_CACHE: Final = ("passage_cache", "passage_cache_file")
+"""Options of a model that only commands have whose prompts are continued."""
 _OF_LOCAL: Final = (
     *("dtype", "device", "compile", "revision", "trust_remote_code", "quantised", "adapter", "attention"),
-    "passage_cache",
-    "passage_cache_file",
+    *PASSAGE_CACHE,
     "template_arguments",
 )
 MODEL_NEEDS: Final = {**dict.fromkeys(_OF_LOCAL, NEEDS_LOCAL), "api": NEEDS_API}
@@ -100,7 +101,7 @@ LimitTokens = Annotated[
 Model = Annotated[
     ModelOptions,
     Option("How the model runs."),
-    Flags(without=("passage_cache", "passage_cache_file"), needs=MODEL_NEEDS),
+    Flags(without=PASSAGE_CACHE, needs=MODEL_NEEDS),
 ]
 QuestionModel = Annotated[ModelOptions, Option("How the model runs."), Flags(needs=MODEL_NEEDS)]
 ModelName = Annotated[

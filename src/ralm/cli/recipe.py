@@ -102,7 +102,7 @@ def run_command(
             default_text="the whole text; 2,000 with --stand-in",
         ),
     ] = None,
-    model: Annotated[ModelOptions, Flags(without=("dry_run", "passage_cache", "passage_cache_file"))],
+    model: Annotated[ModelOptions, Flags(without=("dry_run", *options.PASSAGE_CACHE))],
     ray: options.Ray = None,
     steps: Annotated[
         bool, Option("Show the steps, what is done, and what the rest will take, and run nothing.", flag="dry-run")

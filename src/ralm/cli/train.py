@@ -145,7 +145,7 @@ def retriever_command(
     model: Annotated[
         ModelOptions,
         Option("How the model runs.", needs=_FROM_TEXT),
-        Flags(without=("device", "dry_run", "passage_cache", "passage_cache_file"), needs=options.MODEL_NEEDS),
+        Flags(without=("device", "dry_run", *options.PASSAGE_CACHE), needs=options.MODEL_NEEDS),
     ],
     fields: Annotated[Fields, Option("Which fields make a document.", needs=_FROM_TEXT), Flags(without=("metadata",))],
     skip_bad: Annotated[bool, Option(options.SKIP_BAD, needs=_FROM_TEXT)] = False,

@@ -12,10 +12,10 @@ from ralm.advice.trials import NONE
 from ralm.advice.tune import TuneOptions
 from ralm.cli import options
 from ralm.cli.eval import EvaluationJob
-from ralm.cli.flags import Flags, Given, Output, reject_unused, unused_options
+from ralm.cli.flags import Flags, Given, Output, option_types, reject_unused, unused_options
 from ralm.cli.models import open_model, open_retrieval
 from ralm.errors import UsageError
-from ralm.options import Needs, Option, declared
+from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import MemoizedRetriever, RetrieverOptions
@@ -63,7 +63,7 @@ def tune_command(
     if job.index is None:
         raise UsageError("`ralm tune` reads passages: give `index`.")
     index = ralm.open_index(job.index)
-    own = {one.field.name for one in declared(TuneOptions)}  # `seed` has an effect here without random passages
+    own = option_types(TuneOptions)  # `seed` has an effect here without random passages
     job_given = {name: flag for name, flag in given.items() if name not in own}
     trials = drawn([*_trials(job_given, make_job, index)], tuning)
     model = open_model(job.lm, job.model, job.ray)

@@ -4,7 +4,7 @@ Shapes: R rows, I inputs, O outputs.
 """
 
 import inspect
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -217,14 +217,19 @@ def pack_weights(model: PreTrainedModel) -> None:
 def _products_agree(module: Any) -> bool:
     what = "ralm could not use packed weights, so the layers of a model on a CPU are slower"
     states_RI = _trial_states(module)
-    plain_RO = module(states_RI).float()
+    return _agree(lambda: module(states_RI), lambda: _PackedLinear(module)(states_RI), what, "its products differ")
+
+
+def _agree(plain: Callable[[], torch.Tensor], faster: Callable[[], torch.Tensor], what: str, differ: str) -> bool:
+    """Whether both return the same but for rounding; if not, warn of `what` with the error, or with `differ`."""
     try:
-        apart_RO = _PackedLinear(module)(states_RI).float() - plain_RO
-    except Exception as error:  # noqa: BLE001  # private functions may fail in any way
+        expected = plain()
+        apart = faster().float() - expected.float()
+    except Exception as error:  # noqa: BLE001  # private functions, and modules of a new kind, may fail in any way
         warn_of_mismatch("torch", f"{what}: {first_line(error)}", error)
         return False
-    if apart_RO.norm() > _TOLERANCE[module.weight.dtype] * plain_RO.norm():
-        warn_of_mismatch("torch", f"{what}: its products differ")
+    if apart.norm() > _TOLERANCE[expected.dtype] * expected.float().norm():
+        warn_of_mismatch("torch", f"{what}: {differ}")
         return False
     return True
 
@@ -242,30 +247,29 @@ def _fuse_activations(model: PreTrainedModel) -> None:
             if type(module) not in agrees:
                 agrees[type(module)] = _fused_agrees(module, layer, activation)
             if agrees[type(module)]:
-                layer.forward.activation = _GELU
-                setattr(module, activation, torch.nn.Identity())
+                _fuse(module, layer, activation)
 
 
 @torch.no_grad()
 def _fused_agrees(module: Any, layer: Any, activation: str) -> bool:
     what = "ralm could not fuse an activation function, so a model on a CPU is slower"
-    states_BRI = _trial_states(layer)[None]
-    gelu = getattr(module, activation)
+    states_BRI, gelu = _trial_states(layer)[None], getattr(module, activation)
+
+    def fused() -> torch.Tensor:
+        _fuse(module, layer, activation)
+        found: torch.Tensor = module(states_BRI)
+        return found
+
     try:
-        plain = module(states_BRI).float()
-        layer.forward.activation = _GELU
-        setattr(module, activation, torch.nn.Identity())
-        apart = module(states_BRI).float() - plain
-    except Exception as error:  # noqa: BLE001  # private functions, and modules of a new kind, may fail in any way
-        warn_of_mismatch("torch", f"{what}: {first_line(error)}", error)
-        return False
+        return _agree(lambda: module(states_BRI), fused, what, "its results differ")
     finally:
         layer.forward.activation = _NO_ACTIVATION
         setattr(module, activation, gelu)
-    if apart.norm() > _TOLERANCE[layer.weight.dtype] * plain.norm():
-        warn_of_mismatch("torch", f"{what}: its results differ")
-        return False
-    return True
+
+
+def _fuse(module: Any, layer: Any, activation: str) -> None:
+    layer.forward.activation = _GELU
+    setattr(module, activation, torch.nn.Identity())
 
 
 def _trial_states(layer: Any) -> torch.Tensor:

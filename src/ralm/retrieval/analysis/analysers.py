@@ -165,7 +165,6 @@ _STOP_WORDS: Final = frozenset(
     """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
     to was will with""".split()
 )
-_CHANGED: Final = ("logi", "bli")
 _APOSTROPHES: Final = "'\u2019\uff07"
 
 
@@ -196,8 +195,6 @@ def _stem(word: str, porter: Callable[[str], str]) -> str:
     if len(word) <= 2:
         return word
     stem = porter(word)
-    if not stem.endswith(_CHANGED):
-        return stem
     if stem.endswith("logi") and _has_measure(stem[:-4]):
         return porter(stem[:-1])
     if stem.endswith("bli") and _has_measure(stem[:-3]):

@@ -77,6 +77,8 @@ class BM25Builder:
     def _analyse(self) -> None:
         """Put the term ids of the batch into the buffer."""
         batch, self._batch, self._characters = self._batch, [], 0
+        if not batch:
+            return
         ids, sizes = self._word_ids.of_texts(batch)
         self._buffer.append((ids, sizes))
         self._buffered += max(len(ids), len(sizes))
