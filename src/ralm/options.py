@@ -15,6 +15,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from ralm.errors import UsageError
+from ralm.removed import removal_of
 from ralm.validation import MAX_COUNT, MAX_SEED, check_count, check_number
 
 
@@ -72,6 +73,8 @@ class Option:
         if value is None and kinds != kind:
             return
         if get_origin(kinds) is Literal and value not in get_args(kinds) and not (self.own and is_own(value)):
+            if sentence := removal_of(f"{name}={value}"):
+                raise UsageError(sentence)
             more = ", or a class of your own as module:Class" if self.own else ""
             raise UsageError(f"`{name}` must be one of {', '.join(get_args(kinds))}{more}, not {value!r}.")
         if kinds is int:

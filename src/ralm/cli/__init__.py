@@ -28,6 +28,7 @@ from ralm.cli.process import (
 )
 from ralm.cli.settings import WITH_SETTINGS
 from ralm.errors import RalmError, UsageError
+from ralm.removed import removal_of, removed_choice
 from ralm.terminal import visible
 from ralm.version import __version__
 
@@ -173,7 +174,20 @@ def _run() -> int | None:
         if not hasattr(error, "format_message"):  # not every version of typer exports the class of these errors
             raise
         wrong: Any = error
+        if sentence := _removal(wrong):
+            raise UsageError(sentence) from None
         usage = io.StringIO()
         wrong.show(file=usage)
         sys.stderr.write(visible(usage.getvalue()))
         return wrong.exit_code
+
+
+def _removal(wrong: Any) -> str | None:
+    """A sentence if an error of typer is about an option, a choice or a command that was removed."""
+    if option := getattr(wrong, "option_name", None):
+        return removal_of(option)
+    if parameter := getattr(wrong, "param", None):
+        return removed_choice(str(parameter.name), wrong.format_message())
+    words = [one for one in sys.argv[1:] if not one.startswith("-")][:2]
+    named = (removal_of(" ".join(words[:count])) for count in (1, 2))
+    return next(filter(None, named), None) if "No such command" in wrong.format_message() else None

@@ -15,6 +15,7 @@ import typer
 from ralm.cli.process import print_note
 from ralm.corpus.files import read_utf8
 from ralm.errors import InputError, UsageError
+from ralm.removed import removal_of, removed_choice
 
 WITH_SETTINGS: Final = ("eval", "generate", "ask", "serve")
 """The commands that take a file of settings."""
@@ -32,6 +33,8 @@ def _with_settings(context: typer.Context, file: Path | None) -> Path | None:
             values[own[name].name] = _value(context, own[name], file, name, value)
         elif any(name in options for options in _options_of_others(command)):
             unused.append(name)
+        elif sentence := removal_of(name):
+            raise UsageError(f"{file} sets {key}: {sentence}")
         else:
             raise UsageError(f"{file} sets {key}, which is no option of `ralm {command.name}`: correct or remove it.")
     if unused:
@@ -98,6 +101,8 @@ def _value(context: typer.Context, option: Any, file: Path, name: str, value: An
     except Exception as error:
         if not (message := getattr(error, "message", "")):  # not every version of typer exports the class
             raise
+        if sentence := removed_choice(name, message):
+            raise UsageError(f"{file} sets {name} to {shown}: {sentence}") from None
         reason = message.removeprefix("Value error, ").rstrip(".")
         raise UsageError(f"{file} sets {name} to {shown}, which it does not take: {reason}.") from None
     return value

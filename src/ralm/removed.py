@@ -1,0 +1,23 @@
+"""What earlier versions had, and what to use instead: options, commands, and values of options.
+
+A command line, a file of settings, a request or a folder that names one of them gets its sentence.
+"""
+
+import re
+from typing import Final
+
+REMOVED: Final[dict[str, str]] = {}
+"""What to use instead, by the name of an option without dashes (`gate`), a command (`tune`), or an option and its value
+(`mixer=entropy`); each continues "NAME was removed: "."""
+
+
+def removal_of(name: str) -> str | None:
+    """A sentence for the user if `name` was removed, else None; dashes, underscores and backticks do not matter."""
+    key = name.strip("-`").replace("_", "-")
+    return f"`{name}` was removed: {REMOVED[key]}." if key in REMOVED else None
+
+
+def removed_choice(option: str, message: str) -> str | None:
+    """The same for a message of a parser that says which value of an option is not one of its choices."""
+    value = re.search("'([^']*)' is not one of", message)
+    return removal_of(f"{option}={value[1]}") if value else None

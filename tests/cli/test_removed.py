@@ -1,0 +1,47 @@
+"""What was removed is named with what to use instead, wherever a user may still write it."""
+
+from pathlib import Path
+
+import pytest
+
+from ralm.removed import REMOVED
+from tests.cli.program import failed, ralm
+
+OPTIONS = ("eval", "text.txt", "--lm", "ralm-tiny")
+
+
+@pytest.fixture(autouse=True)
+def old_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("old-option", "old", "train old", "mixer=old"):
+        monkeypatch.setitem(REMOVED, name, "use the new one")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("eval", "--old-option", "3"), "old-option"),
+        (("eval", "--old-option=3"), "old-option"),
+        (("old", "--lm", "gpt2"), "old"),
+        (("train", "old", "signals"), "train old"),
+        ((*OPTIONS, "--mixer", "old"), "mixer=old"),
+    ],
+)
+def test_removed_name_is_named_with_its_successor(arguments: tuple[str, ...], name: str) -> None:
+    failed(ralm(*arguments), 2, "was removed: use the new one.")
+    assert name in ralm(*arguments).err
+
+
+def test_removed_key_of_a_settings_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("old_option = 3\n")
+    failed(ralm(*OPTIONS, "--settings", file), 2, "sets old_option: `old-option` was removed: use the new one.")
+
+
+def test_removed_value_in_a_settings_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('mixer = "old"\n')
+    failed(ralm(*OPTIONS, "--settings", file), 2, "sets mixer to 'old': `mixer=old` was removed: use the new one.")
+
+
+def test_every_removal_reads_as_a_sentence() -> None:
+    assert all(text and not text.endswith(".") and text[0].islower() for text in REMOVED.values())
