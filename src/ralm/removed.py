@@ -6,7 +6,13 @@ A command line, a file of settings, a request or a folder that names one of them
 import re
 from typing import Final
 
-REMOVED: Final[dict[str, str]] = {}
+REMOVED: Final[dict[str, str]] = {
+    "mixer=adaptive-contrast": "it gained less than `contrast`; use that to generate, or `posterior`",
+    "mixer=backoff": "it gained nothing on questions; use `posterior`",
+    "mixer=entropy": "it lost 15%; use `posterior`",
+    "mixer=learned": "use `posterior` with `eta` 4 and `decay` 2, which is as good",
+    "mixer=prior": "it gained nothing; use `similarity` or `posterior`",
+}
 """What to use instead, by the name of an option without dashes (`gate`), a command (`tune`), or an option and its value
 (`mixer=entropy`); each continues "NAME was removed: "."""
 
