@@ -1,4 +1,4 @@
-"""Records what some fifty commands and requests answer, and compares it with what they answer later.
+"""Records what some eighty commands and requests answer, and compares it with what they answer later.
 
     python -m tools.same_figures record FILE
     python -m tools.same_figures compare FILE
@@ -21,6 +21,7 @@ from typing import Any, Final
 import httpx
 
 from tests.cli.program import STORIES, TEXT, ralm
+from tests.serving.chat_upstream import NAME, ChatUpstream
 from tests.serving.process import running
 from tests.tiny_encoders import save_tiny_bert
 
@@ -30,7 +31,15 @@ _LM: Final = "--lm ralm-tiny --dtype float32"
 _READ: Final = f"text.txt {_LM} --index index --max-length 96 --document-tokens 24 --json"
 _LONG: Final = f"long.txt {_LM} --index index --max-length 96 --stride 16 --document-tokens 24 --json"
 _ASKED: Final = f"questions.jsonl {_LM} --index index --json"
-_SIGNALS: Final = "--prefix-tokens 16 --query-tokens 8 --sequence-tokens 48 --document-tokens 24"
+_DENSE: Final = _READ.replace("--index index", "--index dense")
+_ENSEMBLE: Final = "--reader ensemble --documents 3"
+_TRAINED: Final = (
+    "--steps 4 --batch 2 --budget 0 --evaluate-every 2 --checkpoint-every 2 --held-out 0.4 --no-dropout --json"
+)
+_SIGNALS: Final = (
+    "--examples 12 --no-exclude --prefix-tokens 16 --query-tokens 8 --sequence-tokens 48 --document-tokens 24"
+)
+_WORTH: Final = "--units 16 --strides 2 --prefix-tokens 8 --candidates 2 --ensemble 2 --budget 0"
 
 COMMANDS: Final = {
     "index": "index corpus.jsonl --words 10 --out index",
@@ -50,6 +59,11 @@ COMMANDS: Final = {
     "eval ensemble": f"eval {_READ} --reader ensemble --documents 3 --baseline --out ensemble",
     "eval uniform": f"eval {_READ} --reader ensemble --documents 3 --mixer uniform",
     "eval temperature": f"eval {_READ} --reader ensemble --documents 3 --weights-temperature 0.3",
+    "eval posterior": f"eval {_READ} {_ENSEMBLE} --mixer posterior --eta 1 --decay 4",
+    "eval dense": f"eval {_DENSE} --retriever dense --baseline",
+    "eval hybrid": f"eval {_DENSE} --retriever hybrid {_ENSEMBLE}",
+    "eval where": f"eval {_READ} --where id!='hill'",
+    "search where": "search index sheep --where id!='town' --json",
     "eval concatenation": f"eval {_READ} --reader concatenation --documents 2",
     "eval cut together": f"eval {_READ} --reader concatenation --documents 2 --cut-together",
     "rerank zero-shot": f"eval {_READ} --rerank zero-shot --candidates 4 --rerank-tokens 8",
@@ -65,15 +79,29 @@ COMMANDS: Final = {
     "eval retrieved": f"eval text.txt {_LM} --retrieved retrieved.json --max-length 96 --document-tokens 24 --json",
     "generate": f"generate sheep {_LM} --index index --new-tokens 12 --json",
     "generate ensemble": f"generate sheep {_LM} --index index --reader ensemble --documents 2 --baseline --json",
+    "generate posterior": f"generate sheep {_LM} --index index {_ENSEMBLE} --mixer posterior --new-tokens 24 --json",
+    "generate contrast": f"generate sheep {_LM} --index index {_ENSEMBLE} --mixer contrast --new-tokens 12 --json",
     "generate sampled": f"generate sheep {_LM} --index index --temperature 0.8 --top-k 20 --seed 5 --json",
     "ask": f"ask sheep? {_LM} --index index --json",
     "ask ensemble": f"ask sheep? {_LM} --index index --reader ensemble --documents 2 --json",
+    "ask contrast": f"ask sheep? {_LM} --index index --reader ensemble --documents 2 --mixer contrast --json",
     "qa": f"qa {_ASKED} --baseline --out answers",
     "qa replug": f"qa {_ASKED} --prompt replug --reader ensemble --documents 2",
+    "qa posterior": f"qa {_ASKED} {_ENSEMBLE} --mixer posterior",
     "curve": f"curve {_ASKED} --numbers 0,1,2",
     "choice": f"choice choices.jsonl {_LM} --index index --baseline --json",
+    "choice posterior": f"choice choices.jsonl {_LM} --index index {_ENSEMBLE} --mixer posterior --json",
     "choice letters": f"choice choices.jsonl {_LM} --index index --score letter --json",
-    "signals": f"signals corpus.jsonl {_LM} --index index --examples 12 {_SIGNALS} --no-exclude --out signals --json",
+    "signals": f"signals corpus.jsonl {_LM} --index index {_SIGNALS} --out signals --json",
+    "signals dense": f"signals corpus.jsonl {_LM} --index dense --retriever dense {_SIGNALS} --out found --json",
+    "train reranker": f"train reranker signals --kind cross-encoder --init bert --tokens 16 --out reranker {_TRAINED}",
+    "rerank predictive": f"eval {_READ} --rerank predictive --reranker reranker --candidates 4",
+    "train retriever": f"train retriever found --init bert --out retriever {_TRAINED}",
+    "search trained": "search dense sheep --retriever dense --query-encoder retriever --json",
+    "worth": f"worth many.jsonl {_LM} {_WORTH} --json",
+    "index for sync": "index corpus.jsonl --words 10 --out synced",
+    "sync": "sync synced more.jsonl",
+    "search synced": "search synced sheep --json",
     "update": "update index more.jsonl --remove-id sea",
     "search updated": "search index sheep --json",
     "merge": "merge index",
@@ -86,11 +114,13 @@ FILES: Final = {"retrieve": "retrieved.json"}
 
 _SAMPLED: Final = {"temperature": 0.7, "seed": 3}
 _MESSAGES: Final = [{"role": "user", "content": "What keeps the sheep together?"}]
+_ENSEMBLE_OF_TWO: Final = {"reader": "ensemble", "documents": 2}
 REQUESTS: Final[list[tuple[str, dict[str, Any]]]] = [
     *(("/v1/completions", {"prompt": prompt, "max_tokens": 8, "temperature": 0, **more})
       for prompt in ("The dog", "The whales sing in the")
       for more in ({}, {"logprobs": 3}, {"echo": True, "logprobs": 1, "max_tokens": 0}, _SAMPLED, {"stop": ["a"]},
-                   {"ralm": {"reader": "ensemble", "documents": 2}}, {"model": "ralm-tiny:plain"})),
+                   {"ralm": _ENSEMBLE_OF_TWO}, {"ralm": {**_ENSEMBLE_OF_TWO, "mixer": "contrast"}},
+                   {"model": "ralm-tiny:plain"})),
     ("/v1/embeddings", {"input": "sheep", "model": "dense"}),
     ("/tokenize", {"prompt": "The dog keeps the sheep"}),
     ("/detokenize", {"tokens": [300, 301, 302]}),
@@ -98,6 +128,15 @@ REQUESTS: Final[list[tuple[str, dict[str, Any]]]] = [
       for more in ({}, _SAMPLED)),
     ("/v1/completions", {"prompt": ["The", "A dog"], "max_tokens": 3, "n": 2, **_SAMPLED}),
 ]  # fmt: skip
+
+PROXIED: Final[list[tuple[str, dict[str, Any]]]] = [
+    ("/v1/chat/completions", {"messages": _MESSAGES}),
+    ("/v1/chat/completions", {"messages": _MESSAGES, "ralm": {"documents": 2}, "reasoning_effort": "low"}),
+    ("/v1/chat/completions", {"messages": _MESSAGES, "stream": True}),
+    ("/v1/embeddings", {"input": "sheep"}),
+    ("/retrieve", {"queries": ["sheep", "sea"], "topk": 2, "return_scores": True}),
+]
+"""Requests to a server in front of a chat API."""
 
 
 def answers() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -107,16 +146,25 @@ def answers() -> Iterator[tuple[str, dict[str, Any]]]:
         said = Path(FILES[name]).read_text(encoding="utf-8") if name in FILES else answer.out
         yield name, {"status": answer.status, "out": _timeless(said), "err": answer.err if answer.status else ""}
     with running("--index", "index", "--index", "dense", "--prompt", "in-context-ralm", *_LM.split()) as served:
-        for number, (path, body) in enumerate(REQUESTS):
-            replied = httpx.post(served.url + path, json={"model": "ralm-tiny", **body}, timeout=60)
-            yield (
-                f"request {number} {path}",
-                {"status": replied.status_code, "out": _timeless(replied.text.replace(served.url, "URL"))},
-            )
+        yield from _replies("request", served.url, REQUESTS, "ralm-tiny")
+    api = ChatUpstream()
+    with api.server as server, running("--lm", f"{server.url}#{NAME}", "--index", "index") as served:
+        for name, reply in _replies("proxied", served.url, PROXIED, NAME):
+            yield name, {**reply, "forwarded": api.last.body}
+
+
+def _replies(
+    kind: str, url: str, requests: list[tuple[str, dict[str, Any]]], model: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, body in requests:
+        replied = httpx.post(url + path, json=body if path == "/retrieve" else {"model": model, **body}, timeout=60)
+        out = _timeless(replied.text.replace(url, "URL"))
+        yield f"{kind} {path} {json.dumps(body)}", {"status": replied.status_code, "out": out}
 
 
 def _timeless(text: str) -> Any:
-    """JSON without times and names of requests; other text in lines."""
+    """JSON without times, names of requests and the folder; other text in lines."""
+    text = re.sub(r"took [\d.,]+ times as long", "", text.replace(str(Path.cwd()), "FOLDER"))
     try:
         return _without_times(json.loads(text))
     except ValueError:
@@ -145,6 +193,11 @@ def _work() -> Iterator[None]:
         "questions.jsonl": questions,
         "choices.jsonl": choices,
         "more.jsonl": more,
+        "many.jsonl": [
+            {"id": f"{name} {number}", "text": f"{text} Day {number} at {name}: {text[number * 3 :]}"}
+            for number in range(8)
+            for name, _, text in STORIES
+        ],
     }
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
@@ -168,16 +221,22 @@ def main() -> None:
     file = Path(sys.argv[2]).absolute()
     with _work():
         found = dict(answers())
-    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
     failed = ", ".join(name for name, answer in found.items() if answer["status"] not in (0, 200))
     print(f"{len(found)} answers; errors: {failed or 'none'}")
     if sys.argv[1] == "record":
-        file.write_text(text, encoding="utf-8")
+        file.write_text(_as_text(found), encoding="utf-8")
         return
-    before = file.read_text(encoding="utf-8")
-    lines = difflib.unified_diff(before.splitlines(), text.splitlines(), "before", "now", lineterm="", n=3)
-    print("\n".join(lines) if text != before else "no difference")
-    sys.exit(text != before)
+    before = json.loads(file.read_text(encoding="utf-8"))
+    if left := before.keys() - found.keys():
+        print(f"left: {', '.join(sorted(left))}")
+    old, new = (_as_text({name: answers.get(name) for name in found}).splitlines() for answers in (before, found))
+    lines = [*difflib.unified_diff(old, new, "before", "now", lineterm="", n=3)]
+    print("\n".join(lines) if lines else "no difference")
+    sys.exit(bool(lines))
+
+
+def _as_text(answers: dict[str, Any]) -> str:
+    return json.dumps(answers, indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
