@@ -6,7 +6,7 @@ A command line, a file of settings, a request or a folder that names one of them
 import re
 from typing import Final
 
-REMOVED: Final[dict[str, str]] = {
+SUCCESSORS: Final[dict[str, str]] = {
     "mixer=adaptive-contrast": "it gained less than `contrast`; use that to generate, or `posterior`",
     "mixer=backoff": "it gained nothing on questions; use `posterior`",
     "mixer=entropy": "it lost 15%; use `posterior`",
@@ -20,7 +20,7 @@ REMOVED: Final[dict[str, str]] = {
 def removal_of(name: str) -> str | None:
     """A sentence for the user if `name` was removed, else None; dashes, underscores and backticks do not matter."""
     key = name.strip("-`").replace("_", "-")
-    return f"`{name}` was removed: {REMOVED[key]}." if key in REMOVED else None
+    return f"`{name}` was removed: {SUCCESSORS[key]}." if key in SUCCESSORS else None
 
 
 def removed_choice(option: str, message: str) -> str | None:

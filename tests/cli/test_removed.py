@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.removed import REMOVED
+from ralm.removed import SUCCESSORS
 from tests.cli.program import failed, ralm
 
 OPTIONS = ("eval", "text.txt", "--lm", "ralm-tiny")
@@ -13,7 +13,7 @@ OPTIONS = ("eval", "text.txt", "--lm", "ralm-tiny")
 @pytest.fixture(autouse=True)
 def old_names(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("old-option", "old", "train old", "mixer=old"):
-        monkeypatch.setitem(REMOVED, name, "use the new one")
+        monkeypatch.setitem(SUCCESSORS, name, "use the new one")
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_removed_value_in_a_settings_file_is_named(tmp_path: Path) -> None:
 
 
 def test_every_removal_reads_as_a_sentence() -> None:
-    assert all(text and not text.endswith(".") and text[0].islower() for text in REMOVED.values())
+    assert all(text and not text.endswith(".") and text[0].islower() for text in SUCCESSORS.values())
