@@ -172,7 +172,6 @@ from .training.options import (
     RetrieverTrainingOptions as RetrieverTrainingOptions,
     TrainingOptions as TrainingOptions,
 )
-from .training.question_signals import make_question_signals as make_question_signals
 from .training.reranker import train_reranker as train_reranker
 from .training.retriever import train_query_encoder as train_query_encoder, train_retriever as train_retriever
 from .training.signal_writer import make_signals as make_signals

@@ -12,9 +12,10 @@ SUCCESSORS: Final[dict[str, str]] = {
     "mixer=entropy": "it lost 15%; use `posterior`",
     "mixer=learned": "use `posterior` with `eta` 4 and `decay` 2, which is as good",
     "mixer=prior": "it gained nothing; use `similarity` or `posterior`",
+    "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
 }
-"""What to use instead, by the name of an option without dashes (`gate`), a command (`tune`), or an option and its value
-(`mixer=entropy`); each continues "NAME was removed: "."""
+"""What to use instead, by the name of an option without dashes (`gate`), a command (`tune`), an option of one command
+(`signals --questions`), or an option and its value (`mixer=entropy`); each continues "NAME was removed: "."""
 
 
 def removal_of(name: str) -> str | None:

@@ -12,7 +12,7 @@ OPTIONS = ("eval", "text.txt", "--lm", "ralm-tiny")
 
 @pytest.fixture(autouse=True)
 def old_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("old-option", "old", "train old", "mixer=old"):
+    for name in ("old-option", "eval --questions", "old", "train old", "mixer=old"):
         monkeypatch.setitem(SUCCESSORS, name, "use the new one")
 
 
@@ -21,6 +21,7 @@ def old_names(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("eval", "--old-option", "3"), "old-option"),
         (("eval", "--old-option=3"), "old-option"),
+        (("eval", "text.txt", "--questions", "3"), "eval --questions"),
         (("old", "--lm", "gpt2"), "old"),
         (("train", "old", "signals"), "train old"),
         ((*OPTIONS, "--mixer", "old"), "mixer=old"),

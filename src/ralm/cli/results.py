@@ -139,7 +139,7 @@ def _print_gain(name: str, gain: HeldOutGain) -> None:
     print_line(f"  {name:<24}{gain.gain:+.4f} (95%: {gain.low:+.4f} to {gain.high:+.4f})")
 
 
-def print_worth(folder: Path, statistics: SignalStatistics, *, of_questions: bool = False) -> None:
+def print_worth(folder: Path, statistics: SignalStatistics) -> None:
     """Print the gain of choosing well among the passages of signals, and how strongly signals prefer some."""
     print_line(f"{folder}: {statistics.examples:,} examples with passages to choose from")
     left = {
@@ -152,9 +152,7 @@ def print_worth(folder: Path, statistics: SignalStatistics, *, of_questions: boo
     print_line("gain over no passage, in nats per token:")
     for name, gain in (("first", statistics.first), ("random", statistics.random), ("best", statistics.best)):
         _print_gain(name, gain)
-    if of_questions:
-        print_line("no attainable gain: nothing is known of an answer that a choice could be made by")
-    elif (halves := statistics.halves) is not None:
+    if (halves := statistics.halves) is not None:
         print_line("on the second half of each continuation:")
         for name, gain in (
             ("first", halves.first),

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import JsonValue
 
 import ralm
-from ralm.answering.options import AnswerOptions, QuestionFields
 from ralm.cli import options
 from ralm.cli.corpus import KINDS
 from ralm.cli.flags import Flags, Given, Output
@@ -17,7 +16,6 @@ from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
-from ralm.reading import ReadingOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import (
     REPLUG,
@@ -229,94 +227,46 @@ def gate_command(
     return Output(trained.as_json, partial(print_gate, out, trained))
 
 
-_OF_TEXT: Final = Needs("training text", lambda own: own.questions is None)
-_OF_QUESTIONS: Final = Needs("`questions`", lambda own: own.questions is not None)
-
-
 def signals_command(
     *,
     given: Given,
     sources: Annotated[
-        list[str] | None,
+        list[str],
         options.argument(f"Training text: files ({KINDS}), folders, or hf:NAME, as for `ralm index`.", "SOURCE..."),
-    ] = None,
-    questions: Annotated[
-        str | None, Option("Questions with gold answers, as for `ralm qa`, instead of training text.")
-    ] = None,
+    ],
     index: options.IndexFolder,
     lm: options.ModelName,
     out: Annotated[Path, Option("Folder to write.")],
-    prompt: Annotated[
-        str | None,
-        Option(
-            "Prompt of questions by name, or a TOML file, as for `ralm qa`.",
-            needs=_OF_QUESTIONS,
-            default_text="model with a chat template: chat; else in-context-ralm",
-        ),
-    ] = None,
-    system: Annotated[
-        str | None,
-        Option("System message of the chat.", needs=_OF_QUESTIONS, default_text="that of the prompt, or none"),
-    ] = None,
-    asked: Annotated[QuestionFields, Option("Where a record has the question.", needs=_OF_QUESTIONS)],
-    limit: Annotated[
-        int | None, Option("Use only this many questions.", needs=_OF_QUESTIONS, default_text="all")
-    ] = None,
-    sampled: Annotated[
-        ExampleOptions, Option("The examples.", needs=_OF_TEXT), Flags(default_text=options.QUERY_TOKENS_TEXT)
-    ],
-    candidates: Annotated[
-        CandidateOptions, Flags(needs=dict.fromkeys(("document_tokens", "bos", "exclude"), _OF_TEXT))
-    ],
+    sampled: Annotated[ExampleOptions, Flags(default_text=options.QUERY_TOKENS_TEXT)],
+    candidates: CandidateOptions,
     retrieval: RetrieverOptions,
     model: options.Model,
-    fields: Annotated[Fields, Option("Which fields make a document.", needs=_OF_TEXT), Flags(without=("metadata",))],
+    fields: Annotated[Fields, Flags(without=("metadata",))],
     ray: options.ModelRay = None,
-    skip_bad: Annotated[bool, Option(options.SKIP_BAD, needs=_OF_TEXT)] = False,
+    skip_bad: Annotated[bool, Option(options.SKIP_BAD)] = False,
     force: options.Force = False,
 ) -> Output:
     """Measure how likely each retrieved passage makes the next tokens of training text, for `ralm train`.
 
-    With --questions, how likely it makes the first gold answer of each question after the prompt of `ralm qa`. Rerun
-    the command to resume after it was stopped. Start it several times to share the work among processes. At the end it
-    prints what choosing among the passages can gain.
+    Rerun the command to resume after it was stopped. Start it several times to share the work among processes. At the
+    end it prints what choosing among the passages can gain.
     """
     from ralm.cli.results import print_worth
     from ralm.training.signal_writer import check_early
 
-    if bool(sources) == (questions is not None):
-        raise UsageError("signals are of training text or of `questions`: give one of them.")
     check_early(out, force=force)
-    found = [] if questions is None else ralm.read_questions(questions, asked, limit=limit)
     opened = ralm.open_index(index)
-    scoring = open_model(lm, model, ray)
-    retriever = ralm.open_retriever(opened, retrieval)
-    if found:
-        named = None if prompt is None else ralm.open_prompt(prompt)
-        chosen, answering = options.choose_prompt(named, scoring.tokenizer, ReadingOptions(), AnswerOptions(), given)
-        made = ralm.make_question_signals(
-            out,
-            found,
-            opened,
-            scoring,
-            options.with_messages(chosen, system),
-            candidates,
-            retriever=retriever,
-            answering=answering,
-            force=force,
-        )
-    else:
-        made = ralm.make_signals(
-            out,
-            sources or [],
-            opened,
-            scoring,
-            options.with_query_tokens(sampled, retrieval, given),
-            candidates,
-            retriever=retriever,
-            fields=fields,
-            skip_bad=skip_bad,
-            force=force,
-        )
+    made = ralm.make_signals(
+        out,
+        sources,
+        opened,
+        open_model(lm, model, ray),
+        options.with_query_tokens(sampled, retrieval, given),
+        candidates,
+        retriever=ralm.open_retriever(opened, retrieval),
+        fields=fields,
+        skip_bad=skip_bad,
+        force=force,
+    )
     statistics = ralm.signal_statistics(made)
-    return Output(partial(asdict, statistics), partial(print_worth, out, statistics, of_questions=bool(found)))
+    return Output(partial(asdict, statistics), partial(print_worth, out, statistics))

@@ -2,7 +2,6 @@
 
 signals.py        the table on disk: how likely each candidate passage makes the continuation of each example
 signal_writer.py  writes it: several processes share the parts, and a killed one resumes
-question_signals.py  the same of questions with gold answers
 examples.py       samples examples from training text
 candidates.py     finds and scores candidates, also of examples that are scored during a training
 losses.py         the losses of both papers: In-Context RALM Eq. 9, and LSR of REPLUG

@@ -68,18 +68,13 @@ def train_lexical(
     """Fit the weights of a lexical reranker to signals, and write the folder `out`.
 
     `index` is the one that the signals were measured with; None is the folder that they name. Raises UsageError if it
-    is another one, or the signals have too few usable examples, or no evidence although the likelihood should count, or
-    are of questions then; FolderExistsError if `out` exists and `force` is not set, and what `open_signals` raises.
+    is another one, or the signals have too few usable examples, or no evidence although the likelihood should count;
+    FolderExistsError if `out` exists and `force` is not set, and what `open_signals` raises.
     """
     options = options or LexicalOptions()
     outputs.check_output(Path(out), kind=LEXICAL_KIND, force=force)
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
-    if options.likelihood and signals.of_questions:
-        raise UsageError(
-            f"`likelihood` is that of the end of a prefix after a passage, and {signals.description} has that of the "
-            "end of the prompts of questions: leave it out."
-        )
     training_E, held_out_E = usable_examples(signals, options)
     features_EKF = features_of(signals, index, np.concatenate([training_E, held_out_E]), likelihood=options.likelihood)
     fitted_EKF, tested_EKF = np.split(features_EKF, [len(training_E)])

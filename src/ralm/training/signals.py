@@ -8,8 +8,6 @@ candidates/N.parquet a row per example and passage: example, passage, score (of 
                      of each token of the continuation). A row without passage is the text without any passage.
 manifest.json        what decided the figures, what the signals are worth, and a checksum of each file
 
-Those of questions (`question_signals.py`) are the same; the last tokens of the prefix are those of the prompt.
-
 Letters of shapes: E examples, K candidates.
 """
 
@@ -132,12 +130,6 @@ class Signals:
     def config(self) -> Mapping[str, Any]:
         """What decided the figures of the first folder; those of the others differ from it only in `_MAY_DIFFER`."""
         return self.folders[0].config
-
-    @property
-    def of_questions(self) -> bool:
-        """Whether the continuations are answers to questions."""
-        examples = self.config.get("examples")
-        return isinstance(examples, dict) and "gold" in examples
 
     @property
     def mean_log_probs_EK(self) -> DoubleArray:

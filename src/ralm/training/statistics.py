@@ -33,7 +33,7 @@ class HalfGains:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalStatistics:
     """What choosing among the candidates can gain. Gains are in nats per token over reading no passage, with intervals
-    over documents, or over questions.
+    over documents.
 
     `first`: the retriever's first candidate; `random`: the mean of all candidates; `best`: the best for each example.
     `examples` counts those with two candidates or more, of which the others are means; `single` counts those with
@@ -41,8 +41,7 @@ class SignalStatistics:
     whose candidates differ by less than 0.01 nats per token. `entropies`: for each beta, the mean entropy in nats of
     Q, the softmax of the mean token log-probability over beta; `paper_entropies`: the same of the paper's Q, the
     softmax of the probability over beta (REPLUG, section 4.2); `uniform` is the entropy if Q were uniform. `halves`:
-    the gains on the second half of each continuation, None if one has a single token, or is an answer: no text before
-    it says how it begins.
+    the gains on the second half of each continuation, None if one has a single token.
     """
 
     examples: int
@@ -83,7 +82,7 @@ def signal_statistics(signals: Signals) -> SignalStatistics:
         entropies={str(beta): _entropy(mean_EK / beta) for beta in BETAS},
         paper_entropies={str(beta): _entropy(np.where(there_EK, np.exp(total_EK), -np.inf) / beta) for beta in BETAS},
         uniform=float(np.log(np.maximum(counts_E, 1)).mean()) if used_E.any() else 0.0,
-        halves=None if signals.of_questions else _half_gains(signals, np.flatnonzero(used_E)),
+        halves=_half_gains(signals, np.flatnonzero(used_E)),
     )
 
 
