@@ -1,15 +1,14 @@
 """What the mixers of an ensemble gain, over no passage and over similarity weights at their best temperature.
 
     python -m benchmarks.mixers TEXT INDEX [--lm ralm-tiny] [--stride 4] [--limit-tokens N] [--retriever random]
-        [--learned FOLDER] [--documents 10 (2 or more)] [--rows GLOB] [--small]
+        [--documents 10 (2 or more)] [--rows GLOB] [--small]
 
 Reads the text with a retriever's `--documents` passages, ten by default, once for all mixers that look at log-
 probabilities alone: similarity weights are posterior weights with `eta` 0. The nats a token that each gains over no
 passage have 95% intervals of a paired bootstrap over the documents of the text, and so has the difference to similarity
 weights at the temperature that is best on this very text. `permuted` gives each passage the evidence of another one:
-what it gains is not due to the evidence. `learned` has the weights of a folder that `ralm train mixer` made from
-another text. `--rows` selects rows beside similarity weights. `--small` reads windows of 224 tokens and passages of 80,
-as the small scale of `benchmarks.real_rows` does.
+what it gains is not due to the evidence. `--rows` selects rows beside similarity weights. `--small` reads windows of
+224 tokens and passages of 80, as the small scale of `benchmarks.real_rows` does.
 """
 
 import argparse
@@ -60,13 +59,11 @@ class Permuted:
         return self.posterior.log_weights(replace(given, evidence_TKE=np.roll(given.evidence_TKE, 1, axis=1)))
 
 
-def readers(learned: Path | None) -> Iterator[tuple[str, ralm.Reader]]:
+def readers() -> Iterator[tuple[str, ralm.Reader]]:
     """The readers, by name; similarity weights first."""
     for temperature in TEMPERATURES:
         similarity = ralm.PosteriorWeights(eta=0)
         yield f"similarity {temperature:g}", ralm.Ensemble(temperature=temperature, mixer=similarity)
-    if learned is not None:
-        yield "learned", ralm.Ensemble(mixer=ralm.open_mixer(learned))
     yield "one passage", ralm.InContext()
     for temperature in TEMPERATURES:
         yield (
@@ -153,7 +150,6 @@ if __name__ == "__main__":
     parser.add_argument("--stride", type=int, default=4)
     parser.add_argument("--limit-tokens", type=int)
     parser.add_argument("--retriever", choices=("bm25", "random"), default="bm25")
-    parser.add_argument("--learned", type=Path)
     parser.add_argument("--documents", type=int, default=10)
     parser.add_argument("--rows", default="*")
     parser.add_argument("--small", action="store_true")
@@ -163,7 +159,7 @@ if __name__ == "__main__":
         plan = replace(plan, max_length=224, document_tokens=80, block=32)
     chosen = [
         (name, replace(reader, documents=given.documents) if isinstance(reader, ralm.Ensemble) else reader)
-        for name, reader in readers(given.learned)
+        for name, reader in readers()
         if name.startswith("similarity") or fnmatch(name, given.rows)
     ]
     main(given.text, given.index, given.lm, plan, given.limit_tokens, given.retriever, chosen)

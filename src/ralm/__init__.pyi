@@ -159,14 +159,12 @@ from .runs.run import write_run as write_run
 from .training.candidates import OnlineExamples as OnlineExamples
 from .training.gate import train_gate as train_gate
 from .training.lexical import train_lexical as train_lexical
-from .training.mixer import train_mixer as train_mixer
 from .training.options import (
     CandidateOptions as CandidateOptions,
     ExampleOptions as ExampleOptions,
     GateOptions as GateOptions,
     LexicalOptions as LexicalOptions,
     LSROptions as LSROptions,
-    MixerTrainingOptions as MixerTrainingOptions,
     QueryEncoderOptions as QueryEncoderOptions,
     RerankerOptions as RerankerOptions,
     RetrieverTrainingOptions as RetrieverTrainingOptions,

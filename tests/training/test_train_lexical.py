@@ -88,10 +88,8 @@ def test_no_weights_near_the_fit_have_a_lower_loss_by_the_plain_loop(tmp_path: P
 
 
 def test_what_is_rejected(tmp_path: Path, index: library.Index) -> None:
-    rows: list[tuple[int, int | None, float | None, int | None, list[float], list[float]]] = [
-        (example, *hit, [], [-1.0] * 4)
-        for example in range(40)
-        for hit in ((None, None, None), (1, 2.0, 3), (2, 1.0, 0))
+    rows: list[tuple[int, int | None, float | None, list[float], list[float]]] = [
+        (example, *hit, [], [-1.0] * 4) for example in range(40) for hit in ((None, None), (1, 2.0), (2, 1.0))
     ]
     given = ["x"] * 40, [[1, 2]] * 40, [[-1.0, -2.0]] * 40
     without = save_signals(tmp_path / "without", index.fingerprint, *given, rows=rows)

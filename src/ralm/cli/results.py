@@ -27,7 +27,6 @@ from ralm.training.statistics import SignalStatistics
 if TYPE_CHECKING:
     from ralm.training.gate import TrainedGate
     from ralm.training.lexical import TrainedLexical
-    from ralm.training.mixer import TrainedMixer
     from ralm.training.options import Trained
 
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
@@ -266,24 +265,6 @@ def _print_losses(trained: "Trained") -> None:
     before, after = losses.get(0), losses.get(trained.best_step)
     if before is not None and after is not None:
         print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} after")
-
-
-def print_mixer(folder: Path, trained: "TrainedMixer") -> None:
-    """Print the weights of a mixer, and what they gain on held-out examples."""
-    weights = ", ".join(f"{name} {value:.3g}" for name, value in asdict(trained.weights).items())
-    print_line(f"fitted to {trained.examples:,} examples: {weights}")
-    print_line(f"gain on {trained.held_out:,} held-out examples of {trained.documents:,} documents, in nats per token:")
-    best = f"similarity weights, temperature {trained.best_temperature:.3g}"
-    for name, one in (
-        ("no passage", trained.over_none),
-        ("similarity weights", trained.over_similarity),
-        (best, trained.over_best_temperature),
-    ):
-        print_line(f"  over {name + ':':<43}{one.gain:+.4f} (95%: {one.low:+.4f} to {one.high:+.4f})")
-    if not trained.gains:
-        print_line(f"{folder}: nothing to gain, since an interval is not above 0")
-    else:
-        print_line(f"{folder}: read with --reader ensemble --mixer learned --mixer-weights {folder}")
 
 
 def print_gate(folder: Path, trained: "TrainedGate") -> None:

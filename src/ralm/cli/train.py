@@ -24,7 +24,6 @@ from ralm.training.options import (
     ExampleOptions,
     GateOptions,
     LexicalOptions,
-    MixerTrainingOptions,
     QueryEncoderOptions,
     RerankerOptions,
     RetrieverTrainingOptions,
@@ -186,24 +185,6 @@ def retriever_command(
         trained = ralm.train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
         print_trained = partial(print_encoders, trained, index, both.save_as or out.resolve().name)
     return Output(partial(_as_json, "retriever", trained), print_trained)
-
-
-def mixer_command(
-    *,
-    signals: _SignalFolders,
-    out: Annotated[Path, Option("Folder for the weights.")],
-    learning: MixerTrainingOptions,
-    force: options.Force = False,
-) -> Output:
-    """Learn how an ensemble weighs its passages: by score, rank, overlap, evidence, and against no passage.
-
-    The weights make the continuations of the signals most likely. Use them with `--reader ensemble --mixer learned
-    --mixer-weights OUT`. Nothing is scored; it takes seconds.
-    """
-    from ralm.cli.results import print_mixer
-
-    trained = ralm.train_mixer(ralm.open_signals(*signals), out, learning, force=force)
-    return Output(trained.as_json, partial(print_mixer, out, trained))
 
 
 def gate_command(

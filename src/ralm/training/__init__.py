@@ -10,7 +10,6 @@ reranker.py       the predictive reranker; cross_encoder.py is its trainable mod
 retriever.py      the query encoder alone or both encoders; encoders.py has the trainable models
 refresh.py        encodes the passages again during a training
 lexical.py        weights of the lexical reranker
-mixer.py          weights of a mixer, by maximum likelihood
 fitting.py        fits such weights, and says what weights or encoders gain on held-out documents
 statistics.py     what choosing among the candidates of signals can gain
 """

@@ -176,7 +176,7 @@ class QueryEncoderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingOptions:
-    """How a few weights are fitted to signals: those of a mixer, or of a lexical reranker. They need few examples.
+    """How a few weights are fitted to signals: those of a gate, or of a lexical reranker. They need few examples.
 
     Raises UsageError if a value is out of range.
     """
@@ -189,16 +189,6 @@ class FittingOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixerTrainingOptions(FittingOptions):
-    """How the weights of a mixer are learned: for ensembles of so many `documents`, the first candidates of an example.
-
-    Six weights need few examples. Raises UsageError if a value is out of range.
-    """
-
-    documents: Annotated[int, Option("First candidates that are read together, as in the ensemble.")] = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,8 +287,8 @@ class CandidateOptions:
     evidence: Annotated[
         bool,
         Option(
-            "Score the last 32 tokens of each prefix too, in the same passes, for `ralm train mixer`; a server may "
-            "need a request for each."
+            "Score the last 32 tokens of each prefix too, in the same passes, for `ralm train reranker --likelihood`; "
+            "a server may need a request for each."
         ),
     ] = True
 

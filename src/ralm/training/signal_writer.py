@@ -24,7 +24,7 @@ from ralm.corpus.sources import read_documents
 from ralm.errors import DamagedFolderError, FolderError, WorkerError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
-from ralm.reading.mixers import EVIDENCE, overlap_of
+from ralm.reading.mixers import EVIDENCE
 from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE
 from ralm.retrieval.index import Index, open_index
@@ -181,10 +181,9 @@ class _TextSource:
         scored = score_candidates(examples, numbers_of, documents, scorer, EVIDENCE * reading.evidence)
         rows = []
         for row, (number, one) in enumerate(zip(sampled["example"].to_pylist(), examples, strict=True)):
-            tokens, last = len(one.continuation), one.prefix[-EVIDENCE:]
-            for hit, log_probs in zip([None, *hits.of(row)], scored[row], strict=True):
-                found = (None, None, None) if hit is None else (*hit, overlap_of(documents[hit[0]], last))
-                rows.append((number, *found, log_probs[:-tokens], log_probs[-tokens:]))
+            tokens = len(one.continuation)
+            for hit, log_probs in zip([(None, None), *hits.of(row)], scored[row], strict=True):
+                rows.append((number, *hit, log_probs[:-tokens], log_probs[-tokens:]))
         return pa.table([*zip(*rows, strict=True)], signals.CANDIDATE_SCHEMA)
 
 

@@ -3,9 +3,9 @@
 examples.parquet     a row per example: example, document_id, begin (the first token of the continuation, counted in the
                      document); query, prefix and continuation as text; prefix_tokens, continuation_tokens; runs
                      (hashes of the document's runs of 13 words that overlap the continuation)
-candidates/N.parquet a row per example and passage: example, passage, score (of the retriever), overlap (how many of the
-                     prefix's last tokens stand in the passage), before and log_probs (of each of these last tokens, and
-                     of each token of the continuation). A row without passage is the text without any passage.
+candidates/N.parquet a row per example and passage: example, passage, score (of the retriever), before and log_probs (of
+                     each of the prefix's last tokens, and of each token of the continuation). A row without passage is
+                     the text without any passage.
 manifest.json        what decided the figures, what the signals are worth, and a checksum of each file
 
 Letters of shapes: E examples, K candidates.
@@ -52,7 +52,6 @@ CANDIDATE_SCHEMA: Final = pa.schema(
         "example": pa.int64(),
         "passage": pa.int64(),
         "score": pa.float32(),
-        "overlap": pa.int32(),
         "before": pa.list_(pa.float32()),
         "log_probs": pa.list_(pa.float32()),
     }
