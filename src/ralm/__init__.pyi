@@ -39,7 +39,6 @@ from .answering.questions import (
 )
 from .answering.run import run_choices as run_choices, run_questions as run_questions
 from .answering.sources import (
-    GatedQuestions as GatedQuestions,
     GivenPassages as GivenPassages,
     QuestionRetriever as QuestionRetriever,
     RerankedPassages as RerankedPassages,
@@ -81,12 +80,6 @@ from .reading import ReadingOptions as ReadingOptions
 from .reading.concatenation import Concatenation as Concatenation
 from .reading.contrast import AdaptiveContrast as AdaptiveContrast, Backoff as Backoff, Contrast as Contrast
 from .reading.ensemble import Ensemble as Ensemble
-from .reading.gate import (
-    ConfidenceGate as ConfidenceGate,
-    GatedSource as GatedSource,
-    OpenedGate as OpenedGate,
-    open_gate as open_gate,
-)
 from .reading.generate import (
     Prompt as Prompt,
     TokenWriter as TokenWriter,
@@ -157,12 +150,10 @@ from .runs.compare import Comparison as Comparison, compare_runs as compare_runs
 from .runs.resume import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .runs.run import write_run as write_run
 from .training.candidates import OnlineExamples as OnlineExamples
-from .training.gate import train_gate as train_gate
 from .training.lexical import train_lexical as train_lexical
 from .training.options import (
     CandidateOptions as CandidateOptions,
     ExampleOptions as ExampleOptions,
-    GateOptions as GateOptions,
     LexicalOptions as LexicalOptions,
     LSROptions as LSROptions,
     QueryEncoderOptions as QueryEncoderOptions,

@@ -7,12 +7,15 @@ import re
 from typing import Final
 
 SUCCESSORS: Final[dict[str, str]] = {
+    "gate": "leave it out, and passages are read everywhere; on questions gates failed",
     "mixer=adaptive-contrast": "it gained less than `contrast`; use that to generate, or `posterior`",
     "mixer=backoff": "it gained nothing on questions; use `posterior`",
     "mixer=entropy": "it lost 15%; use `posterior`",
     "mixer=learned": "use `posterior` with `eta` 4 and `decay` 2, which is as good",
     "mixer=prior": "it gained nothing; use `similarity` or `posterior`",
     "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
+    "train gate": "without `gate` passages are read everywhere; on questions gates failed",
+    "train mixer": "use `--mixer posterior --eta 4 --decay 2`, which is as good",
 }
 """What to use instead, by the name of an option without dashes (`gate`), a command (`tune`), an option of one command
 (`signals --questions`), or an option and its value (`mixer=entropy`); each continues "NAME was removed: "."""

@@ -21,8 +21,8 @@ from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.concatenation import Concatenation
+from ralm.reading.contrast import Contrast
 from ralm.reading.ensemble import Ensemble
-from ralm.reading.gate import ConfidenceGate, Gate, GatedSource
 from ralm.reading.in_context import InContext
 from ralm.reading.mixers import PosteriorWeights
 from ralm.reading.plan import PlanOptions
@@ -134,8 +134,8 @@ def test_a_budget_that_ends_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPat
 
 
 def test_settings_that_a_model_cannot_read_are_skipped_and_counted() -> None:
-    gated = [trial(stride=8, gate=ConfidenceGate(0.9)), trial(stride=16, gate=ConfidenceGate(0.8))]
-    found = tuned(trials=[*TRIALS, *gated])
+    contrast = Ensemble(mixer=Contrast())
+    found = tuned(trials=[*TRIALS, trial(stride=8, reader=contrast), trial(stride=16, reader=contrast)])
     assert found.skipped.startswith(f"2 of {len(TRIALS) + 2} settings cannot be read and were left out: counting gives")
     assert found.chosen == tuned().chosen
 
@@ -146,21 +146,20 @@ def tiny() -> WritingModel:
 
 
 @pytest.mark.parametrize(
-    ("reader", "reranker", "gate"),
+    ("reader", "reranker"),
     [
-        (InContext(), None, None),
-        (Ensemble(documents=3), None, ConfidenceGate(0.6)),
-        (Ensemble(documents=2, mixer=PosteriorWeights()), None, None),
-        (Concatenation(documents=2), None, None),
-        (InContext(), ZeroShot(candidates=3, tokens=4), None),
-        (InContext(), ZeroShot(candidates=3, tokens=4), ConfidenceGate(0.6)),
+        (InContext(), None),
+        (Ensemble(documents=3), None),
+        (Ensemble(documents=2, mixer=PosteriorWeights()), None),
+        (Concatenation(documents=2), None),
+        (InContext(), ZeroShot(candidates=3, tokens=4)),
     ],
 )
 def test_a_cost_is_what_a_model_reads_for_the_setting_alone(
-    tiny: WritingModel, reader: Reader, reranker: Reranker | None, gate: Gate | None
+    tiny: WritingModel, reader: Reader, reranker: Reranker | None
 ) -> None:
     """Whatever others read before: here all of it, and more."""
-    one = trial(reader=reader, reranker=reranker, gate=gate)
+    one = trial(reader=reader, reranker=reranker)
     shared = Scorer(tiny, progress=False)
     for stride in (16, 8):
         read_document(trial(stride=stride, reader=Ensemble(documents=4)), TEXTS[0], shared, 64)
@@ -175,9 +174,8 @@ def test_a_cost_is_what_a_model_reads_for_the_setting_alone(
             return super()._model_log_probs(sequences, *more)
 
     alone = Counted(tiny, progress=False)
-    source = SOURCE if gate is None else GatedSource(SOURCE, gate, alone)
     found = evaluate_text(
-        TEXTS[0], alone, one.plan, source=source, reader=reader, reranker=reranker, limit_tokens=64
+        TEXTS[0], alone, one.plan, source=SOURCE, reader=reader, reranker=reranker, limit_tokens=64
     ).reading.measures
     assert costs[0].read == alone.read
     assert costs[0].nats == pytest.approx(found.nll, rel=1e-5)
@@ -215,7 +213,7 @@ def test_settings_are_drawn_if_there_are_too_many() -> None:
     some = drawn(TRIALS, TuneOptions(trials=5, seed=3))
     assert [one.role for one in some[:2]] == [NONE, DEFAULTS]
     assert len({id(one) for one in some}) == 5
-    assert len(combinations({"stride", "gate"}, ["bm25"])) * 8 == len(combinations((), ["bm25"]))
+    assert len(combinations({"stride"}, ["bm25"])) * 4 == len(combinations((), ["bm25"]))
 
 
 def test_documents_that_stand_in_the_corpus_are_counted(work: Path, tmp_path: Path) -> None:

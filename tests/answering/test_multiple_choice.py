@@ -18,7 +18,6 @@ from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.prompts import QuestionPrompt, open_prompt
 from ralm.answering.questions import ChoiceQuestion
 from ralm.answering.run import run_choices, run_questions
-from ralm.answering.sources import PromptBuilder
 from ralm.errors import UsageError
 from ralm.evaluation.calibration import brier_score
 from ralm.lm.tokenizer import full_tokenizer
@@ -432,25 +431,6 @@ def test_the_command(files: Path) -> None:
     assert given["questions"] == 3
     assert given["config"]["prompt"]["between_choices"] == " "
     failed(ralm(*asking, "--index", files / "index", "--out", files / "run"), 1, "already exists")
-
-
-def test_a_gate_reads_passages_where_the_letter_is_uncertain(files: Path, model: WritingModel) -> None:
-    """What it looks at is the prompt with the choices and without passages."""
-    assert ralm("index", files / "corpus.jsonl", "--out", files / "index").status == 0
-    builder = PromptBuilder(open_prompt("replug-choice"), model.tokenizer, 1000)
-    prompts = [builder.build(one.with_answer(""), (), ()).prompts[0].tokens for one in QUESTIONS]
-    sure = [float(model.continuations().next_tokens([tokens]).log_probs_BC.max()) for tokens in prompts]
-    between = float(np.exp(np.mean(sorted(sure)[:2])))
-    asking = ["choice", files / "questions.jsonl", "--lm", "ralm-tiny", "--index", files / "index"]
-    found = json.loads(done(*asking, "--gate", f"confidence:{between}", "--out", files / "run", "--json").out)
-    assert found["gate"] == {
-        "strides": 3,
-        "retrievals_saved": pytest.approx(2 / 3),
-        "readings_saved": pytest.approx(2 / 3),
-    }
-    read = pq.read_table(files / "run" / "choices.parquet")["passages"].to_pylist()
-    assert [len(one) for one in read] == [int(np.exp(one) < between) for one in sure]
-    failed(ralm(*asking[:4], "--gate", "confidence"), 2, "--gate has no effect without --index")
 
 
 def test_a_reranker_reads_the_question_and_the_retriever_its_choices_too(files: Path) -> None:

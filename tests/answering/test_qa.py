@@ -230,7 +230,7 @@ def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) ->
         asked = ("ask", QUESTIONS[0].text, *asking[2:], "--rerank", "lexical", *more, "--json")
         assert [one["passage"] for one in json.loads(ralm(*asked).out)["sources"]] == expected[0]
     failed(ralm("ask", "Who?", *asking[2:], "--rerank", "oracle"), 2, "reads the answer")
-    assert ralm(*asking, "--rerank", "zero-shot", "--gate", "confidence:1").status == 0
+    assert ralm(*asking, "--rerank", "zero-shot").status == 0
     by_another = printed(*asking, "--rerank", "zero-shot", "--rerank-lm", "ralm-tiny")
     assert by_another["config"]["passages"]["model"]["name"] == "ralm-tiny"
     failed(ralm(*asking, "--rerank", "oracle"), 2, "reads the answer")

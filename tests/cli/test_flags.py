@@ -183,7 +183,7 @@ def test_help_lists_the_most_used_options_first_and_every_option_once() -> None:
     titles = [section.partition(":\n")[0] for section in sections]
     assert titles[1:3] == ["Arguments", "Options"]
     assert titles[-1] == "Output, limits and machines"
-    first = ["--lm", "--index", "--retriever", "--rerank", "--reader", "--documents", "--stride", "--gate"]
+    first = ["--lm", "--index", "--retriever", "--rerank", "--reader", "--documents", "--stride"]
     first += ["--baseline", "--out", "--settings"]
     assert re.findall(r"^  (?:-h, )?(--[\w-]+)", sections[2], re.MULTILINE) == [*first, "--help"]
     listed = re.findall(r"^  (?:-h, )?(--[\w-]+)", "".join(sections[1:]), re.MULTILINE)

@@ -1,6 +1,6 @@
 """The settings that `ralm tune` tries: combinations of options, and what one of them reads and predicts.
 
-The cost of a setting is the number of tokens that the model would read for it alone, ranking and gates included. It
+The cost of a setting is the number of tokens that the model would read for it alone, ranking included. It
 does not depend on what others have read before: settings share their scores.
 """
 
@@ -16,10 +16,9 @@ from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.scoring import RequestGroup, Scorer, merge_requests, request_key
 from ralm.options import declared
 from ralm.protocols import Reader, Reranker
-from ralm.reading.gate import Gate, GatedSource
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
-from ralm.reading.sources import FromRetriever, PassageSource
+from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Request
 
 _STRIDES: Final = (4, 8, 16, 32)
@@ -30,7 +29,6 @@ _SEVERAL: Final = (
     *({"reader": "ensemble", "documents": k, "mixer": name} for k in (2, 4, 8) for name in ("similarity", "posterior")),
     *({"reader": "concatenation", "documents": k} for k in (2, 4)),
 )
-_GATES: Final = (None, "confidence:0.5")
 NONE: Final = "no passages"
 DEFAULTS: Final = "defaults"
 
@@ -42,8 +40,8 @@ def combinations(given: Container[str], retrievers: Sequence[str]) -> list[dict[
         *({**reading, **chosen} for reading, chosen in product(_SEVERAL, _CHOSEN)),
     )
     found: dict[str, dict[str, Any]] = {}
-    for stride, query, retriever, reading, gate in product(_STRIDES, _QUERIES, retrievers, readings, _GATES):
-        one = {"stride": stride, "query_tokens": query, "retriever": retriever, **reading, "gate": gate}
+    for stride, query, retriever, reading in product(_STRIDES, _QUERIES, retrievers, readings):
+        one = {"stride": stride, "query_tokens": query, "retriever": retriever, **reading}
         one = {name: value for name, value in one.items() if name not in given}
         found.setdefault(repr(one), one)
     return [*found.values()]
@@ -72,7 +70,6 @@ class Trial:
     reader: Reader
     source: FromRetriever | None
     reranker: Reranker | None = None
-    gate: Gate | None = None
     role: str = ""
     """`NONE` or `DEFAULTS` for those that others are compared with."""
 
@@ -84,10 +81,7 @@ class Trial:
         get = self.options.get
         read = {"ensemble": "ensemble of {}", "concatenation": "{} together"}.get(str(get("reader")), "one passage")
         parts = [read.format(getattr(self.reader, "documents", 1)), get("mixer"), get("rerank"), get("retriever")]
-        parts += [
-            f"gate {str(get('gate')).removeprefix('confidence:')}" if self.gate else None,
-            DEFAULTS if self.role else None,
-        ]
+        parts.append(DEFAULTS if self.role else None)
         return ", ".join(str(part) for part in parts if part not in (None, "bm25", "none"))
 
     @property
@@ -125,14 +119,11 @@ class TrialReading:
 def read_document(trial: Trial, text: str, scorer: Scorer, limit_tokens: int) -> TrialReading:
     """Read the first tokens of a document with a setting. Raises what `evaluate_text` raises."""
     meter = MeteredScorer(scorer)
-    source: PassageSource | None = trial.source
-    if source is not None and trial.gate is not None:
-        source = GatedSource(source, trial.gate, meter)
     found = evaluate_text(
         text,
         meter,
         trial.plan,
-        source=source,
+        source=trial.source,
         reranker=trial.reranker,
         reader=trial.reader,
         limit_tokens=limit_tokens,

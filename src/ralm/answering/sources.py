@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
-import numpy as np
 from pydantic import JsonValue
 
 from ralm.answering.options import AnswerSemantics, ChoiceFields, QuestionFields
@@ -16,7 +15,6 @@ from ralm.errors import QuestionFileError, UsageError
 from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
 from ralm.reading import concatenation, in_context, sampling, sources, tokens
-from ralm.reading.gate import Open, OpenedGate
 from ralm.reading.mixers import EVIDENCE, overlap_of
 from ralm.reading.mixing import CheckedMixer
 from ralm.reading.rows import PromptRows, PromptState
@@ -251,40 +249,6 @@ class PromptBuilder:
         if not mixer.needs.evidence:
             return replace(found, mixer=mixer)
         return replace(found, mixer=mixer, evidence=min(mixer.needs.evidence, _common_end(name, prompts, documents)))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GatedQuestions:
-    """The passages of another source for the questions that a gate opens. It looks at their prompts (`prompt_of`: token
-    ids, without passages and demonstrations); the questions of `always` are demonstrations themselves, which are read
-    with theirs."""
-
-    source: QuestionSource
-    gate: OpenedGate
-    prompt_of: Callable[[Question], IntArray]
-    always: Sequence[Question] = ()
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """That of the source, and of the gate."""
-        return {**self.source.config, "gate": self.gate.gate.config}
-
-    def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-        """The k best passages of the questions that the gate opens."""
-        if all(one in self.always for one in questions):
-            return self.source.find(questions, k)
-        passages: Passages = ()
-
-        def find(opens_R: Open, k: int) -> Hits:
-            nonlocal passages
-            rows = np.flatnonzero(opens_R)
-            if not len(rows):
-                return Hits.none(len(questions), k)
-            hits, passages = self.source.find([questions[row] for row in rows.tolist()], k)
-            return hits.spread(rows, len(questions))
-
-        contexts = [*map(self.prompt_of, questions)]
-        return self.gate.hits(np.zeros(0, dtype=np.int64), contexts, k, find), passages
 
 
 def _common_end(name: str, prompts: Sequence[PromptPrefix], documents: "_PromptDocuments") -> int:

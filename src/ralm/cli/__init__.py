@@ -50,7 +50,7 @@ _COMMANDS: Final = (
     ("Answer questions", "ask", ("ask",)),
     ("Answer questions", "qa", ("qa", "curve", "choice")),
     ("Learn from the model", "train", ("signals",)),
-    ("Learn from the model", "train", {"train": ("reranker", "retriever", "gate")}),
+    ("Learn from the model", "train", {"train": ("reranker", "retriever")}),
     ("Rerun the papers", "recipe", {"recipe": ("list", "show", "run")}),
     ("Serve and check", "serve", ("serve",)),
     ("Serve and check", "mcp", ("mcp",)),

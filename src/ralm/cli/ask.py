@@ -37,7 +37,6 @@ def ask_command(
         flags.Flags(without=("join",), default_text=options.ANSWER_TEXTS, needs={"robust": options.NEEDS_UNIFORM}),
     ],
     reranking: Annotated[RerankOptions, Option("How passages are chosen.", needs=options.NEEDS_INDEX)],
-    gate: Annotated[str | None, options.gate_option(options.NEEDS_INDEX)] = None,
     control: Annotated[
         bool,
         Option(
@@ -67,8 +66,6 @@ def ask_command(
     chosen = options.with_messages(chosen, system)
     if reranking.method != "none":
         source = options.reranked_questions(reranking, source, model, reading)
-    if gate is not None:
-        source = options.gated_questions(gate, source, model, chosen, answering)
     answerer = ralm.Answerer(model, chosen, source, reader=reading.chosen_reader, options=answering, control=control)
     if json:
         for answer in answerer.answers(texts):

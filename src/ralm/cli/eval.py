@@ -14,7 +14,6 @@ from ralm.protocols import Tokenizer
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 
-_PASSAGES: Final = Needs("`index` or `retrieved`", lambda job: job.has_passages)
 _RETRIEVES: Final = Needs("`index`", lambda job: job.index is not None or job.plan.windows == "rolling")
 
 
@@ -39,7 +38,6 @@ class EvaluationJob:
     model: options.Model
     ray: options.ModelRay = None
     limit_tokens: options.LimitTokens = None
-    gate: Annotated[str | None, options.gate_option(_PASSAGES)] = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -77,7 +75,6 @@ def eval_command(
 
     from ralm.cli.process import print_note
     from ralm.cli.results import print_evaluation
-    from ralm.reading.gate import GatedSource, open_gate
     from ralm.reading.tokens import read_beginning
     from ralm.runs.run import RUN_KIND, evaluation_config
     from ralm.storage.outputs import check_output
@@ -86,9 +83,7 @@ def eval_command(
         check_output(out, kind=RUN_KIND, force=force)
     chunks, reading = options.open_text(job.text, job.limit_tokens), job.reading
     source = models.open_passages(job.index, job.retrieved, job.retrieval) if job.has_passages else None
-    gate = None if job.gate is None else open_gate(job.gate)
     model = models.open_scorer(job.lm, job.model, job.ray)
-    gated = None if gate is None or source is None else GatedSource(source, gate, model)
     if baseline and _mixes_bos_with_gain(job.plan, model.tokenizer):
         print_note(
             "as in the published code, the special tokens (BOS) of the tokenizer are read with passages alone, so the "
@@ -98,17 +93,16 @@ def eval_command(
     ranker = models.open_scorer(ranks, job.model.of(ranks, job.lm), job.ray) if ranks else None
     content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
     parts: Any = {
-        "source": gated or source,
+        "source": source,
         "reranker": reading.reranking.reranker(ranker),
         "reader": reading.chosen_reader,
         "limit_tokens": job.limit_tokens,
     }
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
     evaluation = run(content, model, job.plan, baseline=baseline, **parts)
-    saved = {} if gated is None else {"gate": gated.opened.saved}
     return flags.TableOutput(
-        lambda: evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)) | saved,
-        partial(print_evaluation, evaluation, out, None if gated is None else gated.opened.saved),
+        lambda: evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)),
+        partial(print_evaluation, evaluation, out),
     )
 
 

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import JsonValue
 
@@ -11,15 +11,10 @@ import ralm
 from ralm.cli import options
 from ralm.cli.flags import Flags, Given
 from ralm.cli.models import open_model, open_retrieval
-from ralm.cli.process import print_note
 from ralm.errors import RalmWarning, UsageError
 from ralm.options import Option
 from ralm.protocols import WritingModel
 from ralm.reading import ReadingOptions, sampling
-
-if TYPE_CHECKING:
-    from ralm.reading.gate import OpenedGate
-    from ralm.reading.sources import FromRetriever
 
 
 def generate_command(
@@ -48,7 +43,6 @@ def generate_command(
             },
         ),
     ],
-    gate: Annotated[str | None, options.gate_option(options.NEEDS_INDEX)] = None,
     baseline: Annotated[
         bool, Option("Also score the generated text without passages, and show what the passages contributed.")
     ] = False,
@@ -89,13 +83,11 @@ def generate_command(
     reranker = reading.reranking.reranker(open_model(reading.ranks_with, model_options) if reading.ranks_with else None)
     _warn_of_long_prompts(texts, model, settings.max_length or model.max_length)
     reader, passages = reading.chosen_reader, source.passages if source else ()
-    opened = _opened_gate(gate, model)
-    pieces = ralm.generate_many(texts, model, settings, source, reader=reader, reranker=reranker, gate=opened)
+    pieces = ralm.generate_many(texts, model, settings, source, reader=reader, reranker=reranker)
     written = output.by_prompt(len(texts), pieces) if json else output.print_generations(texts, pieces, passages)
-    _print_saved(opened)
     config: dict[str, JsonValue] = {
         "model": config_of(model, "language model"),
-        "passages": None if source is None else _config_of(source, opened),
+        "passages": None if source is None else source.config,
         "reranker": config_of(reranker, "reranker") if reranker else None,
         "reader": config_of(reader, "reader"),
         "plan": {"stride": settings.stride, "bos": settings.bos},
@@ -110,24 +102,6 @@ def generate_command(
             results.print_report(build_generation_report(traced, config))
         if traced is not None and report is not None:
             results.write_page(report, build_generation_report(traced, config))
-
-
-def _opened_gate(name: str | None, model: WritingModel) -> "OpenedGate | None":
-    """The gate of a name for a model, if one is given."""
-    return None if name is None else ralm.OpenedGate(ralm.open_gate(name), model)
-
-
-def _print_saved(opened: "OpenedGate | None") -> None:
-    """Print on standard error what a gate saved, if there is one."""
-    from ralm.cli.results import describe_saved
-
-    if opened is not None:
-        print_note(f"the gate saved {describe_saved(opened.saved)}")
-
-
-def _config_of(source: "FromRetriever", opened: "OpenedGate | None") -> dict[str, JsonValue]:
-    """All that decides which passages are read."""
-    return source.config if opened is None else {**source.config, "gate": opened.gate.config}
 
 
 def _warn_of_long_prompts(texts: Sequence[str], model: WritingModel, max_length: int) -> None:

@@ -6,7 +6,7 @@ object that contains it, so that each may have several lines.
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -29,10 +29,8 @@ from ralm.training.options import ExampleOptions
 
 if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt
-    from ralm.answering.questions import Question
-    from ralm.answering.sources import GatedQuestions, QuestionRetriever, QuestionSource
+    from ralm.answering.sources import QuestionRetriever, QuestionSource
     from ralm.protocols import Tokenizer, WritingModel
-    from ralm.records import IntArray
 
 
 def argument(text: str, metavar: str | None = None) -> Any:
@@ -44,16 +42,6 @@ def force_option(output: str | None) -> Option:
     """The declaration of `force` for the output that a parameter names; None: the command always has an output."""
     needs = None if output is None else Needs(f"`{output}`", lambda own: getattr(own, output) is not None)
     return Option("Replace an existing output of ralm.", needs=needs)
-
-
-def gate_option(needs: Needs) -> Option:
-    """The declaration of the name of a gate."""
-    return Option(
-        "Read passages only where they may help: where the model is less certain of its next token than this "
-        "probability (confidence:0.5), or as a folder of `ralm train gate` decides.",
-        needs=needs,
-        default_text="always",
-    )
 
 
 def _model_names(command: Any) -> list[str]:
@@ -189,29 +177,6 @@ def reranked_questions(
         )
     hits_needed(CheckedReader.of(reading.chosen_reader), CheckedReranker.of(reranker))
     return RerankedPassages(source.source, reranker, model, sampling.GenerationOptions())
-
-
-def gated_questions(
-    gate: str,
-    source: "QuestionSource",
-    model: "WritingModel",
-    prompt: "QuestionPrompt",
-    answering: AnswerOptions,
-    asked: "Mapping[str, Question] | None" = None,
-) -> "GatedQuestions":
-    """The passages of a source for the questions that the gate of a name opens; `asked` are those in prompts by the
-    texts of their queries, if these differ."""
-    from ralm.answering.answers import room_for_prompts
-    from ralm.answering.sources import GatedQuestions, PromptBuilder
-    from ralm.reading.gate import OpenedGate, open_gate
-
-    builder = PromptBuilder(prompt, model.tokenizer, room_for_prompts(model, answering))
-    own = asked or {}
-
-    def prompt_of(question: "Question") -> "IntArray":
-        return builder.build(own.get(question.text, question), (), ()).prompts[0].tokens
-
-    return GatedQuestions(source, OpenedGate(open_gate(gate), model), prompt_of)
 
 
 def with_messages(prompt: "QuestionPrompt", system: str | None, *, turns: bool = False) -> "QuestionPrompt":

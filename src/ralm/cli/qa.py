@@ -13,7 +13,6 @@ from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceFields,
 from ralm.cli import options
 from ralm.cli.flags import Flags, Given, TableOutput, option_types, reject_unused, unused_options
 from ralm.cli.models import open_model, open_retrieval
-from ralm.cli.process import print_note
 from ralm.cli.sweep import swept_jobs
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
@@ -62,7 +61,6 @@ class _PassagesJob:
     rerank_lm: Annotated[
         str | None, Option("Model to rank with (zero-shot).", needs=_ZERO_SHOT, default_text="the reading model")
     ] = None
-    gate: Annotated[str | None, options.gate_option(options.NEEDS_INDEX)] = None
     model: options.QuestionModel
     ray: options.ModelRay = None
 
@@ -133,9 +131,6 @@ class QuestionJob(_PassagesJob):
         [questions, model], parts = _open(self, ralm.read_questions, models)
         prompt, answering = options.choose_prompt(named, model.tokenizer, self.reading, self.answering, given)
         prompt = options.with_messages(prompt, self.system, turns=self.turns)
-        if self.gate is not None:
-            gated = options.gated_questions(self.gate, parts["source"], model, prompt, answering)
-            parts["source"] = replace(gated, always=parts["demonstrations"])
         if self.judge is not None:
             parts["judge"] = ralm.Judge(self.open_model(self.judge, models))
         return [questions, model, prompt], {**parts, "options": answering, "semantics": self.semantics}
@@ -220,32 +215,17 @@ def _evaluate(
         for asked, job, folder in zip(opened, jobs.values(), folders, strict=True)
     ]
 
-    saved = [_saved(parts["source"]) for _, parts in opened]
-
-    def as_json(result: tuple[Any, Any], saved: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        return {**result[0].summary(), **saved, "config": result[1]()}
+    def as_json(result: tuple[Any, Any]) -> dict[str, JsonValue]:
+        return {**result[0].summary(), "config": result[1]()}
 
     if over is None:
         how_asked = job.describe(opened[0][0][2], opened[0][1]["options"]) if isinstance(job, QuestionJob) else ""
-        return TableOutput(
-            lambda: as_json(results[0], saved[0]), partial(evaluation.show, results[0][0], out, how_asked)
-        )
-    points = dict(zip(jobs, zip(results, saved, strict=True), strict=True))
+        return TableOutput(lambda: as_json(results[0]), partial(evaluation.show, results[0][0], out, how_asked))
+    points = dict(zip(jobs, results, strict=True))
     return TableOutput(
-        lambda: {"option": over, "points": [{over: value, **as_json(*result)} for value, result in points.items()]},
-        partial(print_swept, over, {value: found.summary() for value, ((found, _), _) in points.items()}, out),
+        lambda: {"option": over, "points": [{over: value, **as_json(result)} for value, result in points.items()]},
+        partial(print_swept, over, {value: found.summary() for value, (found, _) in points.items()}, out),
     )
-
-
-def _saved(source: Any) -> dict[str, JsonValue]:
-    """What a gate saved, also printed on standard error; empty without one."""
-    from ralm.answering.sources import GatedQuestions
-    from ralm.cli.results import describe_saved
-
-    if not isinstance(source, GatedQuestions):
-        return {}
-    print_note(f"the gate saved {describe_saved(source.gate.saved)}")
-    return {"gate": source.gate.saved}
 
 
 def qa_command(
@@ -376,11 +356,6 @@ class ChoiceJob(_PassagesJob):
         prompt = ralm.open_prompt(self.prompt or ("replug" if self.choosing.score == "text" else "replug-choice"))
         prompt = options.with_messages(prompt, self.system, turns=self.turns)
         [questions, model], parts = _open(self, ralm.read_choice_questions, models)
-        if self.gate is not None:
-            room = AnswerOptions(new_tokens=1, max_length=self.choosing.max_length)
-            asked = {one.query.text: one.with_answer("") for one in questions}
-            gated = options.gated_questions(self.gate, parts["source"], model, prompt, room, asked)
-            parts["source"] = replace(gated, always=[one.query for one in parts["demonstrations"]])
         return [questions, model, prompt], {**parts, "options": self.choosing}
 
 

@@ -14,7 +14,6 @@ from rich.text import Text
 from ralm.cli.output import passage_name, print_line, print_table
 from ralm.cli.process import print_note
 from ralm.evaluation import perplexity, sweep
-from ralm.reading.gate import FEATURES
 from ralm.runs.compare import Comparison
 from ralm.runs.report import Report, render_report, to_float
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
@@ -25,31 +24,20 @@ from ralm.training.fitting import HeldOutGain
 from ralm.training.statistics import SignalStatistics
 
 if TYPE_CHECKING:
-    from ralm.training.gate import TrainedGate
     from ralm.training.lexical import TrainedLexical
     from ralm.training.options import Trained
 
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 
 
-def print_evaluation(
-    evaluation: perplexity.Evaluation, out: Path | None, saved: Mapping[str, JsonValue] | None = None
-) -> None:
-    """Print the measures of a reading, those of its baseline if there is one, and what a gate saved."""
+def print_evaluation(evaluation: perplexity.Evaluation, out: Path | None) -> None:
+    """Print the measures of a reading, and those of its baseline if there is one."""
     rows = {"with passages" if evaluation.passages else "no retrieval": evaluation.reading.as_dict()}
     if evaluation.baseline is not None:
         rows = {"no retrieval": evaluation.baseline.as_dict(), **rows}
     print_measures(rows)
-    if saved is not None:
-        print_line(f"The gate saved {describe_saved(saved)}.")
     if out is not None:
         print_line(f"Every token with its source: {out}/tokens.parquet")
-
-
-def describe_saved(saved: Mapping[str, JsonValue]) -> str:
-    """The shares that a gate saved, in words."""
-    retrievals, readings = (to_float(saved[name]) for name in ("retrievals_saved", "readings_saved"))
-    return f"{retrievals:.1%} of the retrievals and {readings:.1%} of the readings"
 
 
 def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
@@ -265,23 +253,6 @@ def _print_losses(trained: "Trained") -> None:
     before, after = losses.get(0), losses.get(trained.best_step)
     if before is not None and after is not None:
         print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} after")
-
-
-def print_gate(folder: Path, trained: "TrainedGate") -> None:
-    """Print what a gate saves, and what it keeps of the gain on held-out examples."""
-    weights = ", ".join(f"{name} {value:.3g}" for name, value in zip(FEATURES, trained.gate.weights, strict=False))
-    print_line(f"fitted to {trained.examples:,} examples: {weights}")
-    print_line(f"gain on {trained.held_out:,} held-out examples of {trained.documents:,} documents, in nats per token:")
-    for name, one in (
-        ("always reading a passage", trained.always),
-        (f"this gate, reading {1 - trained.saved:.0%}", trained.gated),
-        ("as many at random", trained.random),
-        ("an oracle, where it helps", trained.oracle),
-        ("lost by this gate", trained.loss),
-    ):
-        print_line(f"  {name + ':':<30}{one.gain:+.4f} (95%: {one.low:+.4f} to {one.high:+.4f})")
-    what = "readings" if trained.gate.uses_hits else "retrievals"
-    print_line(f"{folder}: saves {trained.saved:.0%} of the {what}; read with --gate {folder}")
 
 
 _FULL_SHADE = 3.0

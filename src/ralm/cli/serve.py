@@ -26,7 +26,7 @@ _DEMO = Path("ralm-demo")
 _PASSAGE_CACHE = 1024.0
 """Megabytes, unless told."""
 _UNUSED = (
-    *("gate", "stride", "query_tokens", "document_tokens", "bos", "max_length", "max_tokens", "strict", "tokenizer"),
+    *("stride", "query_tokens", "document_tokens", "bos", "max_length", "max_tokens", "strict", "tokenizer"),
     *("top_logprobs", "context_length", "requests_at_once", "retries", "max_requests", "max_cost", "prices", "answers"),
 )
 """Options without effect on a server that passes requests on."""
@@ -42,7 +42,7 @@ _OF_MODELS = {
     *flags.option_types(ModelOptions),
     *flags.option_types(BatchOptions),
     *("model_name", "allow", "prompt", "proxy", "strict", "query", "log_prompts", "max_length"),
-    *("max_tokens", "max_new_tokens", "max_texts", "max_logprobs", "gate"),
+    *("max_tokens", "max_new_tokens", "max_texts", "max_logprobs"),
 }
 """Options of servers with a language model alone."""
 _PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
@@ -88,7 +88,6 @@ def serve_command(
             needs={"stride": _PASSAGES, "query_tokens": _PASSAGES, "document_tokens": _PASSAGES},
         ),
     ],
-    gate: Annotated[str | None, options.gate_option(_PASSAGES)] = None,
     max_length: Annotated[
         int | None,
         Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
@@ -127,7 +126,6 @@ def serve_command(
     from ralm.errors import extra
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
-        from ralm.reading.gate import open_gate
         from ralm.serving import server
         from ralm.serving.options import Settings
         from ralm.serving.service import Service
@@ -157,7 +155,6 @@ def serve_command(
             folders,
             ranker=models.open_model(reading.ranks_with, model_options) if reading.ranks_with else None,
             max_length=max_length,
-            gate=None if gate is None else open_gate(gate),
             **parts.open(),
         )
 

@@ -76,8 +76,6 @@ def sweep_command(
             cross_encoder = cross_encoders[read]
         reranker = reranking.reranker(ranker if job.reading.rerank_lm else None, cross_encoder)
         source = sources[job.index, job.retrieved, job.retrieval]
-        if job.gate is not None:
-            source = ralm.GatedSource(source, ralm.open_gate(job.gate), model)
         reader = job.reading.chosen_reader
         points.append(ralm.SweepPoint(value=value, plan=job.plan, reader=reader, source=source, reranker=reranker))
     run: Any = ralm.sweep

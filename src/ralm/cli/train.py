@@ -22,7 +22,6 @@ from ralm.training.options import (
     REPLUG_EXAMPLES,
     CandidateOptions,
     ExampleOptions,
-    GateOptions,
     LexicalOptions,
     QueryEncoderOptions,
     RerankerOptions,
@@ -185,27 +184,6 @@ def retriever_command(
         trained = ralm.train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
         print_trained = partial(print_encoders, trained, index, both.save_as or out.resolve().name)
     return Output(partial(_as_json, "retriever", trained), print_trained)
-
-
-def gate_command(
-    *,
-    signals: _SignalFolders,
-    lm: options.ModelName,
-    out: Annotated[Path, Option("Folder for the gate.")],
-    learning: GateOptions,
-    model: options.Model,
-    force: options.Force = False,
-) -> Output:
-    """Fit a gate that reads passages only where the first one is expected to help.
-
-    It sees how certain the language model is of its next token and how well it predicted the last ones. The model reads
-    the prefixes of the signals once, without passages. Use it with `ralm eval --gate OUT`.
-    """
-    from ralm.cli.results import print_gate
-
-    opened = ralm.open_signals(*signals)
-    trained = ralm.train_gate(opened, out, open_model(lm, model), learning, force=force)
-    return Output(trained.as_json, partial(print_gate, out, trained))
 
 
 def signals_command(

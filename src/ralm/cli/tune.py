@@ -47,7 +47,7 @@ def tune_command(
 ) -> Output:
     """Search the settings that read a text with the lowest perplexity for their cost, in tokens that the model reads.
 
-    Tries strides, query lengths, retrievers, rerankers, readers, mixers and gates; those that you give stay. All read a
+    Tries strides, query lengths, retrievers, rerankers, readers and mixers; those that you give stay. All read a
     few documents of the text, the better ones more and more. A part of the documents is held out, and read at the end
     with the chosen settings, the defaults and no passages.
     """
@@ -134,7 +134,6 @@ class _Parts:
             reader=job.reading.chosen_reader,
             source=self._sources[retrieval],
             reranker=self._rerankers[repr(reranking)],
-            gate=None if job.gate is None else ralm.open_gate(job.gate),
             role=role,
         )
 
@@ -144,7 +143,6 @@ class _Parts:
 
         records = ((job.plan, PlanOptions()), (job.retrieval, RetrieverOptions()), (job.reading, ReadingOptions()))
         found = {name: one for record, base in records for name, one in option_values(record, base, self._always)}
-        found |= {} if job.gate is None else {"gate": job.gate}
         return {name: str(one) if isinstance(one, Path) else one for name, one in found.items()}
 
 

@@ -17,7 +17,6 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import SharedCache
 from ralm.protocols import Reader, Reranker, WritingModel, traits_of
 from ralm.reading import ensemble, in_context, score
-from ralm.reading.gate import OpenedGate
 from ralm.reading.mixing import CheckedMixer, Evidence
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.rows import PromptRows, PromptState
@@ -67,12 +66,10 @@ def generate_many(
     *,
     reader: Reader | None = None,
     reranker: Reranker | None = None,
-    gate: OpenedGate | None = None,
 ) -> Iterator[tuple[int, GeneratedText]]:
     """Continue many prompts together; yields the number of a prompt and its next piece.
 
-    Each prompt gets the same text as if it were alone. With a `gate`, passages are read only where it opens. Raises
-    what `generate` raises.
+    Each prompt gets the same text as if it were alone. Raises what `generate` raises.
     """
     options = options or GenerationOptions()
     given = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
@@ -81,7 +78,7 @@ def generate_many(
         if len(text) == 0:
             which = "the prompt" if len(prompts) == 1 else f"prompt {number + 1} of {len(prompts)}"
             raise UsageError(f"{which} is empty: give at least one word to continue.")
-    writer = TokenWriter(model, options, source, reader=reader, reranker=reranker, gate=gate)
+    writer = TokenWriter(model, options, source, reader=reader, reranker=reranker)
     for text, prompt in zip(tokens, given, strict=True):
         writer.add(text, prompt.query)
     return pieces_of(writer, [StoppedText(text, model.tokenizer, options.stop) for text in tokens])
@@ -102,10 +99,8 @@ class TokenWriter:
         *,
         reader: Reader | in_context.CheckedReader | None = None,
         reranker: Reranker | None = None,
-        gate: OpenedGate | None = None,
     ) -> None:
         self._model = model
-        self._gate = gate
         self._options = options or GenerationOptions()
         self._source = source
         self._reader = in_context.CheckedReader.of(reader)
@@ -165,11 +160,7 @@ class TokenWriter:
             return
         source, tokenizer, last = self._source, self._model.tokenizer, self._options.query_tokens
         queries = [tokenizer.decode(one.text[-last:]) if one.query is None else one.query for one in prompts]
-        if self._gate is None:
-            hits = retrieve_checked(source.retriever, queries, self._hits, len(source.passages))
-        else:
-            texts = [one.text[-(self._max_length - len(self._documents.first)) :] for one in prompts]
-            hits = self._gate.retrieve(source, queries, self._documents.first, texts, self._hits)
+        hits = retrieve_checked(source.retriever, queries, self._hits, len(source.passages))
         if self._reranker is not None:
             rows = PromptRows(prompts, queries, self._model, self._documents, source.passages, self._options)
             hits = self._reranker.choose(rows, hits, source.passages, self._reader.hits)

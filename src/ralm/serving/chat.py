@@ -9,12 +9,10 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.answering import answerer, citations, prompts, sources
-from ralm.answering.answers import room_for_prompts
 from ralm.answering.options import AnswerOptions
-from ralm.answering.questions import Question
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
-from ralm.records import IntArray, Passage
+from ralm.records import Passage
 from ralm.serving import answers, errors, indexes
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits, continuation_options
@@ -79,7 +77,7 @@ def answer_chat(
         answers_of = answerer.Answerer(
             model,
             prompt,
-            _source(reads, model, prompt, options, chat.conversation),
+            _source(reads, model),
             reader=reads.reader,
             options=options,
             measured=chat.measured is not False,
@@ -100,29 +98,13 @@ def answer_chat(
         yield answers.Ended(choice, reason, len(answer.answer.tokens), answer=answer if reads.source else None)
 
 
-def _source(
-    reads: indexes.ReadConfig,
-    model: SharedModel,
-    prompt: prompts.QuestionPrompt,
-    options: AnswerOptions,
-    asked: prompts.Conversation,
-) -> sources.QuestionSource | None:
-    """The source of passages for a conversation; None for a model without an index. A gate looks at the conversation in
-    its prompt without passages."""
+def _source(reads: indexes.ReadConfig, model: SharedModel) -> sources.QuestionSource | None:
+    """The source of passages for a conversation; None for a model without an index."""
     if reads.source is None:
         return None
-    source: sources.QuestionSource = sources.QuestionRetriever(reads.source)
-    if reads.reranker is not None:
-        own = continuation_options(reads.settings)
-        source = sources.RerankedPassages(reads.source, reads.reranker, model, own)
-    if (gate := reads.opened_gate(model)) is None:
-        return source
-    builder = sources.PromptBuilder(prompt, model.tokenizer, room_for_prompts(model, options))
-
-    def prompt_of(_query: Question) -> IntArray:
-        return builder.build(Question("1", asked.question), (), (), asked).prompts[0].tokens
-
-    return sources.GatedQuestions(source, gate, prompt_of)
+    if reads.reranker is None:
+        return sources.QuestionRetriever(reads.source)
+    return sources.RerankedPassages(reads.source, reads.reranker, model, continuation_options(reads.settings))
 
 
 def open_chat_prompt(name: str) -> prompts.QuestionPrompt:

@@ -135,7 +135,6 @@ def write(
         reads.source,
         reader=reads.noted,
         reranker=reads.reranker,
-        gate=reads.opened_gate(model),
     )
     texts, ended, tokens = list[pieces.StoppedText](), set[int](), Counter[int]()
     for prompt in prompts:

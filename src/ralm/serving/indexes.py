@@ -16,7 +16,6 @@ from ralm.errors import RalmError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Documents, LanguageModel, Reader, Reranker, Retriever, Rows
 from ralm.reading import ReadingOptions, in_context, sources
-from ralm.reading.gate import Gate, GateCounts, OpenedGate
 from ralm.reading.mixing import TextBefore
 from ralm.records import NO_PASSAGE, FloatArray, Hits, Passages, PromptPrefix
 from ralm.reranking import RerankOptions
@@ -195,14 +194,6 @@ class ReadConfig:
     reader: Reader | None = None
     reranker: Reranker | None = None
     noted: NotedReader | None = None
-    gate: Gate | None = None
-    gate_counts: GateCounts | None = None
-
-    def opened_gate(self, model: LanguageModel) -> OpenedGate | None:
-        """The gate with the model of a request; None without a gate or an index."""
-        if self.gate is None or self.source is None:
-            return None
-        return OpenedGate(self.gate, Scorer(model, progress=False), self.gate_counts)
 
     @property
     def read(self) -> Sequence[int]:

@@ -22,7 +22,6 @@ from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import ensemble, in_context, plan, score
-from ralm.reading.gate import GatedSource
 from ralm.reading.pieces import GeneratedToken, StoppedText
 from ralm.reading.tokens import PreparedText, first_tokens, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, PromptPrefix, Request, ScoringSequence
@@ -246,9 +245,7 @@ def score_prompt(
     prepared = _prepare(prompt, tokens, options)
     hits: Hits | None = None
     if reads.source is not None:
-        gate = reads.gate
-        source = reads.source if gate is None else GatedSource(reads.source, gate, scorer, reads.gate_counts)
-        hits, _ = source.find(prepared, model.tokenizer, score.hits_needed(reader, reranker))
+        hits, _ = reads.source.find(prepared, model.tokenizer, score.hits_needed(reader, reranker))
     if top_logprobs:
         _score_with_top(own, prepared, model, hits, reads, top_logprobs)
     else:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import has_chat_template
 from ralm.protocols import UNLIMITED, LanguageModel, WritingModel, traits_of
-from ralm.reading.gate import Gate, GateCounts, check_gate
 from ralm.serving import chat, completion, errors, indexes
 from ralm.serving.audit import AuditLog
 from ralm.serving.keys import Keys
@@ -54,9 +53,8 @@ class Service(SearchService):
     """A model that reads passages of indexes according to `settings`.
 
     `ranker` is the model of `rerank_lm`. `max_length` is the number of tokens that the model reads at once, by default
-    its own. With a `gate`, passages are read only where it opens. Raises the errors of opening the indexes, their
-    retrievers and the prompt of chats, and UsageError if lengths do not fit into the model, or if it cannot have the
-    gate.
+    its own. Raises the errors of opening the indexes, their retrievers and the prompt of chats, and UsageError if
+    lengths do not fit into the model.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class Service(SearchService):
         audit: AuditLog | None = None,
         cross_encoders: Mapping[str, Ranker] = MappingProxyType({}),
         max_length: int | None = None,
-        gate: Gate | None = None,
     ) -> None:
         super().__init__(options, settings, folders, keys=keys, audit=audit, cross_encoders=cross_encoders)
         self.open_upstream: Callable[[], Upstream] | None = getattr(model, "upstream", None)
@@ -87,9 +84,6 @@ class Service(SearchService):
                 f"requests to {model.name} are passed on, with passages as they are found in one context: leave out "
                 "`reader` ensemble and `rerank`."
             )
-        self._gate, self.gate_counts = gate, GateCounts()
-        if gate is not None:
-            self._check_gate()
         self.models = self._models()
         check_documents(self.settings.reading, self.options.limits)
         self._rerankers = indexes.Rerankers(self.settings.reading, ranker)
@@ -103,23 +97,6 @@ class Service(SearchService):
             for name, description in _PREFIX_FIGURES.items():
                 self.metrics.watch(f"passage_cache_{name}", description, partial(getattr, prefixes, name))
         self.reads({})  # fail at startup if a retriever cannot be opened
-
-    def _check_gate(self) -> None:
-        """Raise UsageError if the model does not give what a gate looks at; count what it saves."""
-        if self.passes_on:
-            raise UsageError(f"requests to {self.name} are passed on as they are: leave out `gate`.")
-        check_gate(self.model)
-        counts = self.gate_counts
-        for name, description, count in (
-            ("strides", "Strides and questions for which passages could be read.", lambda: counts.strides),
-            (
-                "retrievals_saved",
-                "Those that the gate did not retrieve for.",
-                lambda: counts.strides - counts.retrieved,
-            ),
-            ("readings_saved", "Those that were read without passages.", lambda: counts.strides - counts.read),
-        ):
-            self.metrics.watch(f"gate_{name}", description, count)
 
     @property
     def max_length(self) -> int | None:
@@ -218,6 +195,4 @@ class Service(SearchService):
             return indexes.ReadConfig(settings)
         reader = settings.reading.chosen_reader
         noted = indexes.NotedReader(reader)
-        return indexes.ReadConfig(
-            settings, self._source(settings), reader, reranker, noted, self._gate, self.gate_counts
-        )
+        return indexes.ReadConfig(settings, self._source(settings), reader, reranker, noted)

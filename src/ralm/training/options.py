@@ -176,7 +176,7 @@ class QueryEncoderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingOptions:
-    """How a few weights are fitted to signals: those of a gate, or of a lexical reranker. They need few examples.
+    """How a few weights are fitted to signals. They need few examples.
 
     Raises UsageError if a value is out of range.
     """
@@ -189,15 +189,6 @@ class FittingOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateOptions(FittingOptions):
-    """How a gate is fitted. Raises UsageError if a value is out of range."""
-
-    hits: Annotated[
-        bool, Option("Decide after retrieval, by the scores of hits too: it saves readings, and no retrievals.")
-    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,13 +40,12 @@ EXAMPLES: Final = "examples.parquet"
 CANDIDATES: Final = "candidates"
 INDEX_PATH: Final = "index_path"
 """The key of the configuration that says where the index was."""
-WHERE: Final = ("name", "device", "compiled")
-"""What a language model's `config` says of where and how fast it runs, which does not decide what it prefers."""
 _MAY_DIFFER: Final = (
     *("text.", "retriever", INDEX_PATH, "examples.examples", "examples.seed"),
-    *(f"model.{name}" for name in WHERE),
+    *("model.name", "model.device", "model.compiled"),
 )
-"""Beginnings of the settings that may differ between folders that are read as one."""
+"""Beginnings of the settings that may differ between folders that are read as one; where and how fast a model runs does
+not decide what it prefers."""
 CANDIDATE_SCHEMA: Final = pa.schema(
     {
         "example": pa.int64(),
@@ -151,18 +150,11 @@ class Signals:
 
         Raises DamagedFolderError if it cannot be read.
         """
-        return self.table(column).column(column)
-
-    def table(self, *columns: str) -> pa.Table:
-        """Columns of `EXAMPLE_SCHEMA`, a row for each example.
-
-        Raises DamagedFolderError if they cannot be read.
-        """
         tables = []
         for one in self.folders:
             with _readable(one.path):
-                tables.append(pq.read_table(one.path / EXAMPLES, columns=[*columns]))
-        return pa.concat_tables(tables)
+                tables.append(pq.read_table(one.path / EXAMPLES, columns=[column]))
+        return pa.concat_tables(tables).column(column)
 
     def candidates(self, examples_E: IntArray) -> pa.Table:
         """The rows of `CANDIDATE_SCHEMA` of some examples, which are numbered as here.
