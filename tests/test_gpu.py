@@ -186,7 +186,7 @@ def test_generated_texts_and_answers(work: Path, tmp_path: Path, command: str, m
 def test_training(work: Path, tmp_path: Path, kind: str) -> None:
     shutil.copytree(work / "index", tmp_path / "index")
     train = ["train", kind, work / "signals", "--index", tmp_path / "index", "--init", work / "bert", "--out", "OUT"]
-    train += ["--kind", "cross-encoder", "--tokens", "12"] if kind == "reranker" else []
+    train += ["--tokens", "12"] if kind == "reranker" else []
     found, expected = (json.loads(output)["losses"] for output in told([*train, *TRAINING, "--json"], tmp_path))
     assert [row["step"] for row in found] == [0, 4, 8]
     for row, same in zip(found, expected, strict=True):

@@ -54,7 +54,7 @@ COMMANDS = {
     ),
     "retriever": (f"train retriever signals --index taught {QUICK}", "--seed 1", "--seed 2"),
     "reranker": (
-        f"train reranker signals --kind cross-encoder --index taught --init bert {PAIRS} {QUICK}",
+        f"train reranker signals --index taught --init bert {PAIRS} {QUICK}",
         "--seed 1",
         "--seed 2",
     ),

@@ -94,7 +94,7 @@ COMMANDS: Final = {
     "choice letters": f"choice choices.jsonl {_LM} --index index --score letter --json",
     "signals": f"signals corpus.jsonl {_LM} --index index {_SIGNALS} --out signals --json",
     "signals dense": f"signals corpus.jsonl {_LM} --index dense --retriever dense {_SIGNALS} --out found --json",
-    "train reranker": f"train reranker signals --kind cross-encoder --init bert --tokens 16 --out reranker {_TRAINED}",
+    "train reranker": f"train reranker signals --init bert --tokens 16 --out reranker {_TRAINED}",
     "rerank predictive": f"eval {_READ} --rerank predictive --reranker reranker --candidates 4",
     "train retriever": f"train retriever found --init bert --out retriever {_TRAINED}",
     "search trained": "search dense sheep --retriever dense --query-encoder retriever --json",

@@ -114,7 +114,7 @@ from .records import (
     ScoredTokens as ScoredTokens,
     ScoringSequence as ScoringSequence,
 )
-from .reranking.lexical import Lexical as Lexical, LexicalWeights as LexicalWeights, open_lexical as open_lexical
+from .reranking.lexical import Lexical as Lexical
 from .reranking.oracle import Oracle as Oracle
 from .reranking.predictive import Predictive as Predictive, load_cross_encoder as load_cross_encoder
 from .reranking.random import RandomChoice as RandomChoice
@@ -150,11 +150,9 @@ from .runs.compare import Comparison as Comparison, compare_runs as compare_runs
 from .runs.resume import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .runs.run import write_run as write_run
 from .training.candidates import OnlineExamples as OnlineExamples
-from .training.lexical import train_lexical as train_lexical
 from .training.options import (
     CandidateOptions as CandidateOptions,
     ExampleOptions as ExampleOptions,
-    LexicalOptions as LexicalOptions,
     LSROptions as LSROptions,
     QueryEncoderOptions as QueryEncoderOptions,
     RerankerOptions as RerankerOptions,

@@ -13,8 +13,12 @@ SUCCESSORS: Final[dict[str, str]] = {
     "mixer=entropy": "it lost 15%; use `posterior`",
     "mixer=learned": "use `posterior` with `eta` 4 and `decay` 2, which is as good",
     "mixer=prior": "it gained nothing; use `similarity` or `posterior`",
+    "lexical-weights": "leave it out; fitted weights were no better than those that are built in",
+    "signals --evidence": "leave it out; only weights that were fitted to signals looked at it",
+    "signals --no-evidence": "leave it out; signals score continuations alone",
     "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
     "train gate": "without `gate` passages are read everywhere; on questions gates failed",
+    "train reranker --kind": "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training",
     "train mixer": "use `--mixer posterior --eta 4 --decay 2`, which is as good",
 }
 """What to use instead, by the name of an option without dashes (`gate`), a command (`tune`), an option of one command

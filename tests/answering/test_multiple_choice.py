@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.sources import FromRetriever
-from ralm.reranking.lexical import LEXICAL_KIND, LexicalWeights, lexical_features
-from ralm.storage.manifest import write_manifest
+from ralm.reranking.lexical import ends_of, shared_words, spaced
 from tests.answering.given import PASSAGES, Given, order_for
 from tests.cli.program import done, failed, printed, ralm
 from tests.fakes import CountingModel, WordTokenizer
@@ -434,21 +433,22 @@ def test_the_command(files: Path) -> None:
 
 
 def test_a_reranker_reads_the_question_and_the_retriever_its_choices_too(files: Path) -> None:
+    with (files / "corpus.jsonl").open("a") as corpus:
+        corpus.write(json.dumps({"id": "song", "text": "Who sings? asked the teacher."}) + "\n")
     assert ralm("index", files / "corpus.jsonl", "--out", files / "index").status == 0
-    shared_words = LexicalWeights(score=0.0, rank=0.0, overlap=0.0, log_overlap=0.0, near=1.0)
-    (new := files / "weights").mkdir()
-    write_manifest(new, kind=LEXICAL_KIND, settings={"weights": asdict(shared_words)}, counts={})
     asking = ["choice", files / "questions.jsonl", "--lm", "ralm-tiny", "--index", files / "index"]
-    done(*asking, "--rerank", "lexical", "--lexical-weights", new, "--out", files / "run")
+    done(*asking, "--rerank", "lexical", "--out", files / "run")
     source = FromRetriever.of_index(files / "index")
     expected: list[list[int]] = []
     with_choices: list[list[int]] = []
     for one in QUESTIONS:
         hits = source.retriever.retrieve([one.query.text], 16).of(0)
-        contents, scores = [source.passages[number].contents for number, _ in hits], [score for _, score in hits]
         for text, found in ((one.text, expected), (one.query.text, with_choices)):
-            features = lexical_features(text, contents, scores)
-            found.append([hits[int(shared_words.scores(features).argmax())][0]])
+            ends = ends_of(text)
+            scores = [
+                score + 2 * shared_words(ends, spaced(source.passages[number].contents)) for number, score in hits
+            ]
+            found.append([hits[int(np.argmax(scores))][0]])
     assert pq.read_table(files / "run" / "choices.parquet")["passages"].to_pylist() == expected
     assert expected != with_choices
 

@@ -1,7 +1,6 @@
 """Question answering evaluated, in the library and by the command: figures, passages, resuming, and rejected input."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,8 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray
-from ralm.reranking.lexical import BUILT_IN, LEXICAL_KIND, LexicalWeights, lexical_features
+from ralm.reranking.lexical import ends_of, shared_words, spaced
 from ralm.retrieval.retrieval_file import RetrievedPassage
-from ralm.storage.manifest import write_manifest
 from ralm.storage.store import Store
 from tests.answering.given import PASSAGES, Given
 from tests.cli.program import failed, printed, ralm
@@ -212,23 +210,18 @@ def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) ->
     assert ralm("index", files / "corpus.jsonl", "--out", files / "index").status == 0
     asking = ["qa", files / "bare.jsonl", "--lm", "ralm-tiny", "--index", files / "index", "--new-tokens", 2]
     source = FromRetriever.of_index(files / "index")
-    overlap = LexicalWeights(score=-1.0, rank=0.0, overlap=0.0, log_overlap=0.0, near=0.0)
-    (folder := files / "weights").mkdir()
-    write_manifest(folder, kind=LEXICAL_KIND, settings={"weights": asdict(overlap)}, counts={})
-    for more, weights in (((), BUILT_IN), (("--lexical-weights", folder), overlap)):
-        out = files / f"run-{len(more)}"
-        answer = ralm(*asking, "--rerank", "lexical", *more, "--out", out)
-        assert answer.status == 0
-        assert ("built-in weights of --rerank lexical are for text" in answer.err) == (not more)
-        expected = []
-        for one in QUESTIONS:
-            found = source.retriever.retrieve([one.text], 16).of(0)
-            contents = [source.passages[number].contents for number, _ in found]
-            scores = weights.scores(lexical_features(one.text, contents, [score for _, score in found]))
-            expected.append([found[int(np.argmax(scores))][0]])
-        assert pq.read_table(out / "answers.parquet")["passages"].to_pylist() == expected
-        asked = ("ask", QUESTIONS[0].text, *asking[2:], "--rerank", "lexical", *more, "--json")
-        assert [one["passage"] for one in json.loads(ralm(*asked).out)["sources"]] == expected[0]
+    answer = ralm(*asking, "--rerank", "lexical", "--out", files / "run")
+    assert answer.status == 0
+    assert "--rerank lexical is for text" in answer.err
+    expected = []
+    for one in QUESTIONS:
+        found = source.retriever.retrieve([one.text], 16).of(0)
+        ends = ends_of(one.text)
+        scores = [score + 2 * shared_words(ends, spaced(source.passages[number].contents)) for number, score in found]
+        expected.append([found[int(np.argmax(scores))][0]])
+    assert pq.read_table(files / "run" / "answers.parquet")["passages"].to_pylist() == expected
+    asked = ("ask", QUESTIONS[0].text, *asking[2:], "--rerank", "lexical", "--json")
+    assert [one["passage"] for one in json.loads(ralm(*asked).out)["sources"]] == expected[0]
     failed(ralm("ask", "Who?", *asking[2:], "--rerank", "oracle"), 2, "reads the answer")
     assert ralm(*asking, "--rerank", "zero-shot").status == 0
     by_another = printed(*asking, "--rerank", "zero-shot", "--rerank-lm", "ralm-tiny")

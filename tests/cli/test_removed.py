@@ -12,7 +12,7 @@ OPTIONS = ("eval", "text.txt", "--lm", "ralm-tiny")
 
 @pytest.fixture(autouse=True)
 def old_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("old-option", "eval --questions", "old", "train old", "mixer=old"):
+    for name in ("old-option", "eval --questions", "train reranker --own", "old", "train old", "mixer=old"):
         monkeypatch.setitem(SUCCESSORS, name, "use the new one")
 
 
@@ -22,6 +22,7 @@ def old_names(monkeypatch: pytest.MonkeyPatch) -> None:
         (("eval", "--old-option", "3"), "old-option"),
         (("eval", "--old-option=3"), "old-option"),
         (("eval", "text.txt", "--questions", "3"), "eval --questions"),
+        (("train", "reranker", "signals", "--own", "3"), "train reranker --own"),
         (("old", "--lm", "gpt2"), "old"),
         (("train", "old", "signals"), "train old"),
         ((*OPTIONS, "--mixer", "old"), "mixer=old"),

@@ -1,8 +1,6 @@
-"""The lexical reranker as plain loops: features of one prefix and one passage, word by word."""
+"""The lexical reranker as plain loops: the overlap of one prefix and one passage, word by word."""
 
-import math
 import re
-from collections.abc import Mapping
 
 
 def words(text: str) -> list[str]:
@@ -31,23 +29,3 @@ def overlap(prefix: str, passage: str, last: int) -> int:
             if there[:-1] == wanted[:-1] and same_last:
                 best = count
     return best
-
-
-def near(prefix: str, passage: str, last: int, decay: float) -> float:
-    """The sum of exp(-j / decay) over the last words of the prefix that stand in the passage, whatever their case."""
-    end, inside = words(prefix)[-last:], {word.lower() for word in words(passage)}
-    return sum(math.exp(-j / decay) for j, word in enumerate(reversed(end), 1) if word.lower() in inside)
-
-
-def score(
-    weights: Mapping[str, float], retrieved: float, rank: int, shared: int, nearby: float, likelihood: float
-) -> float:
-    """f of one passage, whose rank counts from 1."""
-    return (
-        weights["score"] * retrieved
-        + weights["rank"] * math.log(rank)
-        + weights["overlap"] * shared
-        + weights["log_overlap"] * math.log(1 + shared)
-        + weights["near"] * nearby
-        + weights["likelihood"] * likelihood
-    )

@@ -2,33 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.errors import DamagedFolderError, NotAFolderOfThisKindError, UsageError
+from ralm.errors import UsageError
 from ralm.protocols import LanguageModel
 from ralm.records import FloatArray, Hits, IntArray, Passage
 from ralm.reranking import RerankOptions
-from ralm.reranking.lexical import (
-    BUILT_IN,
-    LAST,
-    LEXICAL_KIND,
-    Lexical,
-    LexicalWeights,
-    PrefixEnd,
-    open_lexical,
-    words_of_passage,
-)
+from ralm.reranking.lexical import LAST, Lexical, ends_of, shared_words, spaced
 from ralm.reranking.zero_shot import ZeroShot
-from ralm.storage.manifest import write_manifest
 from tests.reference import lexical
 
 TEXTS = st.lists(st.sampled_from(["the", "The", "dog", "do", "barks", ",", ".", " ", "\n", "größe", "x_1", "(", "犬"]))
-WEIGHTS = LexicalWeights(score=0.5, rank=-0.7, overlap=0.3, log_overlap=1.1, near=0.9, likelihood=0.2)
 
 
 class SomeRows:
@@ -62,11 +49,9 @@ class SomeRows:
 
 
 @given(TEXTS, TEXTS)
-def test_features_equal_the_plain_loops(prefix: list[str], passage: list[str]) -> None:
+def test_the_overlap_equals_the_plain_loop(prefix: list[str], passage: list[str]) -> None:
     before, inside = "".join(prefix), " ".join(passage)
-    end, found = PrefixEnd(before), words_of_passage(inside)
-    assert end.overlap(found) == lexical.overlap(before, inside, LAST)
-    assert end.near(found) == pytest.approx(lexical.near(before, inside, LAST, 8.0))
+    assert shared_words(ends_of(before), spaced(inside)) == lexical.overlap(before, inside, LAST)
 
 
 def test_a_passage_with_the_last_words_in_a_row_wins_over_one_with_single_words() -> None:
@@ -85,15 +70,13 @@ def test_the_choice_equals_the_plain_loop(k: int) -> None:
     rows = SomeRows("The quick dog barks at the", "the brown fox, and the dog")
     texts = ["a dog barks at the moon", "The fox", "quick, quick", "and the dog barks at the"]
     passages = [Passage(number, str(number), "", text) for number, text in enumerate(texts)]
-    hits = Hits.from_pairs([[(3, 4.0), (0, 3.5), (1, 2.0)], [(2, 7.0), (1, 6.5), (3, 1.0)]])
-    best = Lexical(weights=WEIGHTS).choose(rows, hits, passages, k)
+    hits = Hits.from_pairs([[(3, 4.0), (0, 3.5), (1, 2.0)], [(2, 7.0), (1, 6.5), (3, 1.5)]])
+    best = Lexical().choose(rows, hits, passages, k)
     for row in range(2):
-        scored = []
-        for rank, (number, retrieved) in enumerate(hits.of(row), 1):
-            text, before, ends = texts[number], rows.prefix(row), rows.end(row, number).tolist()
-            likelihood = sum(math.exp(-j / 8) * one for j, one in enumerate(reversed(ends), 1))
-            shared, nearby = lexical.overlap(before, text, LAST), lexical.near(before, text, LAST, 8.0)
-            scored.append((lexical.score(asdict(WEIGHTS), retrieved, rank, shared, nearby, likelihood), number))
+        scored = [
+            (score + 2 * lexical.overlap(rows.prefix(row), texts[number], LAST), number)
+            for number, score in hits.of(row)
+        ]
         expected = sorted(scored, reverse=True)[:k]
         assert [number for number, _ in best.of(row)] == [number for _, number in expected]
         assert [score for _, score in best.of(row)] == pytest.approx([score for score, _ in expected], rel=1e-5)
@@ -119,17 +102,7 @@ def test_zero_shot_with_decay_and_rank(decay: float | None, rank_weight: float) 
     }  # fmt: skip
 
 
-def test_what_is_rejected(tmp_path: Path) -> None:
+def test_what_is_rejected() -> None:
     for decay, rank_weight in ((0.0, 0.0), (math.nan, 0.0), (None, -1.0)):
         with pytest.raises(UsageError, match="must be"):
             ZeroShot(decay=decay, rank_weight=rank_weight)
-    with pytest.raises(UsageError, match="`near` must be"):
-        LexicalWeights(**{**asdict(BUILT_IN), "near": math.inf})
-    with pytest.raises(NotAFolderOfThisKindError, match="is not a ralm lexical reranker"):
-        open_lexical(tmp_path)
-    for number, weights in enumerate([None, {}, {**asdict(BUILT_IN), "score": "1"}, {**asdict(BUILT_IN), "more": 1}]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        write_manifest(folder, kind=LEXICAL_KIND, settings={"weights": weights}, counts={})
-        with pytest.raises(DamagedFolderError, match="does not record the weights; train it again"):
-            open_lexical(folder)

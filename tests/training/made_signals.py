@@ -41,7 +41,7 @@ def save_signals(
     baselines: Sequence[float] | None = None,
     tokens: int | Sequence[int] = 4,
     documents: Sequence[str] | None = None,
-    rows: Sequence[tuple[int, int | None, float | None, list[float], list[float]]] | None = None,
+    rows: Sequence[tuple[int, int | None, float | None, list[float]]] | None = None,
     config: Mapping[str, JsonValue] | None = None,
 ) -> Signals:
     """Signals with these candidates and mean token log-probabilities for each prefix; every token of a continuation has
@@ -61,11 +61,11 @@ def save_signals(
         "continuation_tokens": [list(range(length)) for length in lengths],
         "runs": [[]] * count,
     }
-    made: list[tuple[int, int | None, float | None, list[float], list[float]]] = []
+    made: list[tuple[int, int | None, float | None, list[float]]] = []
     for example in range(count):
-        made.append((example, None, None, [-3.0] * 7, [baselines[example]] * lengths[example]))
+        made.append((example, None, None, [baselines[example]] * lengths[example]))
         found = zip(passages[example], scores[example], mean_log_probs[example], strict=True)
-        made += [(example, passage, score, [-3.0] * 7, [mean] * lengths[example]) for passage, score, mean in found]
+        made += [(example, passage, score, [mean] * lengths[example]) for passage, score, mean in found]
     columns = list(zip(*(rows or made), strict=True))
     (folder / CANDIDATES).mkdir(parents=True)
     pq.write_table(

@@ -23,7 +23,7 @@ from tests.tiny_models import save_tiny_model
 from tests.training.made_signals import save_signals
 
 TEXT = "the sea is wide and the hill is high. " * 6
-TRAIN = ["train", "reranker", "signals", "--kind", "cross-encoder", "--index", "index", "--init", "bert"]
+TRAIN = ["train", "reranker", "signals", "--index", "index", "--init", "bert"]
 TRAIN += ["--tokens", "12", "--steps", "8"]
 SETTINGS = ["--batch", "4", "--learning-rate", "0.01", "--evaluate-every", "3", "--checkpoint-every", "2"]
 READ = ["--lm", "ralm-tiny", "--index", "index", "--candidates", "4"]

@@ -94,10 +94,9 @@ def test_the_command_says_what_signals_are_worth(work: Path, tmp_path: Path, ask
     assert ralm("check", out).status == 0
 
 
-def test_the_last_prefix_tokens_are_scored_in_the_same_passes(
+def test_continuations_are_scored_after_each_passage_and_the_prefix(
     work: Path, tmp_path: Path, asked: list[object], tiny_folders: dict[str, Path]
 ) -> None:
-    """Each candidate has the log-probabilities of up to 32 tokens before the continuation."""
     succeeded(ralm(*asked, "--out", tmp_path / "signals"))
     model, index = load_local_model(str(tiny_folders["gpt2"])), open_index(work / "index")
     documents = PassageDocuments(index.passages, model.tokenizer, 30, "auto")
@@ -108,15 +107,8 @@ def test_the_last_prefix_tokens_are_scored_in_the_same_passes(
         prefix, continuation = example["prefix_tokens"], example["continuation_tokens"]
         document = documents[NO_PASSAGE if row["passage"] is None else row["passage"]].tolist()
         tokens = np.array([*document, *prefix, *continuation])
-        count = min(32, len(prefix) - 1)
-        targets_P = np.arange(len(tokens) - 4 - count, len(tokens))
-        [log_probs_P] = model.score([ScoringSequence(tokens, targets_P)])
-        np.testing.assert_allclose([*row["before"], *row["log_probs"]], log_probs_P, rtol=1e-4)
-    succeeded(ralm(*asked, "--no-evidence", "--out", tmp_path / "without"))
-    shorter = pq.read_table(tmp_path / "without" / CANDIDATES / "00000.parquet").to_pylist()
-    for row, before in zip(rows, shorter, strict=True):
-        assert before["before"] == []
-        np.testing.assert_allclose(before["log_probs"], row["log_probs"], rtol=1e-4)
+        [log_probs_P] = model.score([ScoringSequence(tokens, np.arange(len(tokens) - 4, len(tokens)))])
+        np.testing.assert_allclose(row["log_probs"], log_probs_P, rtol=1e-4)
 
 
 def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -368,8 +360,7 @@ def test_what_is_attainable_is_chosen_by_first_halves_and_read_on_second_ones(tm
     hits = [(None, None), (4, 3.0), (5, 2.0), (6, 1.0)]
     halves = [(-3.0, -3.0), (-2.5, -2.0), (-1.0, -2.5), (-2.0, -1.0)]
     rows = [
-        (0, *hit, [-3.0], [first, first, second, second, second])
-        for hit, (first, second) in zip(hits, halves, strict=True)
+        (0, *hit, [first, first, second, second, second]) for hit, (first, second) in zip(hits, halves, strict=True)
     ]
     signals = save_signals(tmp_path / "signals", "x", ["p"], [[4, 5, 6]], [[-1.0] * 3], tokens=5, rows=rows)
     worth = signal_statistics(signals)

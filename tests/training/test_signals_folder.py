@@ -59,15 +59,18 @@ def test_tables_that_do_not_belong_together(tmp_path: Path) -> None:
         open_signals(folder)
 
 
-def test_candidates_without_the_tokens_before(tmp_path: Path) -> None:
+def test_candidates_of_earlier_versions_are_read_without_their_other_columns(tmp_path: Path) -> None:
     folder = tmp_path / "signals"
-    save_signals(folder, "index", ["one"], [[7]], [[-1.0]])
+    made = save_signals(folder, "index", ["one"], [[7]], [[-1.0]])
     [file] = (folder / CANDIDATES).iterdir()
-    pq.write_table(pq.read_table(file).drop_columns("before"), file)
+    table = pq.read_table(file)
+    table = table.add_column(3, "overlap", [[None, 2]]).add_column(4, "before", [[[-3.0], [-2.0]]])
+    pq.write_table(table, file)
     (folder / "manifest.json").unlink()
     write_manifest(folder, kind=SIGNALS_KIND, settings={}, counts={})
-    with pytest.raises(DamagedFolderError, match="a candidate without log-probabilities"):
-        open_signals(folder)
+    found = open_signals(folder)
+    assert (found.passages_EK.tolist(), found.log_probs_EK.tolist()) == ([[7]], made.log_probs_EK.tolist())
+    assert found.candidates(np.array([0])).column_names == ["example", "passage", "score", "log_probs"]
 
 
 def test_one_example_is_too_few(tmp_path: Path) -> None:

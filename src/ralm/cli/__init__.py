@@ -184,10 +184,12 @@ def _run() -> int | None:
 
 def _removal(wrong: Any) -> str | None:
     """A sentence if an error of typer is about an option, a choice or a command that was removed."""
-    words = [one for one in sys.argv[1:] if not one.startswith("-")][:2]
-    if option := getattr(wrong, "option_name", None):
-        return removal_of(option) or removal_of(f"{words[0]} {option}")
     if parameter := getattr(wrong, "param", None):
         return removed_choice(str(parameter.name), wrong.format_message())
-    named = (removal_of(" ".join(words[:count])) for count in (1, 2))
-    return next(filter(None, named), None) if "No such command" in wrong.format_message() else None
+    words = [one for one in sys.argv[1:] if not one.startswith("-")]
+    names = [" ".join(words[:count]) for count in (1, 2)]
+    if option := getattr(wrong, "option_name", None):
+        names = [option, *(f"{command} {option}" for command in names)]
+    elif "No such command" not in wrong.format_message():
+        return None
+    return next(filter(None, map(removal_of, names)), None)

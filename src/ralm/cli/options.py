@@ -170,10 +170,9 @@ def reranked_questions(
 
     if (reranker := reranking.reranker(ranker)) is None:
         return source
-    if reranking.method == "lexical" and reranking.weights is None:
+    if reranking.method == "lexical":
         print_note(
-            "the built-in weights of --rerank lexical are for text; on questions they chose worse passages than BM25's "
-            "first: read an ensemble, or give --lexical-weights"
+            "--rerank lexical is for text; on questions it chose worse passages than BM25's first: read an ensemble"
         )
     hits_needed(CheckedReader.of(reading.chosen_reader), CheckedReranker.of(reranker))
     return RerankedPassages(source.source, reranker, model, sampling.GenerationOptions())

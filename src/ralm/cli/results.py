@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ from ralm.training.fitting import HeldOutGain
 from ralm.training.statistics import SignalStatistics
 
 if TYPE_CHECKING:
-    from ralm.training.lexical import TrainedLexical
     from ralm.training.options import Trained
 
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
@@ -177,24 +175,6 @@ def print_reranker(trained: reranker.TrainedReranker) -> None:
     if (found := trained.held_out) is not None and min(found["change"]["low"], found["chosen"]["low"]) <= 0:
         keep = "the choice before, as of --rerank zero-shot" if found["before"]["low"] > 0 else "the first candidate"
         print_line(f"nothing gained, since an interval after the training is not above 0: keep {keep}")
-
-
-def print_lexical(folder: Path, trained: "TrainedLexical") -> None:
-    """Print the weights of a lexical reranker, and what they gain on held-out examples."""
-    weights = ", ".join(f"{name} {value:.3g}" for name, value in asdict(trained.weights).items())
-    print_line(f"fitted to {trained.examples:,} examples: {weights}")
-    print_line(f"gain on {trained.held_out:,} held-out examples of {trained.documents:,} documents, in nats per token:")
-    for name, one in (
-        ("first over no passage", trained.first_over_none),
-        ("built-in weights over first", trained.built_in_over_first),
-        ("these weights over first", trained.fitted_over_first),
-    ):
-        print_line(f"  {name + ':':<30}{one.gain:+.4f} (95%: {one.low:+.4f} to {one.high:+.4f})")
-    if trained.gains:
-        print_line(f"{folder}: choose with --rerank lexical --lexical-weights {folder}")
-    else:
-        keep = "--rerank lexical without weights" if trained.built_in_over_first.low > 0 else "the retriever's first"
-        print_line(f"{folder}: nothing gained, since the interval is not above 0; keep {keep}")
 
 
 def print_query_encoder(trained: retriever.TrainedRetriever, init: str) -> None:

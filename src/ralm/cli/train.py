@@ -1,9 +1,9 @@
 """`ralm signals` scores retrieved passages with a language model; `ralm train` trains small models on the scores."""
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import JsonValue
 
@@ -22,7 +22,6 @@ from ralm.training.options import (
     REPLUG_EXAMPLES,
     CandidateOptions,
     ExampleOptions,
-    LexicalOptions,
     QueryEncoderOptions,
     RerankerOptions,
     RetrieverTrainingOptions,
@@ -35,67 +34,23 @@ _SignalIndex = Annotated[
 ]
 
 
-_CROSS_ENCODER: Final = Needs.value("kind", "cross-encoder")
-_EVALUATED: Final = Needs(
-    'a `held_out` above 0 and `kind="cross-encoder"`',
-    lambda own: own.kind == "cross-encoder" and own.training.held_out > 0,
-)
-_STEPS: Final = tuple(one.name for one in fields(TrainingOptions) if one.name not in ("held_out", "seed"))
-
-
 def reranker_command(
     *,
-    given: Given,
     signals: _SignalFolders,
-    kind: Annotated[
-        Literal["lexical", "cross-encoder"],
-        Option(
-            "A few weights of shared words, fitted in about a second (lexical), or the paper's cross-encoder, trained "
-            "for hours."
-        ),
-    ] = "lexical",
     out: Annotated[Path, Option("Folder for the reranker.")],
     index: _SignalIndex = None,
-    init: Annotated[
-        str | None,
-        Option("Language model, encoder or cross-encoder to begin from: hub name or folder.", needs=_CROSS_ENCODER),
-    ] = None,
-    reading: Annotated[
-        RerankerOptions,
-        Flags(
-            needs=dict.fromkeys(("tokens", "max_length", "candidates", "rank_prior", "pairs"), _CROSS_ENCODER),
-            default_text={"likelihood": "cross-encoder: likelihood; lexical: no-likelihood"},
-        ),
-    ],
-    training: Annotated[
-        TrainingOptions,
-        Flags(
-            needs={**dict.fromkeys(_STEPS, _CROSS_ENCODER), "evaluated": _EVALUATED, "patience": _EVALUATED},
-            default_text={
-                "held_out": f"cross-encoder: {TrainingOptions().held_out}; lexical: {LexicalOptions().held_out}"
-            },
-        ),
-    ],
+    init: Annotated[str, Option("Language model, encoder or cross-encoder to begin from: hub name or folder.")],
+    reading: RerankerOptions,
+    training: TrainingOptions,
     force: options.Force = False,
 ) -> Output:
-    """Train a reranker that chooses the passages that help the language model most.
+    """Train a reranker, a cross-encoder that chooses the passages that help the language model most.
 
-    Use lexical weights with `ralm eval --rerank lexical --lexical-weights DIR`. Use a cross-encoder with `--rerank
-    predictive --reranker DIR`, or with sentence-transformers; rerun its training after an interruption to resume at
-    the last checkpoint.
+    Use it with `--rerank predictive --reranker DIR`, or with sentence-transformers. Rerun the command after an
+    interruption to resume at the last checkpoint.
     """
-    from ralm.cli.results import print_lexical, print_reranker
+    from ralm.cli.results import print_reranker
 
-    if kind == "lexical":
-        fitting = LexicalOptions(
-            held_out=training.held_out if "held_out" in given else LexicalOptions().held_out,
-            likelihood=reading.likelihood and "likelihood" in given,
-            seed=training.seed,
-        )
-        fitted = ralm.train_lexical(ralm.open_signals(*signals), out, fitting, index=index, force=force)
-        return Output(fitted.as_json, partial(print_lexical, out, fitted))
-    if init is None:
-        raise UsageError('`kind="cross-encoder"` needs an `init`: a language model, an encoder or a cross-encoder.')
     trained = ralm.train_reranker(ralm.open_signals(*signals), out, init, training, reading, index=index, force=force)
     return Output(partial(_as_json, "reranker", trained), partial(print_reranker, trained))
 
@@ -136,7 +91,7 @@ def retriever_command(
     training: TrainingOptions = REPLUG,
     sampled: Annotated[ExampleOptions, Option("The examples.", needs=_FROM_TEXT)] = REPLUG_EXAMPLES,
     candidates: Annotated[
-        CandidateOptions, Option("The candidates.", needs=_FROM_TEXT), Flags(without=("candidates", "evidence"))
+        CandidateOptions, Option("The candidates.", needs=_FROM_TEXT), Flags(without=("candidates",))
     ],
     model: Annotated[
         ModelOptions,

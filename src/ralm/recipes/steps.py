@@ -187,7 +187,7 @@ def signals_step(
 def train_reranker_step(signals: Step, init: Resource, *, training: TrainingOptions, reading: RerankerOptions) -> Step:
     """Trains a cross-encoder on signals (In-Context RALM, section 6.2)."""
     flags = flags_of(reading, RerankerOptions()) + flags_of(training, TrainingOptions())
-    return Step("train reranker", (signals, "--kind", "cross-encoder", "--init", init, *flags), (training, reading))
+    return Step("train reranker", (signals, "--init", init, *flags), (training, reading))
 
 
 def train_retriever_step(

@@ -2,7 +2,7 @@
 
 oracle.py          the best passage for the text to come (In-Context RALM, Eq. 5)
 zero_shot.py       the best passage for the end of the prefix, by a language model (In-Context RALM, Eq. 6)
-lexical.py         the passage that shares most with the end of the prefix, by a few weights
+lexical.py         the passage that shares most with the end of the prefix
 predictive.py      the best passage by a trained cross-encoder (In-Context RALM, Eq. 7 and 8)
 cross_encoder.py   cross-encoders through sentence-transformers
 random.py          a random passage: the control
@@ -19,7 +19,7 @@ from ralm.errors import RerankerError, UsageError
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.protocols import LanguageModel, Reranker, Rows
 from ralm.records import NO_PASSAGE, Hits, Passages
-from ralm.reranking.lexical import BUILT_IN, Lexical, open_lexical
+from ralm.reranking.lexical import Lexical
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.predictive import CrossEncoder, Predictive, load_cross_encoder
 from ralm.reranking.random import RandomChoice
@@ -34,10 +34,10 @@ class RerankOptions:
     """Which reranker to use: `Lexical`, `ZeroShot`, `Predictive`, `Oracle` or `RandomChoice` among `candidates`
     passages, or none.
 
-    `cross_encoder` is the hub name or folder of the cross-encoder of `predictive`, `weights` the folder of those of
-    `lexical`. `tokens` is the number of tokens of the prefix that `zero-shot` ranks by (16 if None) and that
-    `predictive` reads (if None, as in its training). `decay` and `rank_weight` are those of `ZeroShot`, `seed` that of
-    `random`. Raises UsageError if a value is out of range, or if `predictive` has no cross-encoder.
+    `cross_encoder` is the hub name or folder of the cross-encoder of `predictive`. `tokens` is the number of tokens of
+    the prefix that `zero-shot` ranks by (16 if None) and that `predictive` reads (if None, as in its training). `decay`
+    and `rank_weight` are those of `ZeroShot`, `seed` that of `random`. Raises UsageError if a value is out of range, or
+    if `predictive` has no cross-encoder.
     """
 
     method: Annotated[
@@ -53,15 +53,6 @@ class RerankOptions:
             "Cross-encoder to choose with (predictive): a folder that `ralm train reranker` made, or any hub name.",
             flag="reranker",
             needs=Needs.value("method", "predictive"),
-        ),
-    ] = None
-    weights: Annotated[
-        str | None,
-        Option(
-            "Weights to choose with (lexical): a folder that `ralm train reranker` made.",
-            flag="lexical-weights",
-            default_text="built in, for BM25",
-            needs=Needs.value("method", "lexical"),
         ),
     ] = None
     candidates: Annotated[
@@ -127,8 +118,7 @@ class RerankOptions:
             case "none":
                 return None
             case "lexical":
-                weights = BUILT_IN if self.weights is None else open_lexical(self.weights)
-                return Lexical(candidates=self.candidates, weights=weights)
+                return Lexical(candidates=self.candidates)
             case "zero-shot":
                 tokens = ZeroShot().tokens if self.tokens is None else self.tokens
                 return ZeroShot(

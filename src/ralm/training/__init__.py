@@ -9,7 +9,6 @@ loop.py           trains a model in steps, whatever its loss; checkpoints.py kee
 reranker.py       the predictive reranker; cross_encoder.py is its trainable model
 retriever.py      the query encoder alone or both encoders; encoders.py has the trainable models
 refresh.py        encodes the passages again during a training
-lexical.py        weights of the lexical reranker
-fitting.py        fits such weights, and says what weights or encoders gain on held-out documents
+fitting.py        says what rerankers and encoders gain on held-out documents
 statistics.py     what choosing among the candidates of signals can gain
 """

@@ -86,21 +86,18 @@ def score_candidates(
     numbers_of: Sequence[Sequence[int]],
     documents: PassageDocuments,
     scorer: Scorer,
-    before: int = 0,
 ) -> list[list[FloatArray]]:
     """For each example, the log-probabilities (float32, T) of its continuation after each of the passages that are
-    listed for it, `NO_PASSAGE` for none; with those of the last `before` tokens of its prefix, never of its first.
+    listed for it, `NO_PASSAGE` for none.
 
     The model reads [passage; prefix; continuation]. Examples of one sequence share passes. Raises ModelError if the
     model does not give log-probabilities.
     """
-    requests = []
-    for one, numbers in zip(examples, numbers_of, strict=True):
-        begin = max(1, len(one.prefix) - before)
-        targets = np.concatenate([one.prefix[begin:], one.continuation])
-        requests += [
-            Request(document=documents[number], context=one.prefix[:begin], targets=targets) for number in numbers
-        ]
+    requests = [
+        Request(document=documents[number], context=one.prefix, targets=one.continuation)
+        for one, numbers in zip(examples, numbers_of, strict=True)
+        for number in numbers
+    ]
     scored = iter(scorer.log_probs(requests))
     return [[next(scored) for _ in numbers] for numbers in numbers_of]
 

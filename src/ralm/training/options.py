@@ -174,36 +174,6 @@ class QueryEncoderOptions:
         check_options(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittingOptions:
-    """How a few weights are fitted to signals. They need few examples.
-
-    Raises UsageError if a value is out of range.
-    """
-
-    most_examples: Annotated[int, Option("Most examples to learn from.", minimum=2)] = 2000
-    held_out: Annotated[
-        float, Option("Share of the examples, whole documents, held out to test the weights.", maximum=0.9, above=True)
-    ] = 0.3
-    seed: Annotated[int, Option("Seed of what is held out, and of the bootstrap.", minimum=0, maximum=MAX_SEED)] = 0
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LexicalOptions(FittingOptions):
-    """How the weights of a lexical reranker are fitted; six need few examples.
-
-    `likelihood`: how likely the language model finds the end of the prefix after a passage counts too, which costs a
-    pass for each candidate. Raises UsageError if a value is out of range.
-    """
-
-    likelihood: Annotated[
-        bool, Option("Let the likelihood of the prefix's end count, too, which costs a pass for each candidate.")
-    ] = False
-
-
 def training_extra() -> AbstractContextManager[None]:
     """Turns a missing package of the extra `train` into MissingExtraError."""
     return extra("train", "training needs", _PACKAGES)
@@ -273,13 +243,6 @@ class CandidateOptions:
         Option(
             "Leave out passages of the example's own document, and those that share 13 words in a row with the text at "
             "its continuation."
-        ),
-    ] = True
-    evidence: Annotated[
-        bool,
-        Option(
-            "Score the last 32 tokens of each prefix too, in the same passes, for `ralm train reranker --likelihood`; "
-            "a server may need a request for each."
         ),
     ] = True
 

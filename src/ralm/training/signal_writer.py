@@ -24,7 +24,6 @@ from ralm.corpus.sources import read_documents
 from ralm.errors import DamagedFolderError, FolderError, WorkerError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
-from ralm.reading.mixers import EVIDENCE
 from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE
 from ralm.retrieval.index import Index, open_index
@@ -178,12 +177,11 @@ class _TextSource:
         documents = PassageDocuments(passages, self.model.tokenizer, reading.document_tokens, reading.bos)
         numbers_of = [[NO_PASSAGE, *(number for number, _ in hits.of(row))] for row in range(len(examples))]
         scorer = Scorer(Scorer.of(self.model).model, progress=False)
-        scored = score_candidates(examples, numbers_of, documents, scorer, EVIDENCE * reading.evidence)
+        scored = score_candidates(examples, numbers_of, documents, scorer)
         rows = []
-        for row, (number, one) in enumerate(zip(sampled["example"].to_pylist(), examples, strict=True)):
-            tokens = len(one.continuation)
+        for row, number in enumerate(sampled["example"].to_pylist()):
             for hit, log_probs in zip([(None, None), *hits.of(row)], scored[row], strict=True):
-                rows.append((number, *hit, log_probs[:-tokens], log_probs[-tokens:]))
+                rows.append((number, *hit, log_probs))
         return pa.table([*zip(*rows, strict=True)], signals.CANDIDATE_SCHEMA)
 
 

@@ -3,9 +3,8 @@
 examples.parquet     a row per example: example, document_id, begin (the first token of the continuation, counted in the
                      document); query, prefix and continuation as text; prefix_tokens, continuation_tokens; runs
                      (hashes of the document's runs of 13 words that overlap the continuation)
-candidates/N.parquet a row per example and passage: example, passage, score (of the retriever), before and log_probs (of
-                     each of the prefix's last tokens, and of each token of the continuation). A row without passage is
-                     the text without any passage.
+candidates/N.parquet a row per example and passage: example, passage, score (of the retriever), log_probs (of each token
+                     of the continuation). A row without passage is the text without any passage.
 manifest.json        what decided the figures, what the signals are worth, and a checksum of each file
 
 Letters of shapes: E examples, K candidates.
@@ -51,7 +50,6 @@ CANDIDATE_SCHEMA: Final = pa.schema(
         "example": pa.int64(),
         "passage": pa.int64(),
         "score": pa.float32(),
-        "before": pa.list_(pa.float32()),
         "log_probs": pa.list_(pa.float32()),
     }
 )
@@ -348,12 +346,12 @@ def _read_totals(file: Path) -> pa.Table:
     table = pq.read_table(file, schema=CANDIDATE_SCHEMA)
     log_probs = table["log_probs"].combine_chunks()
     counts = np.diff(log_probs.offsets.to_numpy())
-    if log_probs.null_count or table["before"].null_count or (counts == 0).any():
+    if log_probs.null_count or (counts == 0).any():
         raise ValueError(f"{file.name} has a candidate without log-probabilities")
     begins = (np.cumsum(counts) - counts).astype(np.int64)
     flat = log_probs.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
     totals = np.add.reduceat(flat, begins) if len(begins) else np.zeros(0)
-    return table.drop_columns(["log_probs", "before"]).append_column("total", [totals]).append_column("count", [counts])
+    return table.drop_columns(["log_probs"]).append_column("total", [totals]).append_column("count", [counts])
 
 
 def _draw(text: str) -> float:
