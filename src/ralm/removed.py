@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 SUCCESSORS: Final[dict[str, str]] = {
+    "fuzzy": "correct the words of the query; passages that have any of its words are found",
     "gate": "leave it out, and passages are read everywhere; on questions gates failed",
     "mixer=adaptive-contrast": "it gained less than `contrast`; use that to generate, or `posterior`",
     "mixer=backoff": "it gained nothing on questions; use `posterior`",
@@ -17,6 +18,7 @@ SUCCESSORS: Final[dict[str, str]] = {
     "signals --evidence": "leave it out; only weights that were fitted to signals looked at it",
     "signals --no-evidence": "leave it out; signals score continuations alone",
     "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
+    "syntax": "search for plain words; `--where` and `--path` choose titles and documents",
     "train gate": "without `gate` passages are read everywhere; on questions gates failed",
     "train reranker --kind": "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training",
     "train mixer": "use `--mixer posterior --eta 4 --decay 2`, which is as good",

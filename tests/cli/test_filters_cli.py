@@ -40,7 +40,6 @@ def test_hits_pass_the_filter(index: Path) -> None:
     assert found(index, "--where", "id = d3 or title = 'Story 0'", "--path", "d[0-3]") == {"d0", "d2", "d3"}
     assert found(index, "--where", "year = 2020", "--distinct", "document") == {"d1", "d4"}
     assert found(index, "--where", "year = 2020", "--retriever", "random") == {"d1", "d4"}
-    assert found(index, "--where", "year = 2020", "--syntax") == {"d1", "d4"}
     nothing = ralm("search", index, "hen", "--where", "year = 1999")
     assert "no passage was found" in nothing.err
 
@@ -105,7 +104,6 @@ def test_words_that_overlap_are_read_once(tmp_path: Path) -> None:
         (["--where", "year >= "], "expected a value at [HERE]: year >= [HERE]"),
         (["--facets", "yaer"], "has the key 'yaer'"),
         (["--facets", "year", "--retriever", "random"], "which needs BM25"),
-        (["--facets", "year", "--syntax"], "one plain query"),
         (["--expand", "0"], "--expand must be a number of neighbours from 1 on, or document, not '0'."),
         (["-k", "0"], "-k must be at least 1"),
     ],

@@ -80,7 +80,7 @@ COMMANDS = {
     ],
     "index": ["corpus.jsonl --out new", "corpus.jsonl --out new --retriever both --encoder bert"],
     "search": [
-        "index 'sheep sae whal*' --syntax --fuzzy --path '*'",
+        "index 'sheep sae whal*' --path '*'",
         f"index sheep {HYBRID} --json",
         "index --queries lines.txt --retriever dense",
     ],

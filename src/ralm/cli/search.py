@@ -1,9 +1,8 @@
 """`ralm search` searches an index; `ralm retrieve` writes the passages of every stride of a text to a file."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import JsonValue
 
@@ -11,8 +10,7 @@ import ralm
 from ralm.cli import flags, models, options, process
 from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
-from ralm.options import Needs, Option
-from ralm.protocols import Retriever
+from ralm.options import Option
 from ralm.reading.plan import PlanOptions
 from ralm.reranking import RerankOptions
 from ralm.retrieval.retriever import RetrieverOptions
@@ -20,8 +18,6 @@ from ralm.retrieval.retriever import RetrieverOptions
 if TYPE_CHECKING:
     from ralm.records import IntArray
     from ralm.retrieval.index import Index
-
-_BM25: Final = Needs('`retriever="bm25"`', lambda own: own.retrieval.retriever == "bm25")
 
 
 def search_command(
@@ -37,12 +33,6 @@ def search_command(
     ] = None,
     k: Annotated[int, Option("Passages per query.", flag="-k")] = 10,
     path: options.PathPattern = None,
-    syntax: Annotated[
-        bool, Option('Read "words in a row", title:word and the beginning of words, begin*.', needs=_BM25)
-    ] = False,
-    fuzzy: Annotated[
-        bool, Option("Replace words that the index does not have by the most similar that it has.", needs=_BM25)
-    ] = False,
     facets: Annotated[
         str | None,
         Option(
@@ -56,17 +46,12 @@ def search_command(
     """Find the passages of an index that best match a query."""
     from ralm.cli.output import print_hits, print_json
     from ralm.reading.provenance import hits_as_json
-    from ralm.retrieval.bm25.search import BM25
-    from ralm.retrieval.distinct import Distinct
     from ralm.retrieval.expansion import expanded
     from ralm.retrieval.marks import Marker, spans_of
-    from ralm.retrieval.query_syntax import QuerySearch
     from ralm.validation import retrieve_checked
 
-    if (syntax or fuzzy) and retrieval.cache is not None:
-        raise UsageError("`cache` keeps hits of plain queries alone: leave it out, or `syntax` and `fuzzy`.")
-    if facets is not None and (queries or syntax or fuzzy):
-        raise UsageError("`facets` are counted for one plain query, or for none.")
+    if facets is not None and queries:
+        raise UsageError("`facets` are counted for one query, or for none.")
     texts = [] if facets is not None else options.read_input(query, queries, "query")
     opened = ralm.open_index(index)
     only = None
@@ -78,28 +63,21 @@ def search_command(
         _count_values(opened, facets, query, retrieval, only, json=json)
         return
     marker = Marker(opened.analysis)
-    read: QuerySearch | None = None
-    retriever: Retriever
-    if syntax or fuzzy:
-        bm25 = ralm.open_retriever(opened, replace(retrieval, distinct="none"), only=only)
-        assert isinstance(bm25, BM25)
-        read = QuerySearch(bm25, opened.passages, syntax=syntax, fuzzy=fuzzy, report=_report)
-        retriever = read if retrieval.distinct == "none" else Distinct(read, opened.passages, retrieval.distinct)
-    else:
-        retriever = models.open_retrieval(opened, retrieval, only).retriever
+    retriever = models.open_retrieval(opened, retrieval, only).retriever
     hits = retrieve_checked(retriever, texts, k, len(opened.passages))
     passages = expanded(opened.passages, retrieval.expand, opened.manifest.settings.get("splitting"))
     for row, question in enumerate(texts):
         found = [(passages[number], score) for number, score in hits.of(row)]
-        terms = {*read.parse(question).terms} if read else {one.term for one in marker.terms(question)}
+        terms = {one.term for one in marker.terms(question)}
         if json or queries is not None:
             marks = [spans_of(marker.marks(passage.text, terms)) for passage, _ in found]
             print_json({"query": question, "hits": hits_as_json(found, marks)})
         elif found:
             print_hits(found, marker, terms)
         else:
-            why = "no passage has all of the query" if syntax else "none contains an indexed word of the query"
-            process.print_note(f"no passage was found: {why}, or none of them may be found")
+            process.print_note(
+                "no passage was found: none contains an indexed word of the query, or none of them may be found"
+            )
 
 
 def _count_values(
@@ -131,12 +109,6 @@ def _count_values(
             [key, "passages"],
             [[str(value) if isinstance(value, str) else written_value(value), f"{count:,}"] for value, count in counts],
         )
-
-
-def _report(word: str, terms: Sequence[str]) -> None:
-    """Say what replaced a word that no passage has."""
-    found = f"; searching for {', '.join(terms)}" if terms else ", and no word is like it"
-    process.print_note(f"{word} is not in the index{found}")
 
 
 _PLAN = PlanOptions(document_tokens=0)

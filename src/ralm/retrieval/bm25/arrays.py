@@ -198,32 +198,24 @@ class Arrays:
     def term(self, term: str) -> int:
         """The row of `offsets` of a term; -1 if no passage has it."""
         wanted = term.encode("utf-8", "surrogatepass")
-        place = self.place_of(wanted)
+        place = bisect_left(range(len(self.term_ends)), wanted, key=self._term_bytes)
         found = place < len(self.term_ends) and self._term_bytes(place) == wanted
         return int(self.term_ids[place]) if found else -1
-
-    def place_of(self, wanted: bytes) -> int:
-        """Where a term (UTF-8) stands in the vocabulary, or would stand."""
-        return bisect_left(range(len(self.term_ends)), wanted, key=self._term_bytes)
-
-    def text_at(self, place: int) -> str:
-        """The term at a place in the vocabulary, which is in byte order; raises DamagedFolderError."""
-        try:
-            return self._term_bytes(place).decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:
-            _damaged(self.folder, "vocabulary.npy is not UTF-8")
 
     def term_texts(self, terms: NDArray[np.int64]) -> list[str]:
         """The terms with these numbers (rows of `offsets`).
 
-        Raises DamagedFolderError if the vocabulary does not have one of them.
+        Raises DamagedFolderError if the vocabulary does not have one of them, or is not UTF-8.
         """
         place_V = np.full(len(self.offsets) - 1, -1, np.int64)
         place_V[self.term_ids] = np.arange(len(self.term_ids))
         places = place_V[terms].tolist()
         if -1 in places:
             _damaged(self.folder, "term_ids.npy does not name every term")
-        return [self.text_at(place) for place in places]
+        try:
+            return [self._term_bytes(place).decode("utf-8", "surrogatepass") for place in places]
+        except UnicodeDecodeError:
+            _damaged(self.folder, "vocabulary.npy is not UTF-8")
 
     def _term_bytes(self, position: int) -> bytes:
         begin = int(self.term_ends[position - 1]) if position else 0

@@ -26,7 +26,6 @@ from pydantic import JsonValue
 from ralm.corpus.numbering import are_in, hash_of_numbers, rising, union
 from ralm.records import Hits, IntArray
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
-from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.collection import (
     COMMON_SHARE,
     PARTITION,
@@ -144,11 +143,6 @@ class BM25:
         return self._analysis
 
     @property
-    def arrays(self) -> list[Arrays]:
-        """The arrays of each segment that is searched."""
-        return [one.arrays for one in self._segments]
-
-    @property
     def collection(self) -> Collection:
         """The data that streams over this index share; the first call reads the postings of the commonest terms."""
         return self._loader.collection()
@@ -185,10 +179,6 @@ class BM25:
         There are at most as many columns as passages. Raises UsageError if k is below 1.
         """
         return self.retrieve_terms(self._terms_of(queries), k, forbidden)
-
-    def retrieve_words(self, queries: Iterable[Sequence[str]], k: int, forbidden: Forbidden | None = None) -> Hits:
-        """The hits of queries given as analysed words."""
-        return self.retrieve_terms([self.terms(query) for query in queries], k, forbidden)
 
     def passages_with(self, words: Iterable[str]) -> IntArray:
         """The numbers (int64, rising) of the passages that have any of these analysed words and may be found."""
