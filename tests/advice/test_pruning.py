@@ -18,7 +18,7 @@ from ralm.lm.registry import load_language_model
 from ralm.records import Document, Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
-from ralm.training.fitting import HeldOutGain
+from ralm.training.gains import HeldOutGain
 from tests.cli.program import done, failed, printed, ralm, write_rows
 
 

@@ -34,7 +34,7 @@ from ralm.retrieval.index import Index
 from ralm.retrieval.retriever import matching_passages
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import progress_bar, track
-from ralm.training.fitting import HeldOutGain, held_out_gains
+from ralm.training.gains import HeldOutGain, held_out_gains
 
 Reason = Literal["repeats another document", "unlikely text", "gains less than others"]
 

@@ -20,7 +20,7 @@ from ralm.protocols import LanguageModel, Retriever
 from ralm.records import DoubleArray, IntArray
 from ralm.retrieval.index import Index
 from ralm.terminal import progress_bar
-from ralm.training.fitting import HeldOutGain, held_out_gains
+from ralm.training.gains import HeldOutGain, held_out_gains
 from ralm.validation import scores_given_texts
 
 WorthVerdict = Literal["helps", "near duplicates", "no difference", "open", "harms"]

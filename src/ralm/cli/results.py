@@ -19,7 +19,7 @@ from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
 from ralm.training import reranker, retriever
-from ralm.training.fitting import HeldOutGain
+from ralm.training.gains import HeldOutGain
 from ralm.training.statistics import SignalStatistics
 
 if TYPE_CHECKING:

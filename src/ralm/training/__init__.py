@@ -9,6 +9,6 @@ loop.py           trains a model in steps, whatever its loss; checkpoints.py kee
 reranker.py       the predictive reranker; cross_encoder.py is its trainable model
 retriever.py      the query encoder alone or both encoders; encoders.py has the trainable models
 refresh.py        encodes the passages again during a training
-fitting.py        says what rerankers and encoders gain on held-out documents
+gains.py          what rerankers and encoders gain on held-out documents
 statistics.py     what choosing among the candidates of signals can gain
 """

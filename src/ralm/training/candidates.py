@@ -25,7 +25,7 @@ from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, IntArray, Pa
 from ralm.retrieval.index import Index, open_index
 from ralm.terminal import track
 from ralm.training.examples import Example, begins_with_source, queries_of, sample_examples, text_config
-from ralm.training.fitting import ReadCandidates
+from ralm.training.gains import ReadCandidates
 from ralm.training.options import CandidateOptions, ExampleOptions, LSROptions
 from ralm.validation import config_of, retrieve_checked
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 
 from ralm.errors import UsageError, extra
-from ralm.options import Needs, Option, check_options, seed_option
+from ralm.options import Needs, Option, check_options
 from ralm.reading.plan import BosOption
 from ralm.records import DoubleArray, IntArray
 from ralm.validation import MAX_SEED
@@ -179,9 +179,6 @@ def training_extra() -> AbstractContextManager[None]:
     return extra("train", "training needs", _PACKAGES)
 
 
-_ALWAYS: Final = Needs("training text", lambda _options: True)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleOptions:
     """How examples are sampled: prefixes x with continuations y. All lengths are in tokens of the language model.
@@ -200,7 +197,7 @@ class ExampleOptions:
         int, Option("Consecutive examples per sequence; they share forward passes of the language model.")
     ] = 32
     query_tokens: Annotated[int, Option("Number of last tokens to use as the query.")] = 32
-    seed: Annotated[int, seed_option(_ALWAYS)] = 0
+    seed: Annotated[int, Option("Seed of random draws.", minimum=0, maximum=MAX_SEED)] = 0
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from ralm.retrieval.index import Index
 from ralm.storage.outputs import FolderKind, check_output
-from ralm.training.fitting import held_out_halves, reranker_gains
+from ralm.training.gains import held_out_halves, reranker_gains
 from ralm.training.options import RerankerOptions, Trained, TrainingOptions, training_extra
 from ralm.training.signals import Signals, index_of, open_signals, split_with_choice
 

@@ -21,7 +21,7 @@ from ralm.retrieval.layout import VectorSet
 from ralm.retrieval.update import RemoteEncoding, add_vectors, check_can_add
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import check_output, recover
-from ralm.training.fitting import ReadCandidates, encoder_gains, held_out_halves, token_log_probs
+from ralm.training.gains import ReadCandidates, encoder_gains, held_out_halves, token_log_probs
 from ralm.training.options import (
     REPLUG,
     LSROptions,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -93,27 +93,7 @@ def make_signals(
         "candidates": asdict(candidates),
         "text": text_config(sources, fields, skip_bad=skip_bad),
     }
-    return write_signals(out, config, source, index, force=force)
-
-
-class SignalSource(Protocol):
-    """Where the examples of signals come from, and what scores them."""
-
-    def sample(self) -> Iterator[pa.Table]:
-        """The examples (`EXAMPLE_SCHEMA`) in parts, each of which is measured as a whole."""
-
-    def measure(self, sampled: pa.Table) -> pa.Table:
-        """The candidates of some examples (`CANDIDATE_SCHEMA`)."""
-
-
-def write_signals(
-    out: Path | str, config: dict[str, JsonValue], source: SignalSource, index: Index, *, force: bool
-) -> signals.Signals:
-    """Write the folder `out` of the examples of a source; `config` holds all that decides the figures.
-
-    Resumes, and raises FolderExistsError and UsageError, as `make_signals` says.
-    """
-    job = _Job(output_path(Path(out)), config, index, source)
+    job = _Job(output_path(Path(out)), config, source)
     _remove_finished_work(job, force=force)
     check_output(job.out, kind=signals.SIGNALS_KIND, force=force)
     if force and not job.was_begun(force=True):
@@ -191,8 +171,7 @@ class _Job:
 
     out: Path
     config: dict[str, JsonValue]
-    index: Index
-    source: SignalSource
+    source: _TextSource
 
     @property
     def work(self) -> Path:
@@ -296,7 +275,7 @@ def _measure_if_free(job: _Job, part: int, sampled: pq.ParquetFile) -> None:
 def _write(job: _Job, *, force: bool) -> None:
     parts = _open_sampled(job.work).num_row_groups
     settings: dict[str, JsonValue] = {
-        "config": {**job.config, signals.INDEX_PATH: path_text(job.index.path.resolve())},
+        "config": {**job.config, signals.INDEX_PATH: path_text(job.source.index.path.resolve())},
         "environment": run.environment(),
     }
     with new_folder(job.out, kind=signals.SIGNALS_KIND, force=force) as folder:

@@ -1,6 +1,6 @@
 """What choosing among the candidates of signals can gain, and how strongly the language model prefers some.
 
-Letters of shapes: E examples, K candidates.
+Letters of shapes: E examples, K candidates, T tokens of a continuation.
 """
 
 from collections.abc import Sequence
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import pyarrow.compute as pc
 
 from ralm.records import NO_PASSAGE, DoubleArray, IntArray
-from ralm.training.fitting import HeldOutGain, held_out_gains
+from ralm.training.gains import HeldOutGain, held_out_gains, token_log_probs
 from ralm.training.signals import Signals
 
 BETAS: Final = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -101,18 +100,12 @@ def _half_gains(signals: Signals, examples_E: IntArray) -> HalfGains | None:
     tokens_E = signals.tokens_E[examples_E]
     if not len(examples_E) or tokens_E.min() < 2:
         return None
-    table = signals.candidates(examples_E)
-    example_R, counts_R = table["example"].to_numpy(), pc.list_value_length(table["log_probs"]).to_numpy()
-    row_R, column_R = (
-        np.searchsorted(examples_E, example_R),
-        np.arange(len(table)) - np.searchsorted(example_R, example_R),
-    )
-    begins_R = np.cumsum(counts_R) - counts_R
-    flat = pc.list_flatten(table["log_probs"]).to_numpy().astype(np.float64)
-    halves_R2 = np.add.reduceat(flat, np.stack([begins_R, begins_R + counts_R // 2], axis=1).ravel()).reshape(-1, 2)
-    halves_EK2 = np.full((len(examples_E), signals.width + 1, 2), -np.inf)
-    halves_EK2[row_R, column_R] = halves_R2
-    early_EK, late_EK = halves_EK2[:, 1:, 0], halves_EK2[:, 1:, 1] - halves_EK2[:, :1, 1]
+    alone_ET, log_probs_EKT = token_log_probs(signals, examples_E)
+    is_early_ET = np.arange(alone_ET.shape[1]) < tokens_E[:, None] // 2
+    there_EK = signals.passages_EK[examples_E] != NO_PASSAGE
+    early_EK = np.where(there_EK, log_probs_EKT.sum(axis=2, where=is_early_ET[:, None]), -np.inf)
+    late_EK = np.where(there_EK, log_probs_EKT.sum(axis=2, where=~is_early_ET[:, None]), -np.inf)
+    late_EK -= alone_ET.sum(axis=1, where=~is_early_ET)[:, None]
     attained_E = np.take_along_axis(late_EK, early_EK.argmax(axis=1)[:, None], axis=1)[:, 0]
     columns = (late_EK[:, 0], attained_E, late_EK.max(axis=1))
     first, attainable, best = _gains(signals, examples_E, columns, tokens_E - tokens_E // 2)

@@ -1,4 +1,4 @@
-"""Says what rerankers and encoders gain on held-out documents.
+"""What rerankers and encoders gain on held-out documents.
 
 Letters of shapes: E examples, K candidates, T tokens of a continuation, R readings.
 """
