@@ -1,4 +1,4 @@
-"""`--where`, `--facets` and `--expand` on the command line, and what they say of wrong input."""
+"""`--where` and `--expand` on the command line, and what they say of wrong input."""
 
 import json
 from pathlib import Path
@@ -49,22 +49,6 @@ def test_a_cache_tells_filters_apart(index: Path, tmp_path: Path) -> None:
         assert found(index, "--where", f"year = {year}", "--cache", tmp_path / "cache") == documents
 
 
-def test_values_are_counted(index: Path) -> None:
-    assert printed("search", index, "--facets", "lang") == {
-        "key": "lang",
-        "passages": 24,
-        "values": [{"value": "de", "passages": 8}, {"value": "en", "passages": 8}],
-    }
-    counted = printed("search", index, "aa3 aa4", "--facets", "tags", "--where", "year = 2019")
-    assert counted["passages"] == 1
-    assert {one["value"] for one in counted["values"]} == {"x", "t3"}
-    assert printed("search", index, "--facets", "title", "--path", "d[0-2]")["values"][0] == {
-        "value": "Story 0",
-        "passages": 8,
-    }
-    assert "2019" in ralm("search", index, "--facets", "year").out
-
-
 def test_hits_are_read_with_their_neighbours(index: Path) -> None:
     [hit] = printed("search", index, "bb2", "--expand", 1)["hits"]
     assert hit["text"] == "fox2 aa2 hen fox2 bb2 hen fox2 cc2 hen"
@@ -102,8 +86,6 @@ def test_words_that_overlap_are_read_once(tmp_path: Path) -> None:
         (["--where", "year = y2020"], "holds numbers, which cannot be compared with y2020."),
         (["--where", "lang < 3"], "holds text, which cannot be compared with 3; put it in quotes"),
         (["--where", "year >= "], "expected a value at [HERE]: year >= [HERE]"),
-        (["--facets", "yaer"], "has the key 'yaer'"),
-        (["--facets", "year", "--retriever", "random"], "which needs BM25"),
         (["--expand", "0"], "--expand must be a number of neighbours from 1 on, or document, not '0'."),
         (["-k", "0"], "-k must be at least 1"),
     ],

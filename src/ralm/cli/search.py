@@ -1,10 +1,7 @@
 """`ralm search` searches an index; `ralm retrieve` writes the passages of every stride of a text to a file."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import JsonValue
+from typing import Annotated
 
 import ralm
 from ralm.cli import flags, models, options, process
@@ -14,10 +11,6 @@ from ralm.options import Option
 from ralm.reading.plan import PlanOptions
 from ralm.reranking import RerankOptions
 from ralm.retrieval.retriever import RetrieverOptions
-
-if TYPE_CHECKING:
-    from ralm.records import IntArray
-    from ralm.retrieval.index import Index
 
 
 def search_command(
@@ -33,13 +26,6 @@ def search_command(
     ] = None,
     k: Annotated[int, Option("Passages per query.", flag="-k")] = 10,
     path: options.PathPattern = None,
-    facets: Annotated[
-        str | None,
-        Option(
-            "Instead of hits, count the values of this key of the metadata, or of title or id, in the passages that "
-            "pass `where` and, with a query, have a word of it."
-        ),
-    ] = None,
     retrieval: RetrieverOptions,
     json: Annotated[bool, Option("Print only one JSON object.")] = False,
 ) -> None:
@@ -50,18 +36,13 @@ def search_command(
     from ralm.retrieval.marks import Marker, spans_of
     from ralm.validation import retrieve_checked
 
-    if facets is not None and queries:
-        raise UsageError("`facets` are counted for one query, or for none.")
-    texts = [] if facets is not None else options.read_input(query, queries, "query")
+    texts = options.read_input(query, queries, "query")
     opened = ralm.open_index(index)
     only = None
     if path is not None:
         from ralm.retrieval.summary import matching_numbers
 
         only = matching_numbers(opened, path)
-    if facets is not None:
-        _count_values(opened, facets, query, retrieval, only, json=json)
-        return
     marker = Marker(opened.analysis)
     retriever = models.open_retrieval(opened, retrieval, only).retriever
     hits = retrieve_checked(retriever, texts, k, len(opened.passages))
@@ -78,37 +59,6 @@ def search_command(
             process.print_note(
                 "no passage was found: none contains an indexed word of the query, or none of them may be found"
             )
-
-
-def _count_values(
-    index: "Index", key: str, query: str | None, retrieval: RetrieverOptions, only: "IntArray | None", *, json: bool
-) -> None:
-    """Print the values of a key, and how many of the passages that match have each."""
-    from ralm.cli.output import print_json, print_table
-    from ralm.corpus.numbering import are_in
-    from ralm.retrieval.analysis import Analyser
-    from ralm.retrieval.bm25.search import BM25
-    from ralm.retrieval.filters import parse_filter, written_value
-
-    numbers = only
-    if query is not None:
-        bm25 = ralm.open_retriever(index, replace(retrieval, distinct="none", cache=None), only=only)
-        if not isinstance(bm25, BM25):
-            raise UsageError("`facets` count the passages with a word of the query, which needs BM25: omit the query.")
-        numbers = bm25.passages_with(Analyser(bm25.analysis)(options.read_input(query, None, "query")[0]))
-    elif retrieval.where is not None:
-        passing = index.columns.passing(parse_filter(retrieval.where)).numbers
-        numbers = passing if only is None else passing[are_in(only, passing)]
-    counts = index.columns.counts(key, numbers)
-    if json:
-        count = len(index.passages) if numbers is None else len(numbers)
-        values: list[JsonValue] = [{"value": value, "passages": count} for value, count in counts]
-        print_json({"key": key, "passages": count, "values": values})
-    else:
-        print_table(
-            [key, "passages"],
-            [[str(value) if isinstance(value, str) else written_value(value), f"{count:,}"] for value, count in counts],
-        )
 
 
 _PLAN = PlanOptions(document_tokens=0)

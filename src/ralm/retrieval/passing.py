@@ -1,10 +1,10 @@
-"""Which passages of an index pass a filter, and how many have each value of a key.
+"""Which passages of an index pass a filter.
 
 Metadata is looked up in the columns of the segments, titles and document ids in the stores of the passages.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from functools import cached_property, reduce
 from threading import Lock
 from typing import Any, Final
@@ -17,7 +17,6 @@ from ralm.corpus.documents import some_names
 from ralm.corpus.numbering import Numbering
 from ralm.corpus.store import PassageStore, arrow_texts, true_places
 from ralm.errors import UsageError
-from ralm.records import IntArray
 from ralm.retrieval.columns import ColumnFile, Kind, SegmentColumns, collect_columns, stored_value, value_kind
 from ralm.retrieval.filters import (
     BoolArray,
@@ -26,7 +25,6 @@ from ralm.retrieval.filters import (
     Junction,
     Not,
     Passing,
-    Value,
     conditions,
     written_value,
 )
@@ -97,42 +95,6 @@ class IndexColumns:
                 self._kept.popitem(last=False)
         return found
 
-    def counts(self, key: str, numbers: IntArray | None = None) -> list[tuple[Value, int]]:
-        """The values of a key, and how many passages have each, the commonest first; only of passages with these
-        numbers, if given. UsageError if a key is in no passage."""
-        self._check(Condition(key, "exists"))
-        wanted = np.ones(self._rows_stored, np.bool_)
-        if numbers is not None:
-            wanted[:] = False
-            wanted[self._numbering.rows(numbers)] = True
-        wanted[self._numbering.removed] = False
-        counted: Counter[Value] = Counter()
-        for place, segment in self._parts():
-            if key in ORIGINS:
-                for value, count in _texts_counted(self._stores[place], key, wanted[segment]):
-                    counted[value] += count
-                continue
-            own = self.segments[place]
-            starts = np.cumsum(own.sizes_R) - own.sizes_R
-            counts_R = np.add.reduceat(wanted[segment].astype(np.int64), starts) if len(starts) else starts
-            for kind in self.kinds[key]:
-                if column := own.columns.get((key, kind)):
-                    sums = np.add.reduceat(counts_R[column.runs], column.ends[:-1])
-                    for found in np.flatnonzero(sums).tolist():
-                        counted[_shown(column.values[found], kind)] += int(sums[found])
-        return sorted(counted.items(), key=lambda item: (-item[1], written_value(item[0])))
-
-    @property
-    def _rows_stored(self) -> int:
-        return sum(map(len, self._stores))
-
-    def _parts(self) -> Iterator[tuple[int, slice]]:
-        """The segments, and the rows of each."""
-        first = 0
-        for place, store in enumerate(self._stores):
-            yield place, slice(first, first + len(store))
-            first += len(store)
-
     def _check(self, condition: Condition) -> None:
         key = condition.key
         if key in ORIGINS:
@@ -174,12 +136,6 @@ class IndexColumns:
         return np.concatenate(rows)
 
 
-def _shown(value: Any, kind: Kind) -> Value:
-    if kind == "text":
-        return str(value, "utf-8", "ignore")
-    return bool(value) if kind == "truth" else float(value)
-
-
 def _texts_match(store: PassageStore, condition: Condition) -> BoolArray:
     """Which passages of a store have an id or title, which is not empty, that fulfils a condition."""
     texts = store.origin_texts(condition.key == "title")
@@ -198,12 +154,3 @@ def _texts_match(store: PassageStore, condition: Condition) -> BoolArray:
 def _scalar(text: bytes) -> pa.Scalar:
     """A text as a scalar of Arrow; `pa.scalar` would import pandas, which takes a second."""
     return arrow_texts([text], pa.binary())[0]
-
-
-def _texts_counted(store: PassageStore, key: str, wanted: BoolArray) -> Iterator[tuple[str, int]]:
-    """The ids or titles of some passages of a store, and how many of these have each."""
-    rows = pa.Array.from_buffers(pa.int64(), int(wanted.sum()), [None, pa.py_buffer(np.flatnonzero(wanted))])
-    counted = pc.value_counts(pc.take(store.origin_texts(key == "title"), rows))
-    for value, count in zip(counted.field(0), counted.field(1), strict=True):
-        if value.as_py():
-            yield str(value.as_py(), "utf-8", "replace"), count.as_py()

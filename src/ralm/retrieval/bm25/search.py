@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import are_in, hash_of_numbers, rising, union
+from ralm.corpus.numbering import hash_of_numbers, rising, union
 from ralm.records import Hits, IntArray
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
 from ralm.retrieval.bm25.collection import (
@@ -179,18 +179,6 @@ class BM25:
         There are at most as many columns as passages. Raises UsageError if k is below 1.
         """
         return self.retrieve_terms(self._terms_of(queries), k, forbidden)
-
-    def passages_with(self, words: Iterable[str]) -> IntArray:
-        """The numbers (int64, rising) of the passages that have any of these analysed words and may be found."""
-        terms = np.array(self.terms([*words]), np.int64)
-        rows = [np.zeros(0, np.int64)]
-        for place, one in enumerate(self._searched):
-            bounds = zip(*one.postings_of(self._lexicon.terms_SV[place, terms]), strict=True)
-            rows += [one.first + one.arrays.passages[begin:end].astype(np.int64) for begin, end in bounds]
-        found = np.unique(np.concatenate(rows))
-        if self._passing is not None:
-            found = found[self._passing.rows[found]]
-        return self._numbering.numbers(found[~are_in(self._forbidden_rows, found)])
 
     def _terms_of(self, queries: Sequence[str]) -> list[list[int]]:
         return [self.terms(query) for query in map(Analyser(self._analysis), queries)]
