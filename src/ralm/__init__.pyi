@@ -123,7 +123,6 @@ from .retrieval.bm25.formula import BM25Options as BM25Options, BuildOptions as 
 from .retrieval.bm25.scan import Forbidden as Forbidden
 from .retrieval.bm25.search import BM25 as BM25
 from .retrieval.build import build_index as build_index
-from .retrieval.cache import CachedRetriever as CachedRetriever
 from .retrieval.dense.options import (
     DenseSearchOptions as DenseSearchOptions,
     EncoderOptions as EncoderOptions,

@@ -254,7 +254,7 @@ class Retriever(Protocol):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Everything that affects the hits, as JSON; caches and resumed runs compare it to tell retrievers apart."""
+        """Everything that affects the hits, as JSON; resumed runs compare it to tell retrievers apart."""
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query. The hits may have fewer than k columns."""

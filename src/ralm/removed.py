@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 SUCCESSORS: Final[dict[str, str]] = {
+    "cache": "leave it out; `ralm retrieve` keeps the passages of a text in a file for `--retrieved`",
     "facets": "search with `--where`, or `--json` and count the metadata of the hits",
     "fuzzy": "correct the words of the query; passages that have any of its words are found",
     "gate": "leave it out, and passages are read everywhere; on questions gates failed",

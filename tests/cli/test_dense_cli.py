@@ -1,6 +1,5 @@
 """Dense and hybrid retrieval through the command line, end to end, on an encoder of the tests' own."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -76,20 +75,6 @@ def test_eval_asks_dense_retrieval_with_longer_queries(work: Path, model: Path) 
     config = printed(*command, "dense", "--query-tokens", "8")["config"]
     assert config["plan"]["query_tokens"] == 8
     assert config["passages"]["efSearch"] == 128
-
-
-def test_a_cache_shows_its_hits_and_changes_nothing(work: Path, model: Path, tmp_path: Path) -> None:
-    command = ["retrieve", work / "text.txt", "--lm", model, "--index", work / "index", "--max-length", "64"]
-    command += ["--retriever", "hybrid", "-k", "3", "--cache", tmp_path / "cache"]
-    first = ralm(*command, "--out", tmp_path / "first.json")
-    again = ralm(*command, "--out", tmp_path / "again.json")
-    plain = ralm(*command[:-2], "--out", tmp_path / "plain.json")
-    asked = len(json.loads((tmp_path / "first.json").read_text())) - 1
-    assert f"retrieval cache: 0 of {asked} queries" in first.err
-    assert f"retrieval cache: {asked} of {asked} queries" in again.err
-    assert "retrieval cache" not in plain.err
-    written = [(tmp_path / f"{name}.json").read_text() for name in ("first", "again", "plain")]
-    assert written[0] == written[1] == written[2]
 
 
 def test_what_an_interrupted_build_encoded_is_taken(work: Path, tmp_path: Path) -> None:

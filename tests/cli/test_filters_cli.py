@@ -44,11 +44,6 @@ def test_hits_pass_the_filter(index: Path) -> None:
     assert "no passage was found" in nothing.err
 
 
-def test_a_cache_tells_filters_apart(index: Path, tmp_path: Path) -> None:
-    for year, documents in ((2019, {"d0", "d3"}), (2020, {"d1", "d4"}), (2019, {"d0", "d3"})):
-        assert found(index, "--where", f"year = {year}", "--cache", tmp_path / "cache") == documents
-
-
 def test_hits_are_read_with_their_neighbours(index: Path) -> None:
     [hit] = printed("search", index, "bb2", "--expand", 1)["hits"]
     assert hit["text"] == "fox2 aa2 hen fox2 bb2 hen fox2 cc2 hen"

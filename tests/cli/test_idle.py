@@ -36,7 +36,6 @@ SEVERAL, EITHER = "--reader ensemble or --reader concatenation", "--retriever de
         (INDEXED + "--block 8", "--windows blocked"),
         (INDEXED + "--seed 0", "--retriever random or --rerank random"),
         (READING + "--retriever bm25", "--index"),
-        (READING + "--retrieved r --cache c", "--index"),
         (READING + "--retrieved r --query-tokens 9", "--index"),
         (READING + "--baseline", "--index or --retrieved"),
         (READING + "--force", "--out"),

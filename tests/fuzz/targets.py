@@ -19,7 +19,6 @@ from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, Metadata, Passage
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
-from ralm.retrieval.cache import CachedRetriever
 from ralm.retrieval.dense.build import DenseBuilder
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_vectors
@@ -197,11 +196,6 @@ def ask_unfinished(folder: Path) -> Any:
     return [value.hex() for value in (SCORED | found).values()]
 
 
-def ask_cache(folder: Path) -> Any:
-    retriever = SharedWordsRetriever(PASSAGE_LIST[:40])
-    return as_lists(CachedRetriever(retriever, folder / "cache", {"index": "a"}).retrieve(QUERIES, K))
-
-
 def make_retrieval_file(folder: Path) -> None:
     docs = tuple(
         RetrievedPassage(text=p.text, title=p.title, score=1.5, id=p.document_id, metadata=dict(p.metadata))
@@ -291,7 +285,6 @@ TARGETS = (
     Target("run", make_run, ask_run, mends=True),
     Target("unfinished run", make_unfinished, ask_unfinished),
     Target("signals", make_signals, ask_signals, mends=True),
-    Target("cache", ask_cache, ask_cache),
     Target("retrieval file", make_retrieval_file, ask_retrieval_file, open=True),
     Target("vectors", make_vectors, ask_vectors),
 )

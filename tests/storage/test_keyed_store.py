@@ -79,8 +79,8 @@ def test_another_kind_of_file_is_rejected(tmp_path: Path, other: str, shared: bo
     database.commit()
     database.close()
     content = file.read_bytes()
-    with pytest.raises(InputError, match="is not a retrieval cache.*; choose another file, or remove this one"):
-        Store(file, "retrieval cache", shared=shared)
+    with pytest.raises(InputError, match="is not a file of answers.*; choose another file, or remove this one"):
+        Store(file, "file of answers", shared=shared)
     assert file.read_bytes() == content
 
 

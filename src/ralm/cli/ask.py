@@ -60,7 +60,7 @@ def ask_command(
     from ralm.cli import answers, output
 
     named = None if prompt is None else ralm.open_prompt(prompt)
-    source: Any = None if index is None else ralm.QuestionRetriever(models.open_retrieval(index, retrieval))
+    source: Any = None if index is None else ralm.QuestionRetriever(ralm.FromRetriever.of_index(index, retrieval))
     model = models.open_model(lm, model_options)
     chosen, answering = options.choose_prompt(named, model.tokenizer, reading, answering, given)
     chosen = options.with_messages(chosen, system)

@@ -82,7 +82,7 @@ def eval_command(
     if out is not None:
         check_output(out, kind=RUN_KIND, force=force)
     chunks, reading = options.open_text(job.text, job.limit_tokens), job.reading
-    source = models.open_passages(job.index, job.retrieved, job.retrieval) if job.has_passages else None
+    source = ralm.open_source(job.index, job.retrieved, job.retrieval) if job.has_passages else None
     model = models.open_scorer(job.lm, job.model, job.ray)
     if baseline and _mixes_bos_with_gain(job.plan, model.tokenizer):
         print_note(

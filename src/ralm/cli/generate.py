@@ -10,7 +10,7 @@ from pydantic import JsonValue
 import ralm
 from ralm.cli import options
 from ralm.cli.flags import Flags, Given
-from ralm.cli.models import open_model, open_retrieval
+from ralm.cli.models import open_model
 from ralm.errors import RalmWarning, UsageError
 from ralm.options import Option
 from ralm.protocols import WritingModel
@@ -73,7 +73,7 @@ def generate_command(
 
     if report is not None:
         check_output_file(report, force)
-    source = None if index is None else open_retrieval(index, retrieval)
+    source = None if index is None else ralm.FromRetriever.of_index(index, retrieval)
     model = open_model(lm, model_options)
     if (baseline or report) and not scores_given_texts(model):
         raise UsageError(

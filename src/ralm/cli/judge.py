@@ -10,7 +10,6 @@ from pydantic import JsonValue
 import ralm
 from ralm.cli import options
 from ralm.cli.flags import TableOutput
-from ralm.cli.models import open_retrieval
 from ralm.cli.process import print_note
 from ralm.errors import UsageError
 from ralm.evaluation import RETRIEVAL_MEASURES
@@ -126,7 +125,8 @@ def judge_command(
             return ralm.read_run_file(name)
         if not job.source.is_dir():
             raise UsageError(f'`against="{name}"` searches an index: give its folder instead of a run file.')
-        own = sources[name] = open_retrieval(job.source, replace(job.retrieval, retriever=cast("RetrieverName", name)))
+        retrieval = replace(job.retrieval, retriever=cast("RetrieverName", name))
+        own = sources[name] = ralm.FromRetriever.of_index(job.source, retrieval)
         beside = {"by_passage": job.by_answers, "without_own": job.is_beir}
         return ralm.retrieve_run(own.retriever, own.passages, texts, depth, **beside)
 

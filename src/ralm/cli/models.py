@@ -1,30 +1,21 @@
-"""Opens the language models and indexes of a command, and prints at its end how servers and caches were used."""
+"""Opens the language models and machines of a command, and closes them at its end."""
 
 import gc
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-import ralm
 from ralm.cli.process import print_note
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.registry import ModelOptions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ralm.distributed.workers import WorkerPool
     from ralm.lm.scoring import Scorer
     from ralm.protocols import WritingModel
-    from ralm.reading.sources import FromRetriever, PassageSource
-    from ralm.records import IntArray
-    from ralm.retrieval.cache import CachedRetriever
-    from ralm.retrieval.index import Index
-    from ralm.retrieval.retriever import RetrieverOptions
     from ralm.retrieval.update import RemoteEncoding
 
 _opened: "list[WritingModel]" = []
-_caches: "list[CachedRetriever]" = []
 _clusters: "dict[tuple[str, str], WorkerPool]" = {}
 _connections: Final = ExitStack()
 _sharing: "list[dict[tuple[str, ModelOptions, str | None], Scorer]]" = []
@@ -57,25 +48,6 @@ def open_served(name: str, options: ModelOptions, *, proxy: bool) -> "WritingMod
     _opened.append(open_served_model(name, options, proxy=proxy))
     gc.freeze()
     return _opened[-1]
-
-
-def open_retrieval(
-    index: "Index | Path", options: "RetrieverOptions", only: "IntArray | None" = None
-) -> "FromRetriever":
-    """The passages of an index, or `only` some, retrieved according to the options; raises what `open_retriever`
-    raises."""
-    from ralm.reading.sources import FromRetriever
-    from ralm.retrieval.cache import CachedRetriever
-
-    found = FromRetriever.of_index(index, options, only=only)
-    if isinstance(found.retriever, CachedRetriever):
-        _caches.append(found.retriever)
-    return found
-
-
-def open_passages(index: "Path | None", retrieved: "Path | None", options: "RetrieverOptions") -> "PassageSource":
-    """The passages of an index, or of a file of retrieved ones; raises what `open_source` raises."""
-    return ralm.open_source(None, retrieved) if index is None else open_retrieval(index, options)
 
 
 @contextmanager
@@ -141,10 +113,7 @@ def encoding_on(address: str | None, device: str) -> "RemoteEncoding | None":
 
 
 def end_command() -> None:
-    """Print how caches were used; close the models, unless other commands share them."""
-    for cache in _caches:
-        cache.log_hits()
-    _caches.clear()
+    """Close the models, unless other commands share them."""
     if not _sharing:
         close_models()
 

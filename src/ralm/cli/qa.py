@@ -12,7 +12,7 @@ import ralm
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceFields, ChoiceOptions, QuestionFields
 from ralm.cli import options
 from ralm.cli.flags import Flags, Given, TableOutput, option_types, reject_unused, unused_options
-from ralm.cli.models import open_model, open_retrieval
+from ralm.cli.models import open_model
 from ralm.cli.sweep import swept_jobs
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
@@ -151,7 +151,7 @@ def _open(
     if job.retrieved is not None:
         source = ralm.GivenPassages.read(job.retrieved, job.fields)
     elif job.index is not None:
-        source = ralm.QuestionRetriever(open_retrieval(job.index, job.retrieval))
+        source = ralm.QuestionRetriever(ralm.FromRetriever.of_index(job.index, job.retrieval))
     model = job.open_model(job.lm, models)
     if job.index is not None:
         ranker = None if job.rerank_lm is None else job.open_model(job.rerank_lm, models)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import ralm
-from ralm.cli import flags, models, options, process
+from ralm.cli import flags, options, process
 from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Option
@@ -44,7 +44,7 @@ def search_command(
 
         only = matching_numbers(opened, path)
     marker = Marker(opened.analysis)
-    retriever = models.open_retrieval(opened, retrieval, only).retriever
+    retriever = ralm.open_retriever(opened, retrieval, only=only)
     hits = retrieve_checked(retriever, texts, k, len(opened.passages))
     passages = expanded(opened.passages, retrieval.expand, opened.manifest.settings.get("splitting"))
     for row, question in enumerate(texts):
@@ -104,7 +104,7 @@ def retrieve_command(
 
     check_output_file(out, force)
     chunks = options.open_text(text, limit_tokens)
-    source = models.open_retrieval(index, retrieval)
+    source = ralm.FromRetriever.of_index(index, retrieval)
     reranker = reranking.reranker()
     tokenizer = load_tokenizer(lm)
     content = tokens.read_beginning(chunks, tokenizer, limit_tokens)

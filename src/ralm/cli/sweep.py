@@ -9,7 +9,7 @@ import ralm
 from ralm.cli import options
 from ralm.cli.eval import EvaluationJob
 from ralm.cli.flags import Given, TableOutput, option_types, reject_unused, unused_options
-from ralm.cli.models import open_model, open_passages
+from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
@@ -60,7 +60,7 @@ def sweep_command(
     for job in jobs.values():
         where = (job.index, job.retrieved, job.retrieval)
         if where not in sources:
-            sources[where] = open_passages(*where)
+            sources[where] = ralm.open_source(*where)
     model = ralm.Scorer(open_model(first.lm, first.model, first.ray))
     content = read_beginning(chunks, model.tokenizer, limit)
     rerank_lm = next((job.reading.rerank_lm for job in jobs.values() if job.reading.rerank_lm), None)

@@ -13,7 +13,7 @@ from ralm.advice.tune import TuneOptions
 from ralm.cli import options
 from ralm.cli.eval import EvaluationJob
 from ralm.cli.flags import Flags, Given, Output, option_types, reject_unused, unused_options
-from ralm.cli.models import open_model, open_retrieval
+from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions
@@ -124,7 +124,7 @@ class _Parts:
         job.plan.check_documents(CheckedReader.of(job.reading.chosen_reader).joined)
         reranking, retrieval = job.reading.reranking, repr(job.retrieval)
         if retrieval not in self._sources:
-            source = open_retrieval(self._index, job.retrieval)
+            source = ralm.FromRetriever.of_index(self._index, job.retrieval)
             self._sources[retrieval] = source.with_retriever(MemoizedRetriever(source.retriever, reranking.candidates))
         if repr(reranking) not in self._rerankers:
             self._rerankers[repr(reranking)] = reranking.reranker()

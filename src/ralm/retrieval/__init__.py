@@ -7,7 +7,6 @@ index.py             opens an index
 layout.py            describes the segments and sets of vectors of an index on disk
 retriever.py         opens a retriever by its options
 bm25/  dense/        the two ways to search; hybrid.py combines them, random.py is the control
-cache.py             keeps retrievals in a file
 analysis/            turns texts into index terms
 retrieval_file.py    reads and writes the official file of retrieved passages
 """

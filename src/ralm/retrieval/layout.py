@@ -136,7 +136,7 @@ class VectorSet(BaseModel):
     added_files: tuple[str, ...] = ()
     """The vectors of the segments after the first, in their order."""
     fingerprint: str
-    """A short hash of the vectors and their passages; it decides cache keys and the identity of runs."""
+    """A short hash of the vectors and their passages; it decides the identity of runs."""
     encoder: dict[str, JsonValue]
     query_fingerprint: str
     query_reading: dict[str, JsonValue]

@@ -44,8 +44,7 @@ class RetrieverOptions:
     built with. `search`: how much work an approximate index does. `forbidden_titles` and `forbidden_documents`: files
     with one title or document id per line; passages of those documents are never found. `where`: only passages that
     pass this filter are found (`ralm.retrieval.filters`). `distinct`: what is found once (`Distinct`). `expand`: a
-    number of neighbours or `document`: a hit is read with the text around it. `cache`: a file that stores retrievals
-    and answers repeated ones.
+    number of neighbours or `document`: a hit is read with the text around it.
 
     Raises UsageError if a value is invalid.
     """
@@ -105,7 +104,6 @@ class RetrieverOptions:
             "Read a hit with so many passages before and after it of the same document, or with the whole document."
         ),
     ] = None
-    cache: Annotated[Path | None, Option("File that caches retrievals and is reused by later runs.")] = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -123,15 +121,13 @@ class RetrieverOptions:
 def open_retriever(
     index: "Index | Path | str", options: RetrieverOptions | None = None, *, only: IntArray | None = None
 ) -> Retriever:
-    """The retriever over an index that the options describe, with a cache if they name one. `only`: the numbers (int64)
-    of the passages that may be found, less those that the options forbid.
+    """The retriever over an index that the options describe. `only`: the numbers (int64) of the passages that may be
+    found, less those that the options forbid.
 
     The number of forbidden passages is logged at INFO. Raises UsageError if the index was not built for the retriever,
-    CorpusError if a file of titles or documents cannot be read, and the errors of `open_index`, `Index.dense` and
-    `CachedRetriever`.
+    CorpusError if a file of titles or documents cannot be read, and the errors of `open_index` and `Index.dense`.
     """
     # numba and pyarrow are imported only when a retriever is opened: commands read the options at startup
-    from ralm.retrieval.cache import CachedRetriever
     from ralm.retrieval.index import Index, open_index
 
     options = options or RetrieverOptions()
@@ -147,7 +143,7 @@ def open_retriever(
         retriever = filter_retriever(retriever, passing)
     if options.distinct != "none":
         retriever = Distinct(retriever, opened.passages, options.distinct)
-    return retriever if options.cache is None else CachedRetriever(retriever, Path(options.cache))
+    return retriever
 
 
 def filtered(retriever: Retriever, index: "Index", wanted: Filter) -> Retriever:

@@ -63,7 +63,7 @@ def update_index(
 
     All of it happens in one step; an index that is open does not change. Afterwards the index has the same hits, with
     the same passage numbers, as one that is built at once of the passages that are left. (Added vectors are compared
-    exactly, even if the index is approximate.) Its fingerprint changes, so cached retrievals are not found again.
+    exactly, even if the index is approximate.) Its fingerprint changes, so unfinished runs do not resume with it.
 
     Adding a document whose id the index already has is an error, unless `replace` is true: then the older one is
     removed. Passages are analysed with the analyser of the index, and encoded for each of its sets of vectors: by the
@@ -312,7 +312,7 @@ def add_vectors(
     With `default` the set becomes the default; the first set always does. With `force` it replaces an existing set of
     this name in one step; an index that is open keeps the vectors that it was opened with. Encoded vectors are kept
     beside the index until the set is complete, so the same call resumes after an interruption. The fingerprints of BM25
-    and of other sets do not change, so their caches and runs stay valid. `ahead` encodes passages on other machines
+    and of other sets do not change, so their runs stay valid. `ahead` encodes passages on other machines
     first.
 
     Raises UsageError if the name is invalid, FolderExistsError if the index already has a set of that name and `force`

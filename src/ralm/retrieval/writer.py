@@ -180,7 +180,7 @@ def merge_index(index: Path | str, build: formula.BuildOptions | None = None) ->
     """Merge all segments of an index into one, without the passages that were removed; returns the new manifest, or the
     old one if there is nothing to merge.
 
-    Hits and fingerprints stay the same, so caches and runs stay valid; except those of approximate vectors, whose FAISS
+    Hits and fingerprints stay the same, so runs stay valid; except those of approximate vectors, whose FAISS
     index is rebuilt. An index that is open does not change. `build`: the memory of BM25. Raises UsageError if vectors
     are stored with loss, so that merging would lose more; FolderExistsError if another process is writing the index;
     and the errors of `open_index`.

@@ -1,4 +1,4 @@
-"""Values under keys, in one SQLite file: caches of retrievals and of answers, and the results that a killed run keeps.
+"""Values under keys, in one SQLite file: answers of models behind an API, and the results that a killed run keeps.
 
 A key is a hash of everything that decides its value, so a value is never wrong or outdated. Each value is stored with a
 checksum, and an altered one counts as missing.
