@@ -3,7 +3,7 @@
 Any class with these methods works: the parts of this package, a fake in a test, or your own class.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -11,7 +11,6 @@ from pydantic import JsonValue
 
 from ralm.records import (
     DoubleArray,
-    EncodedPiece,
     FloatArray,
     Hits,
     IntArray,
@@ -70,12 +69,6 @@ class FullTokenizer(Tokenizer, Protocol):
         """The ids (int64, N) of a text, and the first and one past the last character of each (int64, N x 2).
 
         Without this member, the spans are found by decoding the tokens, which is slower.
-        """
-
-    def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
-        """The ids and spans of a text given in chunks, in pieces that together equal those of the whole.
-
-        Reads no more chunks than the pieces need. Without this member: one piece, the whole text.
         """
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:

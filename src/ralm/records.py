@@ -42,16 +42,6 @@ class SpecialTokens:
     begin: int | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EncodedPiece:
-    """A piece of a text: its characters, its tokens (int64, N), and the first and one past the last character of each
-    token (int64, N x 2), counted from the beginning of the whole text."""
-
-    text: str
-    tokens: IntArray
-    spans_N2: IntArray
-
-
 class Heading(NamedTuple):
     """A heading in a text, from character `begin` to `end`, with its level (1 is the outermost) and its title."""
 

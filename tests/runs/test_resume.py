@@ -62,9 +62,9 @@ def source() -> ralm.FromRetriever:
     return ralm.FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={"retriever": "words"})
 
 
-def start(out: Path, model: Bigrams, **changed: Any) -> ralm.Evaluation:
+def start(out: Path, model: Bigrams, text: str = TEXT, **changed: Any) -> ralm.Evaluation:
     options: dict[str, Any] = {"source": source(), "reranker": Longest(), "baseline": True}
-    return ralm.run_evaluation(out, TEXT, model, PLAN, **options | changed)
+    return ralm.run_evaluation(out, text, model, PLAN, **options | changed)
 
 
 def test_a_run_that_was_stopped_is_resumed(tmp_path: Path) -> None:
@@ -78,6 +78,15 @@ def test_a_run_that_was_stopped_is_resumed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(resumed.reading.scored.log_probs_T, expected.reading.scored.log_probs_T)
     assert resumed.baseline is not None
     assert (tmp_path / "run" / "tokens.parquet").exists()
+
+
+def test_a_run_is_resumed_whatever_stands_beyond_its_limit(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Bigrams(passes=10), limit_tokens=64)
+    with pytest.raises(UsageError, match=r"text\.sha256"):
+        start(tmp_path / "run", Bigrams(), "z" + TEXT[1:], limit_tokens=64)
+    resumed = start(tmp_path / "run", Bigrams(), TEXT + "and more", limit_tokens=64)
+    assert resumed.prepared.text == TEXT[:64]
     assert not (tmp_path / "run.unfinished").exists()
     with pytest.raises(FolderExistsError):
         start(tmp_path / "run", Bigrams())

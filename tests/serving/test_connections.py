@@ -22,11 +22,8 @@ import pytest
 from ralm.errors import UsageError
 from ralm.records import IntArray, NextTokens
 from ralm.serving import connections
-from ralm.serving.errors import RequestError
 from ralm.serving.keys import Keys
-from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits, ServeOptions
-from ralm.serving.prompts import encode_within
 from ralm.serving.server import bound_socket
 from ralm.serving.service import Service
 from tests.api.backings import OfTable
@@ -238,26 +235,6 @@ def test_lengths_are_checked_before_texts_are_tokenised(
     assert answer.status_code == 400
     assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, "context_length_exceeded")
     assert max(seen, default=0) < 10_000
-
-
-def test_a_long_text_is_tokenised_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared, tokenizer, seen = SharedModel(tiny()), tiny().tokenizer, list[int]()
-    window = tokenizer._window
-
-    def recording(text: str) -> Any:
-        seen.append(len(text))
-        return window(text)
-
-    monkeypatch.setattr(tokenizer, "_window", recording)
-    text = "The whales sing in the sea. " * 40_000
-    with pytest.raises(
-        RequestError, match=r"the text of `prompt` has at least \d\d,\d\d\d tokens, and the limit is 30,000"
-    ):
-        encode_within(text, shared, 30_000, "prompt")
-    assert 30_000 < sum(seen) < len(text) / 2
-    some = text[:300_000]
-    assert encode_within(some, shared, len(some), "prompt").tolist() == tokenizer.encode(some).tolist()
-    shared.close()
 
 
 # ---- all of it at once, on a server as users start it

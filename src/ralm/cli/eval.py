@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Self
 
 import ralm
 from ralm.cli import flags, models, options
+from ralm.corpus.files import read_text
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Needs, Option, check_options
@@ -75,13 +76,12 @@ def eval_command(
 
     from ralm.cli.process import print_note
     from ralm.cli.results import print_evaluation
-    from ralm.reading.tokens import read_beginning
     from ralm.runs.run import RUN_KIND, evaluation_config
     from ralm.storage.outputs import check_output
 
     if out is not None:
         check_output(out, kind=RUN_KIND, force=force)
-    chunks, reading = options.open_text(job.text, job.limit_tokens), job.reading
+    text, reading = read_text(job.text), job.reading
     source = ralm.open_source(job.index, job.retrieved, job.retrieval) if job.has_passages else None
     model = models.open_scorer(job.lm, job.model, job.ray)
     if baseline and _mixes_bos_with_gain(job.plan, model.tokenizer):
@@ -91,7 +91,6 @@ def eval_command(
         )
     ranks = reading.rerank_lm
     ranker = models.open_scorer(ranks, job.model.of(ranks, job.lm), job.ray) if ranks else None
-    content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
     parts: Any = {
         "source": source,
         "reranker": reading.reranking.reranker(ranker),
@@ -99,9 +98,9 @@ def eval_command(
         "limit_tokens": job.limit_tokens,
     }
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
-    evaluation = run(content, model, job.plan, baseline=baseline, **parts)
+    evaluation = run(text, model, job.plan, baseline=baseline, **parts)
     return flags.TableOutput(
-        lambda: evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)),
+        lambda: evaluation.summary(evaluation_config(job.text, evaluation.prepared.text, model, job.plan, **parts)),
         partial(print_evaluation, evaluation, out),
     )
 

@@ -6,7 +6,6 @@ object that contains it, so that each may have several lines.
 
 import json
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -16,7 +15,7 @@ import typer
 from ralm.answering.options import AnswerOptions
 from ralm.cli.flags import Flags, Given
 from ralm.cli.process import print_note
-from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text, read_text_in_chunks
+from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text
 from ralm.errors import InputError, UsageError
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.registry import ModelOptions
@@ -188,11 +187,6 @@ def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, giv
     if retrieval.is_dense and "query_tokens" not in given:
         return replace(options, query_tokens=QUERY_TOKENS)
     return options
-
-
-def open_text(file: Path, limit_tokens: int | None) -> Iterable[str]:
-    """The text of a file in chunks: the whole at once, or lazily with a limit of tokens."""
-    return [read_text(file)] if limit_tokens is None else read_text_in_chunks(file)
 
 
 def read_input(text: str | None, file: Path | None, what: str) -> list[str]:

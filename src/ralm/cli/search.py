@@ -5,6 +5,7 @@ from typing import Annotated
 
 import ralm
 from ralm.cli import flags, options, process
+from ralm.corpus.files import read_text
 from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Option
@@ -103,11 +104,10 @@ def retrieve_command(
     from ralm.storage.outputs import check_output_file
 
     check_output_file(out, force)
-    chunks = options.open_text(text, limit_tokens)
+    content = read_text(text)
     source = ralm.FromRetriever.of_index(index, retrieval)
     reranker = reranking.reranker()
     tokenizer = load_tokenizer(lm)
-    content = tokens.read_beginning(chunks, tokenizer, limit_tokens)
     prepared = tokens.prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
     hits, passages = source.find(prepared, tokenizer, k if reranker is None else reranker.candidates)
     if reranker is not None:

@@ -10,6 +10,7 @@ from ralm.cli import options
 from ralm.cli.eval import EvaluationJob
 from ralm.cli.flags import Given, TableOutput, option_types, reject_unused, unused_options
 from ralm.cli.models import open_model
+from ralm.corpus.files import read_text
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
@@ -43,7 +44,6 @@ def sweep_command(
     jobs = _jobs(given, make_job, over, values)
 
     from ralm.cli.results import print_sweep
-    from ralm.reading.tokens import read_beginning
     from ralm.reranking.predictive import PairScorer
     from ralm.runs.resume import point_config
     from ralm.runs.run import SWEEP_KIND, WITHOUT_PLOT, check_plot
@@ -55,14 +55,13 @@ def sweep_command(
             check_plot(WITHOUT_PLOT)
     first = next(iter(jobs.values()))
     limit = first.limit_tokens
-    chunks = options.open_text(first.text, limit)
+    text = read_text(first.text)
     sources: dict[Any, Any] = {}
     for job in jobs.values():
         where = (job.index, job.retrieved, job.retrieval)
         if where not in sources:
             sources[where] = ralm.open_source(*where)
     model = ralm.Scorer(open_model(first.lm, first.model, first.ray))
-    content = read_beginning(chunks, model.tokenizer, limit)
     rerank_lm = next((job.reading.rerank_lm for job in jobs.values() if job.reading.rerank_lm), None)
     ranker = ralm.Scorer(open_model(rerank_lm, first.model.of(rerank_lm, first.lm), first.ray)) if rerank_lm else None
     cross_encoders: dict[Any, PairScorer] = {}
@@ -81,9 +80,10 @@ def sweep_command(
     run: Any = ralm.sweep
     if out is not None:
         run = partial(ralm.run_sweep, out, name=first.text, plot=plot, force=force)
-    swept = run(content, model, over, points, limit_tokens=limit)
+    swept = run(text, model, over, points, limit_tokens=limit)
+    beginning = next(iter(swept.evaluations.values())).prepared.text
     return TableOutput(
-        lambda: swept.summary([point_config(first.text, content, model, point, limit) for point in points]),
+        lambda: swept.summary([point_config(first.text, beginning, model, point, limit) for point in points]),
         partial(print_sweep, swept, out),
     )
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -37,7 +36,6 @@ _KINDS: Final = (
 _BYTES_EXAMINED: Final = 4096
 _HTML: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!doctype html|<html)[\s>]", re.IGNORECASE)
 _CONTROL: Final = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
-_PIECE: Final = 1 << 20
 
 GZIP: Final = ".gz"
 _MAX_UNPACKED: Final = 1 << 28
@@ -79,36 +77,19 @@ def read_text(path: Path) -> str:
 
     Raises TextError if the file is missing, unreadable, empty or not UTF-8.
     """
-    return "".join(read_text_in_chunks(path))
+    text = read_utf8(path, TextError)
+    if not text.strip():
+        raise TextError(f"{path} is empty.")
+    return text
 
 
-def read_text_in_chunks(path: Path) -> Iterator[str]:
-    """The same text in chunks; the first one is read at once and ends after a character that is not white space.
-
-    Raises TextError as `read_text` does, but for bytes that are not UTF-8 only when their chunk is read.
-    """
-
-    def pieces() -> Iterator[str]:
-        with open_file(path, TextError) as stream:
-            yield from text_pieces(stream, str(path), TextError)
-
-    chunks, blank = pieces(), ""
-    for chunk in chunks:
-        if chunk.strip():
-            return chain([blank + chunk], chunks)
-        blank += chunk
-    raise TextError(f"{path} is empty.")
-
-
-def text_pieces(
-    stream: BinaryIO | gzip.GzipFile, where: str, error: type[InputError] = CorpusError, size: int = _PIECE
-) -> Iterator[str]:
+def text_pieces(stream: BinaryIO | gzip.GzipFile, where: str, size: int) -> Iterator[str]:
     """The text of a stream of UTF-8 in pieces of about `size` bytes, without a byte order mark; no character is cut."""
     offset, rest, block = 0, b"", b"-"
     while block:
         block = stream.read(size)
         content = rest + block
-        text, used = _decode_complete(content, where, error, offset=offset, final=not block)
+        text, used = _decode_complete(content, where, CorpusError, offset=offset, final=not block)
         yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
         offset, rest = offset + used, content[used:]
 

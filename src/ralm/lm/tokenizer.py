@@ -1,6 +1,6 @@
 """Fills in the optional members that a tokenizer lacks, and finds the character spans of tokens by decoding them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from ralm.errors import ChatError, ModelError
 from ralm.protocols import FullTokenizer, Tokenizer
-from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
+from ralm.records import IntArray, Message, SpecialTokens
 
 _OPTIONAL_MEMBERS: Final = (
     "special_tokens",
@@ -16,7 +16,6 @@ _OPTIONAL_MEMBERS: Final = (
     "unknown_token",
     "token_of",
     "encode_with_spans",
-    "encode_pieces",
     "encode_document",
     "encode_chat",
 )
@@ -67,11 +66,6 @@ class _WithDefaults:
         tokens = self.encode(text)
         spans = align(text, tokens.tolist(), decode, unknown=self.unknown_token, mark="")
         return tokens, np.array(spans, dtype=np.int64).reshape(-1, 2)
-
-    def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
-        text = "".join(chunks)
-        tokens, spans_N2 = self.encode_with_spans(text)
-        yield EncodedPiece(text=text, tokens=tokens, spans_N2=spans_N2)
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
         special = self.special_tokens

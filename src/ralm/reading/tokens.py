@@ -1,7 +1,6 @@
 """Texts and passages as token ids: the prepared text with its plan, and the documents that are put before a context."""
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, Self
@@ -9,15 +8,12 @@ from typing import Final, Self
 import numpy as np
 
 from ralm.errors import ModelError, RalmWarning, TextError, UsageError
-from ralm.lm.long_texts import join_pieces, pieces_of_tokens, text_chunks
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import FullTokenizer, Tokenizer
 from ralm.reading.plan import Bos, Plan, PlanOptions, make_plan
 from ralm.records import NO_PASSAGE, IntArray, Passage, Passages
 
 _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
-_EXTRA_TOKENS: Final = 8
-"""The number of further tokens that are read: the text may end with white space, and some tokenizers drop it there."""
 _MAX_UNKNOWN: Final = 0.5
 
 
@@ -68,14 +64,7 @@ def prepare_text(
     the text is too short, ModelError if the plan needs a token before the text and the tokenizer has none.
     """
     tokenizer = full_tokenizer(tokenizer)
-    tokens, spans_N2 = join_pieces(pieces_of_tokens(tokenizer.encode_pieces(text_chunks(text)), limit_tokens))
-    if limit_tokens is not None and limit_tokens < len(tokens):
-        ends_N = np.maximum.accumulate(spans_N2[:, 1])
-        whole = limit_tokens
-        while whole > 0 and spans_N2[whole, 0] < ends_N[whole - 1]:
-            whole -= 1
-        tokens, spans_N2 = tokens[:whole], spans_N2[:whole]
-        text = text[: int(spans_N2[:, 1].max(initial=0))]
+    text, tokens, spans_N2 = _encode_beginning(text, tokenizer, limit_tokens)
     unknown_tokens = _count_unknown(text, tokens, spans_N2, tokenizer)
     if options.begins_with_end_token:
         if len(tokens) == 0:
@@ -90,13 +79,22 @@ def prepare_text(
     return PreparedText(text=text, tokens=tokens, spans_N2=spans_N2, plan=plan, unknown_tokens=unknown_tokens)
 
 
-def read_beginning(chunks: Iterable[str], tokenizer: Tokenizer, limit_tokens: int | None) -> str:
-    """As much of the text that some chunks make up as `prepare_text` needs for its first `limit_tokens`; all of it
-    without a limit. If the tokenizer can cut texts, no more chunks are read than that takes."""
-    if limit_tokens is None:
-        return "".join(chunks)
-    pieces = full_tokenizer(tokenizer).encode_pieces(chunks)
-    return "".join(piece.text for piece in pieces_of_tokens(pieces, limit_tokens + _EXTRA_TOKENS))
+def read_beginning(text: str, tokenizer: Tokenizer, limit_tokens: int | None) -> str:
+    """Return the part of a text that `prepare_text` reads."""
+    return text if limit_tokens is None else _encode_beginning(text, full_tokenizer(tokenizer), limit_tokens)[0]
+
+
+def _encode_beginning(text: str, tokenizer: FullTokenizer, limit_tokens: int | None) -> tuple[str, IntArray, IntArray]:
+    """Return the first `limit_tokens` of a text, up to the last complete character: their text, their ids (int64, N)
+    and their spans (int64, N x 2); the whole text without a limit, or if it has no more tokens."""
+    tokens, spans_N2 = tokenizer.encode_with_spans(text)
+    if limit_tokens is None or limit_tokens >= len(tokens):
+        return text, tokens, spans_N2
+    ends_N = np.maximum.accumulate(spans_N2[:, 1])
+    whole = limit_tokens
+    while whole > 0 and spans_N2[whole, 0] < ends_N[whole - 1]:
+        whole -= 1
+    return text[: int(spans_N2[:whole, 1].max(initial=0))], tokens[:whole], spans_N2[:whole]
 
 
 def _end_of_text(tokenizer: FullTokenizer) -> int:

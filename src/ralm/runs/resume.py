@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
-from ralm.lm import long_texts, scoring
+from ralm.lm import scoring
 from ralm.processes import HeldSignals
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.plan import PlanOptions
@@ -58,8 +58,9 @@ def run_evaluation(
     """
     options = options or PlanOptions()
     check_output(Path(out), kind=run.RUN_KIND, force=force)
-    text = _read_part(text, model, limit_tokens)
-    config = run.evaluation_config(name, text, model, options, source, limit_tokens, reader, reranker)
+    # text beyond the limit does not change the configuration
+    beginning = read_beginning(text, model.tokenizer, limit_tokens)
+    config = run.evaluation_config(name, beginning, model, options, source, limit_tokens, reader, reranker)
     with resumable_scorers(out, config, [model, _ranking_model(reranker)], force=force) as scorers:
         evaluation = evaluate_text(
             text,
@@ -94,19 +95,14 @@ def run_sweep(
     check_output(Path(out), kind=run.SWEEP_KIND, force=force)
     if plot:
         run.check_plot(run.WITHOUT_PLOT)
-    text = _read_part(text, model, limit_tokens)
-    configs = [point_config(name, text, model, point, limit_tokens) for point in points]
+    beginning = read_beginning(text, model.tokenizer, limit_tokens)
+    configs = [point_config(name, beginning, model, point, limit_tokens) for point in points]
     models = [model, *(_ranking_model(point.reranker) for point in points)]
     with resumable_scorers(out, {"option": option, "points": [*configs]}, models, force=force) as scorers:
         shared = [replace(point, reranker=_with_scorers(point.reranker, scorers)) for point in points]
         swept = sweep(text, scorers[id(model)], option, shared, limit_tokens=limit_tokens)
         run.write_sweep(out, swept, configs, plot=plot, force=force)
     return swept
-
-
-def _read_part(text: str, model: LanguageModel, limit_tokens: int | None) -> str:
-    """The part of a text that a run reads, so that text beyond the limit does not change the configuration."""
-    return text if limit_tokens is None else read_beginning(long_texts.text_chunks(text), model.tokenizer, limit_tokens)
 
 
 def point_config(

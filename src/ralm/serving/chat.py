@@ -17,13 +17,11 @@ from ralm.serving import answers, errors, indexes
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits, continuation_options
 from ralm.serving.prompts import (
-    LONG_TEXT,
     TOO_LONG,
     TokenLabels,
     check_bytes,
     check_scores,
     check_size,
-    encode_within,
     most_bytes,
 )
 from ralm.validation import MAX_SEED
@@ -67,9 +65,6 @@ def answer_chat(
     # every template keeps the messages of the user
     check_size([one.content.strip() for one in messages if one.role == "user"], model, length, "messages")
     check_bytes([one.content for one in messages], max(limits.text_bytes, most_bytes(length, model)), "messages")
-    for one in messages:
-        if len(one.content) > LONG_TEXT:
-            encode_within(one.content, model, length, "messages")
     try:
         encoded = full_tokenizer(model.tokenizer).encode_chat(chat.conversation.messages) if prompt.chat else None
         own = len(model.tokenizer.encode(chat.conversation.question) if encoded is None else encoded[0])

@@ -18,7 +18,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel
-from ralm.records import EncodedPiece, FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
+from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
 from ralm.serving.batcher import Batcher
 from ralm.serving.errors import RequestError, StoppedError
 from ralm.serving.options import BatchOptions
@@ -188,20 +188,8 @@ class _LockedTokenizer:
         self.encode = self._locked(full.encode)
         self.decode = self._locked(full.decode)
         self.encode_with_spans = self._locked(full.encode_with_spans)
-        self._pieces = full.encode_pieces
         self.encode_document = self._locked(full.encode_document)
         self.encode_chat = self._locked(full.encode_chat)
-
-    def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
-        """As `FullTokenizer.encode_pieces`; between pieces, others use the tokenizer and the request may end."""
-        pieces = self._pieces(chunks)
-        while True:
-            _scope.get().check()
-            with self._lock:
-                piece = next(pieces, None)
-            if piece is None:
-                return
-            yield piece
 
     def __getattr__(self, name: str) -> Any:  # members that only some tokenizers have
         if name.startswith("_"):

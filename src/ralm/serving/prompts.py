@@ -17,7 +17,6 @@ import numpy as np
 
 from ralm.errors import ModelError
 from ralm.evaluation.perplexity import check_plan
-from ralm.lm.long_texts import text_chunks
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
@@ -33,8 +32,6 @@ from ralm.validation import scores_given_texts
 
 TOO_LONG: Final = "context_length_exceeded"
 """The code of errors about prompts that are too long."""
-LONG_TEXT: Final = 1 << 18
-"""Number of characters from which a text is tokenised in pieces, up to its limit."""
 _LONGEST_TOKEN: Final = 64
 """Bytes that a token can have if the tokenizer does not know: more than any token of a real text."""
 _MOST_IDS: Final = 2**31 - 1
@@ -118,33 +115,17 @@ def _too_long(least: int, most: int, param: str) -> errors.RequestError:
     )
 
 
-def encode_within(text: str, model: SharedModel, most: int, param: str) -> IntArray:
-    """The tokens (int64) of a text.
-
-    Raises RequestError if it has more than `most` for sure, before all of a long text is tokenised.
-    """
-    check_size([text], model, most, param)
-    if len(text) <= LONG_TEXT:
-        return model.tokenizer.encode(text)
-    tokens, count = list[IntArray](), 0
-    for piece in full_tokenizer(model.tokenizer).encode_pieces(text_chunks(text)):
-        tokens.append(piece.tokens)
-        count += len(piece.tokens)
-        if count > most:
-            raise _too_long(count, most, param)
-    return np.concatenate(tokens)
-
-
 def read_prompt(
     given: str | Sequence[int], model: SharedModel, param: str = "prompt", most: int = _MOST_IDS
 ) -> ServedPrompt:
     """The prompt that a request gives.
 
-    Raises RequestError if it is empty, has a token that the model does not know, or is a text that has more than `most`
-    tokens for sure.
+    Raises RequestError if it is empty, has a token that the model does not know, or is a text that is too large for
+    `most` tokens.
     """
     if isinstance(given, str):
-        tokens = encode_within(given, model, most, param)
+        check_size([given], model, most, param)
+        tokens = model.tokenizer.encode(given)
     else:
         vocabulary = model.vocabulary or _MOST_IDS
         for token in given:

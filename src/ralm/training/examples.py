@@ -21,7 +21,6 @@ from ralm.corpus.decontamination import NGRAM, run_hash
 from ralm.corpus.documents import Fields
 from ralm.corpus.sources import fingerprint_of
 from ralm.errors import TextError
-from ralm.lm.long_texts import text_chunks
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import FullTokenizer, Tokenizer
 from ralm.records import Document, IntArray
@@ -155,17 +154,12 @@ class _Sequence(NamedTuple):
 
 def _sequences(document: Document, tokenizer: FullTokenizer, options: ExampleOptions) -> Iterator[_Sequence]:
     """The sequences of a document that are long enough."""
-    size, begin = options.sequence_tokens, 0
-    tokens, spans_N2 = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64)
-    for piece in tokenizer.encode_pieces(text_chunks(document.text)):
-        tokens = np.concatenate([tokens, piece.tokens])
-        spans_N2 = np.concatenate([spans_N2, piece.spans_N2])
-        whole = len(tokens) // size * size
-        for at in range(0, whole, size):
-            yield _Sequence(document, begin + at, tokens[at : at + size], spans_N2[at : at + size])
-        begin, tokens, spans_N2 = begin + whole, tokens[whole:], spans_N2[whole:]
-    if len(tokens) >= options.prefix_tokens + options.continuation_tokens:
-        yield _Sequence(document, begin, tokens, spans_N2)
+    size = options.sequence_tokens
+    tokens, spans_N2 = tokenizer.encode_with_spans(document.text)
+    for begin in range(0, len(tokens), size):
+        sequence = _Sequence(document, begin, tokens[begin : begin + size], spans_N2[begin : begin + size])
+        if len(sequence.tokens) >= min(size, options.prefix_tokens + options.continuation_tokens):
+            yield sequence
 
 
 def _examples(sequence: _Sequence, options: ExampleOptions, number: int) -> list[Example]:

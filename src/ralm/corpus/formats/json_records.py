@@ -175,4 +175,4 @@ def _values(text: _JsonText) -> Iterator[tuple[object, str]]:
 def _pieces(path: FilePath) -> Iterator[str]:
     """The text of a file in pieces that are not empty."""
     with files.unpacked(path) as stream:
-        yield from filter(None, files.text_pieces(stream, str(path), size=_PIECE))
+        yield from filter(None, files.text_pieces(stream, str(path), _PIECE))

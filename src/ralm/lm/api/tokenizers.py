@@ -235,7 +235,6 @@ class PlainTokenizer:
         self.token_of = tokenizer.token_of
         self.encode = tokenizer.encode
         self.encode_with_spans = tokenizer.encode_with_spans
-        self.encode_pieces = tokenizer.encode_pieces
         self.decode = tokenizer.decode
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:

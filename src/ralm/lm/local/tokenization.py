@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from itertools import pairwise
@@ -21,15 +21,17 @@ from ralm.errors import ChatError, ModelError, RalmWarning, TextError
 from ralm.lm import is_gguf
 from ralm.lm.local.chat import WrittenChat, chat_with_spans, write_chat
 from ralm.lm.local.loading import check_source, check_tokenizer, loading_errors
-from ralm.lm.long_texts import Cuts, Window, encode_in_pieces, join_pieces, longest_token, text_chunks
 from ralm.lm.tokenizer import Span, align, last_of_user
-from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
+from ralm.records import IntArray, Message, SpecialTokens
 
 _LOG: Final = logging.getLogger(__name__)
 _CONTINUES: Final = "@@"
 """The mark with which some tokenizers end a piece of a word that continues."""
-_LONG: Final = 1 << 18
-"""The number of characters from which a text is encoded in pieces."""
+_KEEPING_STAGES: Final = frozenset(("ByteLevel", "Digits", "Punctuation", "Split"))
+"""Kinds of pre-tokenisation that keep every character, except if what they split at is removed."""
+_PRINTED: Final = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES: Final = {*map(chr, _PRINTED), *map(chr, range(0x100, 0x200 - len(_PRINTED)))}
+"""The names of single bytes: a character that can be printed stands for itself, the others are numbered from U+0100."""
 _ABOVE_IDS: Final = 1 << 32
 _REPLY: Final = "Somebody."
 """A message of the assistant that shows how its turn ends."""
@@ -46,7 +48,6 @@ class ModelTokenizer:
         self._template_arguments = dict(template_arguments)
         self._tokenizer.model_max_length = int(1e30)  # the plan takes care of lengths: no warnings, no truncation
         self.fingerprint = _fingerprint(tokenizer)
-        self._cuts = Cuts(tokenizer)
         self._warned = False
 
     @property
@@ -71,8 +72,12 @@ class ModelTokenizer:
 
     @cached_property
     def longest_token(self) -> int | None:
-        """The maximum number of bytes (UTF-8) that one token stands for; None if it is not known for sure."""
-        return longest_token(self._tokenizer)
+        """The maximum number of bytes (UTF-8) that one token stands for. It is known only of byte-level BPE that leaves
+        out and changes nothing, in which a token is as many bytes as its name has characters; else None."""
+        if not self._tokenizer.is_fast or not _keeps_bytes(self._tokenizer):
+            return None
+        added = self._tokenizer.added_tokens_decoder.values()
+        return max(*map(len, self._tokenizer.get_vocab()), *(len(token.content.encode()) for token in added), 1)
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:
@@ -99,8 +104,6 @@ class ModelTokenizer:
 
     def encode(self, text: str) -> IntArray:
         """Token ids (int64) of a text, without special tokens; TextError if it contains a lone surrogate."""
-        if len(text) > _LONG and self._cuts.exist:
-            return self.encode_with_spans(text)[0]
         _check_characters(text)
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
@@ -108,28 +111,8 @@ class ModelTokenizer:
         """The ids of `encode` (int64, N), and the first and one past the last character of each (int64, N x 2); the
         bytes of a character share its span. ModelError if the tokens of a slow (Python) tokenizer cannot be found in
         the text."""
-        return join_pieces(self.encode_pieces(text_chunks(text)))
-
-    def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
-        """The ids and spans of the text that some chunks make up, in pieces; as few chunks are read as they need. The
-        text is one piece if it cannot be cut (`ralm.lm.long_texts`)."""
-        if self._cuts.exist:
-            yield from encode_in_pieces(_checked(chunks), self._window, self._cuts.separate)
-            return
-        text = "".join(_checked(chunks))
-        if len(text) > _LONG:
-            _LOG.info("texts of this tokenizer cannot be cut: %s characters are tokenised at once", f"{len(text):,}")
-        tokens, spans_N2 = self._encode_at_once(text)
-        yield EncodedPiece(text=text, tokens=tokens, spans_N2=spans_N2)
-
-    def _window(self, text: str) -> Window:
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return Window(
-            text=text,
-            tokens=np.array(encoded["input_ids"], dtype=np.int64),
-            spans_N2=np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2),
-            word_of=encoded.encodings[0].token_to_word,
-        )
+        _check_characters(text)
+        return self._encode(text)
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
         """Token ids (int64) of a document in the prompt: with the special tokens that the tokenizer adds by default,
@@ -231,10 +214,10 @@ class ModelTokenizer:
         marks = [mark for mark in added if len(mark.strip()) > 1 and mark in text]
         cuts = sorted({found.start() + 1 for mark in marks for found in re.finditer(re.escape(mark), text)})
         edges = [0, *cuts, len(text)]
-        parts = [self._encode_at_once(text[begin:end], split_special_tokens=True) for begin, end in pairwise(edges)]
+        parts = [self._encode(text[begin:end], split_special_tokens=True) for begin, end in pairwise(edges)]
         return _joined(parts, edges[:-1])
 
-    def _encode_at_once(self, text: str, **options: bool) -> tuple[IntArray, IntArray]:
+    def _encode(self, text: str, **options: bool) -> tuple[IntArray, IntArray]:
         if self._tokenizer.is_fast:
             encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, **options)
             tokens, spans = encoded["input_ids"], encoded["offset_mapping"]
@@ -289,20 +272,39 @@ def _joined(parts: Sequence[tuple[IntArray, IntArray]], begins: Sequence[int]) -
     return np.concatenate([ids for ids, _ in parts]), np.concatenate(spans_N2, dtype=np.int64)
 
 
-def _checked(chunks: Iterable[str]) -> Iterator[str]:
-    begin = 0
-    for chunk in chunks:
-        _check_characters(chunk, begin)
-        yield chunk
-        begin += len(chunk)
+def _keeps_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a fast tokenizer is byte-level BPE that leaves out and changes nothing."""
+    backend = tokenizer.backend_tokenizer
+    model, first = backend.model, backend.pre_tokenizer
+    stages = [] if first is None else list(_stages(json.loads(first.__getstate__())))
+    kinds = {stage["type"] for stage in stages}
+    return (
+        backend.normalizer is None
+        and "ByteLevel" in kinds
+        and kinds <= _KEEPING_STAGES
+        and not any(stage.get("behavior") == "Removed" for stage in stages)
+        and type(model).__name__ == "BPE"
+        and not (model.end_of_word_suffix or model.continuing_subword_prefix)
+        and tokenizer.get_vocab().keys() >= _BYTES
+        # such tokens take the white space beside them
+        and not any(token.lstrip or token.rstrip for token in tokenizer.added_tokens_decoder.values())
+    )
 
 
-def _check_characters(text: str, begin: int = 0) -> None:
+def _stages(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The stages of a pre-tokeniser, which may be a sequence of others."""
+    if state["type"] != "Sequence":
+        yield state
+    for inner in state.get("pretokenizers", ()):
+        yield from _stages(inner)
+
+
+def _check_characters(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as bad:
         raise TextError(
-            f"character {begin + bad.start:,} of the text is half a character, a lone surrogate ({text[bad.start]!r})."
+            f"character {bad.start:,} of the text is half a character, a lone surrogate ({text[bad.start]!r})."
         ) from None
 
 
