@@ -16,8 +16,9 @@ import numpy as np
 import tantivy
 
 from benchmarks.collection import Collection
+from ralm.retrieval.bm25.scan import SearchBatch
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.stream import Stream
+from ralm.retrieval.bm25.stream import search_streams
 
 Engine: TypeAlias = Callable[[int], object]
 """Answers all queries with this many hits each."""
@@ -26,12 +27,12 @@ _ADDED_AT_ONCE = 10_000
 
 
 def ours(bm25: BM25, collection: Collection) -> Iterator[tuple[str, Engine]]:
-    """A stream; queries one call at a time, as in generation; a scan of every posting;
+    """A stream on one core; queries one call at a time, as in generation, which are looked up; a scan of every posting;
     a stream on each core."""
     words = [[f"w{term}" for term in query] for query in collection.queries]
     rows = [bm25.terms(query) for query in words]
-    yield "stream", lambda k: Stream(bm25.collection, k).search(rows)
-    yield "online", lambda k: [bm25.retrieve_terms([row], k) for row in rows]
+    yield "stream", lambda k: search_streams(bm25.collection, SearchBatch.of(rows, k, None, np.float32), 1)
+    yield "lookup", lambda k: [bm25.retrieve_terms([row], k) for row in rows]
     apart = rows[:: max(1, len(rows) // 500)]  # these share few terms with each other, so none is streamed
     yield "scan", lambda k: bm25.retrieve_terms((apart * (len(rows) // len(apart) + 1))[: len(rows)], k)
     yield ON_ALL_CORES, lambda k: bm25.retrieve_terms(rows, k)

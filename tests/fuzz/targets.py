@@ -40,6 +40,7 @@ from ralm.training.signals import open_signals
 from ralm.training.statistics import signal_statistics
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.fuzz.formats import FILES
+from tests.retrieval.searching import found_by
 from tests.training.made_signals import save_signals
 
 PASSAGES, PARTITION, K = 1200, 1024, 5
@@ -127,8 +128,8 @@ def ask_index(folder: Path) -> Any:
     answer: list[Any] = [index.fingerprint, len(index.passages)]
     if index.bm25_options:
         terms = [index.bm25.terms(query.split()) for query in QUERIES]
-        streamed = Stream(index.bm25.collection, K, PARTITION).search(terms)
-        answer += [as_lists(index.bm25.retrieve(QUERIES, K)), [part.tolist() for part in streamed]]
+        streamed = found_by(Stream(index.bm25.collection, K, PARTITION), terms, K)
+        answer += [as_lists(index.bm25.retrieve(QUERIES, K)), as_lists(streamed)]
         answer.append(as_lists(index.bm25.retrieve(QUERIES[:1], PASSAGES)))
     if index.vectors:
         answer.append(as_lists(index.dense(encoder=HashEncoder()).retrieve(QUERIES, K)))

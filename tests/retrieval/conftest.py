@@ -9,13 +9,13 @@ from ralm.retrieval.bm25.stream import Stream
 
 
 @pytest.fixture
-def fills(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Stream, int]]:
-    """The streams that answered batches of queries, and the number of queries."""
-    noted: list[tuple[Stream, int]] = []
+def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of queries of each batch that was answered by streams."""
+    noted: list[int] = []
     fill = Stream.fill
 
     def note(self: Stream, batch: SearchBatch) -> None:
-        noted.append((self, len(batch.queries)))
+        noted.append(len(batch.queries))
         fill(self, batch)
 
     monkeypatch.setattr(Stream, "fill", note)

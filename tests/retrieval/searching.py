@@ -62,13 +62,32 @@ def some_index(folder: Path) -> BM25:
 
 
 def streamed(
-    bm25: BM25, queries: Sequence[str], k: int, partition: int = 1024, forbidden: Forbidden | None = None
+    bm25: BM25,
+    queries: Sequence[str],
+    k: int,
+    partition: int = 1024,
+    forbidden: Forbidden | None = None,
+    at_a_time: int = 256,
 ) -> Hits:
     """What one stream finds, and lookups as well; rows of the index instead of passage numbers."""
     terms = [bm25.terms(query.split()) for query in queries]
-    found = Hits(*Stream(bm25.collection, k, partition).search(terms, forbidden))
+    found = found_by(Stream(bm25.collection, k, partition), terms, k, forbidden, at_a_time)
     assert_equal(looked_up(bm25, terms, k, partition, forbidden), found)
     return found
+
+
+def found_by(
+    stream: Stream,
+    terms: Sequence[Sequence[int]],
+    k: int,
+    forbidden: Forbidden | None = None,
+    at_a_time: int = 256,
+) -> Hits:
+    """What a stream with k hits finds for its next queries; rows of the index instead of passage numbers."""
+    batch = SearchBatch.of(terms, k, forbidden, np.float32)
+    for first in range(0, len(terms), at_a_time):
+        stream.fill(batch.part(first, first + at_a_time))
+    return Hits(batch.numbers_QK, batch.scores_QK)
 
 
 def looked_up(bm25: BM25, terms: Sequence[Sequence[int]], k: int, partition: int, forbidden: Forbidden | None) -> Hits:

@@ -14,7 +14,7 @@ from benchmarks.judged import cacm, mean_average_precision, mean_precision
 from ralm.errors import CorpusError
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.analysis import ENGLISH, Analyser
-from ralm.retrieval.bm25 import collection, search, texts as texts_in_progress
+from ralm.retrieval.bm25 import collection, search, stream
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
 from ralm.retrieval.bm25.search import BM25
@@ -163,7 +163,7 @@ def wikitext_passages() -> list[Passage]:
 def test_lucene_gives_the_same_top_16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Anserini orders equal scores by id as text, the only difference between its lists and ours."""
     monkeypatch.setattr(search, "STREAM_PASSAGES", 1 << 40 if way == "scan" else 0)
-    monkeypatch.setattr(texts_in_progress, "STREAM_OVERLAP", 0.0 if way == "stream" else 2.0)
+    monkeypatch.setattr(stream, "STREAM_OVERLAP", 0.0 if way == "stream" else 2.0)
     lines = shared("golden", "lucene", "wikitext_stride_queries.jsonl").read_text(encoding="utf-8").splitlines()
     golden = [json.loads(line) for line in lines]
     build_index(wikitext_passages(), tmp_path / "index")

@@ -18,6 +18,7 @@ from ralm.storage import manifest as manifests
 from ralm.storage.outputs import MANIFEST
 from tests.fuzz.mutations import mend
 from tests.fuzz.targets import PASSAGE_LIST, HashEncoder
+from tests.retrieval.searching import found_by
 
 QUERY = "w1 w2 w3 rep0 rep1 rep2"
 
@@ -76,7 +77,7 @@ def test_kernels_never_get_what_would_lead_them_out_of_their_arrays(
     with pytest.raises(DamagedFolderError, match=message):
         bm25 = open_index(index).bm25
         if streams:
-            Stream(bm25.collection, 5, 1024).search([bm25.terms(QUERY.split())])
+            found_by(Stream(bm25.collection, 5, 1024), [bm25.terms(QUERY.split())], 5)
         else:
             bm25.retrieve([QUERY], 5)
 
@@ -147,10 +148,9 @@ def build(out: Path, seed: int, count: int, *, force: bool = False) -> None:
 def answers(index: Index) -> Sequence[object]:
     """Every way of searching, and what the hits say."""
     terms = [index.bm25.terms(query.split()) for query in QUERIES]
-    streamed = Stream(index.bm25.collection, 5, 1024).search(terms)
     found: list[Hits] = [
         index.bm25.retrieve(QUERIES, 5),
-        Hits(numbers_QK=streamed[0], scores_QK=streamed[1]),
+        found_by(Stream(index.bm25.collection, 5, 1024), terms, 5),
         index.dense(encoder=HashEncoder()).retrieve(QUERIES, 5),
     ]
     hits = [hits.of(row) for hits in found for row in range(len(QUERIES))]

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from ralm.corpus.numbering import Numbering
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.records import Hits, Passage
+from ralm.records import Passage
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
@@ -26,7 +26,7 @@ from ralm.retrieval.update import update_index
 from ralm.retrieval.writer import merge_index
 from tests.campaign import campaign
 from tests.fakes import LetterEncoder
-from tests.retrieval.searching import arrays_of, assert_equal, looked_up, pieces, streamed, strides, words
+from tests.retrieval.searching import arrays_of, assert_equal, found_by, looked_up, pieces, streamed, strides, words
 
 
 def values_of(passage: Passage, key: str) -> list[Any]:
@@ -279,6 +279,6 @@ def test_scans_and_streams_of_many_passages(
         for row in range(len(queries)):
             assert hits.of(row) == [hit for hit in whole.of(row) if rows[hit[0]]][:k]
         terms = [bm25.terms(query.split()) for query in queries]
-        streamed_hits = Hits(*stream.search(terms, found._in_rows(len(queries), None)))
+        streamed_hits = found_by(stream, terms, k, found._in_rows(len(queries), None))
         assert_equal(streamed_hits.first(hits.numbers_QK.shape[1]), hits)
         assert_equal(looked_up(bm25, terms, k, 1024, found._in_rows(len(queries), None)), streamed_hits)

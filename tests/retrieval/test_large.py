@@ -14,7 +14,7 @@ from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
-from tests.retrieval.searching import arrays_of, pieces
+from tests.retrieval.searching import arrays_of, found_by, pieces
 
 PASSAGES = 1 << 17
 HOLE = (1 << 31) + 12345
@@ -56,8 +56,8 @@ def test_more_postings_than_32_bits_can_number(tmp_path: Path) -> None:
     expected = small.retrieve_terms([small.terms(query) for query in queries], 16)
     assert len(large.collection.common[0].before_MW) >= 10
     terms = [large.terms(query) for query in queries]
-    streamed = Stream(large.collection, 16).search(terms)
+    streamed = found_by(Stream(large.collection, 16), terms, 16)
     scanned = large.retrieve_terms(terms[: search.STREAM_QUERIES - 1], 16)
-    np.testing.assert_array_equal(streamed[0], expected.numbers_QK)
-    np.testing.assert_array_equal(streamed[1], expected.scores_QK)
+    np.testing.assert_array_equal(streamed.numbers_QK, expected.numbers_QK)
+    np.testing.assert_array_equal(streamed.scores_QK, expected.scores_QK)
     np.testing.assert_array_equal(scanned.numbers_QK, expected.numbers_QK[: len(scanned)])

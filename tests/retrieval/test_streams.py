@@ -16,13 +16,13 @@ from hypothesis import given, settings, strategies as st
 
 from ralm.errors import DamagedFolderError
 from ralm.records import NO_PASSAGE, Hits
-from ralm.retrieval.bm25 import scan, search, stream, texts as texts_in_progress
+from ralm.retrieval.bm25 import scan, search, stream
 from ralm.retrieval.bm25.arrays import row_of
 from ralm.retrieval.bm25.collection import BLOCK_BITS, CommonTerms, find_common_terms, steps
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.stream import QueryRuns, Stream
-from tests.retrieval.searching import assert_equal, indexed, pieces, some_index, streamed, strides, words
+from tests.retrieval.searching import assert_equal, found_by, indexed, pieces, some_index, streamed, strides, words
 
 
 def without(hits: Hits, lists: Sequence[Sequence[int]], list_Q: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -71,9 +71,7 @@ def test_equals_reading_every_posting(
     lists = [rng.integers(0, passages, size).tolist() for size in (0, 1, passages // 3, 2 * passages)]
     list_Q = rng.integers(-1, len(lists), len(queries)) if forbids else np.full(len(queries), -1)
     forbidden = Forbidden.of(lists, list_Q)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "_BATCH", batch)
-        found = streamed(bm25, queries, min(k, passages), partition, forbidden)
+    found = streamed(bm25, queries, min(k, passages), partition, forbidden, batch)
     scanned = bm25.retrieve(queries, k, forbidden)
     expected = without(bm25.retrieve(queries, passages), lists, list_Q, min(k, passages))
     for hits in (found, scanned):
@@ -81,9 +79,7 @@ def test_equals_reading_every_posting(
         np.testing.assert_allclose(hits.scores_QK, expected[1], rtol=1e-6)
 
 
-def test_the_choice_is_by_size_and_overlap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fills: list[tuple[Stream, int]]
-) -> None:
+def test_the_choice_is_by_size_and_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fills: list[int]) -> None:
     bm25 = some_index(tmp_path)
     overlapping = strides(words(1, 400, 500), 16, 2)
     apart = strides(words(1, 4000, 500), 16, 40)
@@ -92,7 +88,7 @@ def test_the_choice_is_by_size_and_overlap(
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
     monkeypatch.setattr(search, "COMMON_POSTINGS", 2)
     found = bm25.retrieve(overlapping, 5)
-    assert sum(count for _, count in fills) == len(overlapping)
+    assert sum(fills) == len(overlapping)
     assert_equal(found, plain)
     fills.clear()
     bm25.retrieve(apart, 5)
@@ -103,7 +99,7 @@ def test_the_choice_is_by_size_and_overlap(
 
 
 def test_batches_of_common_words_are_looked_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fills: list[tuple[Stream, int]], lookups: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fills: list[int], lookups: list[int]
 ) -> None:
     """Many at once; some at once when the common words are laid out, and single ones too."""
     bm25 = some_index(tmp_path)
@@ -118,7 +114,7 @@ def test_batches_of_common_words_are_looked_up(
         lookups.clear()
         np.testing.assert_array_equal(bm25.retrieve(some, 5).numbers_QK, expected.numbers_QK[: len(some)])
         assert sum(lookups) == len(some)
-    assert sum(count for _, count in fills) <= 1, "but for the one that compiles"
+    assert fills == []
 
 
 def test_tables_that_grow_too_large_are_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,16 +122,14 @@ def test_tables_that_grow_too_large_are_begun_anew(tmp_path: Path, monkeypatch: 
     queries = strides(words(4, 500, 300), 12, 3)
     expected = bm25.retrieve(queries, 4)
     monkeypatch.setattr(stream, "_TABLE_NUMBERS", 60 * bm25.collection.codes)
-    monkeypatch.setattr(stream, "_BATCH", 8)
-    assert_equal(streamed(bm25, queries, 4), expected)
+    assert_equal(streamed(bm25, queries, 4, at_a_time=8), expected)
     assert (expected.numbers_QK[1:] != NO_PASSAGE).any()
 
 
-def test_queries_one_at_a_time_find_the_stream_of_their_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fills: list[tuple[Stream, int]]
+def test_queries_one_at_a_time_are_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fills: list[int], lookups: list[int]
 ) -> None:
-    """Texts that take turns, as prompts written on together do; after some patience each goes on in its own stream."""
-    monkeypatch.setattr(texts_in_progress, "PATIENCE", 20)
+    """Those of texts that are written together, which take turns: the same hits and scores as all at once."""
     bm25 = some_index(tmp_path)
     texts = [strides(words(seed, 300, 500), 16, 2) for seed in range(3)]
     asked = [query for turn in zip(*texts, strict=True) for query in turn]
@@ -143,16 +137,15 @@ def test_queries_one_at_a_time_find_the_stream_of_their_text(
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
     bm25._loader.background.ready()
     bm25._loader.background.wait()
-    fills.clear()
     hits = [bm25.retrieve([query], 4) for query in asked]
     np.testing.assert_array_equal(np.concatenate([one.numbers_QK for one in hits]), expected.numbers_QK)
     np.testing.assert_array_equal(np.concatenate([one.scores_QK for one in hits]), expected.scores_QK)
-    assert len(fills) > len(asked) - 60, "but for the first ones"
-    assert len({id(stream) for stream, _ in fills}) == 3
+    assert len(lookups) > len(asked) - 20, "but for those without common words"
+    assert fills == []
 
 
-def test_unrelated_queries_begin_no_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fills: list[tuple[Stream, int]], lookups: list[int]
+def test_single_queries_pay_for_the_layout_of_common_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fills: list[int], lookups: list[int]
 ) -> None:
     """Few words, one or two of them in common with a query before; and one text that goes on among many such."""
     bm25 = some_index(tmp_path)
@@ -169,7 +162,7 @@ def test_unrelated_queries_begin_no_stream(
     others += [bm25.retrieve([query], 4).of(0) for query in asked[220:]]
     assert first + others == [expected.of(row) for row in range(len(asked))]
     assert len(lookups) >= len(asked) - 220
-    assert sum(count for _, count in fills) <= 1, "but for the one that compiles"
+    assert fills == []
 
 
 def test_what_streams_need_is_laid_out_beside_the_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +208,6 @@ assert BackgroundTask(make).ready() is None
 
 
 def test_one_index_asked_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts_in_progress, "PATIENCE", 1)
     bm25 = some_index(tmp_path)
     texts = [strides(words(seed, 300, 500), 16, 2) for seed in range(12)]
     expected = [bm25.retrieve(queries, 4).numbers_QK for queries in texts]
@@ -265,7 +257,7 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
         np.testing.assert_array_equal(scanned_TC, expected_VC[term : term + 1])
 
     streaming = Stream(collection, 3, 1024)
-    streaming.search([[term] for term in asked])
+    found_by(streaming, [[term] for term in asked], 3)
     np.testing.assert_array_equal(streaming._segments[0]._terms.points_TC[streaming._row_V[asked]], expected_VC)
 
     common = collection.common[0]

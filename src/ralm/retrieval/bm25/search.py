@@ -1,6 +1,6 @@
 """BM25 search: the exact best passages for queries, by the fastest of three ways.
 
-    streams   for queries that follow one another, in one call or from call to call (`ralm.retrieval.bm25.stream`)
+    streams   for queries of one call that follow one another (`ralm.retrieval.bm25.stream`)
     lookups   for others with common words, once the layout of these words is ready (`ralm.retrieval.bm25.lookup`)
     scans     for all others: every posting of the terms is read once (`ralm.retrieval.bm25.scan`)
 
@@ -11,7 +11,7 @@ Letters of shapes: Q queries, K hits per query.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import fields
@@ -47,8 +47,7 @@ from ralm.retrieval.bm25.scan import (
     weighted,
 )
 from ralm.retrieval.bm25.segments import Segment, numbering_of, totals_of
-from ralm.retrieval.bm25.stream import CollectionLoader, search_streams
-from ralm.retrieval.bm25.texts import TextsInProgress, follow_each_other
+from ralm.retrieval.bm25.stream import CollectionLoader, follow_each_other, search_streams
 from ralm.retrieval.filters import Passing
 from ralm.validation import check_count
 
@@ -104,7 +103,6 @@ class BM25:
         self._options = options or BM25Options()
         self._partition = partition
         totals = totals_of(segments)
-        self._average_length = totals.average_length
         self._sizes = [one.passages for one in segments]
         firsts = accumulate(self._sizes, initial=0)
         words = accumulate((-(-size // WORD_ROWS) for size in self._sizes), initial=0)
@@ -115,7 +113,6 @@ class BM25:
         self._searched = searched[begin:end]
         self._lexicon = Lexicon(self._segments, totals.with_terms, [*segments[:begin], *segments[end:]])
         self._loader = CollectionLoader(self._searched, self._lexicon)
-        self._texts = TextsInProgress(self._loader.background)
         self._single = 0
         self._read = 0
         self._excluded: IntArray = np.zeros(0, np.int64)
@@ -239,8 +236,6 @@ class BM25:
             search_streams(collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
             return
         fill = self._scan if collection is None else partial(search_lookups, collection)
-        if suits and count < BATCH_QUERIES:
-            fill = partial(self._follow, fill)
         parts = [batch.part(first, first + _QUERIES_A_TASK) for first in range(0, count, _QUERIES_A_TASK)]
         if len(parts) == 1:
             fill(parts[0])
@@ -266,14 +261,6 @@ class BM25:
         self._single += 1
         waits = len(queries) < BATCH_QUERIES and self._single < SINGLE_QUERIES
         return None if waits and not self._loader.background.is_started else self._loader.background.ready()
-
-    def _follow(self, otherwise: Callable[[SearchBatch], None], batch: SearchBatch) -> None:
-        """Fill in the hits of queries that may follow those of earlier calls."""
-        for row, query in enumerate(batch.queries):
-            one = batch.part(row, row + 1)
-            with self._texts.stream_of(query, batch.numbers_QK.shape[1]) as stream:
-                fill = otherwise if stream is None else stream.fill
-                fill(one)
 
     def _scan(self, batch: SearchBatch, *, compiled: bool = True) -> None:
         """Fill in the hits of queries by a scan."""

@@ -2,7 +2,7 @@
 
 Each query is computed from the one before (`stream_kernel`); the state for that is kept here, for every segment of the
 index and all partitions of its passages. A batch of queries goes through one partition after the other, so that a
-partition's sums stay in cache. Generation uses batches of one, since the next query is not known yet.
+partition's sums stay in cache.
 
 Letters of shapes: Q queries, K hits per query, V terms of the lexicon, T terms known to the stream, C rows of the code
 table, P partitions.
@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from ralm.errors import DamagedFolderError
 from ralm.retrieval.bm25.collection import (
@@ -35,11 +35,22 @@ from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.scan import Forbidden, SearchBatch
 from ralm.retrieval.bm25.stream_kernel import ALIGNED, Postings, Queries, State, Terms, advance_partitions
 
+STREAM_OVERLAP: Final = 0.5
+"""The share of a query's terms that must occur in the query before."""
+_PAIRS: Final = 64
+"""How many queries of a batch are compared with the one before."""
 _BATCH: Final = 256
 """Queries that go through a partition together."""
 _TABLE_NUMBERS: Final = 1 << 23
 """Points that a stream keeps: 32 MiB."""
 _FIRST_ROWS: Final = 1 << 12
+
+
+def follow_each_other(queries: Sequence[Sequence[int]]) -> bool:
+    """Whether most terms of the queries of a batch occur in the query before, judged by a sample."""
+    pairs = [(set(queries[i - 1]), set(queries[i])) for i in range(1, len(queries), -(-len(queries) // _PAIRS))]
+    shared = sum(len(before & query) for before, query in pairs)
+    return shared >= STREAM_OVERLAP * sum(len(query) for _, query in pairs)
 
 
 class Stream:
@@ -59,7 +70,7 @@ class Stream:
         """Forget all terms and the last query."""
         rows = max(1, min(_FIRST_ROWS, self._max_rows))
         self._known = 0
-        self._row_V = np.full(0, -1, np.int32)
+        self._row_V = np.full(len(self._collection.lexicon.idf_V), -1, np.int32)
         self._frequency_T = np.zeros(rows, np.int64)
         self._count_T = np.zeros(rows, np.int64)
         self._last = np.zeros(0, np.int64)
@@ -72,27 +83,8 @@ class Stream:
     def _max_rows(self) -> int:
         return _TABLE_NUMBERS // self._collection.codes
 
-    def search(
-        self,
-        queries: Sequence[Sequence[int]],
-        forbidden: Forbidden | None = None,
-        scores: DTypeLike = np.float32,
-    ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """The hits of queries given as term numbers, repeats included.
-
-        They are rows of the index (int64), and scores (float32, or float64, which are exact), Q x K. Forbidden passages
-        are given as rows too. The collection must support every query (`Collection.supports`).
-        """
-        batch = SearchBatch.of(queries, self._k, forbidden, scores)
-        self.fill(batch)
-        return batch.numbers_QK, batch.scores_QK
-
     def fill(self, batch: SearchBatch) -> None:
-        """Fill in the hits of queries, as `search` finds them."""
-        for first in range(0, len(batch.queries), _BATCH):
-            self._fill(batch.part(first, first + _BATCH))
-
-    def _fill(self, batch: SearchBatch) -> None:
+        """Fill in the hits of the next queries, which the collection must support (`Collection.supports`)."""
         sizes = [len(query) for query in batch.queries]
         terms = np.fromiter(chain.from_iterable(batch.queries), np.int64, sum(sizes))
         ends = np.zeros(len(sizes) + 1, np.int64)
@@ -109,7 +101,6 @@ class Stream:
     def _learn(self, terms: NDArray[np.int64]) -> None:
         """Give each new term a row of the tables, after a reset if they would become too large."""
         lexicon = self._collection.lexicon
-        self._row_V = _enlarge(self._row_V, len(lexicon.idf_V), -1)
         unknown = self._row_V[terms] < 0
         if not unknown.any():
             return
@@ -178,10 +169,9 @@ class _SegmentStream:
         )  # fmt: skip
 
 
-def _enlarge(table: NDArray[Any], rows: int, fill: int = 0) -> NDArray[Any]:
-    """A table with at least this many rows, the new ones filled with one value."""
-    more = rows - len(table)
-    return np.concatenate([table, np.full((more, *table.shape[1:]), fill, table.dtype)]) if more > 0 else table
+def _enlarge(table: NDArray[Any], rows: int) -> NDArray[Any]:
+    """A table with this many rows, more than before; the new ones are zero."""
+    return np.concatenate([table, np.zeros((rows - len(table), *table.shape[1:]), table.dtype)])
 
 
 def _state(passages: int, partitions: int, k: int) -> State:
@@ -338,10 +328,9 @@ class CollectionLoader:
         return np.where(numbers >= 0, lexicon.idf_V[numbers], np.inf)
 
     def _make_in_background(self, check_stop: Callable[[], None]) -> Collection:
-        """Make it with one thread, and load the kernels of streams and lookups, so that no query waits for them."""
+        """Make it with one thread, and load the kernels of lookups, so that no query waits for them."""
         with self._lock:
             self._collection = self._collection or self._make(1, check_stop)
-        Stream(self._collection, 1).search([[]])
         search_lookups(self._collection, SearchBatch.of([[]], 1, None, np.float32))
         return self._collection
 
