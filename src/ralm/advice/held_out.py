@@ -17,13 +17,12 @@ from ralm.corpus.decontamination import NGRAM, Decontamination, words_of
 from ralm.errors import TextError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Option, check_options, seed_option
-from ralm.protocols import Retriever, Tokenizer
-from ralm.records import NO_PASSAGE, Document, Hits, Passages
+from ralm.protocols import Tokenizer
+from ralm.records import Document
 from ralm.retrieval.expansion import ExpandedPassages
 from ralm.retrieval.index import Index
 from ralm.training.examples import Example, sample_examples
 from ralm.training.options import ExampleOptions
-from ralm.validation import retrieve_checked
 
 SEQUENCE: Final = 256
 _BLOCK: Final = 512
@@ -31,10 +30,6 @@ _BLOCK: Final = 512
 _LONGEST_ANSWER: Final = 32
 STANDS_IN: Final = 0.5
 """Of a passage whose runs of 13 words are to more than this share in a unit, the document is a copy of the unit."""
-_PART: Final = 32
-_PARTS: Final = 8
-_HITS: Final = 4
-"""Words of a query, queries and hits of each that tell whether a text stands in a corpus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +110,14 @@ def held_out_documents(index: Index, tokenizer: Tokenizer, options: WorthOptions
 
 def held_out_texts(found: Iterable[Document], name: str, tokenizer: Tokenizer, options: WorthOptions) -> HeldOut:
     """Documents of a text, in random order; blocks of 512 tokens if it has too few."""
-    documents = documents_or_blocks(found, tokenizer, options.most)
+    documents = _documents_or_blocks(found, tokenizer, options.most)
     order = np.random.default_rng(options.seed).permutation(len(documents))
     shuffled = (documents[place] for place in order.tolist())
     units = (unit_of_document(one, whole, tokenizer, options) for one, whole in shuffled)
     return HeldOut("documents", name, min(options.most, len(documents)), units)
 
 
-def documents_or_blocks(found: Iterable[Document], tokenizer: Tokenizer, most: int) -> list[tuple[Document, str]]:
+def _documents_or_blocks(found: Iterable[Document], tokenizer: Tokenizer, most: int) -> list[tuple[Document, str]]:
     """The documents that are not empty, or blocks of 512 tokens of them if they are fewer than `most`; each with the
     text of the whole document."""
     documents = [(one, one.text) for one in found if one.text.strip()]
@@ -178,26 +173,6 @@ def _unit(
 ) -> Unit:
     overlap = _overlap_with(text)
     return Unit(name, [replace(one, runs=overlap.hashes) for one in examples], queries, overlap, metadata)
-
-
-def count_copies(texts: Iterable[str], retriever: Retriever, passages: Passages) -> int:
-    """How many of the texts stand in the corpus: one of the first hits for parts of the text shares more than half of
-    its runs of 13 words with it. RetrieverError if the retriever does not return valid hits."""
-    count = 0
-    for text in texts:
-        words, overlap = text.split(), _overlap_with(text)
-        step = max(_PART, -(-len(words) // _PARTS))
-        queries = [" ".join(words[begin : begin + _PART]) for begin in range(0, len(words), step)]
-        hits = retrieve_checked(retriever, queries, _HITS, len(passages))
-        count += any(True for _ in copies_among(hits, passages, overlap))
-    return count
-
-
-def copies_among(hits: Hits, passages: Passages, overlap: Decontamination) -> Iterator[int]:
-    """The numbers of the hits that stand in the text that `overlap` was made of."""
-    for number in np.unique(hits.numbers_QK).tolist():
-        if number != NO_PASSAGE and overlap.overlap(passages[number].contents) > STANDS_IN:
-            yield number
 
 
 @lru_cache(maxsize=8)

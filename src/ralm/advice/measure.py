@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from ralm.advice.held_out import HeldOut, Unit, WorthOptions, copies_among
+from ralm.advice.held_out import STANDS_IN, HeldOut, Unit, WorthOptions
 from ralm.corpus.numbering import StoredPassages
 from ralm.errors import BudgetError
 from ralm.lm.scoring import Scorer
@@ -159,7 +159,9 @@ class Meter:
     def _copies(self, unit: Unit, hits: Hits) -> set[str]:
         """The documents of which a passage stands in the unit: none of their passages is read, since those that share
         no run of words may go on with the text all the same."""
-        return {*map(self._document, copies_among(hits, self.passages, unit.overlap))}
+        numbers = [number for number in np.unique(hits.numbers_QK).tolist() if number != NO_PASSAGE]
+        overlap_of = {number: unit.overlap.overlap(self.passages[number].contents) for number in numbers}
+        return {self._document(number) for number, overlap in overlap_of.items() if overlap > STANDS_IN}
 
     def _rival(self, hits: Sequence[tuple[int, float]]) -> int:
         """The first hit of another document than that of the first."""

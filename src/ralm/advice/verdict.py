@@ -120,18 +120,13 @@ class Worth:
         return {"sentence": self.sentence, **asdict(self)}
 
 
-def check_scoring(model: LanguageModel) -> None:
-    """Raise UsageError if a model does not score given texts."""
+def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Meter:
+    """Measures with BM25, and with dense retrieval if the index has vectors."""
     if not scores_given_texts(model):
         raise UsageError(
             f"{model.name} does not score given texts, so no gain can be measured: give a model that does "
             "(`ralm probe` says what a server can)."
         )
-
-
-def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Meter:
-    """Measures with BM25, and with dense retrieval if the index has vectors."""
-    check_scoring(model)
     if options.document_tokens + SEQUENCE > model.max_length:
         raise UsageError(
             f"`document_tokens` {options.document_tokens} and {SEQUENCE} tokens of text do not fit together into the "

@@ -41,7 +41,6 @@ _COMMANDS: Final = (
     ("Index and search", "info", ("info", "documents")),
     ("Index and search", "judge", ("judge",)),
     ("Read and generate", "worth", ("worth",)),
-    ("Read and generate", "tune", ("tune",)),
     ("Read and generate", "eval", ("eval",)),
     ("Read and generate", "sweep", ("sweep",)),
     ("Read and generate", "report", ("report", "compare")),
