@@ -76,7 +76,6 @@ BROKEN: dict[str, tuple[bytes, bytes, Sequence[tuple[bytes, str]]]] = {
         [
             (b"2\ttwo\tB\tmore", "line 2 has 4 tab-separated fields where id, text, title are expected"),
             (b"alone", "line 2 has 1 tab-separated fields"),
-            (b'2\t"never closed\tB', "line 2 is not quoted like CSV"),
             (b'2\t"said" she\tB', "line 2 is not quoted like CSV"),
             (b"2\t\xe9\tB", "line 2 is not UTF-8: byte 10 is 0xe9"),
         ],
@@ -87,7 +86,6 @@ BROKEN: dict[str, tuple[bytes, bytes, Sequence[tuple[bytes, str]]]] = {
         [
             (b"2,two,B,more", "line 3 has 4 comma-separated fields where id, text, title are expected"),
             (b"alone", "line 3 has 1 comma-separated fields"),
-            (b'2,"never closed,B', "line 3 is not quoted like CSV"),
             (b'2,"said" she,B', "line 3 is not quoted like CSV"),
         ],
     ),
@@ -108,6 +106,22 @@ def test_a_broken_line_is_named_or_skipped_alone(name: str, line: bytes, message
         assert [document.text for document in read(source, skipped=skipped, skip_bad=True)] == ["one", "three", "four"]
         assert skipped.counts == {BROKEN_LINES: 1}
         assert message in skipped.examples[BROKEN_LINES][0]
+
+
+@pytest.mark.parametrize(
+    ("after", "lines", "texts"), [('3,"three",C\n4,four,D\n', "3 to 4", ["four"]), ("3,three,C\n", "3 to 4", [])]
+)
+def test_the_lines_that_an_unclosed_quote_takes_with_it_are_named(
+    after: str, lines: str, texts: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(f'id,text,title\n1,one,A\n2,"never closed,B\n{after}')
+    message = f"{path}, lines {lines} are not quoted like CSV"
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        read(path)
+    skipped = Skipped()
+    assert [document.text for document in read(path, skipped=skipped, skip_bad=True)] == ["one", *texts]
+    assert message in skipped.examples[BROKEN_LINES][0]
 
 
 def test_only_the_first_few_broken_lines_are_kept(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ Quotes are read strictly: in the lenient default mode of `csv`, an unclosed quot
 """
 
 import csv
-from collections import deque
 from collections.abc import Iterator
 from itertools import chain
 from typing import Final
@@ -70,32 +69,20 @@ def _documents(
 def _rows(path: FilePath, separator: str, builder: DocumentBuilder) -> Iterator[tuple[int, list[str]]]:
     """The non-blank rows of a file, each with the number of its first line.
 
-    After a row with broken quotes, reading resumes at the line after the row's first line.
+    A row with broken quotes is broken up to where the quotes tell: an unclosed one takes lines after it with it.
     """
-    decoded = _decoded_lines(path, builder)
-    again: deque[str] = deque()
-    row_lines: list[str] = []
-
-    def lines() -> Iterator[str]:
-        while line := again.popleft() if again else next(decoded, ""):
-            row_lines.append(line)
-            yield line
-
-    rows, number = csv.reader(lines(), delimiter=separator, strict=True), 1
+    rows = csv.reader(_decoded_lines(path, builder), delimiter=separator, strict=True)
     while True:
-        number += len(row_lines)
-        row_lines.clear()
+        number = rows.line_num + 1
         try:
             row = next_row(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            where = f"{path}, line {number}"
-            message = f"{where} is not quoted like CSV ({error}): a quote within quotes must be doubled.{SKIP_ADVICE}"
-            builder.broken_line(CorpusError(message))
-            again.extendleft(reversed(row_lines[1:]))
-            del row_lines[1:]
-            rows = csv.reader(lines(), delimiter=separator, strict=True)  # `lines` may have ended within the row
+            last = rows.line_num
+            lines = f"line {number} is" if last == number else f"lines {number} to {last} are"
+            message = f"{lines} not quoted like CSV ({error}): a quote within quotes must be doubled.{SKIP_ADVICE}"
+            builder.broken_line(CorpusError(f"{path}, {message}"))
             continue
         if row:
             yield number, row
