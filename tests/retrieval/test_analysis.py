@@ -60,6 +60,7 @@ def test_lucenes_terms_of_every_golden_text() -> None:
         ),
         ("e\u0301te\u0301", ["e\u0301te\u0301"]),
         ("\U0001f600\U0001f44d\U0001f3fd ok", ["\U0001f600", "\U0001f44d\U0001f3fd", "ok"]),
+        ("A\u266d \u2605", ["A", "\u266d", "\u2605"]),
         ("\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7", ["\U0001f1e9\U0001f1ea", "\U0001f1eb\U0001f1f7"]),
     ],
 )
