@@ -1,14 +1,13 @@
-"""How often `ralm worth` gives the right verdict on planted corpora, and how much of planted noise `--prune` finds.
+"""How often `ralm worth` gives the right verdict on planted corpora.
 
     python -m benchmarks.worth planted OUT [SEEDS]
     python -m benchmarks.worth real OUT MODEL [SEEDS [UNITS [STRIDES]]]
-    python -m benchmarks.worth noise OUT UNITS [MODEL]
 
 `planted` reads documents of this Python with ralm-tiny, for 20 seeds, over four corpora: gold (the documents with every
 ninth word left out, so that no run of 13 words is shared), random (words of other documents), copies (the documents
 themselves), and adversarial (a few of their words among others that a model expects to go on). `real` does the same
-with another model, at most UNITS documents of so many strides each. `noise` plants a fifth of noise documents in
-MedQuAD. Results are kept in OUT, JSON Lines, and a rerun goes on.
+with another model, at most UNITS documents of so many strides each. Results are kept in OUT, JSON Lines, and a rerun
+goes on.
 """
 
 import json
@@ -23,9 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from ralm.advice.held_out import WorthOptions, held_out_texts
-from ralm.advice.pruning import prune_corpus
 from ralm.advice.verdict import judge_corpus
-from ralm.corpus.sources import read_documents
 from ralm.corpus.splitting import make_passages
 from ralm.demo.documentation import standard_library_documentation
 from ralm.lm.registry import ModelOptions, load_language_model
@@ -34,7 +31,6 @@ from ralm.records import Document
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 
-MEDQUAD: Final = Path(__file__).parents[2] / "shared" / "data" / "medquad"
 DOCUMENTS: Final = 96
 UNITS: Final = 64
 STRIDES: Final = 16
@@ -130,45 +126,6 @@ def measure_planted(
         print(f"{kind} (right: {right}): {dict(verdicts)}, {seconds:.0f} s of processor time each")
 
 
-def measure_noise(out: Path, model: LanguageModel, most: int) -> None:
-    """MedQuAD with a fifth of noise documents: how many of them are left out, and what that gains.
-
-    A noise document has 100 words of ten documents of the corpus, at random, under the title of one of them.
-    """
-    draws = np.random.default_rng(0)
-    corpus = list(read_documents(str(MEDQUAD / "corpus.jsonl.gz")))
-    text = [*read_documents(str(MEDQUAD / "heldout_shared_topics.jsonl"))]
-    noise = []
-    for number in range(len(corpus) // 4):
-        some = [corpus[place] for place in draws.integers(len(corpus), size=10)]
-        words = [word for one in some for word in one.text.split()]
-        chosen = " ".join(words[place] for place in draws.integers(len(words), size=100))
-        noise.append(Document(f"noise{number}", some[0].title, chosen))
-    with tempfile.TemporaryDirectory() as folder:
-        everything = [*corpus, *noise]
-        shuffled_documents = [everything[place] for place in draws.permutation(len(everything))]
-        build_index(make_passages(shuffled_documents), Path(folder) / "index")
-        index = open_index(Path(folder) / "index")
-        options = WorthOptions(most=most, budget=0)
-        begin = time.process_time()
-        found = prune_corpus(index, model, held_out_texts(text, "text", model.tokenizer, options), options)
-    by_reason: dict[str, Counter[str]] = {}
-    for one in found.pruned:
-        kind = "noise" if one.document_id.startswith("noise") else "real"
-        by_reason.setdefault(one.reason, Counter())[kind] += 1
-    row = {
-        "model": model.name,
-        "documents": len(corpus),
-        "noise": len(noise),
-        "pruned": {reason: dict(counts) for reason, counts in by_reason.items()},
-        **{key: value for key, value in found.as_json().items() if key != "pruned"},
-        "processor": time.process_time() - begin,
-    }
-    with out.open("a") as stream:
-        stream.write(json.dumps(row) + "\n")
-    print(row)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run a part."""
     match arguments:
@@ -177,8 +134,6 @@ def main(arguments: Sequence[str]) -> None:
             measure_planted(Path(out), model, *map(int, seeds))
         case ["real", out, name, *counts]:
             measure_planted(Path(out), load_language_model(name), *map(int, counts))
-        case ["noise", out, most, *name]:
-            measure_noise(Path(out), load_language_model(name[0] if name else "ralm-tiny"), int(most))
         case _:
             sys.exit(__doc__)
 

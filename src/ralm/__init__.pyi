@@ -7,7 +7,6 @@ from .advice.held_out import (
     held_out_questions as held_out_questions,
     held_out_texts as held_out_texts,
 )
-from .advice.pruning import Pruning as Pruning, prune_corpus as prune_corpus
 from .advice.verdict import Worth as Worth, judge_corpus as judge_corpus
 from .answering.answerer import Answerer as Answerer, SourcedAnswer as SourcedAnswer
 from .answering.citations import AnswerSource as AnswerSource, Citation as Citation, citations as citations

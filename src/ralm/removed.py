@@ -21,6 +21,7 @@ SUCCESSORS: Final[dict[str, str]] = {
     "signals --no-evidence": "leave it out; signals score continuations alone",
     "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
     "syntax": "search for plain words; `--where` and `--path` choose titles and documents",
+    "worth --prune": "leave it out; leaving documents out gained nothing, and `--distinct text` skips copies",
     "tune": "it chose `--reader ensemble --documents 4 --mixer posterior` on both corpora; use that",
     "train gate": "without `gate` passages are read everywhere; on questions gates failed",
     "train reranker --kind": "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training",

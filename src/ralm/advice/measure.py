@@ -21,7 +21,7 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import Retriever
 from ralm.reading.mixers import log_sum_exp
 from ralm.reading.tokens import PassageDocuments
-from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, IntArray
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits
 from ralm.retrieval.random import RandomRetriever
 from ralm.terminal import Advance
 from ralm.training.candidates import find_candidates, score_candidates
@@ -42,7 +42,6 @@ _SAMPLED: Final = 4
 _LOWEST: Final = -100.0
 """Stands for the log-probability of an impossible token, so that all sums are finite."""
 
-ReadingPart: TypeAlias = Literal["first", "some candidates", "rivals"]
 Stop: TypeAlias = Literal["measured", "budget"]
 Sum: TypeAlias = tuple[float, int]
 """A sum of gains in nats, and the tokens that it is over."""
@@ -61,17 +60,12 @@ class HitGain:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredUnit:
-    """The gains of a unit, by reading and by the kind of token, and its first hits. `rivals`, if measured: for each
-    stride the document of its first passage, and the gain of that one over the first of another document."""
+    """The gains of a unit, by reading and by the kind of token, and its first hits."""
 
-    name: str
     metadata: Mapping[str, Any]
     gains: Mapping[str, Sum]
     kinds: Mapping[str, Sum]
     hits: Sequence[HitGain]
-    rivals: Sequence[tuple[str, float]] = ()
-    candidates: frozenset[str] = frozenset()
-    """The documents of all candidates."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,13 +95,10 @@ class Meter:
         made = PassageDocuments(self.passages, self.scorer.tokenizer, self.options.document_tokens, "auto")
         object.__setattr__(self, "documents", made)
 
-    def measure(self, units: Sequence[Unit], first: int, reads: ReadingPart = "some candidates") -> list[MeasuredUnit]:
+    def measure(self, units: Sequence[Unit], first: int) -> list[MeasuredUnit]:
         """The gains of some units, after `first` others: also with all candidates for some strides of every fourth
-        unit, or with the first passage of another document."""
-        found = [
-            self._found(unit, reads if reads != "some candidates" or (first + place) % _EVERY == 0 else "first")
-            for place, unit in enumerate(units)
-        ]
+        unit."""
+        found = [self._found(unit, (first + place) % _EVERY == 0) for place, unit in enumerate(units)]
         examples = [one for unit in units for one in unit.examples]
         begin = time.perf_counter()
         plain = score_candidates(examples, [[NO_PASSAGE]] * len(examples), self.documents, self.scorer)
@@ -126,9 +117,7 @@ class Meter:
             for unit, one in zip(units, found, strict=True)
         ]
 
-    def _found(self, unit: Unit, reads: ReadingPart) -> "_Found":
-        k = 1 if reads == "first" else self.options.candidates
-
+    def _found(self, unit: Unit, has_candidates: bool) -> "_Found":
         def find(retriever: Retriever, count: int, examples: Sequence[Example] = unit.examples) -> Hits:
             return find_candidates(examples, unit.queries, retriever, self.passages, count, exclude=True)
 
@@ -142,15 +131,12 @@ class Meter:
 
         random = RandomRetriever(len(self.passages), self.options.seed)
         drawn = find_candidates(unit.examples[:1], [unit.name], random, self.passages, 1, exclude=True).of(0)
-        clean = find_clean(self.retriever, k)
-        rows = [clean.of(row) for row in range(len(clean))]
         return _Found(
-            clean=clean,
+            clean=find_clean(self.retriever, self.options.candidates if has_candidates else 1),
             every=every,
             others={name: find_clean(other, 1) for name, other in self.others.items()},
             random=drawn[0][0] if drawn else NO_PASSAGE,
-            has_candidates=reads == "some candidates",
-            rivals=[self._rival(hits) for hits in rows] if reads == "rivals" else [],
+            has_candidates=has_candidates,
         )
 
     def _document(self, number: int) -> str:
@@ -163,17 +149,12 @@ class Meter:
         overlap_of = {number: unit.overlap.overlap(self.passages[number].contents) for number in numbers}
         return {self._document(number) for number, overlap in overlap_of.items() if overlap > STANDS_IN}
 
-    def _rival(self, hits: Sequence[tuple[int, float]]) -> int:
-        """The first hit of another document than that of the first."""
-        documents = [self.passages[number].document_id for number, _ in hits]
-        return next((hits[place][0] for place, one in enumerate(documents) if one != documents[0]), NO_PASSAGE)
-
     def _gains(
         self, unit: Unit, found: "_Found", rows: Sequence[tuple[FloatArray, Sequence[int], Sequence[FloatArray]]]
     ) -> MeasuredUnit:
         sums: dict[str, Sum] = {}
         kinds: dict[str, Sum] = {}
-        hits, rivals = [], []
+        hits = []
         for row, (base, numbers, scored) in enumerate(rows):
             base_T = np.maximum(base, _LOWEST).astype(np.float64)
             gain_of = {number: np.maximum(one, _LOWEST) - base_T for number, one in zip(numbers, scored, strict=True)}
@@ -187,16 +168,11 @@ class Meter:
                 overlap = unit.overlap.overlap(self.passages[every].contents)
                 hits.append(HitGain(every, float(gain_of[every].sum()), len(base_T), overlap))
             self._add_kinds(kinds, unit, row, gain_of[first], first)
-            here = [number for number, _ in found.clean.of(row)]
-            if found.rivals and here:
-                gain = gain_of[first].sum() - gain_of[found.rivals[row]].sum()
-                rivals.append((self.passages[first].document_id, float(gain)))
-            if found.has_candidates and here and row < _SAMPLED:
-                gains_KT = np.stack([gain_of[number] for number in here])
-                self._add_candidates(sums, gains_KT, np.array([score for _, score in found.clean.of(row)]))
-        of_all = {number for row in range(len(rows)) for number, _ in found.clean.of(row)}
-        candidates = frozenset(self.passages[number].document_id for number in of_all)
-        return MeasuredUnit(unit.name, unit.metadata, sums, kinds, hits, rivals, candidates)
+            candidates = found.clean.of(row)
+            if found.has_candidates and candidates and row < _SAMPLED:
+                gains_KT = np.stack([gain_of[number] for number, _ in candidates])
+                self._add_candidates(sums, gains_KT, np.array([score for _, score in candidates]))
+        return MeasuredUnit(unit.metadata, sums, kinds, hits)
 
     def _add_candidates(self, sums: dict[str, Sum], gains_KT: DoubleArray, scores_K: DoubleArray) -> None:
         """What choosing among candidates gains, and reading several of them as an ensemble with similarity weights."""
@@ -229,7 +205,7 @@ class Measuring:
         self._units = held_out.units
         self._ends = time.perf_counter() + 60 * minutes if minutes else math.inf
 
-    def until(self, count: int, advance: Advance, reads: ReadingPart = "some candidates") -> Stop | None:
+    def until(self, count: int, advance: Advance) -> Stop | None:
         """Measure until there are so many units; why it stopped before."""
         while len(self.found) < count:
             if time.perf_counter() > self._ends:
@@ -238,7 +214,7 @@ class Measuring:
             if not some:
                 return "measured"
             try:
-                self.found += self._meter.measure(some, len(self.found), reads)
+                self.found += self._meter.measure(some, len(self.found))
             except BudgetError:
                 return "budget"
             advance(len(some))
@@ -266,7 +242,6 @@ class _Found:
     others: Mapping[str, Hits]
     random: int
     has_candidates: bool
-    rivals: Sequence[int]
 
     def numbers(self) -> list[list[int]]:
         """The different passages that each example is read with."""
@@ -274,7 +249,6 @@ class _Found:
         for row in range(len(self.clean)):
             wanted = [_first(self, row), _number(self.every, row), self.random]
             wanted += [_number(hits, row) for hits in self.others.values()]
-            wanted += self.rivals[row : row + 1]
             if self.has_candidates and row < _SAMPLED:
                 wanted += [number for number, _ in self.clean.of(row)]
             found.append([number for number in dict.fromkeys(wanted) if number != NO_PASSAGE])
@@ -289,7 +263,7 @@ def _first(found: _Found, row: int) -> int:
     return _number(found.clean, row)
 
 
-def _add(sums: dict[str, Sum], name: str, gains_T: DoubleArray | IntArray) -> None:
+def _add(sums: dict[str, Sum], name: str, gains_T: DoubleArray) -> None:
     nats, tokens = sums.get(name, (0.0, 0))
     sums[name] = (nats + float(gains_T.sum()), tokens + len(gains_T))
 

@@ -16,8 +16,8 @@ from ralm.advice.measure import ALL, DENSE, FIRST, Cost, MeasuredUnit, Measuring
 from ralm.advice.sequential import FIRST_LOOK, SequentialGain, looks, sequential_gain, spending_bounds
 from ralm.errors import BudgetError, UsageError
 from ralm.lm.scoring import Scorer
-from ralm.protocols import LanguageModel, Retriever
-from ralm.records import DoubleArray, IntArray
+from ralm.protocols import LanguageModel
+from ralm.records import DoubleArray
 from ralm.retrieval.index import Index
 from ralm.terminal import progress_bar
 from ralm.training.gains import HeldOutGain, held_out_gains
@@ -132,15 +132,10 @@ def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Met
             f"`document_tokens` {options.document_tokens} and {SEQUENCE} tokens of text do not fit together into the "
             f"{model.max_length} that {model.name} can read: lower it, or give another model."
         )
-    others = {DENSE: index.dense()} if index.bm25_options is not None and index.vectors else {}
+    has_bm25 = index.bm25_options is not None
+    others = {DENSE: index.dense()} if has_bm25 and index.vectors else {}
     scorer = Scorer(Scorer.of(model).model, progress=False)
-    return Meter(index.passages, first_retriever(index), others, scorer, options)
-
-
-def first_retriever(index: Index, without: IntArray | None = None) -> Retriever:
-    """BM25 if the index was built for it, else dense retrieval; without some passages."""
-    found = index.bm25 if index.bm25_options is not None else index.dense()
-    return found if without is None else found.without(without)
+    return Meter(index.passages, index.bm25 if has_bm25 else index.dense(), others, scorer, options)
 
 
 def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options: WorthOptions | None = None) -> Worth:
@@ -152,7 +147,7 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
     options = options or WorthOptions()
     meter = open_meter(index, model, options)
     if held_out.most < FIRST_LOOK:
-        raise too_few(held_out, held_out.most)
+        raise _too_few(held_out, held_out.most)
     before = _usage(model)
     measuring = Measuring(meter, held_out, options.budget)
     stopped, decided = _measure(measuring, held_out.most)
@@ -160,7 +155,7 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
     if len(measured) < min(2 if stopped == "budget" else FIRST_LOOK, held_out.most):
         if stopped == "budget":
             raise BudgetError(f"the budget ended before two {held_out.noun} were measured: raise it.")
-        raise too_few(held_out, len(measured))
+        raise _too_few(held_out, len(measured))
     sums = {name: _sums(measured, name) for name in measured[0].gains}
     bounds = decided or _bounds([*_looked(len(measured), held_out.most), len(measured)], held_out.most, last=True)
     gain, with_duplicates = (sequential_gain(*sums[name], bounds) for name in (FIRST, ALL))
@@ -194,11 +189,11 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
     )
 
 
-def too_few(held_out: HeldOut, count: int, needed: int = FIRST_LOOK) -> UsageError:
+def _too_few(held_out: HeldOut, count: int) -> UsageError:
     """The error of a text with so few units."""
     return UsageError(
         f"{held_out.description} has {count:,} {held_out.noun} that are long enough, too few for any verdict: it needs "
-        f"{needed}."
+        f"{FIRST_LOOK}."
     )
 
 

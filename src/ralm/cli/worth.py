@@ -1,4 +1,4 @@
-"""`ralm worth`: whether a corpus helps a language model, with what certainty, and by which of its documents."""
+"""`ralm worth`: whether a corpus helps a language model, with what certainty."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +17,10 @@ from ralm.cli.flags import Flags, Output
 from ralm.cli.models import open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import FolderError, UsageError
-from ralm.options import Needs, Option
+from ralm.options import Option
 
 if TYPE_CHECKING:
     from ralm.advice.held_out import HeldOut
-    from ralm.advice.pruning import Pruning
     from ralm.advice.verdict import Worth
     from ralm.protocols import Tokenizer
     from ralm.retrieval.index import Index
@@ -92,14 +91,7 @@ class WorthJob:
 def worth_command(
     job: WorthJob,
     html: Annotated[Path | None, Option("Write a self-contained HTML page to this file too.")] = None,
-    prune: Annotated[
-        Path | None,
-        Option("Write the ids of documents to leave out to this file, and check on other documents what that gains."),
-    ] = None,
-    force: Annotated[
-        bool,
-        Option("Replace existing files.", needs=Needs("`html` or `prune`", lambda own: bool(own.html or own.prune))),
-    ] = False,
+    force: Annotated[bool, options.force_option("html")] = False,
 ) -> Output:
     """Say whether the passages of a corpus help a language model, with what certainty, and where.
 
@@ -107,32 +99,25 @@ def worth_command(
     that share 13 words in a row with a document count as its near duplicates and are set apart. It stops as soon as the
     verdict is certain: the probability of a wrong one is at most 5% over all looks (alpha spending, Lan and DeMets).
     """
-    from ralm.advice.pruning import prune_corpus
     from ralm.advice.verdict import judge_corpus
     from ralm.storage.outputs import check_output_file
 
-    for file in (html, prune):
-        if file is not None:
-            check_output_file(file, force)
-    pruning = None
+    if html is not None:
+        check_output_file(html, force)
     with job.opened() as index:
         scoring = open_model(job.lm, job.model, job.ray)
         found = judge_corpus(index, scoring, job.held_out(index, scoring.tokenizer), job.measuring)
-        if prune is not None:
-            pruning = prune_corpus(index, scoring, job.held_out(index, scoring.tokenizer), job.measuring)
-            pruning.write_ids(prune)
     name = ", ".join(job.corpus)
     if html is not None:
-        _write_page(html, found, pruning, name)
-    return Output(partial(_as_json, found, pruning, name), partial(_print, found, pruning, name))
+        _write_page(html, found, name)
+    return Output(partial(_as_json, found, name), partial(_print, found, name))
 
 
-def _as_json(found: "Worth", pruning: "Pruning | None", name: str) -> dict[str, JsonValue]:
-    shown: dict[str, JsonValue] = {**found.as_json(), "corpus": name, "notes": [*_notes(found)]}
-    return shown if pruning is None else {**shown, "pruning": pruning.as_json()}
+def _as_json(found: "Worth", name: str) -> dict[str, JsonValue]:
+    return {**found.as_json(), "corpus": name, "notes": [*_notes(found)]}
 
 
-def _write_page(file: Path, found: "Worth", pruning: "Pruning | None", name: str) -> None:
+def _write_page(file: Path, found: "Worth", name: str) -> None:
     from ralm.cli.process import print_note
     from ralm.runs.report import render_page
     from ralm.storage.outputs import replaced_file
@@ -143,13 +128,13 @@ def _write_page(file: Path, found: "Worth", pruning: "Pruning | None", name: str
         "retriever": found.retriever,
         found.noun: f"{found.gain.units:,} of at most {found.most:,}",
     }
-    shown = {**_as_json(found, pruning, name), "title": name, "settings": settings}
+    shown = {**_as_json(found, name), "title": name, "settings": settings}
     with replaced_file(file) as page:
         page.write(render_page("ralm.advice", "worth.html", f"{name} · ralm worth", shown))
     print_note(f"{file} shows the verdict with all figures; open it in a browser")
 
 
-def _print(found: "Worth", pruning: "Pruning | None", name: str) -> None:
+def _print(found: "Worth", name: str) -> None:
     from ralm.cli.output import print_line, print_table
 
     print_line(f"{name}, {found.lm}, {found.text}\n{found.sentence}")
@@ -160,8 +145,6 @@ def _print(found: "Worth", pruning: "Pruning | None", name: str) -> None:
     print_table(["gain over no passage", "nats a token", "95% interval"], rows)
     for note in _notes(found):
         print_line(note)
-    if pruning is not None:
-        print_line(pruning.sentence)
 
 
 def _notes(found: "Worth") -> Iterator[str]:
