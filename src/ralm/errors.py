@@ -42,10 +42,6 @@ class TextError(InputError):
     """A text to evaluate is missing, empty, too short or not UTF-8."""
 
 
-class QuestionFileError(InputError):
-    """A file of questions is missing, empty or malformed."""
-
-
 class RetrievalFileError(InputError):
     """A file of retrieved passages is malformed, or was made for another text, stride or tokenizer."""
 

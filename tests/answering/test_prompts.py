@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from ralm.answering.prompts import Cut, PromptEncoder, PromptText, open_prompt, tokens_after
-from ralm.errors import QuestionFileError, UsageError
+from ralm.errors import InputError, UsageError
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.records import IntArray, Passage, SpecialTokens
@@ -124,16 +124,16 @@ def own(**changed: str) -> str:
 def test_what_is_no_prompt(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "own.toml"
     path.write_text(content)
-    with pytest.raises(QuestionFileError) as raised:
+    with pytest.raises(InputError) as raised:
         open_prompt(path)
     assert said in str(raised.value)
 
 
 def test_an_unknown_name(tmp_path: Path) -> None:
     named = "in-context-ralm, replug, replug-choice, replug-choice-code, chat, chat-choice, numbered or a .toml file"
-    with pytest.raises(QuestionFileError, match=f"give one of {named}"):
+    with pytest.raises(InputError, match=f"give one of {named}"):
         open_prompt("in-context")
-    with pytest.raises(QuestionFileError, match="does not exist"):
+    with pytest.raises(InputError, match="does not exist"):
         open_prompt(tmp_path / "none.toml")
 
 

@@ -17,7 +17,7 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.run import questions_config, run_questions
 from ralm.answering.sources import GivenPassages, PromptBuilder
-from ralm.errors import QuestionFileError, UsageError
+from ralm.errors import InputError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
@@ -254,7 +254,7 @@ def test_a_question_that_the_file_of_passages_lacks(model: WritingModel) -> None
 
     passage = RetrievedPassage(text="x")
     source = GivenPassages([Question("1", "known", (), (passage,))], {})
-    with pytest.raises(QuestionFileError, match="does not have question a"):
+    with pytest.raises(InputError, match="does not have question a"):
         source.find(QUESTIONS, 1)
     with pytest.raises(UsageError, match="has no answer"):
         PromptBuilder(PROMPT, model.tokenizer, 100, None, [(Question("1", "known"), [])])
@@ -284,7 +284,7 @@ def test_given_passages_of_questions_with_one_text() -> None:
     source = GivenPassages([paris, rome], {})
     hits, passages = source.find([paris, rome], 1)
     assert [passages[hits.of(row)[0][0]].text for row in range(2)] == ["Paris is the capital.", "Rome is the capital."]
-    with pytest.raises(QuestionFileError, match="several lists of passages"):
+    with pytest.raises(InputError, match="several lists of passages"):
         source.find([Question("other", "What is the capital?")], 1)
     unknown = Question("x", "Who?", (), paris.passages)
     assert source.find([unknown], 1)[1][0].text == "Paris is the capital."  # those that it brings itself

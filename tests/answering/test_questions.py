@@ -11,7 +11,7 @@ from ralm.answering.multiple_choice import CATEGORIES, category_of
 from ralm.answering.options import ChoiceFields, QuestionFields
 from ralm.answering.questions import ChoiceQuestion, Question, has_fields, read_choice_questions, read_questions
 from ralm.answering.sources import GivenPassages
-from ralm.errors import QuestionFileError, UsageError
+from ralm.errors import InputError, UsageError
 from tests.shared_data import shared
 
 
@@ -134,14 +134,14 @@ def test_squad(tmp_path: Path) -> None:
     ],
 )
 def test_rejected_files(tmp_path: Path, name: str, content: object, message: str) -> None:
-    with pytest.raises(QuestionFileError) as raised:
+    with pytest.raises(InputError) as raised:
         read_questions(written(tmp_path, name, content))
     assert message in str(raised.value)
     assert "skip" not in str(raised.value)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(QuestionFileError, match="does not exist"):
+    with pytest.raises(InputError, match="does not exist"):
         read_questions(tmp_path / "none.jsonl")
 
 
@@ -246,7 +246,7 @@ def test_given_passages_belong_to_question_and_choices(tmp_path: Path) -> None:
     assert [passages[number].text for row in (0, 1) for number, _ in hits.of(row)] == ["first", "second"]
     bare = tmp_path / "bare.jsonl"
     bare.write_text('{"question": "x?", "choices": ["a", "b"], "answer": 0}\n')
-    with pytest.raises(QuestionFileError, match="has no passages"):
+    with pytest.raises(InputError, match="has no passages"):
         GivenPassages.read(bare, ChoiceFields())
 
 
@@ -292,15 +292,15 @@ LINE = {"question": "x", "choices": ["a", "b"], "answer": 0}
 def test_rejected_choice_files(tmp_path: Path, name: str, content: object, message: str) -> None:
     text = content if isinstance(content, str) else f"{json.dumps(LINE)}\n{json.dumps(content)}\n"
     (tmp_path / name).write_text(text)
-    with pytest.raises(QuestionFileError) as raised:
+    with pytest.raises(InputError) as raised:
         read_choice_questions(tmp_path / name)
     assert message in str(raised.value)
 
 
 def test_a_folder_without_questions(tmp_path: Path) -> None:
-    with pytest.raises(QuestionFileError, match=r"has no files that end in \.csv"):
+    with pytest.raises(InputError, match=r"has no files that end in \.csv"):
         read_choice_questions(tmp_path)
-    with pytest.raises(QuestionFileError, match="does not exist"):
+    with pytest.raises(InputError, match="does not exist"):
         read_choice_questions(tmp_path / "none.csv")
 
 

@@ -16,7 +16,7 @@ import ralm as library
 from ralm.answering.prompts import Conversation, open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder
-from ralm.errors import ModelError, QuestionFileError, UsageError
+from ralm.errors import InputError, ModelError, UsageError
 from ralm.lm.registry import ModelOptions, load_language_model, load_local_model, load_tokenizer
 from ralm.records import FloatArray, Message, Passage, ScoringSequence
 from tests.chat_models import TEMPLATE, save_chat_model
@@ -249,5 +249,5 @@ def test_the_commands_take_them(tmp_path: Path) -> None:
         'closed="{question}"\none="{documents}{question}"\nturns=true\n'
         'several="{documents}{question}"\ndocument="{text}"\nbetween=" "\n'
     )
-    with pytest.raises(QuestionFileError, match="`turns` has no effect without a chat"):
+    with pytest.raises(InputError, match="`turns` has no effect without a chat"):
         open_prompt(tmp_path / "prompt.toml")

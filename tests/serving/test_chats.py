@@ -19,7 +19,7 @@ from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, open_prompt
 from ralm.answering.sources import QuestionRetriever, RerankedPassages
-from ralm.errors import QuestionFileError, UsageError
+from ralm.errors import InputError, UsageError
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, Reranker, WritingModel
@@ -458,7 +458,7 @@ def test_many_chats_at_once_are_answered_as_alone(url: str, model: WritingModel,
 def test_prompts_that_are_none_of_chats(model: WritingModel) -> None:
     with pytest.raises(UsageError, match="chat-choice is for questions with choices"):
         Service(model, ServeOptions(prompt="chat-choice"))
-    with pytest.raises(QuestionFileError, match="is unknown"):
+    with pytest.raises(InputError, match="is unknown"):
         Service(model, ServeOptions(prompt="absent"))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus.files import read_utf8
-from ralm.errors import ChatError, LengthError, QuestionFileError, UsageError
+from ralm.errors import ChatError, InputError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, last_of_user
 from ralm.protocols import Tokenizer
 from ralm.reading.tokens import first_tokens
@@ -178,74 +178,74 @@ class PromptText:
 def open_prompt(name: Path | str) -> QuestionPrompt:
     """A prompt by its name (one of `PROMPTS`), or from a TOML file.
 
-    Raises QuestionFileError, naming the fault, if there is no such prompt, or if the file is not a prompt.
+    Raises InputError, naming the fault, if there is no such prompt, or if the file is not a prompt.
     """
     if str(name) in PROMPTS:
         file = files("ralm.answering").joinpath("prompt_files", f"{name}{_SUFFIX}")
         return replace(_parsed(file.read_text("utf-8"), str(name)), name=str(name))
     path = Path(name)
     if path.suffix != _SUFFIX:
-        raise QuestionFileError(f"{name} is unknown: give one of {', '.join(PROMPTS)} or a {_SUFFIX} file.")
-    return replace(_parsed(read_utf8(path, QuestionFileError), str(path)), name=path.name)
+        raise InputError(f"{name} is unknown: give one of {', '.join(PROMPTS)} or a {_SUFFIX} file.")
+    return replace(_parsed(read_utf8(path, InputError), str(path)), name=path.name)
 
 
 def _parsed(content: str, where: str) -> QuestionPrompt:
     try:
         table = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
-        raise QuestionFileError(f"{where} is not TOML: {error}.") from None
+        raise InputError(f"{where} is not TOML: {error}.") from None
     known = [field.name for field in fields(QuestionPrompt) if field.name != "name"]
     if unknown := sorted(set(table) - set(known)):
-        raise QuestionFileError(f"{where} has {', '.join(unknown)}; a prompt has {', '.join(known)}.")
+        raise InputError(f"{where} has {', '.join(unknown)}; a prompt has {', '.join(known)}.")
     required = {field.name for field in fields(QuestionPrompt) if field.default is MISSING}
     if missing := sorted(required - set(table)):
-        raise QuestionFileError(f"{where} lacks {', '.join(missing)}.")
+        raise InputError(f"{where} lacks {', '.join(missing)}.")
     for name, value in table.items():
         _check_value(name, value, where)
     _check_places(table, where)
     if table.get("question", "as it is") not in get_args(QuestionForm):
         forms = " or ".join(f'"{form}"' for form in get_args(QuestionForm))
-        raise QuestionFileError(f"{where}: question is {table['question']!r}; it should be {forms}.")
+        raise InputError(f"{where}: question is {table['question']!r}; it should be {forms}.")
     try:
         return QuestionPrompt(**table)
     except UsageError as error:
-        raise QuestionFileError(f"{where}: {error}") from None
+        raise InputError(f"{where}: {error}") from None
 
 
 def _check_value(name: str, value: object, where: str) -> None:
-    """Raise QuestionFileError if a value has another type, or if a text lacks a place or has an unknown one."""
+    """Raise InputError if a value has another type, or if a text lacks a place or has an unknown one."""
     if name in ("chat", "turns"):
         if not isinstance(value, bool):
-            raise QuestionFileError(f"{where}: {name} is {value!r}; it should be true or false.")
+            raise InputError(f"{where}: {name} is {value!r}; it should be true or false.")
         return
     if not isinstance(value, str):
-        raise QuestionFileError(f"{where}: {name} is not a text in quotes.")
+        raise InputError(f"{where}: {name} is not a text in quotes.")
     held = _PLACE.findall(value)
     required, allowed = _PLACES.get(name, ((), ()))
     if lacking := [place for place in required if place not in held]:
-        raise QuestionFileError(f"{where}: {name} lacks {{{lacking[0]}}}.")
+        raise InputError(f"{where}: {name} lacks {{{lacking[0]}}}.")
     if other := [place for place in held if place not in (*required, *allowed)]:
-        raise QuestionFileError(f"{where}: {name} has {{{other[0]}}}, which is never filled there.")
+        raise InputError(f"{where}: {name} has {{{other[0]}}}, which is never filled there.")
     if held.count("documents") > 1:
-        raise QuestionFileError(f"{where}: {name} has {{documents}} twice.")
+        raise InputError(f"{where}: {name} has {{documents}} twice.")
 
 
 def _check_places(table: dict[str, str], where: str) -> None:
-    """Raise QuestionFileError if the question or the choices stand where a long prompt is cut, if only some texts show
+    """Raise InputError if the question or the choices stand where a long prompt is cut, if only some texts show
     the choices, or if none shows them although the prompt says how."""
     for name in ("one", "several"):
         before = table[name].partition("{documents}")[0]
         for place in ("{question}", _CHOICES):
             if place in before:
-                raise QuestionFileError(
+                raise InputError(
                     f"{where}: {name} has {place} before {{documents}}, where a prompt that is too long is cut: "
                     "put it after them."
                 )
     without = [name for name in _ASKING if _CHOICES not in table[name]]
     if 0 < len(without) < len(_ASKING):
-        raise QuestionFileError(f"{where}: {without[0]} lacks {_CHOICES}, which the other texts have.")
+        raise InputError(f"{where}: {without[0]} lacks {_CHOICES}, which the other texts have.")
     if without and (idle := [name for name in ("choice", "between_choices") if name in table]):
-        raise QuestionFileError(f"{where}: {idle[0]} has no effect, since closed, one and several lack {_CHOICES}.")
+        raise InputError(f"{where}: {idle[0]} has no effect, since closed, one and several lack {_CHOICES}.")
 
 
 def _filled(form: str, values: dict[str, str]) -> str:

@@ -36,7 +36,7 @@ from ralm.corpus import documents, files
 from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.formats import arrow, tables
 from ralm.corpus.formats.json_records import check_surrogates, has_surrogates, record_of_line
-from ralm.errors import CorpusError, QuestionFileError, UsageError
+from ralm.errors import CorpusError, InputError, UsageError
 from ralm.retrieval.retrieval_file import RetrievedPassage
 
 _ANSWERS: Final = ("answers", "answer", "possible_answers")
@@ -76,7 +76,7 @@ def read_questions(
 ) -> list[Question]:
     """The questions of a file or of a hub dataset (`hf:NAME[:CONFIG][:SPLIT]`), at most the first `limit`.
 
-    Raises QuestionFileError, naming the line or the place, if the source is missing, empty or malformed, or if a
+    Raises InputError, naming the line or the place, if the source is missing, empty or malformed, or if a
     question is empty or has no field of answers; MissingExtraError if a dataset needs the extra `datasets`.
     """
     names = fields or QuestionFields()
@@ -88,9 +88,9 @@ def _all_of(source: Path | str, questions: Iterator[_Read]) -> list[_Read]:
     try:
         found = [*questions]
     except CorpusError as error:
-        raise QuestionFileError(f"{documents.without_advice(error)}.") from None
+        raise InputError(f"{documents.without_advice(error)}.") from None
     if not found:
-        raise QuestionFileError(f"{source} has no questions.")
+        raise InputError(f"{source} has no questions.")
     return found
 
 
@@ -106,7 +106,7 @@ def _rows(source: str) -> Iterator[_Row]:
         return _json(path)
     if suffix in (".tsv", ".csv"):
         return _table(path)
-    raise QuestionFileError(f"{path} has no suffix of a file of questions: use one of {', '.join(_SUFFIXES)}.")
+    raise InputError(f"{path} has no suffix of a file of questions: use one of {', '.join(_SUFFIXES)}.")
 
 
 def _hub_rows(source: str) -> Iterator[_Row]:
@@ -138,24 +138,22 @@ def _json_rows(path: Path, text: str) -> Iterator[_Row]:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise QuestionFileError(
-            f"{path} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}."
-        ) from None
+        raise InputError(f"{path} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.") from None
     except (ValueError, RecursionError) as error:
-        raise QuestionFileError(f"{path} cannot be read as JSON: {error}.") from None
+        raise InputError(f"{path} cannot be read as JSON: {error}.") from None
     if isinstance(content, dict):
         if isinstance(content.get("data"), list):
             yield from _squad(path, content["data"])
             return
         content = content.get("Data")
     if not isinstance(content, list):
-        raise QuestionFileError(
+        raise InputError(
             f"{path} is neither an array of questions (DPR) nor an object with `data` (SQuAD) or `Data` (TriviaQA)."
         )
     for number, row in enumerate(content, 1):
         where = f"{path}, question {number}"
         if not isinstance(row, dict):
-            raise QuestionFileError(f"{where} is not an object with fields.")
+            raise InputError(f"{where} is not an object with fields.")
         if "Question" in row and "question" not in row:  # TriviaQA
             row = {"id": row.get("QuestionId"), "question": row["Question"], "answers": row.get("Answer")}
         yield where, row
@@ -177,7 +175,7 @@ def _squad(path: Path, articles: Sequence[Any]) -> Iterator[_Row]:
                         {"id": row.get("id"), "question": row["question"], "answers": answers, "ctxs": [passage]},
                     )
     except (KeyError, TypeError, AttributeError) as error:
-        raise QuestionFileError(f"{path}, after question {number}, is not in SQuAD's format: {error!r}.") from None
+        raise InputError(f"{path}, after question {number}, is not in SQuAD's format: {error!r}.") from None
 
 
 def _table(path: Path) -> Iterator[_Row]:
@@ -189,16 +187,14 @@ def _table(path: Path) -> Iterator[_Row]:
             continue
         if len(row) != len(header or (1, 2)):
             expected = f"its header has {len(header)}" if header else "a question and its answers are 2"
-            raise QuestionFileError(f"{where} has {len(row)} tab-separated fields; {expected}.")
+            raise InputError(f"{where} has {len(row)} tab-separated fields; {expected}.")
         if header:
             yield where, dict(zip(header, row, strict=True))
             continue
         try:
             answers = ast.literal_eval(row[1])
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            raise QuestionFileError(
-                f"{where}: its answers are not a list in Python's notation: {row[1][:60]!r}."
-            ) from None
+            raise InputError(f"{where}: its answers are not a list in Python's notation: {row[1][:60]!r}.") from None
         yield where, {_QUESTION: row[0], "answers": answers}
 
 
@@ -212,7 +208,7 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            raise QuestionFileError(f"{where} is not quoted like CSV: {error}.") from None
+            raise InputError(f"{where} is not quoted like CSV: {error}.") from None
         if row:
             yield where, row
 
@@ -231,22 +227,22 @@ def _question(row: Mapping[str, Any], where: str, place: str, fields: QuestionFi
 
 
 def _question_text(row: Mapping[str, Any], where: str, field: str) -> str:
-    """The question of a record; QuestionFileError if it has none, or if it is empty or no text."""
+    """The question of a record; InputError if it has none, or if it is empty or no text."""
     text = _field_of(row, where, field)
     if not isinstance(text, str) or not text.strip():
-        raise QuestionFileError(f"{where}: its question is {text!r}, not text.")
+        raise InputError(f"{where}: its question is {text!r}, not text.")
     return text
 
 
 def _field_of(row: Mapping[str, Any], where: str, field: str) -> Any:
-    """The value of a field of a record; QuestionFileError if it has none, with the fields that there are."""
+    """The value of a field of a record; InputError if it has none, with the fields that there are."""
     if row.get(field) is None:
         raise _lacks(repr(field), row, where)
     return row[field]
 
 
-def _lacks(field: str, row: Mapping[str, Any], where: str) -> QuestionFileError:
-    return QuestionFileError(f"{where} has no field {field}; its fields are {', '.join(map(str, row)) or 'none'}.")
+def _lacks(field: str, row: Mapping[str, Any], where: str) -> InputError:
+    return InputError(f"{where} has no field {field}; its fields are {', '.join(map(str, row)) or 'none'}.")
 
 
 def _answers(row: Mapping[str, Any], where: str, fields: QuestionFields) -> tuple[str, ...]:
@@ -257,9 +253,9 @@ def _answers(row: Mapping[str, Any], where: str, fields: QuestionFields) -> tupl
     value = row[name]
     answers = _listed(value if (inner := _list_in_text(value)) is None else inner)
     if answers is None or not all(isinstance(answer, str) for answer in answers):
-        raise QuestionFileError(f"{where}: its answers are neither text nor a list of texts: {str(value)[:60]!r}.")
+        raise InputError(f"{where}: its answers are neither text nor a list of texts: {str(value)[:60]!r}.")
     if inner is None and any(_list_in_text(answer) is not None for answer in answers):
-        raise QuestionFileError(f"{where}: one of its answers is a list in a text: {str(value)[:60]!r}; give the list.")
+        raise InputError(f"{where}: one of its answers is a list in a text: {str(value)[:60]!r}; give the list.")
     return tuple(dict.fromkeys(answers))
 
 
@@ -291,17 +287,17 @@ def _listed(value: Any) -> list[Any] | None:
 
 
 def _given_passages(row: Mapping[str, Any], where: str) -> tuple[RetrievedPassage, ...]:
-    """The retrieved passages of a record, in DPR's `ctxs`; QuestionFileError if they are malformed."""
+    """The retrieved passages of a record, in DPR's `ctxs`; InputError if they are malformed."""
     given = row.get("ctxs") or []
     if not isinstance(given, Sequence) or isinstance(given, str):
-        raise QuestionFileError(f"{where}: its `ctxs` are not a list of passages.")
+        raise InputError(f"{where}: its `ctxs` are not a list of passages.")
     try:
         return tuple(_PASSAGES.validate_python(given))
     except ValidationError as error:
         first = error.errors()[0]
         number, *parts = first["loc"]
         at = ".".join(map(str, parts)) or "it"
-        raise QuestionFileError(f"{where}, passage {int(number) + 1}: {at}: {first['msg']}.") from None
+        raise InputError(f"{where}, passage {int(number) + 1}: {at}: {first['msg']}.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +349,7 @@ def read_choice_questions(
     """The questions of a file, of the CSV files in a folder, or of a hub dataset (`hf:NAME[:CONFIG][:SPLIT]`); of each
     subject at most the first `limit`.
 
-    Raises QuestionFileError, naming the line or the place, if the source is missing, empty or malformed, or if a
+    Raises InputError, naming the line or the place, if the source is missing, empty or malformed, or if a
     question lacks a field, has not 2 to 26 choices, or an answer that is none of them; MissingExtraError if a dataset
     needs the extra `datasets`.
     """
@@ -376,7 +372,7 @@ def _choice_questions(source: str, fields: ChoiceFields) -> Iterator[ChoiceQuest
     if not is_hub and path.is_dir():
         paths = sorted(one for one in path.iterdir() if files.suffix_of(one.name) == _TABLE)
         if not paths:
-            raise QuestionFileError(f"{path} has no files that end in {_TABLE}.")
+            raise InputError(f"{path} has no files that end in {_TABLE}.")
         for one in paths:
             yield from _of_table(one)
     elif is_hub or files.suffix_of(path.name) == _LINES:
@@ -386,7 +382,7 @@ def _choice_questions(source: str, fields: ChoiceFields) -> Iterator[ChoiceQuest
     elif files.suffix_of(path.name) == _TABLE:
         yield from _of_table(path)
     else:
-        raise QuestionFileError(
+        raise InputError(
             f"{path} is no file of multiple choice: give one that ends in {_TABLE} or {_LINES}, or a folder of "
             f"{_TABLE}."
         )
@@ -397,15 +393,13 @@ def _of_table(path: Path) -> Iterator[ChoiceQuestion]:
     subject = _SPLIT.sub("", files.File(path, path.name).title)
     for number, (where, row) in enumerate(_table_rows(path, ","), 1):
         if len(row) < _MIN_CHOICES + 2:
-            raise QuestionFileError(
+            raise InputError(
                 f"{where} has {len(row)} fields separated by commas; a question, {_MIN_CHOICES} choices and a letter "
                 f"are {_MIN_CHOICES + 2}."
             )
         letter = row[-1].strip()
         if letter not in tuple(LETTERS[: len(row) - 2]):
-            raise QuestionFileError(
-                f"{where}: its last field is {letter[:60]!r}, not the letter of one of its choices."
-            )
+            raise InputError(f"{where}: its last field is {letter[:60]!r}, not the letter of one of its choices.")
         answer = LETTERS.index(letter)
         record = {"question": row[0], "choices": row[1:-1], "answer": answer, "subject": subject}
         yield _choice_question(record, where, f"{subject}:{number}", ChoiceFields())
@@ -415,7 +409,7 @@ def _choice_question(row: Mapping[str, Any], where: str, place: str, fields: Cho
     text = _question_text(row, where, fields.question)
     choices = _field_of(row, where, fields.choices)
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not all(isinstance(c, str) for c in choices):
-        raise QuestionFileError(f"{where}: its choices are not a list of texts: {str(choices)[:60]!r}.")
+        raise InputError(f"{where}: its choices are not a list of texts: {str(choices)[:60]!r}.")
     subject = row.get(fields.subject)
     try:
         return ChoiceQuestion(
@@ -427,7 +421,7 @@ def _choice_question(row: Mapping[str, Any], where: str, place: str, fields: Cho
             passages=_given_passages(row, where),
         )
     except UsageError as error:
-        raise QuestionFileError(f"{where}: {error}") from None
+        raise InputError(f"{where}: {error}") from None
 
 
 def _gold(answer: object, choices: Sequence[str]) -> int:

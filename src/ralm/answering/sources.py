@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from ralm.answering.options import AnswerSemantics, ChoiceFields, QuestionFields
 from ralm.answering.prompts import Conversation, Cut, Encoded, PromptEncoder, PromptText, QuestionPrompt
 from ralm.answering.questions import Question, read_choice_questions, read_questions
-from ralm.errors import QuestionFileError, UsageError
+from ralm.errors import InputError, UsageError
 from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
 from ralm.reading import concatenation, in_context, sampling, sources, tokens
@@ -96,20 +96,20 @@ class GivenPassages:
     def read(cls, file: Path | str, fields: QuestionFields | ChoiceFields | None = None) -> Self:
         """The passages in a file of questions; of multiple choice if `fields` are `ChoiceFields`.
 
-        Raises QuestionFileError if it is no such file, or if no question has passages.
+        Raises InputError if it is no such file, or if no question has passages.
         """
         if isinstance(fields, ChoiceFields):
             questions = [one.query for one in read_choice_questions(file, fields)]
         else:
             questions = read_questions(file, fields)
         if not any(one.passages for one in questions):
-            raise QuestionFileError(f"{file} has no passages: its questions have no `ctxs`.")
+            raise InputError(f"{file} has no passages: its questions have no `ctxs`.")
         return cls(questions, sources.file_config(Path(file)))
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
         """The first k passages of each question in the file.
 
-        Raises QuestionFileError if the file lacks a question, or has its text several times with other passages and
+        Raises InputError if the file lacks a question, or has its text several times with other passages and
         without its id.
         """
         by_text: dict[str, list[Question]] = {}
@@ -126,9 +126,9 @@ def _passages_for(question: Question, alike: Sequence[Question]) -> Sequence[Ret
         return question.passages
     where = f"question {question.id}: {question.text[:60]!r}"
     if not same:
-        raise QuestionFileError(f"the file of passages does not have {where}.")
+        raise InputError(f"the file of passages does not have {where}.")
     if any(one.passages != same[0].passages for one in same):
-        raise QuestionFileError(f"the file of passages has several lists of passages, and none by id, for {where}.")
+        raise InputError(f"the file of passages has several lists of passages, and none by id, for {where}.")
     return same[0].passages
 
 
