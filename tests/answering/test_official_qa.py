@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ralm.answering.answers import answer_and_score, room_for_prompts
-from ralm.answering.metrics import exact_match, has_substring
+from ralm.answering.metrics import exact_match
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
@@ -74,7 +74,7 @@ def test_as_the_official_evaluation(name: str, documents: int, model: WritingMod
     assert compared >= 0.8 * len(questions)
 
 
-def test_whether_a_prompt_holds_an_answer_is_as_published() -> None:
+def test_prompts_are_as_published() -> None:
     prompt = open_prompt("in-context-ralm")
     for name in ("nq_oracle", "xquad"):
         questions = read_questions(shared("golden", "official_qa", f"questions.{name}.jsonl"))
@@ -85,4 +85,3 @@ def test_whether_a_prompt_holds_an_answer_is_as_published() -> None:
             passages = [Passage(number, one.id, one.title, one.text) for number, one in enumerate(found)]
             text = str(prompt.text(question.text, passages, several=case["docs"] > 1 if case["docs"] else None))
             assert hashlib.sha256(text.encode()).hexdigest() == case["prompt_sha256"]
-            assert has_substring(text, question.answers) is case["has_answer"]

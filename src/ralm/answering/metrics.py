@@ -6,10 +6,9 @@ f1            the words that an answer and the best gold answer share, after the
 token_recall  the share of the best gold answer's words that the answer has, after the same normalisation
 token_match   equal as DPR's tokens: canonically decomposed (NFD), lower case; punctuation and articles count
 
-`ANSWER_MEASURES` at the end lists these. Two more look at the passages of a question:
+`ANSWER_MEASURES` at the end lists these. One more looks at the passages of a question:
 
 has_answer    a text holds the tokens of an answer one after the other (DPR)
-has_substring a text holds an answer as a substring after SQuAD's normalisation (In-Context RALM's code)
 """
 
 import re
@@ -126,16 +125,6 @@ def _places(held: Sequence[str], wanted: Sequence[str]) -> Iterator[tuple[int, i
     for begin in range(len(held) - size + 1 if size else 0):
         if held[begin] == wanted[0] and held[begin : begin + size] == wanted:
             yield begin, begin + size
-
-
-def has_substring(text: str, answers: Iterable[str]) -> bool:
-    """Whether a text holds one of the answers as a substring, both after SQuAD's normalisation.
-
-    The published code of In-Context RALM applies it to the whole prompt. As there, an answer that normalises to nothing
-    is in every text.
-    """
-    held = normalised(text)
-    return any(normalised(answer) in held for answer in answers)
 
 
 class AnswerMeasure(NamedTuple):

@@ -40,6 +40,9 @@ PLAN: Final = plan.PlanOptions(stride=4, windows="blocked", block=256, max_lengt
 
 ORACLE_CANDIDATES: Final = 16
 _STRETCH: Final = 32
+_PROMPT_TOKENS: Final = 48
+_GAINED: Final = 8
+_TOKENS_BEFORE: Final = 12
 
 ANSWERING: Final = AnswerOptions(new_tokens=32, stop=())
 """As `ralm ask` draws answers in a chat, but shorter."""
@@ -75,9 +78,9 @@ def _check_place(folder: Path) -> None:
             ) from error
 
 
-def held_out_text(documents: Sequence[Document], seed: int = 0) -> str:
+def held_out_text(documents: Sequence[Document]) -> str:
     """The held-out documents concatenated in random order, so that any beginning is a random sample."""
-    order = np.random.default_rng(seed).permutation(len(documents))
+    order = np.random.default_rng(0).permutation(len(documents))
     return "\n\n".join(f"{documents[i].title}\n{documents[i].text}" for i in order) + "\n"
 
 
@@ -132,7 +135,7 @@ def demonstrate(
     control: sources.FromRetriever,
     *,
     limit_tokens: int,
-    stride: int = PLAN.stride,
+    stride: int,
 ) -> Demonstration:
     """Read the beginning of a text without passages, with random ones, with BM25's first, and with its best of 16."""
     prepared = prepare_text(text, model.tokenizer, replace(PLAN, stride=stride), limit_tokens=limit_tokens)
@@ -164,17 +167,17 @@ def answer_questions(
         yield from zip(with_passage.answers([question]), without.answers([question]), strict=True)
 
 
-def most_gained(shown: Demonstration, model: LanguageModel, count: int = 8, before: int = 12) -> list[GainedToken]:
-    """The targets that gained most from their passage, at most one per passage, each with the text before it."""
+def most_gained(shown: Demonstration, model: LanguageModel) -> list[GainedToken]:
+    """The eight targets that gained most from their passage, at most one per passage, each with the text before it."""
     scored = shown.readings["bm25"].scored
     tokens = shown.prepared.tokens
     decode = model.tokenizer.decode
     by_gain = np.argsort(-shown.gain_T, kind="stable")
     _, first_of_passage = np.unique(scored.passages_T[by_gain], return_index=True)
-    rows = by_gain[np.sort(first_of_passage)[:count]]
+    rows = by_gain[np.sort(first_of_passage)[:_GAINED]]
     return [
         GainedToken(
-            before=decode(tokens[max(0, position - before) : position]),
+            before=decode(tokens[max(0, position - _TOKENS_BEFORE) : position]),
             token=decode(tokens[position : position + 1]),
             passage=int(scored.passages_T[row]),
             gain=float(shown.gain_T[row]),
@@ -183,8 +186,8 @@ def most_gained(shown: Demonstration, model: LanguageModel, count: int = 8, befo
     ]
 
 
-def prompt_where_retrieval_helps(shown: Demonstration, model: LanguageModel, tokens: int = 48) -> str:
+def prompt_where_retrieval_helps(shown: Demonstration, model: LanguageModel) -> str:
     """The text before the 32 consecutive targets that gained most: a prompt that shows what retrieval does."""
     stretch = np.convolve(shown.gain_T, np.ones(_STRETCH), mode="valid")
     position = int(shown.readings["bm25"].scored.positions_T[int(np.argmax(stretch))])
-    return model.tokenizer.decode(shown.prepared.tokens[max(0, position - tokens) : position]).lstrip()
+    return model.tokenizer.decode(shown.prepared.tokens[max(0, position - _PROMPT_TOKENS) : position]).lstrip()

@@ -18,7 +18,6 @@ MIN_WORDS = 30
 """Shorter documents are skipped: they contain almost nothing to retrieve."""
 
 _HELD_OUT_SHARE = 0.1
-_HELD_OUT_SEED = 0
 
 _NOT_DOCUMENTATION = frozenset(
     {"test", "tests", "testing", "idle_test", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data"}
@@ -59,21 +58,19 @@ def docstrings_of_package(path: Path) -> list[Document]:
     return sorted(documents.values(), key=lambda document: document.id)
 
 
-def split_held_out(
-    documents: list[Document], share: float = _HELD_OUT_SHARE, seed: int = _HELD_OUT_SEED
-) -> tuple[list[Document], list[Document]]:
+def split_held_out(documents: list[Document], share: float = _HELD_OUT_SHARE) -> tuple[list[Document], list[Document]]:
     """The documents to retrieve from, and the held-out ones, about `share` of all; both keep their order.
 
-    The side of a document depends only on its id and the seed, not on the other documents.
+    The side of a document depends only on its id, not on the other documents.
     """
-    held_out = [_position(document.id, seed) < share for document in documents]
+    held_out = [_position(document.id) < share for document in documents]
     pairs = list(zip(documents, held_out, strict=True))
     return [document for document, out in pairs if not out], [document for document, out in pairs if out]
 
 
-def _position(identifier: str, seed: int) -> float:
-    """A pseudo-random number in [0, 1), always the same for the same id and seed."""
-    digest = hashlib.sha256(f"{seed}:{identifier}".encode()).digest()
+def _position(identifier: str) -> float:
+    """A pseudo-random number in [0, 1), always the same for the same id."""
+    digest = hashlib.sha256(f"0:{identifier}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
