@@ -13,13 +13,12 @@ import pytest
 from ralm.answering import multiple_choice
 from ralm.answering.answers import Answer
 from ralm.answering.evaluation import ChoiceEvaluation, evaluate_choices
-from ralm.answering.multiple_choice import letter_of
+from ralm.answering.multiple_choice import brier_score, letter_of
 from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.prompts import QuestionPrompt, open_prompt
 from ralm.answering.questions import ChoiceQuestion
 from ralm.answering.run import run_choices, run_questions
 from ralm.errors import UsageError
-from ralm.evaluation.calibration import brier_score
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
@@ -155,8 +154,6 @@ def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
     known: Any = [(row.choice.probabilities_C, row.choice.gold) for row in evaluation.rows]
     assert summary["gold_log_prob"] == pytest.approx(np.mean([np.log(p[gold]) for p, gold in known]))
     assert summary["brier_score"] == pytest.approx(np.mean([brier_score(p, gold) for p, gold in known]))
-    assert summary["confidence"] == pytest.approx(np.mean([p.max() for p, _ in known]))
-    assert sum(one["count"] for one in summary["calibration"]) == 3
     assert summary["subjects"]["astronomy"]["questions"] == 2
     assert summary["subjects"]["astronomy"]["accuracy"] == pytest.approx(right[1:].mean())
     assert summary["categories"]["STEM"]["accuracy"] == pytest.approx(right[1:].mean())
@@ -211,11 +208,17 @@ def test_written_letters_add_up(model: WritingModel, monkeypatch: pytest.MonkeyP
     assert [len(one.prompts) for one in seen] == [2, 2, 2, 1, 1, 1]
 
 
+def test_brier_score_by_hand() -> None:
+    assert brier_score(np.array([0.5, 0.25, 0.25]), 0) == pytest.approx(0.25 + 2 * 0.0625)
+    assert brier_score(np.array([0.0, 1.0]), 0) == 2
+    assert brier_score(np.array([0.0, 1.0]), 1) == 0
+
+
 def test_written_letters_of_a_model(model: WritingModel) -> None:
     evaluation = chosen(model, LETTER, Ensemble(documents=2), "generated")
     summary: Any = evaluation.summary()
     assert summary["no_choice"] == sum(row.choice.chosen is None for row in evaluation.rows)
-    assert not {"brier_score", "confidence", "gold_log_prob"} & summary.keys(), "nothing is known of them"
+    assert not {"brier_score", "gold_log_prob"} & summary.keys(), "nothing is known of them"
     for row in evaluation.rows:
         assert row.choice.answer is not None
         assert row.choice.chosen == letter_of(row.choice.answer, row.question.letters)
@@ -463,7 +466,7 @@ def test_mmlus_folders_by_the_command(files: Path) -> None:
     assert "{choices}" not in texts["config"]["prompt"]["closed"]
     written = json.loads(ralm(*asking, "--score", "generated", "--new-tokens", "2").out)
     assert written["no_choice"] <= 4
-    assert "confidence" not in written
+    assert "brier_score" not in written
     printed = ralm(*asking[:-1], "--score", "generated")
     assert printed.status == 0
     assert "Brier" not in printed.out

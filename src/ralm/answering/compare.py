@@ -13,10 +13,10 @@ from pydantic import JsonValue
 
 from ralm.answering import run
 from ralm.answering.evaluation import METRICS, MetricColumns, metric_columns
+from ralm.answering.multiple_choice import brier_score
 from ralm.answering.prompts import LETTERS
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
-from ralm.evaluation.calibration import brier_score
 from ralm.records import DoubleArray
 from ralm.runs.run import damage_errors
 from ralm.runs.tables import select_columns

@@ -1,4 +1,4 @@
-"""How a language model answers multiple choice, and how its choices are judged: accuracy by subject, calibration.
+"""How a language model answers multiple choice, and how its choices are judged: accuracy by subject.
 
     p(c | q) = sum over prompts d of  weight_d  p(letter of c | prompt_d)          (REPLUG, Eq. 2 and section 6.2)
 
@@ -7,7 +7,7 @@ Letters of shapes: C choices of a question, U questions, R columns.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, TypeAlias
 
@@ -22,7 +22,6 @@ from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_after
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
-from ralm.evaluation.calibration import brier_score, calibration_bins, expected_calibration_error
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading.mixers import log_sum_exp
@@ -288,9 +287,9 @@ def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: S
         found[book][f"{name}_interval"] = [*interval(drawn_DR[:, column])]
     for book, own in books.items():
         found[book] |= _by_subject(own["accuracy"], np.array(subjects))
-    found["open_book"] |= _counts(choices) | _calibration(choices)
+    found["open_book"] |= _counts(choices)
     if closed:
-        found["closed_book"] |= _counts(closed) | _calibration(closed)
+        found["closed_book"] |= _counts(closed)
     return {**found.pop("open_book"), **found}
 
 
@@ -307,6 +306,13 @@ def _columns(choices: Sequence[Choice]) -> _Columns:
     return columns
 
 
+def brier_score(probabilities_C: NDArray[np.float64], right: int) -> float:
+    """Return the squared distance of probabilities to those of the right answer: 0 at best, 2 at worst."""
+    truth_C = np.zeros_like(probabilities_C)
+    truth_C[right] = 1.0
+    return float(((probabilities_C - truth_C) ** 2).sum())
+
+
 def _counts(choices: Sequence[Choice]) -> dict[str, JsonValue]:
     """How often nothing was chosen, and how many questions had a prompt that was cut; the share of choices that are
     certified, if not all are."""
@@ -316,20 +322,6 @@ def _counts(choices: Sequence[Choice]) -> dict[str, JsonValue]:
     }
     certified = float(np.mean([one.certified for one in choices]))
     return found if certified == 1 else {**found, "certified": certified}
-
-
-def _calibration(choices: Sequence[Choice]) -> dict[str, JsonValue]:
-    """Mean confidence (the probability of the most likely choice), expected calibration error and its bins; nothing if
-    not all choices have probabilities."""
-    confidences_U = np.array([one.probabilities_C.max() for one in choices if one.probabilities_C is not None])
-    if not len(confidences_U) or len(confidences_U) < len(choices):
-        return {}
-    bins = calibration_bins(confidences_U, np.array([one.right for one in choices]))
-    return {
-        "confidence": float(confidences_U.mean()),
-        "expected_calibration_error": expected_calibration_error(bins),
-        "calibration": [asdict(one) for one in bins],
-    }
 
 
 def mean_of(name: str, sums_U: NDArray[np.float64], counts_U: IntArray) -> dict[str, JsonValue]:

@@ -39,8 +39,6 @@ _CHOICE_METRICS = {
     **{category: (category, 100, ".1f") for category in multiple_choice.CATEGORIES},
     "gold_log_prob": ("right choice", 1, ".2f"),
     "brier_score": ("Brier score", 1, ".2f"),
-    "expected_calibration_error": ("ECE", 1, ".3f"),
-    "confidence": ("confidence", 1, ".3f"),
 }
 """The same for multiple choice."""
 
@@ -77,7 +75,7 @@ def _unscored(summary: Mapping[str, Any]) -> list[str]:
 
 
 def print_choices(evaluation: ChoiceEvaluation, out: Path | None) -> None:
-    """Print how often a model chooses right, and how well it is calibrated, with passages and without."""
+    """Print how often a model chooses right, with passages and without."""
     summary: dict[str, Any] = evaluation.summary()
     books = {name: _with_categories(summary.get(name)) for name in ("closed_book", "difference")}
     _print_books(_with_categories(summary) | books, evaluation.documents, _CHOICE_METRICS)

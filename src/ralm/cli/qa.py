@@ -371,8 +371,7 @@ def choice_command(
     """Let a frozen language model choose among the choices of questions, and judge what it chooses.
 
     Without --index and --retrieved, the model chooses without passages (closed book). Reports the accuracy, by category
-    for the subjects of MMLU, and how well the model's confidence is calibrated. With --out, rerun the command to resume
-    a killed run.
+    for the subjects of MMLU. With --out, rerun the command to resume a killed run.
     """
     from ralm.answering.run import CHOICES_KIND, choices_config
     from ralm.cli.answers import print_choices

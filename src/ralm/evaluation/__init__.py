@@ -1,10 +1,9 @@
-"""Evaluation of texts and of probabilities.
+"""Evaluation of texts and of retrieval.
 
 perplexity.py    evaluates a text: token and word perplexity, bits per byte
 sweep.py         the same for several values of one option
 bootstrap.py     intervals of means over documents
 retrieval.py     retrieval against relevance judgements
-calibration.py   confidence against accuracy
 """
 
 from typing import Final
