@@ -41,7 +41,7 @@ def built(folder: Path, texts: Sequence[str], gone: Sequence[int] = ()) -> Segme
 def hits(bm25: BM25, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
     """By scanning and by streaming, which must agree."""
     found = bm25.retrieve(queries, k)
-    rows = streamed(bm25, queries, k, forbidden=Forbidden.for_all(bm25._forbidden_rows, len(queries)))
+    rows = streamed(bm25, queries, k, forbidden=Forbidden.none(len(queries)).with_always(bm25._forbidden_rows))
     rows = rows.first(found.numbers_QK.shape[1])
     assert_equal(Hits(bm25._numbering.numbers(rows.numbers_QK), rows.scores_QK), found)
     return [found.of(row) for row in range(len(found))]

@@ -122,8 +122,6 @@ class _LockedRetriever:
         self._metrics = metrics
         self._lock = lock
         self.config = retriever.config
-        if hasattr(retriever, "stable"):
-            self.stable: int = retriever.stable
 
     def filtered(self, passing: Passing) -> "_LockedRetriever":
         return _LockedRetriever(filter_retriever(self._retriever, passing), self._metrics, self._lock)

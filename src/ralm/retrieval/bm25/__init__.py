@@ -10,7 +10,8 @@ search.py          queries in, hits out, by the fastest of three ways
 scan.py              a scan reads every posting of a query's terms; forbidden passages
 stream.py            a stream computes each query from the one before
 stream_kernel.py     the kernel of streams
-collection.py        the data that the streams of an index share
+lookup.py            a lookup sums rare terms and looks common ones up
+collection.py        the data that the streams and lookups of an index share
 kernels.py         pieces of kernels: how they are compiled, fixed-point scores, the heap of the best
 instructions.py    vector instructions of kernels
 """

@@ -1,4 +1,4 @@
-"""The data that the streams of one index share, and a background thread that prepares it.
+"""The data that the streams and lookups of one index share, and a background thread that prepares it.
 
 The lexicon numbers the terms that queries have asked for. Most postings belong to a few hundred common terms, so these
 are laid out such that one passage can be scored without reading a list of postings. For each common term and each block
@@ -301,7 +301,7 @@ def _lay_out(
 
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """The data that the streams of one index share: its segments, and the layout of the common terms of each."""
+    """The data that streams and lookups share: the segments of an index, and the layout of the common terms of each."""
 
     lexicon: Lexicon
     segments: Sequence[SearchedSegment]

@@ -65,11 +65,6 @@ class Forbidden(NamedTuple):
         return cls(nothing, np.zeros(1, np.int64), nothing, np.full(queries, -1, np.int64), *_EVERY)
 
     @classmethod
-    def for_all(cls, passages: Iterable[int], queries: int) -> Self:
-        """Forbids the same passages for every query."""
-        return cls.none(queries)._replace(always=rising(passages))
-
-    @classmethod
     def of(cls, lists: Sequence[Iterable[int]], list_Q: NDArray[np.int64]) -> Self:
         """Lists of passage numbers, in any order, and which of them applies to each query, -1 for none."""
         assert (list_Q < len(lists)).all(), "a query refers to a list that does not exist"

@@ -135,13 +135,8 @@ class BM25:
         return other
 
     @property
-    def analysis(self) -> Analysis:
-        """How queries become terms."""
-        return self._analysis
-
-    @property
     def collection(self) -> Collection:
-        """The data that streams over this index share; the first call reads the postings of the commonest terms."""
+        """The data that streams and lookups share; the first call reads the postings of the commonest terms."""
         return self._loader.collection()
 
     @property
