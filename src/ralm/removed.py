@@ -17,6 +17,7 @@ SUCCESSORS: Final[dict[str, str]] = {
     "mixer=learned": "use `posterior` with `eta` 4 and `decay` 2, which is as good",
     "mixer=prior": "it gained nothing; use `similarity` or `posterior`",
     "lexical-weights": "leave it out; fitted weights were no better than those that are built in",
+    "robust": "leave it out; it certified at most 20% of whole answers",
     "signals --evidence": "leave it out; only weights that were fitted to signals looked at it",
     "signals --no-evidence": "leave it out; signals score continuations alone",
     "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",

@@ -260,6 +260,3 @@ def test_models_without_evidence_are_rejected_before_a_question_is_asked() -> No
     model.tier = "top_k"
     with pytest.raises(UsageError, match="gives its top next tokens alone, and the mixer PosteriorWeights needs"):
         Answerer(model, PROMPT, Given(), reader=READER)
-    model.tier, equal = "all", Ensemble(documents=2, mixer=PosteriorWeights(start="uniform"))
-    with pytest.raises(UsageError, match="and a certificate of robustness does not read these"):
-        Answerer(model, PROMPT, Given(), reader=equal, options=AnswerOptions(robust=1))

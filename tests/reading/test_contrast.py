@@ -21,7 +21,7 @@ from ralm.reading.contrast import AdaptiveContrast, Backoff, Contrast
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
 from ralm.reading.in_context import stride_request
-from ralm.reading.mixers import EntropyWeights, MixerOptions, PosteriorWeights
+from ralm.reading.mixers import EntropyWeights, MixerOptions
 from ralm.reading.mixing import CheckedMixer
 from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import TracedText, contributions, total_gain
@@ -382,9 +382,7 @@ def test_models_that_give_no_distributions(mixer: Any) -> None:
     model.tier = "top_k"
     with pytest.raises(UsageError, match="counting gives its top next tokens alone, and the mixer"):
         next(generate("a b", model, GenerationOptions(document_tokens=4), source, reader=reader))
-    with pytest.raises(UsageError, match="and a certificate of robustness"):
-        CheckedMixer(PosteriorWeights()).require_fixed("a certificate of robustness")
     with pytest.raises(
         UsageError, match="looks at all that is predicted for each token: choose another mixer for answers"
     ):
-        CheckedMixer(mixer).require_fixed("answers")
+        CheckedMixer(mixer).require_log_probs_alone("answers")

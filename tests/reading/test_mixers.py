@@ -400,10 +400,6 @@ def test_evidence_that_does_not_fit_or_is_not_read() -> None:
     plan = PlanOptions(stride=2, query_tokens=2, document_tokens=4, max_length=30)
     with pytest.raises(UsageError, match="`document_tokens` 4 and `evidence` 32 do not fit together into 30 tokens"):
         evaluate_text("a b a b a b", model, plan, source=FromRetriever(Never(), passages, config={}), reader=reader)
-    equal = Ensemble(documents=2, mixer=PosteriorWeights(start="uniform"))
-    said = "PosteriorWeights weighs passages by the tokens before.*and a certificate of robustness does not read these"
-    with pytest.raises(UsageError, match=said):
-        generate("a b", model, GenerationOptions(document_tokens=4, robust=1), source, reader=equal)
     listing: Any = CountingModel(WordTokenizer("ab"))
     listing.tier = "top_k"
     with pytest.raises(UsageError, match="gives its top next tokens alone, and the mixer PosteriorWeights needs"):

@@ -54,7 +54,6 @@ class SourcedAnswer:
             "log_prob": self.answer.log_prob,
             "tokens": [{"text": text, "log_prob": own, "baseline_log_prob": without} for text, own, without in tokens],
             "certified": self.answer.certified,
-            **({} if self.answer.robust is None else {"robust": self.answer.robust}),
             "cut": asdict(self.cut),
         }
         if self.sources:

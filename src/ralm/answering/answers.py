@@ -35,8 +35,6 @@ from ralm.validation import check_length, config_of
 _PROMPTS_AT_ONCE: Final = 32
 """Prompts that are continued together."""
 _KEY_BYTES: Final = 16
-_END: Final = -1
-"""Stands for the token that ended an answer, of which only `robust` is stored."""
 _NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 AnsweredInput: TypeAlias = tuple[int, "Answer", GoldScore | None]
@@ -49,18 +47,17 @@ _TokenTable: TypeAlias = NDArray[np.void]
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     """An answer: its text, the pieces that it was drawn in, and the share of each passage in their probability, largest
-    first. `robust_steps` are the `robust` of all tokens that were drawn, with those that end the answer, if asked."""
+    first."""
 
     text: str
     pieces: Sequence[GeneratedText]
     shares: dict[int, float]
-    robust_steps: Sequence[bool] = ()
 
     @classmethod
-    def of(cls, pieces: Sequence[GeneratedText], robust_steps: Sequence[bool] = ()) -> "Answer":
+    def of(cls, pieces: Sequence[GeneratedText]) -> "Answer":
         """The answer that consists of these pieces."""
         tokens = [token for piece in pieces for token in piece.tokens]
-        return cls("".join(piece.text for piece in pieces), pieces, passage_shares(tokens), robust_steps)
+        return cls("".join(piece.text for piece in pieces), pieces, passage_shares(tokens))
 
     @property
     def tokens(self) -> Sequence[GeneratedToken]:
@@ -77,19 +74,11 @@ class Answer:
         """The share of its tokens that are certainly the most likely ones, see `GeneratedToken`; 1 without tokens."""
         return float(np.mean([token.certified for token in self.tokens])) if self.tokens else 1.0
 
-    @property
-    def robust(self) -> float | None:
-        """The share of its steps that replaced passages cannot change, see `Sampling.robust`; None if that was not
-        asked. If it is 1, they cannot change the answer."""
-        return float(np.mean(self.robust_steps)) if self.robust_steps else None
-
 
 def check_mixer(reader: Reader, model: WritingModel, options: AnswerOptions) -> None:
-    """Raise UsageError if the mixer of a reader needs what the model does not give, or what a certificate of robustness
-    or a vote of answers does not read."""
+    """Raise UsageError if the mixer of a reader needs what the model does not give, or what a vote of answers does not
+    read."""
     mixer = CheckedReader.of(reader).mixer
-    if options.robust:
-        mixer.require_fixed("a certificate of robustness")
     if options.join == "tokens":
         mixer.require_every_token(model)
     else:
@@ -208,8 +197,7 @@ class DrawnAnswers:
         decoder, scorer = _decoder(model, options, cache), Scorer(model, progress=False, cache=cache)
         cache.mark(question.prompts)
         keys = [_key(question, replace(options, seed=seed)) for seed in seeds]
-        self._states = _states([question] * len(keys), keys, scorer)
-        for state in self._states:
+        for state in _states([question] * len(keys), keys, scorer):
             decoder.add(state)
         self._texts = [StoppedText(question.prompts[0].tokens, model.tokenizer, options.stop) for _ in seeds]
         self._written: list[list[GeneratedText]] = [[] for _ in seeds]
@@ -223,7 +211,7 @@ class DrawnAnswers:
     def answer(self, number: int) -> Answer:
         """An answer, once all are drawn; pieces that were not read are drawn first."""
         deque(self, maxlen=0)
-        return Answer.of(self._written[number], self._states[number].robust)
+        return Answer.of(self._written[number])
 
     def is_complete(self, number: int) -> bool:
         """Whether an answer ended at a stop string or the model's end of text, and not after `new_tokens` tokens."""
@@ -287,25 +275,21 @@ class _AnswerWriter:
 
     def _store_key(self, key: bytes) -> bytes:
         """The key of an answer in the store, which depends on where the answer ends, too."""
-        ends = repr((self._options.new_tokens, self._options.stop, self._options.robust))
+        ends = repr((self._options.new_tokens, self._options.stop))
         return blake2b(key + ends.encode(), digest_size=_KEY_BYTES).digest()
 
     def _drawn(self, inputs: Mapping[bytes, QuestionInput]) -> list[_TokenTable]:
         """The tokens after the prompts of each input, as rows of `_token_type`. Its key seeds the draws."""
-        states = _states([*inputs.values()], inputs, self._scorer)
-        numbers = [self._decoder.add(state) for state in states]
+        numbers = [self._decoder.add(state) for state in _states([*inputs.values()], inputs, self._scorer)]
         written = dict(zip(numbers, (self._text_after(one.prompts) for one in inputs.values()), strict=True))
         drawn: dict[int, list[tuple[Any, ...]]] = {number: [] for number in numbers}
         while self._decoder.unfinished:
             for number, token in self._decoder.step():
-                values = (token.token, token.log_prob, token.bound_width, token.certified, bool(token.robust))
-                drawn[number].append((*values, token.posteriors_K))
+                values = (token.token, token.log_prob, token.bound_width, token.certified, token.posteriors_K)
+                drawn[number].append(values)
                 written[number].add(token)
                 if written[number].found:
                     self._decoder.end(number)
-        for state, rows in zip(states, drawn.values(), strict=True):
-            if len(state.robust) > len(rows):  # the model ended the answer
-                rows.append((_END, 0.0, 0.0, True, state.robust[-1], 0.0))
         types = (_token_type(len(one.prompts)) for one in inputs.values())
         return [np.array(rows, dtype=kind) for rows, kind in zip(drawn.values(), types, strict=True)]
 
@@ -314,13 +298,10 @@ class _AnswerWriter:
         passages_K = np.array([prompt.passage for prompt in prompts], dtype=np.int64)
         text = self._text_after(prompts)
         found: list[GeneratedText] = []
-        asked = self._options.robust > 0
         for row in drawn:
-            token, log_prob, bound_width, certified, robust, shares_K = row.item()
-            if token != _END:
-                read = GeneratedToken(token, log_prob, passages_K, shares_K, bound_width, certified)
-                found += text.add(replace(read, robust=robust if asked else None))
-        return Answer.of([*found, *text.rest()], drawn["robust"].tolist() if asked else ())
+            token, log_prob, bound_width, certified, shares_K = row.item()
+            found += text.add(GeneratedToken(token, log_prob, passages_K, shares_K, bound_width, certified))
+        return Answer.of([*found, *text.rest()])
 
     def _text_after(self, prompts: _Prompts) -> StoppedText:
         return StoppedText(prompts[0].tokens, self._model.tokenizer, self._options.stop)
@@ -328,7 +309,7 @@ class _AnswerWriter:
 
 def _token_type(prompts: int) -> np.dtype[np.void]:
     """The stored values of a token of an answer: the numbers of a `GeneratedToken`, and the share of each prompt."""
-    numbers = [("token", "<i8"), ("log_prob", "<f4"), ("bound_width", "<f4"), ("certified", "?"), ("robust", "?")]
+    numbers = [("token", "<i8"), ("log_prob", "<f4"), ("bound_width", "<f4"), ("certified", "?")]
     return np.dtype([*numbers, ("shares_K", "<f4", (prompts,))])
 
 

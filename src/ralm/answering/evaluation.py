@@ -106,11 +106,6 @@ class QuestionEvaluation:
         tokens = [token for row in self.rows for token in row.judged.answer.tokens]
         if any(token.is_bounded for token in tokens):
             found["certified"] = float(np.mean([token.certified for token in tokens]))
-        if steps := [row.judged.answer.robust_steps for row in self.rows if row.judged.answer.robust_steps]:
-            found["robust"] = {
-                "tokens": float(np.mean([step for own in steps for step in own])),
-                "answers": float(np.mean([all(own) for own in steps])),
-            }
         found["without_answers"] = sum(not row.question.answers for row in self.rows)
         found["cut"] = sum(bool(row.cut) for row in self.rows)
         found["gold_scored"] = int(np.count_nonzero(scored_Q))

@@ -41,8 +41,6 @@ class AnswerOptions(Sampling):
         Sampling.__post_init__(self)
         if "" in self.stop:
             raise UsageError("`stop` must not be empty.")
-        if self.robust and self.join == "answers":
-            raise UsageError('`robust` certifies tokens of an average: leave out `join="answers"`.')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

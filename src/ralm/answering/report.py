@@ -21,7 +21,7 @@ from ralm.storage.manifest import open_consistently, read_manifest
 _DECIMALS: Final = 4
 _REMEDY: Final = "answer the questions again"
 _NULLABLE: Final = (
-    *(*METRICS, "robust", "gold_tokens", "answer_at"),
+    *(*METRICS, "gold_tokens", "answer_at"),
     *(name for name in run.ANSWERS_COLUMNS if name.startswith(("without_", "closed_"))),
 )
 

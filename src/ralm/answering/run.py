@@ -1,7 +1,7 @@
 """Writes the results of question answering and of multiple choice as folders.
 
 answers.parquet   question_id, question, answers, answer, exact_match, contains, token_match, f1, token_recall, agrees
-                  (the verdict of a judge), log_prob, robust, gold_log_prob, gold_tokens, passages (numbers, best
+                  (the verdict of a judge), log_prob, gold_log_prob, gold_tokens, passages (numbers, best
                   first), shares (of the answer's probability, by passage), answer_at, cut_demonstrations,
                   cut_documents, cut_special; with a baseline, the same of the answer to the same prompt without
                   passages in without_answer, without_exact_match, ..., and of the closed book in closed_answer, ...
@@ -50,7 +50,6 @@ ANSWER_COLUMNS: Final = {
     **{name: _TYPES[measure.returns] for name, measure in metrics.ANSWER_MEASURES.items()},
     "agrees": pa.bool_(),
     "log_prob": pa.float64(),
-    "robust": pa.float64(),
     "gold_log_prob": pa.float64(),
     "gold_tokens": pa.int64(),
 }
@@ -275,7 +274,6 @@ def _answer_values(judged: evaluation.JudgedAnswer) -> dict[str, Any]:
     return {
         "answer": judged.answer.text,
         "log_prob": judged.answer.log_prob,
-        "robust": judged.answer.robust,
         "gold_tokens": judged.gold_tokens,
         **{name: judged.metric(name) for name in evaluation.METRICS},
     }

@@ -59,9 +59,6 @@ def print_answers(evaluation: QuestionEvaluation, out: Path | None, how: str) ->
         notes.append("an answer is in the first " + ", ".join(f"{k}: {share:.1%}" for k, share in held.items()))
     if "certified" in summary:
         notes.append(f"{summary['certified']:.1%} of the tokens of answers are certified")
-    if robust := summary.get("robust"):
-        shares = f"{robust['tokens']:.1%} of the tokens and {robust['answers']:.1%} of the answers"
-        notes.append(f"replaced passages cannot change {shares}")
     _print_notes(notes, summary)
     print_line(f"  {how}")
     if out is not None:
@@ -220,8 +217,6 @@ def print_sources(answer: SourcedAnswer) -> None:
             print_line(f"\nLog-probability of the answer: {own:.2f} nats a token{beside} ({tokens} tokens).")
     if any(token.is_bounded for token in answer.answer.tokens):
         print_line(f"{answer.answer.certified:.0%} of its tokens are certified; the log-probability is at least this.")
-    if answer.answer.robust is not None:
-        print_line(f"Replaced passages cannot change {answer.answer.robust:.0%} of its tokens, its end included.")
 
 
 def print_answers_report(report: AnswersReport) -> None:

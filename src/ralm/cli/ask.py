@@ -34,7 +34,7 @@ def ask_command(
     system: options.System = None,
     answering: Annotated[
         AnswerOptions,
-        flags.Flags(without=("join",), default_text=options.ANSWER_TEXTS, needs={"robust": options.NEEDS_UNIFORM}),
+        flags.Flags(without=("join",), default_text=options.ANSWER_TEXTS),
     ],
     reranking: Annotated[RerankOptions, Option("How passages are chosen.", needs=options.NEEDS_INDEX)],
     control: Annotated[

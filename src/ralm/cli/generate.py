@@ -36,11 +36,7 @@ def generate_command(
         sampling.GenerationOptions,
         Flags(
             default_text=options.QUERY_TOKENS_TEXT,
-            needs={
-                "query_tokens": options.NEEDS_INDEX,
-                "stride": options.NEEDS_INDEX,
-                "robust": options.NEEDS_UNIFORM,
-            },
+            needs={"query_tokens": options.NEEDS_INDEX, "stride": options.NEEDS_INDEX},
         ),
     ],
     baseline: Annotated[

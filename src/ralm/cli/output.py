@@ -239,9 +239,6 @@ def print_generation(prompt: str, pieces: Iterable[GeneratedText], passages: Pas
     print_line("\n")
     for span in spans(written):
         print_line(f"{span.text!r}\n    <- {_sources(span, passages)}")
-    robust = [token.robust for piece in written for token in piece.tokens if token.robust is not None]
-    if robust:
-        print_line(f"replaced passages cannot change {sum(robust):,} of {len(robust):,} tokens")
     return written
 
 
@@ -267,8 +264,6 @@ def generation_as_json(
         text = tokenizer.decode(np.array([token.token]))
         row = token_as_json(token.token, text, token.log_prob, token.passages_K, token.posteriors_K)
         row["certified"] = token.certified
-        if token.robust is not None:
-            row["robust"] = token.robust
         if token.bound_width:
             row["unlisted"] = token.bound_width
         if traced is not None:

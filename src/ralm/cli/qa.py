@@ -112,7 +112,7 @@ class QuestionJob(_PassagesJob):
     answering: Annotated[
         AnswerOptions,
         Option("How an answer is drawn."),
-        Flags(needs={"join": _ENSEMBLE, "robust": options.NEEDS_UNIFORM}, default_text=options.ANSWER_TEXTS),
+        Flags(needs={"join": _ENSEMBLE}, default_text=options.ANSWER_TEXTS),
     ]
     semantics: Annotated[
         AnswerSemantics,

@@ -1,26 +1,20 @@
-"""Bounds of an average over documents (the mixture of REPLUG, Eq. 2), and what replaced documents can change in it.
-
-If each prediction lists only its top tokens:
+"""Bounds of an average over documents (the mixture of REPLUG, Eq. 2), if each prediction lists only its top tokens.
 
     L(y) = sum over d that list y of  lambda_d p_d(y)
     U(y) = L(y) + sum over d that do not of  lambda_d r_d,      r_d = min(p_d's k-th, 1 - sum of p_d's listed)
 
 So L(y) <= p(y) <= U(y). A greedy token is certified if its L is at least the U of every other token, those that no
-document lists included. `withstands` certifies a token against documents that an attacker replaces. Letters of shapes:
-K documents, C tokens that a document lists, Y tokens that any document lists, V vocabulary.
+document lists included. Letters of shapes: K documents, C tokens that a document lists, Y tokens that any of them
+lists.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.reading.mixers import log_sum_exp
 from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens
-
-_ROUNDING: Final = 1e-4
-"""The lead that each document must leave a token: probabilities of one text differ from batch to batch by less."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,13 +68,6 @@ class Bounds:
         """The tokens (int64) that may be the most likely: their upper bound reaches the highest lower bound."""
         return self.tokens_Y[self.upper_Y >= self.lower_Y[self.best]]
 
-    def withstands(self, replaced: int) -> bool:
-        """Whether that token is certified against `replaced` documents, see `withstands`."""
-        log_probs_KY, rest_K1 = self.log_probs_KY, self.rest_K[:, None]
-        lower_KY = np.where(self.listed_KY, log_probs_KY, -np.inf)
-        upper_KY = np.where(self.listed_KY, log_probs_KY, rest_K1)
-        return withstands(np.exp(lower_KY), np.exp(np.hstack([upper_KY, rest_K1])), self.best, replaced)
-
     def knowing(self, tokens_C: IntArray, log_probs_KC: FloatArray) -> "Bounds":
         """The bounds once the log-probabilities of some of the tokens are known after every document."""
         places = np.searchsorted(self.tokens_Y, tokens_C)
@@ -106,25 +93,3 @@ def bounds_of(given: NextTokens, log_weights_K: DoubleArray) -> Bounds:
         log_probs_KY[row, places] = log_probs_C[there_C]
         listed_KY[row, places] = True
     return Bounds(tokens_Y, log_probs_KY, listed_KY, given.tail_bound_B.astype(np.float64), log_weights_K)
-
-
-def withstands(lower_KV: DoubleArray, upper_KV: DoubleArray, token: int, replaced: int) -> bool:
-    """Whether a token stays the most likely one of the average of K predictions with weight 1/K each, whichever
-    `replaced` documents are replaced, and by whatever.
-
-    Every other token b must be behind by more than the replaced documents can give it, which is 1/K each:
-
-    sum of the K - t smallest p_k(token) - p_k(b) over k  >  t
-
-    docs/method.md has the proof. The arrays (float64) hold the probabilities p, or bounds of them.
-    """
-    kept, slack = len(lower_KV) - replaced, _ROUNDING * len(lower_KV)
-    if kept <= 0:
-        return False
-    lower_K = lower_KV[:, token]
-    lead = np.sort(lower_K)[:kept].sum() - replaced  # over a token that no other document predicts
-    if lead <= slack:
-        return False
-    rivals = np.flatnonzero(upper_KV.sum(axis=0) >= lead - slack)  # only these may be the other token
-    behind_KV = np.sort(lower_K[:, None] - upper_KV[:, rivals[rivals != token]], axis=0)
-    return bool((behind_KV[:kept].sum(axis=0) > replaced + slack).all())

@@ -105,8 +105,6 @@ class TokenWriter:
         self._source = source
         self._reader = in_context.CheckedReader.of(reader)
         self._reader.mixer.require_every_token(model)
-        if self._options.robust:
-            self._reader.mixer.require_fixed("a certificate of robustness")
         self._reranker = CheckedReranker.of(reranker)
         self._max_length = self._options.max_length or model.max_length
         self._check_lengths()
@@ -250,8 +248,6 @@ class Decoder:
             token = self._draw(state, texts[number], given.of(own))
             state.text = np.append(state.text, token.token)
             state.written += 1
-            if token.robust is not None:
-                state.robust.append(token.robust)
             if token.token not in self._model.end_tokens:
                 written.append((number, token))
             if token.token in self._model.end_tokens or state.written == self._options.new_tokens:

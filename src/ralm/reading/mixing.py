@@ -157,15 +157,6 @@ class CheckedMixer:
                 f"{what}."
             )
 
-    def require_fixed(self, what: str) -> None:
-        """Raise UsageError if the weights depend on evidence, which `what` does not read, or on predictions."""
-        self.require_log_probs_alone(what)
-        if self.needs.evidence:
-            raise UsageError(
-                f"the mixer {self._name} weighs passages by the tokens before each target, and {what} does not read "
-                "these: choose another mixer."
-            )
-
     def require_every_token(self, model: WritingModel) -> None:
         """Raise UsageError if the weights depend on generated tokens whose log-probabilities the model may not give."""
         self.require_exact(model)

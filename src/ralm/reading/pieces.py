@@ -29,9 +29,6 @@ class GeneratedToken:
     are the shares; `bound_width` is the upper bound less the lower one, 0 if all list it. `certified` says whether a
     greedy token is certainly the most likely one of the average.
 
-    `robust` says whether the token certainly stays the same whichever `Sampling.robust` passages are replaced, and by
-    whatever; None if that was not asked.
-
     `top_logprobs` are the ids and log-probabilities of the top tokens of the mixture, best first, as many as
     `Sampling.top_logprobs` asks for and the model lists.
     """
@@ -43,7 +40,6 @@ class GeneratedToken:
     bound_width: float = 0.0
     certified: bool = True
     top_logprobs: tuple[tuple[int, float], ...] = ()
-    robust: bool | None = None
 
     @property
     def is_bounded(self) -> bool:

@@ -1,7 +1,7 @@
 """What a reranker sees (`ralm.protocols.Rows`): the strides of a text, or unfinished prompts, and log-probabilities."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -129,8 +129,7 @@ class StrideRows:
 class PromptState:
     """A growing text, the query that replaces it for the retriever (or None), its prompt prefixes until `prefixes_end`
     tokens are written, and the generator of its random draws. `evidence` weighs the prompt prefixes if their mixer
-    needs it. `robust` is that of each token so far, also of one that ended the text, if it was asked
-    (`Sampling.robust`)."""
+    needs it."""
 
     text: IntArray
     query: str | None
@@ -139,7 +138,6 @@ class PromptState:
     prefixes_end: int = MAX_COUNT
     written: int = 0
     evidence: Evidence | None = None
-    robust: list[bool] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

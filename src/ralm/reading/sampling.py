@@ -5,14 +5,14 @@ drawn by bounds (`ralm.reading.bounds`). Letters of shapes: K prompt prefixes, V
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import numpy as np
 
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options, seed_option
-from ralm.reading.bounds import Bounds, bounds_of, withstands
+from ralm.reading.bounds import Bounds, bounds_of
 from ralm.reading.ensemble import MIN_TEMPERATURE, credited_passages, log_weights_of, mixture, posterior
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.plan import BosOption, PlanOptions, QueryTokens, Stride
@@ -20,8 +20,6 @@ from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextToke
 
 _DRAWN: Final = Needs("a `temperature` above 0", lambda options: options.temperature > 0)
 _PLAN: Final = PlanOptions()
-_EQUAL: Final = 1e-9
-"""How far the logarithms of equal weights may be apart."""
 _ALONE: Final[FloatArray] = np.ones(1, dtype=np.float32)
 
 
@@ -31,11 +29,9 @@ class Sampling:
 
     `temperature` 0 is greedy; otherwise tokens are drawn from the `top_k` most likely ones (None: all), and of these
     from the most likely ones that together have probability `top_p`, by a random generator that `seed` decides.
-    `top_logprobs` is how many of the top tokens are recorded with each token that is drawn; it changes no draw. With
-    `robust` t, each greedy token records whether any t replaced passages could change it (`GeneratedToken.robust`);
-    the passages must be read as an ensemble with uniform weights.
+    `top_logprobs` is how many of the top tokens are recorded with each token that is drawn; it changes no draw.
 
-    Raises UsageError if a value is out of range, or if tokens are drawn at random with `robust`.
+    Raises UsageError if a value is out of range.
     """
 
     temperature: Annotated[float, Option("Temperature of the draws; 0 is greedy.", maximum=1 / MIN_TEMPERATURE)] = 0.0
@@ -54,19 +50,9 @@ class Sampling:
     ] = 1.0
     seed: Annotated[int, seed_option(_DRAWN)] = 0
     top_logprobs: Annotated[int, Option("How many top tokens are recorded with each token.", minimum=0, flag="")] = 0
-    robust: Annotated[
-        int,
-        Option(
-            "Tell for each token whether this many replaced passages of an ensemble could change it.",
-            minimum=0,
-            default_text="not told",
-        ),
-    ] = 0
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.robust and self.temperature > 0:
-            raise UsageError("`robust` certifies greedy tokens: set `temperature` to 0.")
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise UsageError(
                 f"`temperature` must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, not {self.temperature}."
@@ -117,7 +103,6 @@ def draw_token(
     log-probabilities `mixed_V`, of which no passage has a share. `chosen` returns the predictions of more tokens, NaN
     where there is none. UsageError if a draw needs more than the listed tokens."""
     passages_K, log_weights_K = credited_passages(prompt_prefixes), log_weights_of(prompt_prefixes)
-    replaced = _replaced(prompt_prefixes, log_weights_K, sampling)
     if given.tokens_BC is None:
         log_probs_V = mixture(given.log_probs_BC, log_weights_K) if mixed_V is None else mixed_V
         token = sample(log_probs_V, generator, sampling)
@@ -125,35 +110,15 @@ def draw_token(
         if mixed_V is None:
             posteriors_K = posterior(given.log_probs_BC[:, [token]], log_weights_K)[0]
         top = _top(log_probs_V, sampling.top_logprobs)
-        robust = None
-        if replaced is not None:
-            probabilities_KV = np.exp(given.log_probs_BC.astype(np.float64))
-            robust = replaced == 0 or withstands(probabilities_KV, probabilities_KV, token, replaced)
-        return GeneratedToken(
-            token, float(log_probs_V[token]), passages_K, posteriors_K, top_logprobs=top, robust=robust
-        )
+        return GeneratedToken(token, float(log_probs_V[token]), passages_K, posteriors_K, top_logprobs=top)
     if len(passages_K) == 1:
-        drawn = _draw_from_listed(given.log_probs_BC[0], given.tokens_BC[0], passages_K, generator, sampling)
-        return drawn if replaced is None else replace(drawn, robust=replaced == 0)
+        return _draw_from_listed(given.log_probs_BC[0], given.tokens_BC[0], passages_K, generator, sampling)
     if sampling.temperature > 0:
         raise UsageError(
             f"the model lists only its {given.tokens_BC.shape[1]} top next tokens, so that nothing can be drawn from "
             f"the average over {len(passages_K)} passages: set `temperature` to 0, or read one passage."
         )
-    return _greedy(bounds_of(given, log_weights_K), passages_K, chosen, sampling.top_logprobs, replaced)
-
-
-def _replaced(prompt_prefixes: Sequence[PromptPrefix], log_weights_K: DoubleArray, sampling: Sampling) -> int | None:
-    """How many passages an attacker may replace, of those that are read; None if that is not asked. UsageError if the
-    passages do not have one prompt prefix each with the same weight."""
-    if sampling.robust == 0:
-        return None
-    passages = [number for one in prompt_prefixes for number in one.passages]
-    if np.ptp(log_weights_K) > _EQUAL or len({*passages}) < len(passages):
-        raise UsageError(
-            '`robust` needs an ensemble with `mixer="uniform"`, since a replaced passage chooses its own similarity.'
-        )
-    return min(sampling.robust, len(passages))
+    return _greedy(bounds_of(given, log_weights_K), passages_K, chosen, sampling.top_logprobs)
 
 
 def _draw_from_listed(
@@ -179,7 +144,6 @@ def _greedy(
     passages_K: IntArray,
     chosen: Callable[[IntArray], NextTokens] | None,
     top_logprobs: int,
-    replaced: int | None,
 ) -> GeneratedToken:
     """The token with the highest lower bound; with `chosen`, all that may be more likely are requested first."""
     if chosen is not None and not (bounds.certified and bounds.exact):
@@ -196,7 +160,6 @@ def _greedy(
         bound_width=0.0 if bounds.exact else float(bounds.upper_Y[best] - bounds.lower_Y[best]),
         certified=bounds.certified,
         top_logprobs=_top(bounds.lower_Y, top_logprobs, bounds.tokens_Y),
-        robust=None if replaced is None else replaced == 0 or bounds.withstands(replaced),
     )
 
 
