@@ -22,6 +22,7 @@ SUCCESSORS: Final[dict[str, str]] = {
     "signals --no-evidence": "leave it out; signals score continuations alone",
     "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
     "syntax": "search for plain words; `--where` and `--path` choose titles and documents",
+    "/v1/responses": "use `/v1/chat/completions`, which has streams and sources too",
     "worth --prune": "leave it out; leaving documents out gained nothing, and `--distinct text` skips copies",
     "tune": "it chose `--reader ensemble --documents 4 --mixer posterior` on both corpora; use that",
     "train gate": "without `gate` passages are read everywhere; on questions gates failed",
@@ -29,7 +30,8 @@ SUCCESSORS: Final[dict[str, str]] = {
     "train mixer": "use `--mixer posterior --eta 4 --decay 2`, which is as good",
 }
 """What to use instead, by the name of an option without dashes (`gate`), a command (`tune`), an option of one command
-(`signals --questions`), or an option and its value (`mixer=entropy`); each continues "NAME was removed: "."""
+(`signals --questions`), an option and its value (`mixer=entropy`), or a route of the server (`/rerank`); each continues
+"NAME was removed: "."""
 
 
 def removal_of(name: str) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ralm.removed import SUCCESSORS
 from ralm.serving.service import Service
 from tests.api.backings import OfTable
 from tests.serving.served import MODEL, serving
@@ -172,6 +173,14 @@ def test_other_routes(client: httpx.Client, method: str, path: str, body: Any, s
     error = refused(client.request(method, path, json=body), status)
     assert status != 405 or "does not accept GET requests" in error["message"]
     assert "?" not in path or f"is not a parameter of {path.partition('?')[0]}." in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/resp_1"])
+def test_a_removed_route_is_named_with_its_successor(client: httpx.Client, path: str) -> None:
+    error = refused(client.post(path, json={}), 404)
+    assert error["type"] == "not_found_error"
+    route = "/".join(path.split("/")[:3])
+    assert error["message"] == f"`{route}` was removed: {SUCCESSORS[route.replace('_', '-')]}."
 
 
 @pytest.mark.parametrize(

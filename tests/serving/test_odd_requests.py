@@ -30,11 +30,10 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-CHATS, RESPONSES = "/v1/chat/completions", "/v1/responses"
+CHATS = "/v1/chat/completions"
 USUAL: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": MODEL, "prompt": "The sea", "max_tokens": 1, "temperature": 0},
     CHATS: {"model": "tiny-chat", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 2},
-    RESPONSES: {"model": "tiny-chat", "input": "Who?", "max_output_tokens": 2},
     "/v1/embeddings": {"model": "few", "input": "The sea"},
     "/tokenize": {"prompt": "The sea"},
     "/detokenize": {"tokens": [1, 2]},
@@ -110,10 +109,9 @@ def bodies(client: httpx.Client, path: str) -> st.SearchStrategy[Any]:
     some = st.fixed_dictionaries({}, optional=fields)
     changed = st.builds(lambda odd: {**usual, **odd}, some)
     few = st.builds(lambda name, odd: {**usual, name: odd.get(name)}, st.sampled_from(sorted(fields)), some)
-    if path in (CHATS, RESPONSES):
+    if path == CHATS:
         right = st.builds(lambda seed: {**usual, "seed": seed}, st.integers(0, 10**6))  # few of the others are answered
-        name = "messages" if path == CHATS else "input"
-        return right | st.builds(lambda messages: {**usual, name: messages}, MESSAGES) | few | changed | ANYTHING
+        return right | st.builds(lambda messages: {**usual, "messages": messages}, MESSAGES) | few | changed | ANYTHING
     return few | changed | some | ANYTHING
 
 
@@ -139,7 +137,7 @@ def test_every_post_route_is_asked(client: httpx.Client) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("path", USUAL)
 def test_odd_bodies(client: httpx.Client, chats: httpx.Client, path: str) -> None:
-    asked, answered = chats if path in (CHATS, RESPONSES) else client, 0
+    asked, answered = chats if path == CHATS else client, 0
 
     @settings(max_examples=COUNT, suppress_health_check=list(HealthCheck), database=None)
     @given(body=bodies(asked, path))

@@ -10,7 +10,7 @@ Each request is one thread that runs the library's own code; the asyncio side ch
     proxy                               requests that the server of the model answers
     requests, answers, errors           OpenAI's JSON
     jobs, middleware                    HTTP: threads and responses, keys and metrics
-    routes, responses                   the routes of a model
+    routes                              the routes of a model
     retrieval_routes, vector_stores,    the routes of searches, with a model or without
     reranking, mcp
     connections, server                 connections and their limits, the process

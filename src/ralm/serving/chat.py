@@ -230,10 +230,10 @@ class ChatAnswer(answers.ServedAnswer):
 
     def _annotations(self, choice: answers.ResponseChoice) -> list[JsonValue]:
         """The parts of a text that come from passages, in their order."""
-        return citations.annotations(sources_of(choice), self._url)
+        return citations.annotations(_sources_of(choice), self._url)
 
     def _sources_text(self, choice: answers.ResponseChoice) -> str:
-        return citations.sources_text(sources_of(choice), self._url) if self._chat.sources_as_text else ""
+        return citations.sources_text(_sources_of(choice), self._url) if self._chat.sources_as_text else ""
 
     def _url(self, passage: Passage) -> str:
         return citations.web_address(passage) or self._address(passage)
@@ -256,7 +256,7 @@ class ChatAnswer(answers.ServedAnswer):
         return {**tokens, **gain, "sources": sources, "cut": answer.cut.documents}
 
 
-def sources_of(choice: answers.ResponseChoice) -> Sequence[citations.AnswerSource]:
+def _sources_of(choice: answers.ResponseChoice) -> Sequence[citations.AnswerSource]:
     """The sources of a choice that has ended."""
     answer = None if choice.end is None else choice.end.answer
     return () if answer is None else answer.sources

@@ -32,6 +32,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from ralm.errors import UsageError
 from ralm.options import without_none
+from ralm.removed import removal_of
 from ralm.retrieval.bm25.kernels import load_compiler
 from ralm.runs.report import render_page
 from ralm.serving import (
@@ -43,7 +44,6 @@ from ralm.serving import (
     proxy,
     requests,
     reranking,
-    responses,
     retrieval_routes,
     routes,
     supervisor,
@@ -62,7 +62,6 @@ _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
 }
 """The fields of requests, and of their parts, for messages that suggest the nearest one."""
 _SEARCH_FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
-    "/v1/responses": {"tools": responses.FileSearch, "": responses.ResponsesRequest},
     **{path: {"": reranking.RerankRequest} for path in ("/rerank", "/v1/rerank", "/v2/rerank")},
     "/retrieve": {"": retrieval_routes.RetrieveRequest},
     "/api/search": {"": retrieval_routes.ColbertRequest},
@@ -99,10 +98,12 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    path = request.url.path
+    route = "/".join(path.split("/")[:3])
     messages = {
         400: "the body cannot be read; send one JSON object.",
-        404: f"there is no {request.url.path} here; /openapi.json lists the routes.",
-        405: f"{request.url.path} does not accept {request.method} requests.",
+        404: removal_of(route) or f"there is no {path} here; /openapi.json lists the routes.",
+        405: f"{path} does not accept {request.method} requests.",
     }
     message = messages.get(error.status_code, str(error.detail))
     return JSONResponse(errors.error_body(message, error.status_code), error.status_code, dict(error.headers or {}))
@@ -268,7 +269,7 @@ def make_app(service: SearchService) -> FastAPI:
     routers = [retrieval_routes.search_router, vector_stores.store_router, reranking.rerank_router, _ROUTER]
     if isinstance(service, Service):
         app.router.routes.extend(proxy.passed_on_routes() if service.passes_on else ())
-        routers += [routes.router, responses.responses_router, _OF_MODELS]
+        routers += [routes.router, _OF_MODELS]
     for router in routers:
         app.include_router(router, dependencies=[Depends(_check_query)])
     app.add_exception_handler(RequestValidationError, _invalid)
