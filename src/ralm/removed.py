@@ -22,6 +22,8 @@ SUCCESSORS: Final[dict[str, str]] = {
     "signals --no-evidence": "leave it out; signals score continuations alone",
     "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
     "syntax": "search for plain words; `--where` and `--path` choose titles and documents",
+    "/api/search": "use `/search` or `/retrieve`, which find the same passages",
+    "/v1/vector-stores": "use `/search` or `/retrieve`, which find the same passages and filter by `where`",
     "/v1/responses": "use `/v1/chat/completions`, which has streams and sources too",
     "worth --prune": "leave it out; leaving documents out gained nothing, and `--distinct text` skips copies",
     "tune": "it chose `--reader ensemble --documents 4 --mixer posterior` on both corpora; use that",

@@ -1,15 +1,13 @@
-"""Filters: expressions, OpenAI's filter objects, and their normal form."""
+"""Filters: expressions and their normal form."""
 
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from hypothesis import given, strategies as st
-from pydantic import TypeAdapter, ValidationError
 
 from ralm.errors import UsageError
-from ralm.retrieval.filters import Filter, OpenAIFilter, compare, join, negate, parse_filter
+from ralm.retrieval.filters import Filter, compare, join, negate, parse_filter
 
-OPENAI: Final = TypeAdapter[Any](OpenAIFilter)
 KEYS: Final = st.sampled_from(["year", "lang", "tags", "author.name", "exists", 'a "key"'])
 TEXTS: Final = st.sampled_from(["en", "de", "de x", "", "2020", "true", "null", "it's", 'a "b"\\', "é\n"])
 NUMBERS: Final = st.sampled_from([0, -1.5, 2020, 1e300]) | st.floats(allow_nan=False, allow_infinity=False)
@@ -77,39 +75,3 @@ def test_equal_filters_have_one_normal_form(text: str, same: str) -> None:
 def test_what_cannot_be_read_is_one_error_with_the_place(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_filter(text)
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"type": "gte", "key": "year", "value": 2020}, "year >= 2020"),
-        ({"type": "nin", "key": "lang", "value": ["en", True]}, "lang not in (en, true)"),
-        (
-            {
-                "type": "or",
-                "filters": [
-                    {"type": "ne", "key": "a", "value": "x"},
-                    {"type": "and", "filters": [{"type": "eq", "key": "b", "value": 1}]},
-                ],
-            },
-            "a != x or b = 1",
-        ),
-    ],
-)
-def test_openai_filters_are_the_same_as_expressions(given: dict[str, Any], text: str) -> None:
-    assert OPENAI.validate_python(given).to_filter() == parse_filter(text)
-
-
-def test_wrong_openai_filters_are_rejected() -> None:
-    wrong: list[Any] = [
-        {"type": "like", "key": "a", "value": 1},
-        {"type": "eq", "key": "a", "value": None},
-        {"type": "in", "key": "a", "value": []},
-        {"type": "and", "filters": []},
-    ]
-    for one in wrong:
-        with pytest.raises(ValidationError):
-            OPENAI.validate_python(one)
-    for one in ({"type": "eq", "key": "a", "value": [1]}, {"type": "in", "key": "a", "value": 1}):
-        with pytest.raises(UsageError, match="needs"):
-            OPENAI.validate_python(one).to_filter()

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import httpx
 import numpy as np
-import openai
 import pytest
 import requests
 
@@ -84,27 +83,6 @@ def test_another_index_is_chosen_in_the_address(search_url: str) -> None:
     assert len(httpx.post(f"{search_url}/retrieve?index=two", json=body).json()["result"][0]) == 1
 
 
-def test_dspy(any_url: str, index: Path) -> None:
-    """What `dspy.ColBERTv2` of DSPy 3.4.1 sends and reads, with GET and POST."""
-    asked: dict[str, Any] = {"query": QUERIES[0], "k": 2}
-    headers = {"Content-Type": "application/json; charset=utf-8"}
-    got = requests.get(f"{any_url}/api/search", params=asked, timeout=10).json()
-    assert got == requests.post(f"{any_url}/api/search", json=asked, headers=headers, timeout=10).json()
-    assert [one["score"] for one in got["topk"]] == [score for _, score in expected(index, QUERIES[0], 2)]
-    assert [one["rank"] for one in got["topk"]] == [1, 2]
-    assert sum(one["prob"] for one in got["topk"]) == pytest.approx(1)
-    first = got["topk"][0]
-    assert first["text"] == first["long_text"] == "The Hill | The dog keeps the sheep together on the green hill."
-
-
-def test_dspy_itself(any_url: str) -> None:
-    dspy = pytest.importorskip("dspy")
-    for posts in (False, True):
-        found = dspy.ColBERTv2(url=f"{any_url}/api/search", post_requests=posts)(QUERIES[0], k=2)
-        assert found[0].long_text.startswith("The Hill | The dog")
-        assert [one.pid for one in found] == [0, 3]
-
-
 def test_filters(any_url: str) -> None:
     body: Any = {"queries": ["dog"], "return_scores": False}
     for where, ids in (("url = 'http://h'", ["hill"]), ("not exists url", ["night"]), ("title = Nobody", [])):
@@ -112,41 +90,10 @@ def test_filters(any_url: str) -> None:
         assert [one["id"] for one in found] == ids
     hits = httpx.get(f"{any_url}/search", params={"q": "dog", "where": "id in (night, sea)"}).json()["hits"]
     assert [one["document_id"] for one in hits] == ["night"]
-    with openai.OpenAI(base_url=f"{any_url}/v1", api_key="none") as client:
-        same: Any = {"type": "eq", "key": "url", "value": "http://h"}
-        either: Any = {"type": "or", "filters": [same, {"type": "eq", "key": "document_id", "value": "night"}]}
-        for filters, ids in ((same, ["hill"]), (either, ["night", "hill"])):
-            assert [one.file_id for one in client.vector_stores.search("few", query="dog", filters=filters)] == ids
     for where, said in (("url >", "the filter cannot be read: expected a value"), ("other = 1", "other")):
-        answer = httpx.get(f"{any_url}/api/search", params={"query": "dog", "where": where})
+        answer = httpx.get(f"{any_url}/search", params={"q": "dog", "where": where})
         assert answer.status_code == 400
         assert said in answer.json()["error"]["message"]
-
-
-def test_openai_vector_stores(any_url: str, index: Path) -> None:
-    with openai.OpenAI(base_url=f"{any_url}/v1", api_key="none") as client:
-        assert client.vector_stores.list().data[0].id == "few"
-        store = client.vector_stores.retrieve("few")
-        assert (store.file_counts.total, store.status) == (len(DOCUMENTS), "completed")
-        found = client.vector_stores.search("few", query=QUERIES[0], max_num_results=2).data
-        assert [(one.file_id, one.score) for one in found] == expected(index, QUERIES[0], 2)
-        first = found[0]
-        assert (first.filename, first.attributes) == ("The Hill", {"url": "http://h"})
-        assert first.content[0].text == DOCUMENTS[0].text
-        both = client.vector_stores.search("few", query=[QUERIES[0], QUERIES[2]], max_num_results=50).data
-        assert [one.file_id for one in both][:2] == ["sea", "hill"]
-        assert len({one.file_id for one in both}) == len(both)
-        ranking: Any = {"score_threshold": both[1].score, "ranker": "auto"}
-        left = client.vector_stores.search("few", query=[QUERIES[0], QUERIES[2]], ranking_options=ranking).data
-        assert [one.file_id for one in left] == ["sea", "hill"]
-        with pytest.raises(openai.NotFoundError, match="there is no vector store 'none' here; there is: few"):
-            client.vector_stores.search("none", query="dog")
-
-
-def test_vector_stores_are_listed_in_pages(search_url: str) -> None:
-    with openai.OpenAI(base_url=f"{search_url}/v1", api_key="none") as client:
-        assert [one.id for one in client.vector_stores.list(limit=1)] == ["few", "two"]
-        assert [one.id for one in client.vector_stores.list(order="asc", before="few")] == ["two"]
 
 
 @pytest.mark.parametrize(
@@ -159,16 +106,6 @@ def test_vector_stores_are_listed_in_pages(search_url: str) -> None:
         ("/retrieve", {"queries": ["a"], "topK": 2}, "`topK` is not a field of this request; the nearest is `topk`."),
         ("/retrieve?index=none", {"queries": ["a"]}, "`index` 'none' is not served; the indexes are: few, two."),
         ("/retrieve", {"queries": ["a" * 300_000]}, "`query` has 300,000 bytes, and the limit is 262,144"),
-        ("/api/search", {"query": " "}, "`query` is empty: give at least one word."),
-        ("/api/search", {"query": "a", "k": 1000}, "`k` must be from 1 to 100."),
-        ("/v1/vector_stores/few/search", {"query": ""}, "`query` is empty: give at least one word."),
-        ("/v1/vector_stores/few/search", {"query": []}, "`query` must be text or a list of texts that is not empty."),
-        ("/v1/vector_stores/few/search", {"query": "a", "filter": {}}, "the nearest is `filters`"),
-        (
-            "/v1/vector_stores/few/search",
-            {"query": "a", "max_num_results": 0},
-            "`max_num_results` must be from 1 to 100.",
-        ),
     ],
 )  # fmt: skip
 def test_bad_requests(search_url: str, path: str, body: object, said: str) -> None:

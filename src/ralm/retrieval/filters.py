@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
-from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 from ralm.corpus.numbering import Numbering
 from ralm.errors import UsageError
@@ -362,54 +361,3 @@ class _Parser:
         if len(after) > _SHOWN:
             after = f"{after[:_SHOWN]}..."
         return f"{before}{_HERE}{after}"
-
-
-_SIGNS: Final = {"eq": "=", "ne": "!=", "gt": ">", "gte": ">=", "lt": "<", "lte": "<=", "in": "in", "nin": "not in"}
-
-
-def _checked_json(value: JsonValue) -> Any:
-    items = value if isinstance(value, list) else [value]
-    if not items or not all(isinstance(one, str | bool | int | float) for one in items):
-        raise ValueError("must be a text, a number, true, false, or a list of some of them")
-    return value
-
-
-class ComparisonFilter(BaseModel):
-    """A comparison of OpenAI's vector stores: `{"type": "gte", "key": "year", "value": 2020}`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
-    key: Annotated[str, Field(min_length=1)]
-    value: Annotated[JsonValue, AfterValidator(_checked_json)]
-
-    def to_filter(self) -> Filter:
-        """The same filter; UsageError if the value cannot be compared so."""
-        value: Any = self.value
-        several = isinstance(value, list)
-        if several != (self.type in ("in", "nin")):
-            raise UsageError(f"the filter {self.type!r} of {self.key!r} needs {'one value' if several else 'a list'}.")
-        return compare(self.key, _SIGNS[self.type], value if several else [value])
-
-
-class CompoundFilter(BaseModel):
-    """Filters of OpenAI's vector stores joined by `and` or `or`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    type: Literal["and", "or"]
-    filters: Annotated[tuple["OpenAIFilter", ...], Field(min_length=1)]
-
-    def to_filter(self) -> Filter:
-        """The same filter; UsageError if a value cannot be compared so, or filters are nested too deeply."""
-        return self._nested(1)
-
-    def _nested(self, depth: int) -> Filter:
-        if depth > _MAX_DEPTH:
-            raise UsageError(f"the filter has more than {_MAX_DEPTH} filters within each other.")
-        parts = [one._nested(depth + 1) if isinstance(one, CompoundFilter) else one.to_filter() for one in self.filters]
-        return join(self.type, parts)
-
-
-OpenAIFilter: TypeAlias = Annotated[ComparisonFilter | CompoundFilter, Field(discriminator="type")]
-"""A filter object of OpenAI's API; `to_filter` makes it the same as an expression."""

@@ -28,7 +28,6 @@ from ralm.serving.audit import ENTRY, AuditEntry
 from ralm.serving.jobs import Workers
 from ralm.serving.retrieval_routes import check_query, chosen, read_filter
 from ralm.serving.search_service import SearchService
-from ralm.serving.vector_stores import attributes
 from ralm.version import __version__
 
 MCP_PATH: Final = "/mcp"
@@ -254,5 +253,5 @@ def _passage_json(index: str, passage: Passage) -> dict[str, JsonValue]:
         "text": passage.text,
         "url": web_address(passage),
         "document_id": passage.document_id,
-        "metadata": attributes(passage.metadata),
+        "metadata": {name: value for name, value in passage.metadata.items() if isinstance(value, str | int | float)},
     }

@@ -2,11 +2,9 @@
 
 GET  /search                      a query
 POST /retrieve                    many queries, as the search servers of Search-R1 and verl
-GET, POST /api/search             a query, as the server of ColBERT, which DSPy asks
 GET  /passages/{index}/{number}   a passage
 """
 
-import math
 from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import APIRouter, Query, Request
@@ -15,11 +13,10 @@ from starlette.responses import Response
 
 from ralm.errors import UsageError
 from ralm.reading.provenance import hits_as_json
-from ralm.records import NO_PASSAGE, Passage
+from ralm.records import NO_PASSAGE
 from ralm.retrieval.filters import Filter, parse_filter
 from ralm.serving import answers, errors, jobs, requests
 from ralm.serving.audit import entry_of
-from ralm.serving.options import Limits
 from ralm.serving.prompts import check_bytes
 from ralm.serving.search_service import FoundPassages, SearchService
 
@@ -76,7 +73,7 @@ async def retrieve(
 
     def answer() -> JsonValue:
         k = _TOP_K if body.topk is None else body.topk
-        check_queries(body.queries, k, service.options.limits, "queries", "topk")
+        _check_queries(body.queries, k, service.options.limits.queries)
         found = search(request, service, body.queries, k, chosen(index, retriever), "topk", read_filter(where))
         titled = service.options.contents == "titled"
         documents: dict[int, JsonValue] = {}  # queries of one batch find many passages together
@@ -95,69 +92,6 @@ def _retrieved(found: FoundPassages, row: int, documents: dict[int, JsonValue], 
     if not body.return_scores:
         return [documents[number] for number, _ in hits]
     return [{"document": documents[number], "score": score} for number, score in hits]
-
-
-class ColbertRequest(requests.Body):
-    """A query, and the number of passages to find."""
-
-    query: str
-    k: int = 10
-
-
-@search_router.get("/api/search")
-async def search_as_colbert(
-    request: Request,
-    service: jobs.Searched,
-    query: Annotated[str, Query(description="What to search for.")],
-    k: Count = 10,
-    index: IndexName = None,
-    retriever: RetrieverChoice = None,
-    where: Where = None,
-) -> Response:
-    """The passages that best match a query, as the server of ColBERT returns them."""
-    return await _colbert_response(request, service, query, k, chosen(index, retriever), where)
-
-
-@search_router.post("/api/search")
-async def post_search_as_colbert(
-    request: Request,
-    body: ColbertRequest,
-    service: jobs.Searched,
-    index: IndexName = None,
-    retriever: RetrieverChoice = None,
-    where: Where = None,
-) -> Response:
-    """The same, with the query in the body."""
-    return await _colbert_response(request, service, body.query, body.k, chosen(index, retriever), where)
-
-
-async def _colbert_response(
-    request: Request, service: SearchService, query: str, k: int, choice: dict[str, str], where: str | None
-) -> Response:
-    """`prob` is the softmax of the scores; the text begins with the title, as in ColBERT's collections."""
-
-    def answer() -> JsonValue:
-        check_query(query)
-        hits = search(request, service, [query], k, choice, wanted=read_filter(where)).of(0)
-        weights = [math.exp(score - hits[0][1]) for _, score in hits]
-        found: list[JsonValue] = [
-            {
-                "pid": passage.number,
-                "rank": rank,
-                "score": score,
-                "prob": weight / sum(weights),
-                "text": _with_title(passage),
-                "long_text": _with_title(passage),
-            }
-            for rank, ((passage, score), weight) in enumerate(zip(hits, weights, strict=True), 1)
-        ]
-        return {"query": query, "topk": found}
-
-    return await jobs.respond_with(request, answer)
-
-
-def _with_title(passage: Passage) -> str:
-    return f"{passage.title} | {passage.text}" if passage.title else passage.text
 
 
 @search_router.get("/passages/{index}/{number}")
@@ -190,17 +124,16 @@ def check_query(query: str, param: str = "query") -> None:
         raise errors.RequestError(f"`{param}` is empty: give at least one word.", param=param)
 
 
-def check_queries(queries: list[str], k: int, limits: Limits, param: str, k_param: str) -> None:
-    """Raise RequestError if there are more queries in a request than the limit, or more passages for them."""
-    if len(queries) > limits.queries:
+def _check_queries(queries: list[str], k: int, limit: int) -> None:
+    """Raise RequestError if there are more queries in a request than the limit, or too many passages for them."""
+    if len(queries) > limit:
         raise errors.RequestError(
-            f"`{param}` has {len(queries):,} queries; the limit is {limits.queries:,}: send several requests.",
-            param=param,
+            f"`queries` has {len(queries):,} queries; the limit is {limit:,}: send several requests.", param="queries"
         )
     if len(queries) * k > _PASSAGES:
         raise errors.RequestError(
-            f"{len(queries):,} queries times `{k_param}` {k:,} exceed {_PASSAGES:,} passages: send several requests.",
-            param=k_param,
+            f"{len(queries):,} queries times `topk` {k:,} exceed {_PASSAGES:,} passages: send several requests.",
+            param="topk",
         )
 
 

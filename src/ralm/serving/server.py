@@ -47,7 +47,6 @@ from ralm.serving import (
     retrieval_routes,
     routes,
     supervisor,
-    vector_stores,
 )
 from ralm.serving.search_service import SearchService
 from ralm.serving.service import Service
@@ -64,11 +63,6 @@ _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
 _SEARCH_FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
     **{path: {"": reranking.RerankRequest} for path in ("/rerank", "/v1/rerank", "/v2/rerank")},
     "/retrieve": {"": retrieval_routes.RetrieveRequest},
-    "/api/search": {"": retrieval_routes.ColbertRequest},
-    "/v1/vector_stores/{index}/search": {
-        "ranking_options": vector_stores.RankingOptions,
-        "": vector_stores.VectorStoreSearch,
-    },
 }
 """The same of requests that are never passed on."""
 _PACKAGE: Final = "ralm.serving"
@@ -266,7 +260,7 @@ def make_app(service: SearchService) -> FastAPI:
 
     app = FastAPI(title="ralm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    routers = [retrieval_routes.search_router, vector_stores.store_router, reranking.rerank_router, _ROUTER]
+    routers = [retrieval_routes.search_router, reranking.rerank_router, _ROUTER]
     if isinstance(service, Service):
         app.router.routes.extend(proxy.passed_on_routes() if service.passes_on else ())
         routers += [routes.router, _OF_MODELS]
