@@ -17,7 +17,7 @@
 # make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
 # make bench-answering   answers to questions with 16 demonstrations and ten passages against the plain loop of prompts
 # make bench-serving     the server with many requests at once against one after another
-# make bench-cluster     an index and an evaluation on a Ray cluster of one machine against the plain commands
+# make bench-cluster     an evaluation on a Ray cluster of one machine against the plain command
 # make bench-api         requests to models behind an API, certified tokens, reading ahead
 # make bench-real MODELS=FOLDER   both papers' orders on real models, in transformers folders; SCALE=full needs a GPU
 # make gpu     what needs a GPU: its answers against the processor's, and its speed, in gpu-report/report.md; ONLY="golden"
@@ -109,7 +109,6 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.index_memory
 	$(BIN)/python -m benchmarks.index_curve
 	$(BIN)/python -m benchmarks.corpus
-	$(BIN)/python -m benchmarks.parts
 
 bench-retrieval: $(VENV)/installed-dev
 	$(PIP) install --requirement requirements/bench.txt

@@ -1,18 +1,15 @@
-"""Commands on a Ray cluster of one machine against the same commands without it: seconds and memory.
+"""An evaluation on a Ray cluster of one machine against the same command without it: seconds and memory.
 
-    python -m benchmarks.cluster [--passages 500000] [--strides 2000] [--jobs index eval]
+    python -m benchmarks.cluster [--strides 2000]
 
 The cluster is one node of this machine, with all of its processors and with one. Seconds are those of the whole command
 by the clock: it loads itself, connects, and its workers load what they need. Starting the cluster is not in them.
-`start` is what the same command takes for almost nothing (100 passages, two strides), and the last column compares
-without it. Memory is the peak of the resident set of the command, and of the largest worker; what all processes share
-is in both.
-`index` builds an index for BM25 of passages of the synthetic collection; `eval` scores the held-out text of the
-demonstration with ralm-tiny and the first passage of BM25, stride 4, in windows that slide.
+`start` is what the same command takes for two strides, and the last column compares without it. Memory is the peak of
+the resident set of the command, and of the largest worker; what all processes share is in both. The held-out text of
+the demonstration is scored with ralm-tiny and the first passage of BM25, stride 4, in windows that slide.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -21,18 +18,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 from ray.cluster_utils import Cluster
 
-from benchmarks import synthetic
 from benchmarks.api.material import print_table
 from ralm.demo.demonstration import HELD_OUT, INDEX, build_demo_folder
 
 _SECONDS = 0.2
 _STRIDE = 4
-_FEW = 100
 
 
 class Peaks(threading.Thread):
@@ -96,17 +90,17 @@ def measure(name: str, command: list[str], out: Path) -> dict[str, object]:
     return {"": name, "seconds": seconds, "command, MB": peaks.command, "largest worker, MB": peaks.worker}
 
 
-def compare(job: str, small: list[str], command: list[str], folder: Path) -> None:
-    """Print the rows of a job, without a cluster, with all processors of a node, and with one; `small` is the job with
-    almost nothing to do."""
+def compare(small: list[str], command: list[str], folder: Path) -> None:
+    """Print the rows of a command, without a cluster, with all processors of a node, and with one; `small` is the same
+    with almost nothing to do."""
     every = os.cpu_count() or 1
     begin = measure("", small, folder / "small")["seconds"]
-    rows = [{**measure(f"{job}, no cluster", command, folder / "plain"), "start": begin}]
+    rows = [{**measure("no cluster", command, folder / "plain"), "start": begin}]
     for processors in dict.fromkeys([every, 1]):
         with node(processors) as address:
             ray = ["--ray", address]
             begin = measure("", [*small, *ray], folder / "small")["seconds"]
-            name = f"{job}, a node of {processors}"
+            name = f"a node of {processors}"
             rows.append({**measure(name, [*command, *ray], folder / "clustered"), "start": begin})
     figures = [(float(str(row["seconds"])), float(str(row["start"]))) for row in rows]
     plain, plain_start = figures[0]
@@ -118,26 +112,14 @@ def compare(job: str, small: list[str], command: list[str], folder: Path) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passages", type=int, default=500_000)
     parser.add_argument("--strides", type=int, default=2000)
-    parser.add_argument("--jobs", nargs="+", choices=("index", "eval"), default=("index", "eval"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        if "index" in args.jobs:
-            corpus = folder / "corpus.jsonl"
-            with corpus.open("w", encoding="utf-8") as stream:
-                for number, text in enumerate(synthetic.collection(args.passages).texts()):
-                    stream.write(json.dumps({"id": str(number), "text": text}) + "\n")
-            few = folder / "few.jsonl"
-            with corpus.open(encoding="utf-8") as stream:
-                few.write_text("".join(islice(stream, _FEW)), encoding="utf-8")
-            compare("index", ["index", str(few)], ["index", str(corpus)], folder)
-        if "eval" in args.jobs:
-            build_demo_folder(folder / "demo")
-            command = ["eval", str(folder / "demo" / HELD_OUT), "--index", str(folder / "demo" / INDEX)]
-            command += ["--lm", "ralm-tiny", "--stride", str(_STRIDE), "--limit-tokens"]
-            compare("eval", [*command, str(2 * _STRIDE)], [*command, str(_STRIDE * args.strides)], folder)
+        build_demo_folder(folder / "demo")
+        command = ["eval", str(folder / "demo" / HELD_OUT), "--index", str(folder / "demo" / INDEX)]
+        command += ["--lm", "ralm-tiny", "--stride", str(_STRIDE), "--limit-tokens"]
+        compare([*command, str(2 * _STRIDE)], [*command, str(_STRIDE * args.strides)], folder)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def ours(bm25: BM25, collection: Collection) -> Iterator[tuple[str, Engine]]:
     a stream on each core."""
     words = [[f"w{term}" for term in query] for query in collection.queries]
     rows = [bm25.terms(query) for query in words]
-    yield "stream", lambda k: search_streams(bm25.collection, SearchBatch.of(rows, k, None, np.float32), 1)
+    yield "stream", lambda k: search_streams(bm25.collection, SearchBatch.of(rows, k, None), 1)
     yield "lookup", lambda k: [bm25.retrieve_terms([row], k) for row in rows]
     apart = rows[:: max(1, len(rows) // 500)]  # these share few terms with each other, so none is streamed
     yield "scan", lambda k: bm25.retrieve_terms((apart * (len(rows) // len(apart) + 1))[: len(rows)], k)

@@ -55,7 +55,7 @@ def streamed(bm25: BM25, queries: list[list[int]], k: int) -> Callable[[], objec
 
 
 def batch(bm25: BM25, queries: list[list[int]], k: int) -> SearchBatch:
-    return SearchBatch.of(queries, k, bm25._in_rows(len(queries), None), np.float32)
+    return SearchBatch.of(queries, k, bm25._in_rows(len(queries), None))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The pages of the documentation: links lead somewhere; generated pages, public names, equations and costs agree."""
+"""The pages of the documentation: links lead somewhere; generated pages, public names and equations agree."""
 
 import ast
 import re
@@ -10,9 +10,6 @@ from typing import TypeAlias
 import pytest
 
 import ralm
-from benchmarks import cluster_cost
-from benchmarks.cluster_cost import FIGURES, SIZES, Figure, Size, building, encoding, searching, tables, two
-from ralm.distributed import indexing
 from tools import python_api_page
 
 ROOT = Path(__file__).parents[1]
@@ -121,47 +118,3 @@ def test_every_equation_in_the_source_is_in_the_table() -> None:
     known = {equation for equation, _, _ in TABLE}
     for file in sorted(SOURCE.rglob("*.py")):
         assert equations_in(file.read_text(encoding="utf-8")) <= known, file
-
-
-@pytest.mark.parametrize("figure", FIGURES.values(), ids=lambda figure: figure.words)
-def test_the_figures_stand_where_they_are_said_to(figure: Figure) -> None:
-    page = " ".join((ROOT / figure.page).read_text(encoding="utf-8").split())
-    assert figure.words in page
-    assert any(written in figure.words for written in (f"{figure.value:,}", f"{figure.value:,.0f}"))
-
-
-def test_the_tables_of_the_page_are_those_that_are_printed() -> None:
-    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
-    assert sum(f"\n\n{table}" in page for table in tables().values()) == 1, "run `python -m benchmarks.cluster_cost`"
-
-
-def test_the_arithmetic() -> None:
-    """By hand, as the page describes it."""
-    middle = SIZES[1]
-    hours = 300e6 * (4 / 3 * (9.8 + 2 * 6.6) + 0.3) / 240_000 / 3600
-    assert building(middle, 2.0)["processor hours"] == two(hours)
-    assert building(middle, 2.0)["price"] == two(2 * hours)
-    assert building(middle, 1)["index, GB"] == two(300e6 * 977 / 1e9)
-    assert building(middle, 1)["disk meanwhile, GB"] == two(3 * 300e6 * 977 / 1e9)
-    terms = 213_709 * (64 * (1 << 25) / 599.6 / 250_539) ** 0.53
-    first_round = terms * (200 + 8 * 64) + 4 * 64 * (1 << 25) / 599.6
-    assert cluster_cost.joining_gb(middle) == pytest.approx(first_round / 1e9 + 0.256 + 0.220, rel=1e-3)
-    assert encoding(middle, 1)["processor hours"] == two(300e6 / 29 / 3600)
-    assert encoding(middle, 1)["vectors (`Flat`), GB"] == two(300e6 * 384 * 4 / 1e9)
-    assert searching(middle, 1)["milliseconds a query, k = 1"] == two(0.161 * (300 / 16 / 2) ** 0.88 * 16)
-    assert searching(middle, 1)["k = 16"] == two(0.254 * (300 / 16 / 2) ** 0.68 * 16)
-
-
-def test_rounds_of_joining_are_those_of_the_program() -> None:
-    assert cluster_cost._JOINED == indexing._MAX_JOINED
-    assert [cluster_cost.rounds(Size(passages, 1, 1)) for passages in (1_000, 3_500_000, 3_600_000)] == [1, 1, 2]
-
-
-def test_no_index_is_larger_than_bm25_can_number() -> None:
-    with pytest.raises(AssertionError, match="cannot number"):
-        Size(3_000_000_000, 1, 64)
-
-
-@pytest.mark.parametrize(("value", "shown"), [(0.0344, "0.034"), (9.83, "9.8"), (28736.0, "29,000"), (0.0, "0")])
-def test_two_digits(value: float, shown: str) -> None:
-    assert two(value) == shown

@@ -51,7 +51,7 @@ MISSING = {
     "serve": [["serve", *LM], ["serve", "--demo"]],
     "datasets": [["index", "hf:some/corpus", "--out", "other"]],
     "mcp": [["mcp", "--index", "index"]],
-    "ray": [["index", "corpus.jsonl", "--out", "other", "--ray", "auto"]],
+    "ray": [["eval", "text.txt", *LM, "--ray", "auto"]],
 }
 
 

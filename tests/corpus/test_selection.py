@@ -115,9 +115,6 @@ def test_sync_keeps_to_what_was_selected(folder: Path, tmp_path: Path) -> None:
     (folder / "more.txt").write_text("Geese fly.")
     (folder / "notes.log").write_text("The whales dive.")
     assert "1 added, 1 replaced, 0 removed, 3 unchanged" in done("sync", index).out
-    assert (
-        "no effect with --ray" in ralm("index", folder, "--ray", "auto", "--exclude", "x", "--out", tmp_path / "y").err
-    )
 
 
 def test_a_notebook(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import pickle
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.corpus import store
-from ralm.corpus.numbering import Numbering, are_in, rising, union
+from ralm.corpus.numbering import Numbering, StoredPassages, are_in, rising, union
 from ralm.corpus.store import ROWS_A_BATCH, PassageStore, write_passages
 from ralm.errors import DamagedFolderError, StorageError, UsageError
 from ralm.records import NO_PASSAGE, Metadata, Passage
@@ -228,3 +230,20 @@ def test_numbers_and_rows(rows: int, removed: list[int]) -> None:
     assert len(numbering) == len(left)
     assert numbering.rows(every).tolist() == [numbering.row(number) for number in every.tolist()] == left
     assert numbering.numbers(np.array([*left, NO_PASSAGE])).tolist() == [*every.tolist(), NO_PASSAGE]
+
+
+@pytest.mark.parametrize("with_metadata", [(), (1,), (0, 1, 2)])
+def test_joined_passages_are_those_that_are_written_at_once(tmp_path: Path, with_metadata: tuple[int, ...]) -> None:
+    parts = [
+        [
+            Passage(
+                row, f"d{row // 3}", "", "x" * (row % 7), metadata={"n": row // 4} if place in with_metadata else {}
+            )
+            for row in range(count)
+        ]
+        for place, count in enumerate((9000, 1, 16384, 5))
+    ]
+    stores = [written(tmp_path / f"{place}", iter(part)) for place, part in enumerate(parts)]
+    written(tmp_path / "at-once", (replace(one, number=n) for n, one in enumerate(chain.from_iterable(parts))))
+    assert len([*write_passages(tmp_path / "joined", StoredPassages(stores))]) == 25390
+    assert (tmp_path / "joined").read_bytes() == (tmp_path / "at-once").read_bytes()

@@ -16,9 +16,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 
-from ralm.corpus.documents import DocumentBuilder, Fields, Skipped
+from ralm.corpus.documents import Skipped
 from ralm.corpus.sources import fingerprint_of, read_documents
-from ralm.corpus.spans import cut_span, group_files, list_files, read_span
 from ralm.errors import CorpusError, MissingExtraError, StorageError
 from ralm.records import Document
 from tests.cli.program import ralm
@@ -121,23 +120,6 @@ def test_a_file_is_read_alone(folder: Path) -> None:
         read(f"{url}/unknown.xyz")
 
 
-def test_spans_are_cut_from_it(folder: Path) -> None:
-    url = remote(folder, "spans")
-    documents, counted = read(url)
-    files = list_files([url], Skipped(), source_in_ids=False)
-    spans = [span for group in group_files(files, 300) for span in cut_span(group, 300)]
-    assert len([span for span in spans if span.files[0].lines]) > 3
-    assert spans[0].name == "memory://spans/a.jsonl, lines 1 to 8"
-    skipped = Skipped()
-    builder = DocumentBuilder(Fields(), skipped, skip_bad=True)
-    pieces = [half for span in spans for half in span.halves() or (span,)]
-    assert [one for span in pieces for one in read_span(span, builder)] == documents
-    fsspec.filesystem("memory").pipe("/spans/a.jsonl", LINES.replace(b"text 1", b"text X"))
-    with pytest.raises(CorpusError, match=r"memory://spans/a\.jsonl, lines 1 to 8 was changed since it was first read"):
-        list(read_span(spans[0], builder))
-    assert counted.counts["files that are broken"] == skipped.counts["files that are broken"]
-
-
 def test_the_fingerprint_is_of_names_and_content(folder: Path) -> None:
     url = remote(folder, "printed")
     first = fingerprint_of([url])
@@ -178,9 +160,6 @@ def test_a_connection_that_is_lost_is_no_damaged_file(name: str, tmp_path: Path)
     url = f"flaky://{name}-lost"
     with pytest.raises(StorageError, match=rf"{url}/\S+ was not read completely: 'the connection was lost'"):
         read(url)
-    for span in group_files(list_files([url], Skipped(), source_in_ids=False), 9):
-        with pytest.raises(StorageError, match="was not read completely"):
-            list(read_span(span, DocumentBuilder(Fields(), Skipped(), skip_bad=True)))
 
 
 def test_names_that_look_like_urls_and_sizes_that_are_not_told() -> None:

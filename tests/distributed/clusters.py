@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, commands that use it, a corpus, and what kills its workers."""
+"""A Ray cluster of several nodes on this machine, commands that use it, and a corpus."""
 
 import json
 import logging
@@ -18,8 +18,6 @@ from ralm.distributed.cluster import own_signals
 from tests.forked import Program, started
 
 ROOT = Path(__file__).parents[2]
-POISON = "zzpoison"
-"""A word that ends every worker that reads it, within `dying_of_poison`."""
 _STORE = 80 << 20
 
 
@@ -39,29 +37,12 @@ def cluster() -> "Iterator[Cluster]":
                 nodes = Cluster(initialize_head=True, head_node_args={**node(), "include_dashboard": False})
                 for _ in range(2):
                     nodes.add_node(**node())
-            _connect(nodes)
+                ray.init(nodes.address, log_to_driver=False, logging_level=logging.ERROR)
             yield nodes
         finally:
             ray.shutdown()
             if nodes is not None:
                 nodes.shutdown()
-
-
-@contextmanager
-def dying_of_poison(nodes: Any) -> Iterator[None]:
-    """Connected anew, so that workers die when they read a line with `POISON`; they begin more slowly then."""
-    ray.shutdown()
-    _connect(nodes, runtime_env={"worker_process_setup_hook": "tests.distributed.clusters.die_of_poison"})
-    try:
-        yield
-    finally:
-        ray.shutdown()
-        _connect(nodes)
-
-
-def _connect(nodes: Any, **more: Any) -> None:
-    with own_signals():
-        ray.init(nodes.address, log_to_driver=False, logging_level=logging.ERROR, **more)
 
 
 @contextmanager
@@ -85,27 +66,13 @@ def another_node(nodes: Any) -> Any:
     return next(one for one in nodes.worker_nodes if one.raylet_socket_name != own.raylet_socket_name)
 
 
-def die_of_poison() -> None:
-    """Make this process end when it reads a line with `POISON`."""
-    from ralm.corpus.formats import json_records
-
-    read = json_records.record_of_line
-
-    def reading(line: bytes, *others: Any) -> Any:
-        if POISON.encode() in line:
-            os._exit(1)
-        return read(line, *others)
-
-    setattr(json_records, "record_of_line", reading)  # noqa: B010
-
-
-def save_corpus(folder: Path, documents: int = 400) -> list[str]:
-    """Write a file of JSON Lines and a folder of texts; returns both as sources. Scores have many ties."""
+def save_corpus(folder: Path) -> list[str]:
+    """Write a file of JSON Lines and a folder of texts; returns both as sources."""
     rng = random.Random(7)
     words = [f"w{number}" for number in range(60)]
     folder.mkdir(exist_ok=True)
     with (folder / "corpus.jsonl").open("w") as stream:
-        for number in range(documents):
+        for number in range(120):
             text = " ".join(rng.choices(words, k=rng.choice([4, 4, 9, 230])))
             metadata = {"year": number // 50} if number % 3 else {}
             stream.write(json.dumps({"id": f"d{number}", "title": f"t{number % 7}", "text": text, **metadata}) + "\n")
@@ -117,10 +84,3 @@ def save_corpus(folder: Path, documents: int = 400) -> list[str]:
     (folder / "texts" / "x.unknown").write_text("x")
     (folder / "texts" / "broken.txt").write_bytes(b"\xff\xfe\xff")
     return [str(folder / "corpus.jsonl"), str(folder / "texts")]
-
-
-def queries(count: int = 100, words: int = 8) -> list[str]:
-    """Queries of strides: each shares most words with the one before."""
-    rng = random.Random(3)
-    text = [f"w{rng.randrange(70)}" for _ in range(2 * count + words)]
-    return [" ".join(text[2 * i : 2 * i + words]) for i in range(count)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ralm.distributed.cluster  # noqa: F401  # before Ray: it says what Ray shall not print
-from tests.distributed.clusters import cluster, dying_of_poison
+from tests.distributed.clusters import cluster
 from tests.forked import prepare
 
 
@@ -28,10 +28,3 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda *_: None)
     monkeypatch.setattr("ray._private.services.find_gcs_addresses", cache(lambda: set()))
-
-
-@pytest.fixture
-def deadly_poison(nodes: Any) -> Iterator[None]:
-    """Workers die when they read a line with `POISON`."""
-    with dying_of_poison(nodes):
-        yield

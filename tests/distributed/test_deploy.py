@@ -1,51 +1,27 @@
-"""The files with which a cluster is made (docs/deploy): as far as they can be checked where there is no cluster."""
+"""The script that makes a cluster of a job of Slurm, as far as it can be checked where there is no cluster."""
 
-import copy
 import json
 import os
-import re
-import shlex
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import cli as ray_cli
 
-from ralm.version import __version__
 from tests.cli.program import ralm
 
-DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
-SLURM = DEPLOY / "slurm.sh"
-AWS = DEPLOY / "ray-up-aws.yaml"
-KUBERNETES = DEPLOY / "kubernetes.yaml"
-COMMAND = ["index", "/shared/my documents", "--out", "/shared/my-index", "--shards", "4"]
+SLURM = Path(__file__).parents[2] / "docs" / "deploy" / "slurm.sh"
+COMMAND = ["eval", "/shared/my text.txt", "--lm", "ralm-tiny", "--out", "/shared/my-run"]
 OTHERS = ["machine2", "machine3"]
 """The machines but the first."""
-KEYS_OF_A_JOB = {"entrypoint", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "backoffLimit", "rayClusterSpec"}
-KEYS_OF_A_CLUSTER = {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
-KEYS_OF_A_HEAD = {"rayStartParams", "template"}
-KEYS_OF_WORKERS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
-"""Of those that KubeRay defines (`rayjob_types.go`, `raycluster_types.go`), those that we use."""
 
 
 def is_understood_by_ray(command: str, words: list[str]) -> bool:
     """Whether the program `ray` has a command with these options; otherwise click raises an error."""
     ray_cli.commands[command].make_context(command, [*words])
     return True
-
-
-def is_understood_by_ralm(words: list[str], folder: Path) -> bool:
-    """Whether `ralm` takes a command up to the point where it needs a cluster."""
-    for name in ("my-documents", "my documents"):
-        (folder / name).mkdir()
-        (folder / name / "sea.txt").write_text("whales sing")
-    answer = ralm(*(word.replace("/shared", str(folder)) for word in words))
-    return answer.err.startswith("ralm: there is no Ray cluster")
 
 
 def run_on_slurm(folder: Path, port: int, *command: str, **environment: str) -> tuple[int, list[list[str]]]:
@@ -102,7 +78,9 @@ def test_the_script_of_slurm(status: int, tmp_path: Path) -> None:
     assert (mode, len(token)) == ("token", 64)
     for words in (head, *workers):
         assert is_understood_by_ray("start", words[2:])
-    assert is_understood_by_ralm(job[1:], tmp_path)
+    (tmp_path / "my text.txt").write_text("whales sing")
+    answer = ralm(*(word.replace("/shared", str(tmp_path)) for word in job[1:]))
+    assert answer.err.startswith("ralm: there is no Ray cluster")
 
 
 def test_a_head_that_does_not_start_ends_the_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -125,79 +103,3 @@ def test_the_options_for_sbatch_stand_before_all_commands() -> None:
     options = [place for place, line in enumerate(lines) if line.startswith("#SBATCH ")]
     assert options
     assert max(options) < first
-
-
-def test_the_configuration_for_ray_up_fits_the_schema_of_ray() -> None:
-    config = yaml.safe_load(AWS.read_text())
-    validate_config(prepare_config(copy.deepcopy(config)))
-    with pytest.raises(Exception, match="setup_command"):
-        validate_config(prepare_config({**config, "setup_command": []}))
-
-
-def test_the_machines_of_aws_share_a_disk_and_their_versions() -> None:
-    config = yaml.safe_load(AWS.read_text())
-    assert (config["head_setup_commands"], config["worker_setup_commands"]) == ([], [])
-    setup = "\n".join(config["setup_commands"])
-    assert re.search(r"mount -t nfs4 .*:/ /shared\b", setup)
-    assert f"'ralm[ray]=={__version__}'" in setup
-    head, worker = (config["available_node_types"][name]["node_config"] for name in ("head", "worker"))
-    assert {**worker, "InstanceMarketOptions": None} == {**head, "InstanceMarketOptions": None}
-    assert "ImageId" in head  # what Ray takes without one has Python 3.6
-
-
-def test_the_commands_of_ray_up_exist() -> None:
-    config = yaml.safe_load(AWS.read_text())
-    for name in ("head", "worker"):
-        for line in config[f"{name}_start_ray_commands"]:
-            words = shlex.split(line.rpartition("ray ")[2])
-            assert is_understood_by_ray(words[0], words[1:]), line
-    assert "--head" in config["head_start_ray_commands"][-1]
-    assert "--address=$RAY_HEAD_IP:6379" in config["worker_start_ray_commands"][-1]
-
-
-@pytest.mark.usefixtures("no_cluster")
-def test_the_commands_of_the_example_for_aws(tmp_path: Path) -> None:
-    written = [line[1:].strip() for line in AWS.read_text().splitlines() if line.startswith("#     ray ")]
-    commands = [shlex.split(line)[1:] for line in written]
-    assert [words[0] for words in commands] == ["up", "rsync-up", "exec", "down"]
-    for name, *words in commands:
-        assert words[0] == AWS.name
-        assert is_understood_by_ray(name, [str(AWS), *words[1:]])
-    (job,) = [shlex.split(words[-1]) for words in commands if words[0] == "exec"]
-    assert job[0] == "~/ralm/bin/ralm"
-    assert is_understood_by_ralm(job[1:], tmp_path)
-
-
-@pytest.mark.usefixtures("no_cluster")
-def test_the_manifest_for_kubernetes(tmp_path: Path) -> None:
-    claim, job = yaml.safe_load_all(KUBERNETES.read_text())
-    assert (claim["apiVersion"], claim["kind"]) == ("v1", "PersistentVolumeClaim")
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    spec = job["spec"]
-    assert spec.keys() == KEYS_OF_A_JOB
-    cluster = spec["rayClusterSpec"]
-    assert cluster.keys() == KEYS_OF_A_CLUSTER
-    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
-    assert head.keys() == KEYS_OF_A_HEAD
-    assert workers.keys() == KEYS_OF_WORKERS
-    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
-    for group in (head, workers):
-        assert is_understood_by_ray("start", [f"--{name}={value}" for name, value in group["rayStartParams"].items()])
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
-    assert machine_of(head, claim) == machine_of(workers, claim)
-    entrypoint = shlex.split(spec["entrypoint"])[1:]
-    mounted = machine_of(head, claim)[1]
-    assert [word for word in entrypoint if "/" in word] == [f"{mounted}/my-documents", f"{mounted}/my-index"]
-    assert is_understood_by_ralm(entrypoint, tmp_path)
-
-
-def machine_of(group: dict[str, Any], claim: dict[str, Any]) -> tuple[str, str, dict[str, str], Any]:
-    """What all machines must have alike: the image, where the shared disk is mounted, the environment, the group."""
-    pod = group["template"]["spec"]
-    (container,), (volume,), (mount,) = pod["containers"], pod["volumes"], pod["containers"][0]["volumeMounts"]
-    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    assert mount["name"] == volume["name"]
-    assert container["resources"]["requests"] == container["resources"]["limits"]
-    environment = {one["name"]: one["value"] for one in container["env"]}
-    return container["image"], mount["mountPath"], environment, pod["securityContext"]

@@ -48,7 +48,7 @@ def shared(found: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index, a text and questions."""
     folder = tmp_path_factory.mktemp("jobs")
-    sources = save_corpus(folder, documents=120)
+    sources = save_corpus(folder)
     assert ralm("index", *sources, "--out", folder / "index").status == 0
     texts = sorted((folder / "texts").glob("0*.txt"))
     (folder / "text.txt").write_text("\n".join(one.read_text() for one in texts if one.name != "broken.txt"))

@@ -27,7 +27,7 @@ SECONDS = (3, 10) if KILLS > 1 else (3, 6)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
-    sources = save_corpus(folder, documents=120)
+    sources = save_corpus(folder)
     assert ralm("index", *sources, "--out", folder / "index").status == 0
     (folder / "text.txt").write_text((folder / "texts" / "07.txt").read_text() * 4)
     return folder

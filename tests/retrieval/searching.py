@@ -84,7 +84,7 @@ def found_by(
     at_a_time: int = 256,
 ) -> Hits:
     """What a stream with k hits finds for its next queries; rows of the index instead of passage numbers."""
-    batch = SearchBatch.of(terms, k, forbidden, np.float32)
+    batch = SearchBatch.of(terms, k, forbidden)
     for first in range(0, len(terms), at_a_time):
         stream.fill(batch.part(first, first + at_a_time))
     return Hits(batch.numbers_QK, batch.scores_QK)
@@ -92,7 +92,7 @@ def found_by(
 
 def looked_up(bm25: BM25, terms: Sequence[Sequence[int]], k: int, partition: int, forbidden: Forbidden | None) -> Hits:
     """What lookups find; rows of the index instead of passage numbers."""
-    batch = SearchBatch.of(terms, k, forbidden, np.float32)
+    batch = SearchBatch.of(terms, k, forbidden)
     search_lookups(bm25.collection, batch, partition)
     return Hits(batch.numbers_QK, batch.scores_QK)
 

@@ -12,6 +12,7 @@ from ralm.errors import (
     DamagedFolderError,
     NewerFormatError,
     NotAFolderOfThisKindError,
+    RalmWarning,
     StorageError,
     UsageError,
 )
@@ -21,6 +22,7 @@ from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import manifest_checksum
 from ralm.storage.outputs import MANIFEST
+from ralm.storage.work import MARKER
 
 TEXTS = ("a red fox", "the red barn", "blue sky \u00e9t\u00e9", "")
 
@@ -36,6 +38,15 @@ def some_passages(count: int = len(TEXTS)) -> Iterator[Passage]:
 def index(tmp_path: Path) -> Path:
     build_index(some_passages(), tmp_path / "index")
     return tmp_path / "index"
+
+
+def test_parts_that_a_cluster_of_an_earlier_version_left_are_named(tmp_path: Path) -> None:
+    parts = tmp_path / ".index.parts"
+    (parts / "parts").mkdir(parents=True)
+    (parts / MARKER).write_text('{"program": "ralm", "process": "1"}')
+    with pytest.warns(RalmWarning, match=r"\.index\.parts has parts of an index .* they are not used: remove it"):
+        build_index(some_passages(), tmp_path / "index")
+    assert (parts / "parts").exists()
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

@@ -28,7 +28,7 @@ _OWN: Final = {
     **dict.fromkeys(("forbidden_titles", "retrieved"), _RECORDS["ralm.retrieval"]),
     **dict.fromkeys(("judge", "over", "prompt", "semantics", "system", "turns", "values"), _RECORDS["ralm.answering"]),
     **dict.fromkeys(("demonstrations", "shots"), _RECORDS["ralm.answering"]),
-    **dict.fromkeys(("force", "json", "latex", "limit", "limit_tokens", "parts", "ray", "shards", "skip_bad"), _LAST),
+    **dict.fromkeys(("force", "json", "latex", "limit", "limit_tokens", "ray", "skip_bad"), _LAST),
 }
 """The groups of options that the commands themselves have, by name; the others come first."""
 

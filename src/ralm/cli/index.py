@@ -14,7 +14,6 @@ from ralm.cli.models import encoding_on
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.documents import Fields
 from ralm.corpus.file_table import FileTableWriter
-from ralm.corpus.folder import FileSelection
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import ApiOptions, is_api
@@ -22,7 +21,6 @@ from ralm.options import Needs, Option
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 
-_MAX_SHARDS: Final = 1000
 _DEVICE: Final = "Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one)."
 _BM25: Final = Needs('`retriever="bm25"` or `"both"`', lambda own: own.retriever != "dense")
 _DENSE: Final = Needs('`retriever="dense"` or `"both"`', lambda own: own.retriever != "bm25")
@@ -31,10 +29,6 @@ _LOCAL: Final = Needs(
 )
 _API: Final = Needs("an `encoder` behind an API", lambda own: own.encoding is not None and is_api(own.encoding.encoder))
 _API_FLAGS: Final = Flags(without=("tokenizer", "top_logprobs", "context_length", "dry_run"))
-_RAY: Final = Needs("`ray`", lambda own: own.ray is not None)
-_NOT_DENSE: Final = Needs(
-    '`retriever="bm25"`: `ralm encode` adds vectors on the cluster afterwards', lambda own: own.retriever == "bm25"
-)
 _SOURCES: Final = Needs("a SOURCE", lambda own: bool(own.sources))
 
 
@@ -69,33 +63,14 @@ def index_command(
     vectors: Annotated[VectorOptions, Option("How vectors are stored.", needs=_DENSE)],
     device: Annotated[str, Option(_DEVICE, needs=_LOCAL)] = "auto",
     api: Annotated[ApiOptions, Option("How an encoder behind an API is asked.", needs=_API), _API_FLAGS],
-    ray: Annotated[
-        str | None,
-        Option(
-            "BM25: build on the Ray cluster at this address, HOST:PORT or auto; `ralm encode` adds vectors on it.",
-            needs=_NOT_DENSE,
-        ),
-    ] = None,
-    shards: Annotated[
-        int, Option("Ray: parts of the index that machines can search apart.", maximum=_MAX_SHARDS, needs=_RAY)
-    ] = 1,
-    parts: Annotated[
-        str | None,
-        Option(
-            "Ray: URL of a folder in an object store, such as s3://BUCKET/FOLDER, for what machines make.",
-            default_text="a folder beside the output, on a disk that all share",
-            needs=_RAY,
-        ),
-    ] = None,
     force: options.Force = False,
 ) -> None:
     """Split documents into passages and index them for BM25, dense retrieval, or both.
 
-    Finished vectors, and what the machines of a cluster have done, are kept in a folder beside --out until the index is
-    complete. Rerun the command after an interruption to resume.
+    Finished vectors are kept in a folder beside --out until the index is complete. Rerun the command after an
+    interruption to resume.
     """
     from ralm.cli.output import print_index
-    from ralm.distributed import ray_extra
     from ralm.retrieval.analysis import analysis_by_name
     from ralm.retrieval.index import INDEX_KIND
     from ralm.storage.outputs import check_output
@@ -106,10 +81,8 @@ def index_command(
         raise UsageError("`tokens` and `lm` go together: give both or neither.")
     analysis_by_name(analyser)
     check_output(out, kind=INDEX_KIND, force=force)
-    if ray and (corpus.selection != FileSelection() or corpus.skipped):
-        raise UsageError("`include`, `exclude`, `read_as` and `skipped` have no effect with `ray`: leave them out.")
     named = len(sources) > 1
-    table = None if ray else FileTableWriter(out.absolute().parent, corpus.files_record(sources, named=named))
+    table = FileTableWriter(out.absolute().parent, corpus.files_record(sources, named=named))
     read = read_corpus(sources, corpus, splitting, lm, corpus.read_decontamination(), named=named, table=table)
 
     def describe() -> dict[str, JsonValue]:
@@ -118,46 +91,19 @@ def index_command(
             by_words |= {"split": splitting.split, "overlap_words": splitting.overlap_words}
         return {**read.describe(), "splitting": by_words if lm is None else {"tokens": splitting.tokens, "lm": lm}}
 
-    if ray is None:
-        manifest = ralm.build_index(
-            read.passages,
-            out,
-            formula,
-            bm25=retriever != "dense",
-            analyser=analyser,
-            encoder=None if encoding is None else ralm.load_encoder(encoding, device=device, api=api),
-            vectors=vectors,
-            describe=describe,
-            build=build,
-            table=table,
-            force=force,
-        )
-    else:
-        with ray_extra():
-            from ralm.distributed.indexing import CorpusPlan, build_index_on
-        plan = CorpusPlan(
-            sources=sources,
-            fields=read.fields,
-            named=named,
-            skip_bad=corpus.skip_bad,
-            splitting=splitting,
-            lm=lm,
-            decontamination=read.decontamination,
-            analyser=analyser,
-        )
-        manifest = build_index_on(
-            ray,
-            plan,
-            out,
-            formula,
-            shards=shards,
-            parts=parts,
-            describe=describe,
-            removals=read.removals,
-            skipped=read.skipped,
-            build=build,
-            force=force,
-        )
+    manifest = ralm.build_index(
+        read.passages,
+        out,
+        formula,
+        bm25=retriever != "dense",
+        analyser=analyser,
+        encoder=None if encoding is None else ralm.load_encoder(encoding, device=device, api=api),
+        vectors=vectors,
+        describe=describe,
+        build=build,
+        table=table,
+        force=force,
+    )
     print_index(out, manifest, read)
 
 

@@ -9,7 +9,7 @@ from ralm.cli.flags import Output
 from ralm.options import Option
 
 _LABEL: Final = 12
-_SYNC: Final = {True: "possible", False: "not possible: a program or a cluster built it, or an older ralm"}
+_SYNC: Final = {True: "possible", False: "not possible: a program built it, or an older ralm"}
 
 
 def info_command(index: options.IndexArgument) -> Output:

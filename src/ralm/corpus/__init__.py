@@ -9,5 +9,4 @@ splitting.py         splits documents into passages
 decontamination.py   removes passages that overlap with evaluation texts
 store.py             stores passages on disk
 numbering.py         numbers the passages that are left after some were removed
-spans.py             cuts a corpus into spans for several machines
 """

@@ -11,11 +11,11 @@ fewer than `ngram` words.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from pydantic import JsonValue
 
@@ -144,18 +144,7 @@ class Removals:
         """Count the removed passages of a document."""
         self._passages[reason] += passages
         self._documents[reason] += 1
-        self._list((reason, title, "" if title else document_id), passages)
-
-    def merge(self, counts: Mapping[str, Mapping[str, int]], listed: Iterable[Mapping[str, Any]]) -> None:
-        """Add the `counts` and the rows `listed` of another part of the corpus."""
-        for reason, both in counts.items():
-            self._passages[reason] += both["passages"]
-            self._documents[reason] += both["documents"]
-        for row in listed:
-            self._list((row["reason"], row["title"], row["document_id"]), row["passages"])
-
-    def _list(self, key: tuple[str, str, str], passages: int) -> None:
-        """Count passages in the list, unless it is full."""
+        key = (reason, title, "" if title else document_id)
         if key in self._rows or len(self._rows) < _ROWS_LISTED:
             self._rows[key] = self._rows.get(key, 0) + passages
 

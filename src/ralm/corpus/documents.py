@@ -28,7 +28,6 @@ LINKS: Final = "links that lead to nothing new"
 NOT_CHOSEN: Final = "files that the patterns leave out"
 HIDDEN: Final = "hidden files and folders"
 NOT_JSON: Final = "fields of metadata that JSON cannot hold"
-CRASHES: Final = "lines or files that end the process that reads them"
 HEADING_MARK: Final = "\x01"
 """A character that no text of HTML or DOCX has."""
 _EXAMPLES_KEPT: Final = 5

@@ -143,18 +143,8 @@ def _other_encoding(content: bytes) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """`count` lines of a file, from byte `begin` to byte `end`; the first has the number `first`, from 1."""
-
-    begin: int
-    end: int
-    first: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class File:
-    """A file with documents, or some `lines` of a file of JSON Lines.
+    """A file with documents.
 
     `id`: the id of a document that is the whole file. `prefix`: comes before the number of a record without an id.
     `dataset`: the name of the dataset, if it is one and no file. `read_as`: the suffix of another format to read it as.
@@ -163,7 +153,6 @@ class File:
     path: FilePath
     id: str
     prefix: str = ""
-    lines: Lines | None = None
     dataset: str | None = None
     read_as: str = ""
 
@@ -204,18 +193,15 @@ def kind_of_content(path: Path) -> str:
     return "" if _CONTROL.search(text) else ".txt"
 
 
-def lines_of(path: FilePath, some: Lines | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """The lines of a file, or `some` of them, each with its number (from 1) and byte offset; gzip is unpacked."""
-    offset, first = (some.begin, some.first) if some else (0, 1)
+def lines_of(path: FilePath) -> Iterator[tuple[int, int, bytes]]:
+    """The lines of a file, each with its number (from 1) and byte offset; gzip is unpacked."""
+    offset = 0
     with unpacked(path) as stream:
-        stream.seek(offset)
-        for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE), b""), first):
+        for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE), b""), 1):
             if len(line) == _MAX_LINE:
                 raise CorpusError(f"{path}, line {number} is longer than {_MAX_LINE >> 20:,} MiB; split it.")
             yield number, offset, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             offset += len(line)
-            if some and offset >= some.end:
-                return
 
 
 def content_of(path: FilePath) -> bytes:

@@ -3,7 +3,7 @@
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 
@@ -61,13 +61,8 @@ class RepeatedIds:
         self._seen: IntArray = np.zeros(0, dtype=np.int64)
         """The hashes of all ids so far, sorted; two ids of 8 million share one by chance once in a million corpora."""
 
-    @property
-    def is_full(self) -> bool:
-        """Whether ids that are added now are not compared."""
-        return len(self._seen) >= _MAX_IDS
-
     def add(self, identifier: str) -> None:
-        """Count the id of the next document or passage."""
+        """Count the id of the next document."""
         if identifier != self._last:
             self._last = identifier
             self._waiting.append(identifier)
@@ -87,7 +82,7 @@ class RepeatedIds:
 
     def _compare(self) -> None:
         ids, self._waiting = self._waiting, []
-        if self.is_full or not ids:
+        if len(self._seen) >= _MAX_IDS or not ids:
             return
         hashes = np.fromiter(map(hash, ids), np.int64, len(ids))
         order = np.argsort(hashes, kind="stable")
@@ -184,13 +179,9 @@ def _documents_of(source: Source, builder: DocumentBuilder) -> Iterator[Document
     for document in documents_of_files(source.files, builder, in_folder=source.is_folder):
         yield document
     if document is None:
-        raise no_document(source.name, skipped, skipped.counts - before)
-
-
-def no_document(source: str, skipped: Skipped, reasons: Collection[str]) -> CorpusError:
-    """The error for a source without documents, listing what was skipped for these reasons."""
-    lines = [line for reason, line in zip(skipped.counts, skipped.lines(), strict=True) if reason in reasons]
-    return CorpusError(f"{source} holds no document" + (f"; skipped: {'; '.join(lines)}" if lines else "."))
+        reasons = skipped.counts - before
+        lines = [line for reason, line in zip(skipped.counts, skipped.lines(), strict=True) if reason in reasons]
+        raise CorpusError(f"{source.name} holds no document" + (f"; skipped: {'; '.join(lines)}" if lines else "."))
 
 
 def documents_of_files(files: Iterable[File], builder: DocumentBuilder, *, in_folder: bool) -> Iterator[Document]:

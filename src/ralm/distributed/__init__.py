@@ -1,12 +1,9 @@
-"""Long jobs on a Ray cluster of many machines; only this package uses Ray.
+"""Models and encoders on a Ray cluster of many machines; only this package uses Ray.
 
-cluster.py         connects to a cluster, checks its machines, and runs tasks on it
-artifact_store.py  folders that machines make once, on a shared disk or in an object store
-indexing.py        builds an index: parts of the corpus, joined into shards
-search.py          searches an index whose shards are on several machines
-workers.py         actors that hold what takes long to load, one for each machine or GPU
-models.py          a language model whose copies on the machines share the scoring and the answering
-encode.py          encodes the passages of an index
+cluster.py  connects to a cluster, checks its machines, and runs tasks on it
+workers.py  actors that hold what takes long to load, one for each machine or GPU
+models.py   a language model whose copies on the machines share the scoring and the answering
+encode.py   encodes the passages of an index
 """
 
 import os

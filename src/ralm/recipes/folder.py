@@ -57,8 +57,7 @@ class CommandOptions:
         takes_model = step.command in _TAKES_MODEL_OPTIONS
         decisive = {name: getattr(ApiOptions(), name) for name in _DECISIVE}
         requests = flags_of(replace(self.model.api, **decisive), ApiOptions()) if api and takes_model else []
-        on_cluster = takes_model or (step.command == "index" and not step.has(EncoderOptions))
-        ray = ["--ray", self.ray] if self.ray is not None and on_cluster else []
+        ray = ["--ray", self.ray] if self.ray is not None and takes_model else []
         return [*self.decisive_flags(step, api=api), *requests, *self._device(step, api=api), *ray]
 
     def decisive_flags(self, step: Step, *, api: bool) -> list[str]:

@@ -94,13 +94,6 @@ class Index:
         Raises UsageError if the index was not built for it, OtherAnalyserError if the installed stemming library gives
         other terms than the one that the index was built with.
         """
-        return self.bm25_of(slice(None))
-
-    def bm25_of(self, only: slice) -> search.BM25:
-        """BM25 over the passages of some consecutive segments, with the scores that they have in the whole index.
-
-        Raises the errors of `bm25`.
-        """
         if self.bm25_options is None:
             raise UsageError(
                 f'{self.path} was not built for BM25; use `retriever="dense"`, or build it for both '
@@ -109,7 +102,7 @@ class Index:
         assert self.analysis is not None, "an index for BM25 names its analyser"
         segments = [one.for_bm25() for one in self.segments]
         _check_stems(self, segments, self.analysis)
-        return search.BM25(segments, self.bm25_options, analysis=self.analysis, fingerprint=self.fingerprint, only=only)
+        return search.BM25(segments, self.bm25_options, analysis=self.analysis, fingerprint=self.fingerprint)
 
     def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
         """The encoder that made the vectors with this name, or the default ones.

@@ -352,12 +352,12 @@ def check_name(name: str) -> None:
 
 
 def new_index_settings(
-    entries: Sequence[SegmentEntry],
+    entry: SegmentEntry,
     files: Mapping[str, FileEntry],
     bm25: BM25Record | None,
-    vectors: Mapping[str, JsonValue] | None = None,
+    vectors: Mapping[str, JsonValue] | None,
 ) -> dict[str, JsonValue]:
-    """The settings of a new index of these segments; `vectors` is the record of its vectors if it has any."""
+    """The settings of a new index of one segment; `vectors` is the record of its vectors if it has any."""
     decisive = {name: one.checksum for name, one in files.items() if Path(name).name != COLUMNS_FILE}
     fingerprint = _short_hash(decisive)
     sets = VectorSets()
@@ -365,7 +365,7 @@ def new_index_settings(
         file = f"{DENSE_FOLDER}/{VECTORS}"
         main = VectorSet.model_validate({**vectors, "file": file, "fingerprint": fingerprint})
         sets = VectorSets(default=MAIN, sets={MAIN: main})
-    segments = SegmentEntries(entries=tuple(entries), next=len(entries))
+    segments = SegmentEntries(entries=(entry,), next=1)
     return IndexSettings(bm25=bm25, segments=segments, fingerprint=fingerprint, vectors=sets).recorded()
 
 

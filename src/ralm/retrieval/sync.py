@@ -94,7 +94,7 @@ def sync_index(
     record = layout.files_record(opened.manifest)
     if record is None:
         raise UsageError(
-            f"{opened.path} does not list its files, since a program or a cluster built it, or an older ralm: build it "
+            f"{opened.path} does not list its files, since a program built it, or an older ralm: build it "
             "again with `ralm index`."
         )
     known = [*record.sources]

@@ -22,7 +22,6 @@ from ralm.processes import HeldSignals
 from ralm.storage.atomic import exchange, storage_errors, sync, sync_one, write_atomically
 from ralm.storage.work import (
     PARTIAL,
-    UNFINISHED_INDEX,
     UNFINISHED_RUN,
     UNFINISHED_VECTORS,
     WorkKind,
@@ -36,7 +35,7 @@ _NEW: Final = "new"
 _OLD: Final = "old"
 _FINISHED: Final = "finished"
 _CHANGE: Final = "change"
-_UNFINISHED: Final = (UNFINISHED_RUN, UNFINISHED_VECTORS, UNFINISHED_INDEX)
+_UNFINISHED: Final = (UNFINISHED_RUN, UNFINISHED_VECTORS)
 """What a process may keep beside an output, and no longer needs once the output is complete."""
 
 

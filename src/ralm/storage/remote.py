@@ -94,7 +94,7 @@ def remote_files_below(url: str) -> Iterator[tuple[str, RemoteFile]]:
     with _fsspec_errors(url):
         system, root = _locate(url)
         found = system.find(root, detail=True)
-    below = {_name_in(root, path): (path, one.get("size")) for path, one in found.items()}
+    below = {path.removeprefix(root).lstrip("/"): (path, one.get("size")) for path, one in found.items()}
     for name in sorted(below, key=lambda name: name.split("/")):
         path, size = below[name]
         if name and not name.endswith("/"):  # object stores may hold such a name for a folder
@@ -102,66 +102,6 @@ def remote_files_below(url: str) -> Iterator[tuple[str, RemoteFile]]:
             if size is None:
                 raise CorpusError(f"the server does not report the size of {file}; download the folder first.")
             yield name, RemoteFile(file, int(size), path)
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFolder:
-    """A folder behind a URL (without a `/` at its end) that is written to.
-
-    Object stores have no folders and no renames. The only guarantee is that a file is there as a whole or not at all.
-    All methods raise StorageError if the server rejects a request or fails.
-    """
-
-    url: str
-
-    def below(self, name: str) -> "RemoteFolder":
-        """A subfolder."""
-        return RemoteFolder(f"{self.url}/{name}")
-
-    def has(self, name: str) -> bool:
-        """Whether a file of this name exists, past any cache."""
-        with self._open() as (system, root):
-            return bool(system.exists(f"{root}/{name}"))
-
-    def read(self, name: str) -> bytes:
-        """The content of a file."""
-        with self._open() as (system, root):
-            content: bytes = system.cat_file(f"{root}/{name}")
-            return content
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file, or replace it."""
-        with self._open() as (system, root):
-            system.pipe_file(f"{root}/{name}", content)
-
-    def upload(self, folder: Path) -> None:
-        """Write all files below a folder of this machine."""
-        with self._open() as (system, root):
-            for file in sorted(folder.rglob("*")):
-                if file.is_file():
-                    system.put_file(str(file), f"{root}/{file.relative_to(folder).as_posix()}")
-
-    def download(self, folder: Path) -> None:
-        """Copy all files into a folder of this machine."""
-        with self._open() as (system, root):
-            for path in system.find(root):
-                to = folder / _name_in(root, path)
-                to.parent.mkdir(parents=True, exist_ok=True)
-                system.get_file(path, str(to))
-
-    def remove(self) -> None:
-        """Remove the folder and everything in it, if it exists."""
-        with self._open() as (system, root):
-            if system.exists(root):
-                system.rm(root, recursive=True)
-
-    @contextmanager
-    def _open(self) -> Iterator[tuple[Any, str]]:
-        """The file system and the path of the folder in it, past the cache of listings: others write to it, too."""
-        with _fsspec_errors(self.url, StorageError, "used"):
-            system, root = _locate(self.url)
-            system.invalidate_cache()
-            yield system, root
 
 
 class _Stream(io.RawIOBase):
@@ -206,16 +146,16 @@ class _Stream(io.RawIOBase):
 
 
 @contextmanager
-def _fsspec_errors(url: str, error: type[RalmError] = CorpusError, what: str = "read") -> Iterator[None]:
+def _fsspec_errors(url: str, error: type[RalmError] = CorpusError) -> Iterator[None]:
     """Turn what fsspec and the packages behind it raise into `error`, and a missing package into MissingExtraError."""
     try:
         yield
     except FileNotFoundError:
         raise error(f"{url} does not exist.") from None
     except ImportError as missing:
-        raise MissingExtraError(f"{url} cannot be {what} without another package: {_first_line(missing)}.") from None
+        raise MissingExtraError(f"{url} cannot be read without another package: {_first_line(missing)}.") from None
     except Exception as refused:
-        raise error(f"{url} cannot be {what}: {_first_line(refused)}.") from refused
+        raise error(f"{url} cannot be read: {_first_line(refused)}.") from refused
 
 
 def _first_line(error: Exception) -> str:
@@ -227,14 +167,6 @@ def _first_line(error: Exception) -> str:
 def _locate(url: str) -> tuple[Any, str]:
     """The file system of a URL and the path in it, without a `/` at its end."""
     from fsspec.core import url_to_fs
-    from fsspec.implementations.local import LocalFileSystem
 
     system, path = url_to_fs(url)
-    if isinstance(system, LocalFileSystem):
-        system.auto_mkdir = True  # object stores need no folders
     return system, str(path).rstrip("/")
-
-
-def _name_in(root: str, path: str) -> str:
-    """The path of a file below a folder."""
-    return path.removeprefix(root).lstrip("/")

@@ -67,11 +67,6 @@ UNFINISHED_RUN: Final = WorkKind(
 """The scores of an unfinished run, or the checkpoints of an unfinished training."""
 UNFINISHED_VECTORS: Final = WorkKind(name=".{}.vectors", holds=("*.npy", "*.npy.partial", "seen-*"))
 """The vectors encoded for an unfinished index."""
-UNFINISHED_INDEX: Final = WorkKind(
-    name=".{}.parts",
-    holds=("parts", "shards", "seen-*", "store", "store.partial", "config.json", "config.json.partial"),
-)
-"""The parts of an unfinished index that several machines make."""
 UNFINISHED_SIGNALS: Final = WorkKind(
     name="{}.unfinished", holds=("parts", "sampled.parquet*", "config.json", "config.json.partial", "finished", "turn")
 )

@@ -26,7 +26,7 @@ _CUT_STRING: Final = "Unterminated string"
 
 def jsonl_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
     """One document per line, each a JSON object; blank lines are ignored."""
-    for number, offset, line in files.lines_of(file.path, file.lines):
+    for number, offset, line in files.lines_of(file.path):
         if not line.strip():
             continue
         where = f"{file.path}, line {number}"

@@ -116,12 +116,11 @@ class Lexicon:
 
     `terms_SV` (int64): the number of each term in each segment, `NO_TERM` if the segment does not have it.
     `frequency_V` (int64): in how many passages it occurs. `idf_V` (float64): its weight. The arrays are replaced when
-    they grow, so take them after all terms were looked up. Terms of `other_segments` count in frequencies only.
+    they grow, so take them after all terms were looked up.
     """
 
-    def __init__(self, segments: Sequence[Segment], with_terms: int, other_segments: Sequence[Segment] = ()) -> None:
+    def __init__(self, segments: Sequence[Segment], with_terms: int) -> None:
         self._segments = segments
-        self._other_segments = other_segments
         self._with_terms = with_terms
         self._numbers: dict[str, int] = {}
         self._absent: deque[str] = deque()
@@ -148,7 +147,6 @@ class Lexicon:
                 return known
             terms = [one.arrays.term(term) for one in self._segments]
             frequency = sum(one.frequency(number) for one, number in zip(self._segments, terms, strict=True))
-            frequency += sum(one.frequency(one.arrays.term(term)) for one in self._other_segments)
             number = self._known if frequency else NO_TERM
             if frequency:
                 self._make_room()

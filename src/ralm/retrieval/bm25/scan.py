@@ -9,10 +9,10 @@ the code table.
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from ralm.corpus.numbering import Numbering, rising, union
 from ralm.records import NO_PASSAGE
@@ -104,13 +104,14 @@ class SearchBatch(NamedTuple):
     queries: Sequence[Sequence[int]]
     forbidden: Forbidden
     numbers_QK: NDArray[np.int64]
-    scores_QK: NDArray[Any]
+    scores_QK: NDArray[np.float32]
 
     @classmethod
-    def of(cls, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None, scores: DTypeLike) -> Self:
-        """Queries without hits, which will get scores of this dtype."""
+    def of(cls, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None) -> Self:
+        """Queries without hits."""
         numbers_QK = np.full((len(queries), k), NO_PASSAGE, np.int64)
-        return cls(queries, forbidden or Forbidden.none(len(queries)), numbers_QK, np.zeros(numbers_QK.shape, scores))
+        scores_QK = np.zeros(numbers_QK.shape, np.float32)
+        return cls(queries, forbidden or Forbidden.none(len(queries)), numbers_QK, scores_QK)
 
     def part(self, first: int, last: int) -> "SearchBatch":
         """The queries from `first` to `last`."""

@@ -17,7 +17,7 @@ from copy import copy
 from dataclasses import fields
 from functools import cached_property, partial
 from itertools import accumulate, chain
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,8 +74,7 @@ class BM25:
 
     `analysis`: how queries become terms, which must be how the passages did. `fingerprint`: a hash that identifies the
     index; without one the arrays are hashed when `config` is read. `partition`: how many passages are scanned at a
-    time, which does not affect the hits. `only`: search these consecutive segments alone, with the scores of the whole
-    index.
+    time, which does not affect the hits.
 
     Raises DamagedFolderError if the arrays of a segment do not fit its passages, CorpusError if there are more passages
     than a hit can name. The postings of a term are checked on first use.
@@ -89,13 +88,11 @@ class BM25:
         analysis: Analysis = ENGLISH,
         fingerprint: str | None = None,
         partition: int = PARTITION,
-        only: slice | None = None,
     ) -> None:
         check_passage_count(sum(one.passages for one in segments))
         for segment in segments:
             segment.check()
-        begin, end, _ = (only or slice(None)).indices(len(segments))
-        self._segments = segments[begin:end]
+        self._segments = segments
         self._analysis = analysis
         self._known_fingerprint = fingerprint
         self._numbering = numbering_of(segments)
@@ -106,12 +103,11 @@ class BM25:
         self._sizes = [one.passages for one in segments]
         firsts = accumulate(self._sizes, initial=0)
         words = accumulate((-(-size // WORD_ROWS) for size in self._sizes), initial=0)
-        searched = [
+        self._searched = [
             SearchedSegment(one.arrays, one.passages, first, _impacts(one, totals.average_length, self._options), word)
             for one, first, word in zip(segments, firsts, words, strict=False)
         ]
-        self._searched = searched[begin:end]
-        self._lexicon = Lexicon(self._segments, totals.with_terms, [*segments[:begin], *segments[end:]])
+        self._lexicon = Lexicon(segments, totals.with_terms)
         self._loader = CollectionLoader(self._searched, self._lexicon)
         self._single = 0
         self._read = 0
@@ -187,27 +183,10 @@ class BM25:
 
     def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> Hits:
         """The hits of queries given as term numbers."""
-        numbers_QK, scores_QK = self._search(queries, k, forbidden, np.float32)
-        return Hits(numbers_QK, scores_QK)
-
-    def retrieve_exactly(
-        self, queries: Sequence[str], k: int, forbidden: Forbidden | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The hits of `retrieve` with scores (float64, Q x K) that are not rounded.
-
-        They order passages of several parts of an index exactly as the whole index does.
-        """
-        return self._search(self._terms_of(queries), k, forbidden, np.float64)
-
-    def _search(
-        self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None, scores: type[np.floating[Any]]
-    ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """The numbers and scores of the hits."""
         check_count("k", k)
-        forbidden = self._in_rows(len(queries), forbidden)
-        batch = SearchBatch.of(queries, min(k, max(self._passages, 1)), forbidden, scores)
+        batch = SearchBatch.of(queries, min(k, max(self._passages, 1)), self._in_rows(len(queries), forbidden))
         self._fill(batch)
-        return self._numbering.numbers(batch.numbers_QK), batch.scores_QK
+        return Hits(self._numbering.numbers(batch.numbers_QK), batch.scores_QK)
 
     def _in_rows(self, queries: int, forbidden: Forbidden | None) -> Forbidden:
         """The rows that must not be hits, of all queries and of each."""

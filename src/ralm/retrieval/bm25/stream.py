@@ -331,7 +331,7 @@ class CollectionLoader:
         """Make it with one thread, and load the kernels of lookups, so that no query waits for them."""
         with self._lock:
             self._collection = self._collection or self._make(1, check_stop)
-        search_lookups(self._collection, SearchBatch.of([[]], 1, None, np.float32))
+        search_lookups(self._collection, SearchBatch.of([[]], 1, None))
         return self._collection
 
 
