@@ -6,6 +6,7 @@ A command line, a file of settings, a request or a folder that names one of them
 import re
 from typing import Final
 
+_RERANKING: Final = "a server such as TEI or vLLM ranks texts; `rerank` ranks the passages of an index"
 SUCCESSORS: Final[dict[str, str]] = {
     "cache": "leave it out; `ralm retrieve` keeps the passages of a text in a file for `--retrieved`",
     "facets": "search with `--where`, or `--json` and count the metadata of the hits",
@@ -26,6 +27,7 @@ SUCCESSORS: Final[dict[str, str]] = {
     "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
     "syntax": "search for plain words; `--where` and `--path` choose titles and documents",
     "/api/search": "use `/search` or `/retrieve`, which find the same passages",
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "cross-encoder"), _RERANKING),
     "/v1/vector-stores": "use `/search` or `/retrieve`, which find the same passages and filter by `where`",
     "/v1/responses": "use `/v1/chat/completions`, which has streams and sources too",
     "worth --prune": "leave it out; leaving documents out gained nothing, and `--distinct text` skips copies",

@@ -38,9 +38,6 @@ USUAL: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "The sea"},
     "/detokenize": {"tokens": [1, 2]},
     "/retrieve": {"queries": ["The sea", "dog"], "topk": 2},
-    "/rerank": {"query": "The sea", "documents": ["The whales", {"text": "sing"}]},
-    "/v1/rerank": {"query": "The sea", "documents": ["The whales", "sing"]},
-    "/v2/rerank": {"query": "The sea", "documents": ["The whales"], "top_n": 1},
 }
 MESSAGES = st.lists(
     st.fixed_dictionaries(

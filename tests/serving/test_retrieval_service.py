@@ -1,25 +1,21 @@
 """Indexes as a service, without a language model: its routes as their clients ask them, and the bad requests."""
 
-import math
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import requests
 
 from ralm import open_index, open_retriever
-from ralm.records import FloatArray, ScoringSequence
 from ralm.serving.audit import AuditLog
 from ralm.serving.options import Limits, ServeOptions
-from ralm.serving.reranking import CrossEncoderRanker
 from ralm.serving.search_service import SearchService
 from tests.serving.process import running
-from tests.serving.served import DOCUMENTS, MODEL, save_index, serving, tiny
+from tests.serving.served import DOCUMENTS, save_index, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUERIES = ["Which dog keeps sheep?", "", "What sings in the deep sea by night?", "xyzzy"]
@@ -152,82 +148,3 @@ def test_the_command(index: Path) -> None:
 def test_no_request_waits_for_numba(index: Path) -> None:
     with running("--index", f"few={index}", anew=True) as served:
         assert "llvmlite" in Path(f"/proc/{served.process.pid}/maps").read_text()
-
-
-class Overlap:
-    """A cross-encoder whose score is the number of words that an end shares with a passage."""
-
-    config: ClassVar[dict[str, Any]] = {}
-
-    def end(self, prefix: str) -> str:
-        return prefix
-
-    def scores(self, pairs: Sequence[tuple[str, str]]) -> FloatArray:
-        return np.array([len({*end.split()} & {*text.split()}) for end, text in pairs], dtype=np.float32)
-
-
-RANKED = ["fish and bread", "the dog keeps the sheep", "a dog sleeps"]
-
-
-@pytest.fixture(scope="module")
-def ranking_url(index: Path) -> Iterator[str]:
-    service = SearchService(folders={"few": index}, cross_encoders={"words": CrossEncoderRanker(Overlap())})
-    with serving(service) as url:
-        yield url
-
-
-def test_rerank(ranking_url: str) -> None:
-    """What Cohere 7.3.1 sends to /v1/rerank and /v2/rerank, and Jina's clients."""
-    query = {"model": "words", "query": "dog and sheep", "documents": RANKED, "top_n": 2}
-    for path, documents in (("/v2/rerank", RANKED), ("/v1/rerank", [{"text": one} for one in RANKED])):
-        asked: Any = {**query, "documents": documents}
-        answer = httpx.post(f"{ranking_url}{path}", json=asked).json()
-        assert [one["index"] for one in answer["results"]] == [1, 0]
-        assert answer["results"][0]["relevance_score"] == pytest.approx(1 / (1 + math.exp(-2)))
-    answer = httpx.post(f"{ranking_url}/rerank", json={**query, "return_documents": True, "model": None}).json()
-    assert [one["document"]["text"] for one in answer["results"]] == [RANKED[1], RANKED[0]]
-
-
-def test_cohere_itself(ranking_url: str) -> None:
-    cohere = pytest.importorskip("cohere")
-    for client in (cohere.Client, cohere.ClientV2):
-        ranks = client("key", base_url=ranking_url).rerank
-        found = ranks(model="words", query="dog and sheep", documents=RANKED, top_n=2).results
-        assert [one.index for one in found] == [1, 0]
-
-
-def test_the_language_model_ranks_by_the_likelihood_of_the_query(client: httpx.Client) -> None:
-    model = tiny()
-    query = "The whales sing in the deep sea."
-    answer = client.post("/v1/rerank", json={"query": query, "documents": [one.text for one in DOCUMENTS]}).json()
-    scores = {one["index"]: one["relevance_score"] for one in answer["results"]}
-    assert answer["model"] == MODEL
-    assert next(iter(scores)) == 1
-    between, asked = model.tokenizer.encode("\n"), model.tokenizer.encode(query)
-    for place, document in enumerate(DOCUMENTS):
-        tokens = np.concatenate([model.tokenizer.encode(document.text), between, asked])
-        sequence = ScoringSequence(tokens, np.arange(len(tokens) - len(asked), len(tokens)))
-        [log_probs] = model.score([sequence])
-        assert scores[place] == pytest.approx(math.exp(log_probs.mean()), rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ({"documents": [], "query": "a"}, "`documents` must be 1 to 1,000 texts, not 0."),
-        ({"documents": ["a"], "query": " "}, "`query` is empty: give at least one word."),
-        ({"documents": ["a", {"title": "b"}], "query": "a"}, "`documents.1` must be text, or an object with a `text`."),
-        ({"documents": ["a"], "query": "a", "top_n": 0}, "`top_n` must be at least 1."),
-        ({"documents": ["a"], "query": "a", "model": "b"}, "the model 'b' ranks nothing here; there is: words."),
-    ],
-)
-def test_bad_reranking(ranking_url: str, body: object, said: str) -> None:
-    answer = httpx.post(f"{ranking_url}/v1/rerank", json=body)
-    assert answer.status_code in (400, 404)
-    assert said in answer.json()["error"]["message"]
-
-
-def test_without_a_ranker(search_url: str) -> None:
-    answer = httpx.post(f"{search_url}/rerank", json={"query": "a", "documents": ["a"]})
-    assert answer.status_code == 404
-    assert "nothing ranks here: start the server with `--cross-encoder`" in answer.json()["error"]["message"]

@@ -92,13 +92,6 @@ def serve_command(
         int | None,
         Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
     ] = None,
-    cross_encoder: Annotated[
-        tuple[str, ...],
-        Option(
-            "Cross-encoder of POST /v1/rerank: a folder that `ralm train reranker` made or a hub name, perhaps as "
-            "NAME=FOLDER; repeatable. Without any, the language model ranks."
-        ),
-    ] = (),
     workers: Annotated[
         int, Option("Processes that answer requests, which share the files of indexes; without --lm.", maximum=256)
     ] = 1,
@@ -131,7 +124,7 @@ def serve_command(
         from ralm.serving.service import Service
 
     folders = {"python": _DEMO / "index"} if demo else index_folders(index)
-    parts = _Parts(serving, keys, audit_log, audit_texts, _by_name(cross_encoder))
+    parts = _Parts(serving, keys, audit_log, audit_texts)
     if demo and not folders["python"].exists():
         from ralm.demo.demonstration import build_demo_folder
 
@@ -168,27 +161,21 @@ def serve_command(
 
 @dataclass(frozen=True)
 class _Parts:
-    """What every server has: its options, the files of its keys and its audit log, and folders of cross-encoders."""
+    """What every server has: its options, and the files of its keys and its audit log."""
 
     serving: ServeOptions
     keys: Path | None
     audit_log: Path | None
     audit_texts: bool
-    cross_encoders: dict[str, str]
 
     def open(self) -> dict[str, Any]:
         """The parts as arguments of a service."""
-        from ralm.reranking.predictive import load_cross_encoder
         from ralm.serving.audit import AuditLog
         from ralm.serving.keys import open_keys
-        from ralm.serving.reranking import CrossEncoderRanker
 
         return {
             "keys": open_keys(self.serving.host, self.keys),
             "audit": None if self.audit_log is None else AuditLog(self.audit_log, texts=self.audit_texts),
-            "cross_encoders": {
-                name: CrossEncoderRanker(load_cross_encoder(folder)) for name, folder in self.cross_encoders.items()
-            },
         }
 
 
@@ -260,19 +247,14 @@ def _check_passed_on(name: str, given: flags.Given) -> None:
 
 
 def index_folders(given: tuple[str, ...]) -> dict[str, Path]:
-    """The folders of indexes by name; UsageError if two have the same name."""
-    return {name: Path(folder) for name, folder in _by_name(given, "indexes").items()}
-
-
-def _by_name(given: tuple[str, ...], what: str = "cross-encoders") -> dict[str, str]:
-    """Folders by name, which is that of the folder if none is given; UsageError if two have the same name."""
-    folders: dict[str, str] = {}
-    for one in given:
-        name, _, folder = one.rpartition("=")
+    """The folders of indexes by name, which is that of the folder if none is given; UsageError if two have the same."""
+    folders: dict[str, Path] = {}
+    for argument in given:
+        name, _, folder = argument.rpartition("=")
         name = name or Path(folder).resolve().name
         if name in folders:
-            raise UsageError(f"two {what} are called {name!r}: give NAME=DIR to tell them apart.")
-        folders[name] = folder
+            raise UsageError(f"two indexes are called {name!r}: give NAME=DIR to tell them apart.")
+        folders[name] = Path(folder)
     return folders
 
 

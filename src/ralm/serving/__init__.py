@@ -11,6 +11,6 @@ Each request is one thread that runs the library's own code; the asyncio side ch
     requests, answers, errors           OpenAI's JSON
     jobs, middleware                    HTTP: threads and responses, keys and metrics
     routes                              the routes of a model
-    retrieval_routes, reranking, mcp    the routes of searches, with a model or without
+    retrieval_routes, mcp               the routes of searches, with a model or without
     connections, server                 connections and their limits, the process
 """

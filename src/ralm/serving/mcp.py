@@ -26,7 +26,7 @@ from ralm.retrieval.expansion import WHOLE, expanded
 from ralm.serving import errors, proxy, requests
 from ralm.serving.audit import ENTRY, AuditEntry
 from ralm.serving.jobs import Workers
-from ralm.serving.retrieval_routes import check_query, chosen, read_filter
+from ralm.serving.retrieval_routes import chosen, read_filter
 from ralm.serving.search_service import SearchService
 from ralm.version import __version__
 
@@ -106,7 +106,8 @@ class McpServer:
 
     def _search(self, given: dict[str, Any], entry: AuditEntry) -> dict[str, JsonValue]:
         arguments = _read_call(SearchArguments, given)
-        check_query(arguments.query)
+        if not arguments.query.strip():
+            raise errors.RequestError("`query` is empty: give at least one word.", param="query")
         entry.prompts = [arguments.query]
         choice, wanted = chosen(arguments.index, None), read_filter(arguments.filters, "filters")
         found = self._service.found([arguments.query], arguments.k, choice, wanted=wanted)

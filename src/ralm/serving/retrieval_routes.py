@@ -118,12 +118,6 @@ def read_filter(where: str | None, param: str = "where") -> Filter | None:
         raise errors.RequestError(str(error), param=param) from None
 
 
-def check_query(query: str, param: str = "query") -> None:
-    """Raise RequestError if a query has no words."""
-    if not query.strip():
-        raise errors.RequestError(f"`{param}` is empty: give at least one word.", param=param)
-
-
 def _check_queries(queries: list[str], k: int, limit: int) -> None:
     """Raise RequestError if there are more queries in a request than the limit, or too many passages for them."""
     if len(queries) > limit:

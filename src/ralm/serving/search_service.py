@@ -2,15 +2,14 @@
 nothing else."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 from ralm.errors import UsageError
 from ralm.reading.sources import FromRetriever
-from ralm.records import DoubleArray, Hits, Passage, Passages
+from ralm.records import Hits, Passage, Passages
 from ralm.retrieval.filters import Filter
 from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
 from ralm.serving import errors, indexes, middleware
@@ -18,9 +17,6 @@ from ralm.serving.audit import AuditLog
 from ralm.serving.keys import Keys
 from ralm.serving.options import PLAIN, ServeOptions, Settings, with_choices
 from ralm.validation import retrieve_checked
-
-Ranker: TypeAlias = Callable[[str, Sequence[str]], DoubleArray]
-"""Returns how relevant texts are for a query, from 0 to 1 (float64)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,8 +35,8 @@ class FoundPassages:
 class SearchService:
     """The indexes in `folders` (by name, the first by default), which requests search according to `settings`.
 
-    Clients must send one of the `keys`, if there are any; `audit` gets a line for each request; `cross_encoders` rank
-    texts. Raises the errors of opening the indexes.
+    Clients must send one of the `keys`, if there are any; `audit` gets a line for each request. Raises the
+    errors of opening the indexes.
     """
 
     def __init__(
@@ -51,12 +47,10 @@ class SearchService:
         *,
         keys: Keys | None = None,
         audit: AuditLog | None = None,
-        cross_encoders: Mapping[str, Ranker] = MappingProxyType({}),
     ) -> None:
         self.options = options or ServeOptions()
         self.keys = Keys() if keys is None else keys
         self.audit = audit
-        self.cross_encoders = cross_encoders
         self.created = int(time.time())
         self.metrics = middleware.Metrics()
         self.indexes = indexes.Indexes(folders or {}, self.metrics)

@@ -43,7 +43,6 @@ from ralm.serving import (
     options,
     proxy,
     requests,
-    reranking,
     retrieval_routes,
     routes,
     supervisor,
@@ -61,7 +60,6 @@ _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
 }
 """The fields of requests, and of their parts, for messages that suggest the nearest one."""
 _SEARCH_FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
-    **{path: {"": reranking.RerankRequest} for path in ("/rerank", "/v1/rerank", "/v2/rerank")},
     "/retrieve": {"": retrieval_routes.RetrieveRequest},
 }
 """The same of requests that are never passed on."""
@@ -260,7 +258,7 @@ def make_app(service: SearchService) -> FastAPI:
 
     app = FastAPI(title="ralm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    routers = [retrieval_routes.search_router, reranking.rerank_router, _ROUTER]
+    routers = [retrieval_routes.search_router, _ROUTER]
     if isinstance(service, Service):
         app.router.routes.extend(proxy.passed_on_routes() if service.passes_on else ())
         routers += [routes.router, _OF_MODELS]

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from ralm.errors import UsageError
@@ -26,7 +25,7 @@ from ralm.serving.options import (
     with_length,
 )
 from ralm.serving.prompts import TokenLabels
-from ralm.serving.search_service import Ranker, SearchService, choice_error
+from ralm.serving.search_service import SearchService, choice_error
 from ralm.validation import scores_given_texts
 
 if TYPE_CHECKING:
@@ -67,10 +66,9 @@ class Service(SearchService):
         ranker: LanguageModel | None = None,
         keys: Keys | None = None,
         audit: AuditLog | None = None,
-        cross_encoders: Mapping[str, Ranker] = MappingProxyType({}),
         max_length: int | None = None,
     ) -> None:
-        super().__init__(options, settings, folders, keys=keys, audit=audit, cross_encoders=cross_encoders)
+        super().__init__(options, settings, folders, keys=keys, audit=audit)
         self.open_upstream: Callable[[], Upstream] | None = getattr(model, "upstream", None)
         self.passes_on = self.open_upstream is not None and (self.options.proxy or traits_of(model).answers_only)
         full_name = model.name.rpartition("#")[2]
