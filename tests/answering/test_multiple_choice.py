@@ -239,16 +239,6 @@ def test_texts_that_stand_twice_count_once(model: WritingModel) -> None:
     assert by_letter.choice.gold == 2, "letters are apart"
 
 
-def test_choices_that_begin_alike(model: WritingModel) -> None:
-    """The whole text counts, not its first token."""
-    question = ChoiceQuestion("x", "Who keeps the sheep?", ("the dog", "the dog by night", "the whale"), 0)
-    [row] = evaluate_choices([question], model, BARE, options=ChoiceOptions(score="text")).rows
-    assert row.choice.log_probs_C is not None
-    for found, text in zip(row.choice.log_probs_C, question.choices, strict=True):
-        total, _ = plain_log_probs(model, ["Question: Who keeps the sheep?\nAnswer:"], [1.0], f" {text}")
-        assert found == pytest.approx(total, abs=1e-3)
-
-
 class NoCapitals(WordTokenizer):
     """Knows no capital letters: they are all the same token."""
 

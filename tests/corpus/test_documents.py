@@ -92,11 +92,6 @@ def test_half_a_character_in_a_nested_value_is_a_broken_line(tmp_path: Path) -> 
     assert metadata(tmp_path / "x.jsonl") == [{"tags": [{"😀": "\\ud800"}]}]
 
 
-def test_tsv(tmp_path: Path) -> None:
-    (tmp_path / "x.tsv").write_text("id\ttext\turl\tdate\n1\tone\thttps://a\t\n2\ttwo\n")
-    assert metadata(tmp_path / "x.tsv") == [{"url": "https://a"}, {}]
-
-
 def test_parquet_reads_only_the_columns_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = {
         "text": ["one"],

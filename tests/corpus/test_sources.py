@@ -19,7 +19,6 @@ from ralm.corpus.sources import Fields, RepeatedIds, Skipped, read_documents
 from ralm.errors import CorpusError, RalmWarning
 from ralm.records import Document
 from tests.corpus.reading import only, read
-from tests.shared_data import shared
 
 ROWS = [{"id": "a", "title": "A", "text": "one"}, {"id": "b", "title": "B", "text": "two\nlines"}]
 DOCUMENTS = [Document(id="a", title="A", text="one"), Document(id="b", title="B", text="two\nlines")]
@@ -288,12 +287,6 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
         CorpusError, match="blank.jsonl holds no document; skipped: documents without text: 1, such as 1$"
     ):
         read(tmp_path / "blank.jsonl")
-
-
-def test_medquad() -> None:
-    documents = read(shared("data", "medquad", "corpus.jsonl.gz"))
-    assert len(documents) == 4613
-    assert sum(len(document.text.split()) for document in documents) > 2_900_000
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), max_size=30), st.integers(1, 9))

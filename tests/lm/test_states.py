@@ -16,14 +16,9 @@ from ralm.lm.local.continuation import UncachedDecoder
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.states import SeparateStateDecoder, StateDecoder
 from ralm.lm.local.tokenization import ModelTokenizer
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.generate import TokenWriter
-from ralm.reading.sampling import GenerationOptions
-from ralm.reading.sources import FromRetriever
-from ralm.records import Hits, IntArray
+from ralm.records import IntArray
 from tests.every_family import tiny_family_config, tiny_family_model
 from tests.lm.test_continuation import Reads, alone
-from tests.reading.loops import PASSAGES, written
 from tests.tiny_models import byte_tokenizer
 
 RETURNS_STATE = pytest.mark.skipif(
@@ -87,35 +82,6 @@ def test_every_token_is_read_once(model: LocalLanguageModel) -> None:
         together = [(3, 1)] if family(model).startswith("mamba") else [(1, 1), (2, 1)]
         assert sorted(reads.taken()) == (separate if family(model) == "rwkv" else together)
     reads.hook.remove()
-
-
-@pytest.mark.parametrize("documents", [1, 3])
-def test_generation_equals_reading_anew(
-    model: LocalLanguageModel, documents: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two prompts, with documents of different lengths that change twice."""
-    source, reader = FromRetriever(RollingHits(), PASSAGES, config={}), Ensemble(documents=documents)
-    prompts = [model.tokenizer.encode(text) for text in ("What is it worth", "Passage")]
-    options = GenerationOptions(new_tokens=12, stride=5, query_tokens=3, document_tokens=8)
-    found = written(TokenWriter(model, options, source, reader=reader), *prompts)
-    monkeypatch.setattr(model, "continuations", lambda: UncachedDecoder(model.logits, model.max_length))
-    expected = written(TokenWriter(model, options, source, reader=reader), *prompts)
-    for some, others in zip(found, expected, strict=True):
-        assert [one.token for one in some] == [one.token for one in others]
-        np.testing.assert_allclose(
-            [one.log_prob for one in some], [one.log_prob for one in others], rtol=1e-4, atol=1e-4
-        )
-
-
-class RollingHits:
-    """Passages that change with the query."""
-
-    config: dict[str, Any] = {"retriever": "rolling hits"}  # noqa: RUF012
-
-    def retrieve(self, queries: Sequence[str], k: int) -> Any:
-        states = [sum(map(ord, query)) for query in queries]
-        numbers_QK = np.array([[(state + column) % len(PASSAGES) for column in range(k)] for state in states])
-        return Hits(numbers_QK=numbers_QK.astype(np.int64), scores_QK=np.sin(numbers_QK).astype(np.float32))
 
 
 class Forgetting(RwkvForCausalLM):  # type: ignore[misc]  # transformers is not typed
