@@ -104,7 +104,7 @@ def held_out_documents(index: Index, tokenizer: Tokenizer, options: WorthOptions
             one = whole[number]
             yield Document(one.document_id, one.title, one.text, metadata=one.metadata)
 
-    units = (unit_of_document(one, one.text, tokenizer, options) for one in documents())
+    units = (_unit_of_document(one, one.text, tokenizer, options) for one in documents())
     return HeldOut("documents", "held-out documents of the corpus", min(options.most, len(firsts)), units, given=False)
 
 
@@ -113,7 +113,7 @@ def held_out_texts(found: Iterable[Document], name: str, tokenizer: Tokenizer, o
     documents = _documents_or_blocks(found, tokenizer, options.most)
     order = np.random.default_rng(options.seed).permutation(len(documents))
     shuffled = (documents[place] for place in order.tolist())
-    units = (unit_of_document(one, whole, tokenizer, options) for one, whole in shuffled)
+    units = (_unit_of_document(one, whole, tokenizer, options) for one, whole in shuffled)
     return HeldOut("documents", name, min(options.most, len(documents)), units)
 
 
@@ -157,7 +157,7 @@ def _of_question(question: Question, tokenizer: Tokenizer) -> Unit:
     return _unit(question.id, f"{question.text} {question.answers[0]}", [example], [question.text], {})
 
 
-def unit_of_document(document: Document, whole: str, tokenizer: Tokenizer, options: WorthOptions) -> Unit | None:
+def _unit_of_document(document: Document, whole: str, tokenizer: Tokenizer, options: WorthOptions) -> Unit | None:
     """The unit of a document, or of a part of the document with the text `whole`; None if it is too short."""
     sampling = options.examples
     try:

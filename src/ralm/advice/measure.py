@@ -54,7 +54,6 @@ class HitGain:
 
     passage: int
     gain: float
-    tokens: int
     overlap: float
 
 
@@ -166,7 +165,7 @@ class Meter:
                 _add(sums, name, gain_of[number])
             if every != NO_PASSAGE:
                 overlap = unit.overlap.overlap(self.passages[every].contents)
-                hits.append(HitGain(every, float(gain_of[every].sum()), len(base_T), overlap))
+                hits.append(HitGain(every, float(gain_of[every].sum()), overlap))
             self._add_kinds(kinds, unit, row, gain_of[first], first)
             candidates = found.clean.of(row)
             if found.has_candidates and candidates and row < _SAMPLED:
@@ -195,7 +194,7 @@ class Meter:
 
 
 class Measuring:
-    """Measures the units of a text that are left, in turn, for so many minutes (0: no limit). `found` has the measured
+    """Measures the units of a text in turn, for so many minutes (0: no limit). `found` has the measured
     ones, `skipped` counts those that were too short."""
 
     def __init__(self, meter: Meter, held_out: HeldOut, minutes: float) -> None:

@@ -34,21 +34,21 @@ _NORMAL: Final = NormalDist()
 _erf: Final = np.vectorize(math.erf, otypes=[float])
 
 
-def looks(most: int, first: int = FIRST_LOOK) -> list[int]:
-    """The numbers of units after which one looks: doubling from the first to `most`."""
-    found = []
-    while first < most:
-        found.append(first)
-        first *= 2
+def looks(most: int) -> list[int]:
+    """Return the numbers of units after which one looks: doubling from the first look to `most`."""
+    found, units = [], FIRST_LOOK
+    while units < most:
+        found.append(units)
+        units *= 2
     return [*found, most]
 
 
-def spending_bounds(units_K: Sequence[int], most: int, level: float = _LEVEL, *, last: bool = False) -> list[float]:
+def spending_bounds(units_K: Sequence[int], most: int, *, last: bool = False) -> list[float]:
     """The bound of the standardised mean at each look, after these numbers of units of `most` planned; `last` spends
     what is left of the level, since no look will follow."""
-    spent_K = [level * units / most for units in units_K]
+    spent_K = [_LEVEL * units / most for units in units_K]
     if last:
-        spent_K[-1] = level
+        spent_K[-1] = _LEVEL
     bounds: list[float] = []
     grid_G, density_G = np.zeros(1), np.ones(1)
     before, spent = 0, 0.0

@@ -4,7 +4,7 @@ Units are measured until the verdict is certain (`ralm.advice.sequential`), the 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -157,8 +157,11 @@ def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options:
             raise BudgetError(f"the budget ended before two {held_out.noun} were measured: raise it.")
         raise _too_few(held_out, len(measured))
     sums = {name: _sums(measured, name) for name in measured[0].gains}
-    bounds = decided or _bounds([*_looked(len(measured), held_out.most), len(measured)], held_out.most, last=True)
-    gain, with_duplicates = (sequential_gain(*sums[name], bounds) for name in (FIRST, ALL))
+    bound = decided
+    if bound is None:  # it stopped between two looks
+        looked = [look for look in looks(held_out.most) if look < len(measured)]
+        bound = _bound([*looked, len(measured)], held_out.most, last=True)
+    gain, with_duplicates = (sequential_gain(*sums[name], bound) for name in (FIRST, ALL))
     verdict = _verdict(gain, with_duplicates)
     total = with_duplicates.gain
     after = _usage(model)
@@ -211,19 +214,14 @@ def _measure(measuring: Measuring, most: int) -> tuple[Literal["certain", "budge
             if stop := measuring.until(look, advance):
                 return stop, None
             looked.append(look)
-            bound = _bounds(looked, most)
+            bound = _bound(looked, most)
             gain = sequential_gain(*_sums(measuring.found, FIRST), bound)
             if gain.spread and _verdict(gain) != "open":  # equal units say nothing of a rare gain
                 return "certain", bound
-    return "measured", _bounds(looked, most)
+    return "measured", _bound(looked, most)
 
 
-def _looked(units: int, most: int) -> list[int]:
-    """The looks before so many units."""
-    return [look for look in looks(most) if look < units]
-
-
-def _bounds(units: Sequence[int], most: int, *, last: bool = False) -> float:
+def _bound(units: Sequence[int], most: int, *, last: bool = False) -> float:
     return spending_bounds(units, max(most, units[-1]), last=last)[-1]
 
 
@@ -273,10 +271,10 @@ def _by_metadata(measured: Sequence[MeasuredUnit], seed: int) -> dict[str, list[
     """Gains by the values of each key of metadata with several values, not too many."""
     found, total = {}, sum(one.gains[FIRST][1] for one in measured)
     for key in dict.fromkeys(key for one in measured for key in one.metadata):
-        of_value: Callable[[MeasuredUnit], str] = lambda one, key=key: str(one.metadata.get(key, ""))  # type: ignore[misc]  # noqa: E731
-        values = {of_value(one) for one in measured}
-        if 1 < len(values) <= _MOST_VALUES:
-            found[key] = _parts([{of_value(one): one.gains[FIRST]} for one in measured], total, seed)
+        values = [str(one.metadata.get(key, "")) for one in measured]
+        if 1 < len({*values}) <= _MOST_VALUES:
+            gains = [{value: one.gains[FIRST]} for value, one in zip(values, measured, strict=True)]
+            found[key] = _parts(gains, total, seed)
     return found
 
 

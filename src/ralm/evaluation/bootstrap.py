@@ -7,7 +7,7 @@ import numpy as np
 from ralm.records import DoubleArray, FloatArray, IntArray
 
 DRAWS: Final = 10_000
-LEVEL: Final = 0.95
+_LEVEL: Final = 0.95
 _AT_ONCE: Final = 1_000
 
 
@@ -45,7 +45,7 @@ def _distinct(sums_UR: DoubleArray, counts_U: IntArray | DoubleArray) -> tuple[D
     return rows_DC[:, :-1], rows_DC[:, -1], times_D[order_D]
 
 
-def interval(values: DoubleArray, level: float = LEVEL) -> tuple[float, float]:
-    """The values between which the middle `level` of the drawn ones lie (percentile bootstrap)."""
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+def interval(values: DoubleArray) -> tuple[float, float]:
+    """Return the values between which 95% of the drawn ones lie (percentile bootstrap)."""
+    low, high = np.quantile(values, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return float(low), float(high)
