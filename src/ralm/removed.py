@@ -28,6 +28,7 @@ SUCCESSORS: Final[dict[str, str]] = {
     "syntax": "search for plain words; `--where` and `--path` choose titles and documents",
     "/api/search": "use `/search` or `/retrieve`, which find the same passages",
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "cross-encoder"), _RERANKING),
+    "/v1/embeddings": "a server such as TEI or vLLM encodes texts; in front of one, requests are passed on to it",
     "/v1/vector-stores": "use `/search` or `/retrieve`, which find the same passages and filter by `where`",
     "/v1/responses": "use `/v1/chat/completions`, which has streams and sources too",
     "worth --prune": "leave it out; leaving documents out gained nothing, and `--distinct text` skips copies",

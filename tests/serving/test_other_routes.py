@@ -1,11 +1,8 @@
-"""The tokenizer, searching, and the vectors of texts."""
+"""The tokenizer, and searching."""
 
-import base64
 from pathlib import Path
 
 import httpx
-import numpy as np
-import openai
 import pytest
 
 from ralm import PlanOptions, open_index
@@ -13,7 +10,6 @@ from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
 from ralm.serving.options import Settings
 from ralm.serving.service import Service
-from tests.serving.chat_upstream import passing_on
 from tests.serving.served import MODEL, PROMPTS, serving, tiny
 from tests.tiny_models import save_tiny_model
 
@@ -97,31 +93,6 @@ def test_a_search_is_that_of_ralm_search(client: httpx.Client, index: Path) -> N
 
 def test_without_an_index_there_is_nothing_to_search(plain_url: str) -> None:
     assert httpx.get(f"{plain_url}/search?q=a").status_code == 404
-
-
-def test_vectors_are_those_of_queries(dense_url: str) -> None:
-    client = openai.OpenAI(base_url=f"{dense_url}/v1", api_key="any", max_retries=0)
-    texts = ["whales", "the dog sleeps"]
-    as_base64 = client.embeddings.create(model="both", input=texts)  # what openai's client asks for
-    as_numbers = client.embeddings.create(model="both", input=texts, encoding_format="float")
-    assert [one.embedding for one in as_base64.data] == [one.embedding for one in as_numbers.data]
-    raw = httpx.post(
-        f"{dense_url}/v1/embeddings", json={"model": "both", "input": "whales", "encoding_format": "base64"}
-    ).json()["data"][0]["embedding"]
-    np.testing.assert_allclose(np.frombuffer(base64.b64decode(raw), "<f4"), as_numbers.data[0].embedding, atol=1e-5)
-    assert [one.id for one in client.models.list()] == ["both", MODEL, f"{MODEL}:both", f"{MODEL}:plain"]
-    with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model=MODEL, input=texts)
-    with pytest.raises(openai.BadRequestError):
-        client.embeddings.create(model="both", input=texts, dimensions=3)
-
-
-def test_vectors_where_requests_are_passed_on(dense_index: Path, dense_url: str) -> None:
-    body = {"model": "few", "input": ["whales", "the dog sleeps"]}
-    with passing_on(dense_index) as (_, url):
-        answer = httpx.post(f"{url}/v1/embeddings", json=body).json()
-    own = httpx.post(f"{dense_url}/v1/embeddings", json={**body, "model": "both"}).json()
-    assert (answer["data"], answer["usage"]["total_tokens"]) == (own["data"], 0)
 
 
 def test_a_request_may_choose_the_retriever(dense_url: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock, RLock
+from threading import RLock
 from time import perf_counter
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import Documents, LanguageModel, Reader, Reranker, Retriever, Rows
 from ralm.reading import ReadingOptions, in_context, sources
 from ralm.reading.mixing import TextBefore
-from ralm.records import NO_PASSAGE, FloatArray, Hits, Passages, PromptPrefix
+from ralm.records import NO_PASSAGE, Hits, Passages, PromptPrefix
 from ralm.reranking import RerankOptions
 from ralm.retrieval.filters import Filter, Passing, filter_retriever
 from ralm.retrieval.index import Index, open_index
@@ -42,8 +42,6 @@ class Indexes:
         self._versions = self._found_versions()
         self._open = {name: open_index(folder) for name, folder in self._folders.items()}
         self._sources: dict[tuple[str, RetrieverOptions], sources.FromRetriever] = {}
-        self._encoding = Lock()
-        self._encoders: dict[str, tuple[Index, Any]] = {}
         self._metrics = metrics
 
     @property
@@ -55,11 +53,6 @@ class Indexes:
         """The open index of a name."""
         with self._lock:
             return self._open[name]
-
-    def dense_names(self) -> tuple[str, ...]:
-        """The names of the indexes that have vectors."""
-        with self._lock:
-            return tuple(name for name, index in self._open.items() if index.vectors)
 
     def source(self, name: str, options: RetrieverOptions) -> sources.FromRetriever:
         """A retriever of an index with its passages; raises what opening a retriever raises."""
@@ -76,17 +69,6 @@ class Indexes:
         with self._lock:
             index, source = self._open[name], self.source(name, options)
         return source.with_retriever(filtered(source.retriever, index, wanted))
-
-    def encoded(self, name: str, texts: Sequence[str]) -> FloatArray:
-        """The vectors (float32, Q x D) of texts as queries of an index that has vectors."""
-        from ralm.retrieval.dense.options import load_encoder
-
-        with self._encoding:  # the other lock stays free: the indexes can be used meanwhile
-            index = self.index(name)
-            if self._encoders.get(name, (None, None))[0] is not index:
-                self._encoders[name] = index, load_encoder(index.encoder_options())
-            found: FloatArray = self._encoders[name][1].encode_queries(texts)
-            return found
 
     def have_changed(self) -> bool:
         """Whether a folder has another version than when it was last opened."""

@@ -42,8 +42,8 @@ WARNING: Final = "X-Ralm-Warning"
 """The header that says why a request was passed on, or what an answer leaves out."""
 _MAX_HEADER: Final = 500
 _CHAT: Final = "/chat/completions"
-EMBEDDINGS: Final = "/embeddings"
-"""The route that is passed on without passages, unless a dense index is named."""
+_EMBEDDINGS: Final = "/embeddings"
+"""The route that is passed on without passages."""
 _QUESTION: Final = "\0"
 """Stands for the message in a prompt, which may have parts that are no text."""
 _END_OF_EVENT: Final = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
@@ -64,23 +64,21 @@ def otherwise(request: Request, body: Any) -> Callable[[Exception], Awaitable[Re
 
     async def respond(error: Exception) -> Response:
         service = jobs.service_of(request)
-        names = service.indexes.dense_names() if request.url.path.endswith(EMBEDDINGS) else ()
-        is_ours = not isinstance(body, dict) or body.get("model") in names
-        if is_ours or not _may_be_passed_on(error, body.get("ralm"), service):
+        if not isinstance(body, dict) or not _may_be_passed_on(error, body.get("ralm"), service):
             return errors.error_response(error)
         return await pass_on(request, body, "" if service.passes_on else str(error))
 
     return respond
 
 
-def may_pass_on(service: Service) -> bool:
+def _may_pass_on(service: Service) -> bool:
     """Whether requests that this server cannot answer are passed on."""
     return service.open_upstream is not None and not service.options.strict
 
 
 def _may_be_passed_on(error: Exception, choices: Any, service: Service) -> bool:
     """Whether the server of the model may still answer a request that failed here, as its choices say."""
-    if not may_pass_on(service):
+    if not _may_pass_on(service):
         return False
     if isinstance(choices, dict) and not set(choices) <= {*PASSED_ON, "sources"} and not service.passes_on:
         return False
@@ -108,9 +106,12 @@ class KnownRoute(Route):
         return match, {**found, "route": self}
 
 
-def passed_on_routes() -> list[BaseRoute]:
-    """The routes of a server that passes all requests on; they come before those of one that answers itself."""
-    return [KnownRoute(f"/v1{path}", _endpoint, methods=["POST"]) for path in (_CHAT, "/completions")]
+def passed_on_routes(service: Service) -> list[BaseRoute]:
+    """The routes whose requests are all passed on; they come before those of a server that answers itself."""
+    paths = [_EMBEDDINGS] if _may_pass_on(service) else []
+    if service.passes_on:
+        paths += [_CHAT, "/completions"]
+    return [KnownRoute(f"/v1{path}", _endpoint, methods=["POST"]) for path in paths]
 
 
 async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
@@ -122,7 +123,7 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
     name: JsonValue = upstream.endpoint.model
     entry, asked = entry_of(request), body.get("model")
     entry.model = asked if isinstance(asked, str) else None
-    if path == EMBEDDINGS and body.get("model") not in service.models:
+    if path == _EMBEDDINGS and body.get("model") not in service.models:
         name = body.get("model")  # another model of the same server
 
     def address(reads: ReadConfig, passage: Passage) -> str:
@@ -187,7 +188,7 @@ def _prepared(
     path: str, body: _Body, service: Service
 ) -> tuple[ReadConfig, Sequence[str], Sequence[Sequence[Passage]] | None]:
     """How passages are found for a request, its texts, and their passages; None if a query is to be written first."""
-    if path == EMBEDDINGS:
+    if path == _EMBEDDINGS:
         return ReadConfig(replace(service.settings, index=None)), (), ()
     choice, reads = _checked(body, service)
     texts = _texts(path, body)

@@ -1,9 +1,7 @@
-"""The routes of a language model: completions, chats, models, embeddings and the tokenizer."""
+"""The routes of a language model: completions, chats, models and the tokenizer."""
 
-import base64
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -64,7 +62,7 @@ async def chat(request: Request, body: requests.ChatRequest, service: jobs.Serve
 
 @router.get("/v1/models")
 async def models(service: jobs.Served) -> dict[str, JsonValue]:
-    """The names of the language model, and the dense indexes, which encode texts."""
+    """The names of the language model."""
     return {"object": "list", "data": [*_models(service).values()]}
 
 
@@ -82,65 +80,7 @@ def _models(service: Service) -> dict[str, JsonValue]:
     own: dict[str, JsonValue] = {"max_model_len": service.max_length, "indexes": [*service.indexes.names]}
     if service.open_upstream is None:
         own["root"] = service.model.name  # where the tokenizer is, as vLLM reports it
-    models: dict[str, JsonValue] = {
-        name: {"id": name, **head, **own, "index": index} for name, index in service.models.items()
-    }
-    encoders: dict[str, JsonValue] = {name: {"id": name, **head} for name in service.indexes.dense_names()}
-    return {**encoders, **models}
-
-
-class EmbeddingRequest(requests.Body):
-    """Texts, or their token ids, to encode as queries; `model` is the name of a dense index."""
-
-    model: str
-    input: requests.Texts
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
-    user: str | None = None
-
-
-@router.post("/v1/embeddings")
-async def embed(request: Request, body: EmbeddingRequest, service: jobs.Served) -> Response:
-    """The vectors of texts as queries of a dense index; other models are asked for at the server of the model."""
-    if proxy.may_pass_on(service) and body.model not in service.indexes.dense_names():
-        return await proxy.pass_on(request, await request.json())
-
-    entry = entry_of(request)
-    entry.model = body.model
-
-    def embedded() -> JsonValue:
-        names, most = service.indexes.dense_names(), service.options.limits.texts
-        if body.model not in names:
-            raise errors.model_not_found(
-                f"{body.model!r} is not a dense index; there is: {', '.join(names) or 'none'}."
-            )
-        if body.dimensions is not None:
-            raise errors.RequestError("`dimensions` is not supported: leave it out.", param="dimensions")
-        if len(body.input) > most:
-            raise errors.RequestError(f"`input` has more than {most} texts.", param="input")
-        check_bytes(body.input, service.options.limits.text_bytes, "input")
-        texts, tokens = _texts(body.input, service)
-        data: list[JsonValue] = []
-        for number, vector_D in enumerate(service.indexes.encoded(body.model, texts)):
-            numbers = np.asarray(vector_D, dtype="<f4")
-            as_text = body.encoding_format == "base64"
-            vector: JsonValue = base64.b64encode(numbers.tobytes()).decode() if as_text else numbers.tolist()
-            data.append({"object": "embedding", "index": number, "embedding": vector})
-        entry.prompt_tokens, entry.prompts = tokens, [*texts]
-        usage: JsonValue = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "model": body.model, "data": data, "usage": usage}
-
-    return await jobs.respond_with(request, embedded)
-
-
-def _texts(given: Sequence[str | Sequence[int]], service: Service) -> tuple[list[str], int]:
-    """The texts to encode, and the number of their tokens: 0 if the tokenizer of the model is not known."""
-    if service.passes_on:
-        texts = [one for one in given if isinstance(one, str)]
-        if len(texts) == len(given):
-            return texts, 0
-    prompts = [read_prompt(one, service.model, "input") for one in given]
-    return [prompt.text for prompt in prompts], sum(len(prompt.tokens) for prompt in prompts)
+    return {name: {"id": name, **head, **own, "index": index} for name, index in service.models.items()}
 
 
 class TokenizeRequest(requests.Body):

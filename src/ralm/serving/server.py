@@ -56,13 +56,9 @@ _LOG: Final = logging.getLogger("ralm.serving")
 _FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
     "/v1/completions": {"ralm": requests.Chosen, "": requests.CompletionRequest},
     "/v1/chat/completions": {"ralm": requests.ChatChosen, "messages": requests.MessageBody, "": requests.ChatRequest},
-    "/v1/embeddings": {"": routes.EmbeddingRequest},
-}
-"""The fields of requests, and of their parts, for messages that suggest the nearest one."""
-_SEARCH_FIELDS: Final[Mapping[str, Mapping[str, type[requests.Body]]]] = {
     "/retrieve": {"": retrieval_routes.RetrieveRequest},
 }
-"""The same of requests that are never passed on."""
+"""The fields of requests, and of their parts, for messages that suggest the nearest one."""
 _PACKAGE: Final = "ralm.serving"
 _BACKLOG: Final = 512
 """Connections that the system holds until they are accepted."""
@@ -80,12 +76,14 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
     path = request.scope["route"].path
-    fields = _FIELDS.get(path) or _SEARCH_FIELDS.get(path, {})
+    fields = _FIELDS.get(path, {})
     part = next((name for name in fields if name in faults[0]["loc"]), "")
     known = [*fields[part].model_fields] if part in fields else []
     message, param = errors.validation_message(faults[0], known)
     rejected = errors.RequestError(message, param=param)
-    return await proxy.otherwise(request, error.body)(rejected) if path in _FIELDS else errors.error_response(rejected)
+    if path.startswith("/v1/"):  # a server behind may accept it
+        return await proxy.otherwise(request, error.body)(rejected)
+    return errors.error_response(rejected)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -260,7 +258,7 @@ def make_app(service: SearchService) -> FastAPI:
     app.state.service = service
     routers = [retrieval_routes.search_router, _ROUTER]
     if isinstance(service, Service):
-        app.router.routes.extend(proxy.passed_on_routes() if service.passes_on else ())
+        app.router.routes.extend(proxy.passed_on_routes(service))
         routers += [routes.router, _OF_MODELS]
     for router in routers:
         app.include_router(router, dependencies=[Depends(_check_query)])
