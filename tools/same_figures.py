@@ -121,8 +121,6 @@ REQUESTS: Final[list[tuple[str, dict[str, Any]]]] = [
       for more in ({}, {"logprobs": 3}, {"echo": True, "logprobs": 1, "max_tokens": 0}, _SAMPLED, {"stop": ["a"]},
                    {"ralm": _ENSEMBLE_OF_TWO}, {"ralm": {**_ENSEMBLE_OF_TWO, "mixer": "contrast"}},
                    {"model": "ralm-tiny:plain"})),
-    ("/tokenize", {"prompt": "The dog keeps the sheep"}),
-    ("/detokenize", {"tokens": [300, 301, 302]}),
     *(("/v1/chat/completions", {"messages": _MESSAGES, "max_tokens": 8, "temperature": 0, **more})
       for more in ({}, _SAMPLED)),
     ("/v1/completions", {"prompt": ["The", "A dog"], "max_tokens": 3, "n": 2, **_SAMPLED}),

@@ -157,14 +157,10 @@ def test_a_body_of_another_kind(client: httpx.Client) -> None:
         ("GET", "/?/metrics", None, 400),
         ("GET", "/health?a=b", None, 400),
         ("GET", "/search?q=sea&other=1", None, 400),
-        ("POST", "/tokenize?a", {"prompt": "a"}, 400),
-        ("POST", "/tokenize", {}, 400),
-        ("POST", "/tokenize", {"prompt": 1}, 400),
-        ("POST", "/tokenize", {"prompt": "a", "other": 1}, 400),
-        ("POST", "/detokenize", {"tokens": "a"}, 400),
-        ("POST", "/detokenize", {"tokens": [4096]}, 400),
-        ("POST", "/detokenize", {"tokens": [-1]}, 400),
-        ("POST", "/detokenize", {"tokens": [10**40]}, 400),
+        ("POST", "/retrieve?a", {"queries": ["a"]}, 400),
+        ("POST", "/retrieve", {}, 400),
+        ("POST", "/retrieve", {"queries": 1}, 400),
+        ("POST", "/retrieve", {"queries": ["a"], "other": 1}, 400),
     ],
 )
 def test_other_routes(client: httpx.Client, method: str, path: str, body: Any, status: int) -> None:
@@ -174,7 +170,15 @@ def test_other_routes(client: httpx.Client, method: str, path: str, body: Any, s
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/responses/resp_1", "/v1/embeddings", "/v1/rerank", "/api/search", "/v1/vector_stores/few/search"]
+    "path",
+    [
+        "/v1/responses/resp_1",
+        "/tokenize",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/api/search",
+        "/v1/vector_stores/few/search",
+    ],
 )
 def test_a_removed_route_is_named_with_its_successor(client: httpx.Client, path: str) -> None:
     error = refused(client.post(path, json={}), 404)

@@ -209,8 +209,6 @@ def test_one_line_a_minute_for_one_fault(monkeypatch: pytest.MonkeyPatch, caplog
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        ("/tokenize", {"prompt": "a " * 150_000}, "prompt"),
-        ("/detokenize", {"tokens": [5] * 300_000}, "tokens"),
         ("/v1/completions", {**ASK, "ralm": {"query": "a " * 150_000}}, "ralm.query"),
         ("/v1/completions", {**ASK, "prompt": ["The", "a " * 150_000]}, "prompt"),
     ],
@@ -260,8 +258,8 @@ def hostile(url: str, kind: str, stack: ExitStack) -> None:
         contents = []
     else:
         text = "the sea " * 500_000
-        bodies: list[dict[str, Any]] = [{"prompt": text}, {"queries": [text]}, {**ASK, "prompt": text}]
-        paths = ["/tokenize", "/retrieve", "/v1/completions"]
+        bodies: list[dict[str, Any]] = [{"queries": [text]}, {**ASK, "prompt": text}]
+        paths = ["/retrieve", "/v1/completions"]
         heads = [HEAD.replace(b"/v1/completions", path.encode()) for path in paths]
         contents = [head + whole(body)[len(HEAD) :] for head, body in zip(heads, bodies, strict=True)] * 3
     for content in contents:

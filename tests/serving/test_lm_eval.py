@@ -24,7 +24,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_server(url: str, batch: int = 1) -> str:
-    said = {"base_url": f"{url}/v1/completions", "model": MODEL, "tokenizer_backend": "remote", "max_length": 1024}
+    tokenizer = {"tokenizer_backend": "huggingface", "tokenizer": model_path(MODEL)}
+    said = {"base_url": f"{url}/v1/completions", "model": MODEL, **tokenizer, "max_length": 1024}
     return ",".join(f"{name}={value}" for name, value in said.items()) + f",batch_size={batch},max_retries=1"
 
 

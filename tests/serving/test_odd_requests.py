@@ -34,8 +34,6 @@ CHATS = "/v1/chat/completions"
 USUAL: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": MODEL, "prompt": "The sea", "max_tokens": 1, "temperature": 0},
     CHATS: {"model": "tiny-chat", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 2},
-    "/tokenize": {"prompt": "The sea"},
-    "/detokenize": {"tokens": [1, 2]},
     "/retrieve": {"queries": ["The sea", "dog"], "topk": 2},
 }
 MESSAGES = st.lists(

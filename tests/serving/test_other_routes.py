@@ -1,4 +1,4 @@
-"""The tokenizer, and searching."""
+"""Special tokens of prompts, and searching."""
 
 from pathlib import Path
 
@@ -10,21 +10,10 @@ from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
 from ralm.serving.options import Settings
 from ralm.serving.service import Service
-from tests.serving.served import MODEL, PROMPTS, serving, tiny
+from tests.serving.served import MODEL, PROMPTS, serving
 from tests.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def test_tokens_of_a_text_and_back(client: httpx.Client) -> None:
-    for prompt in PROMPTS:
-        answer = client.post("/tokenize", json={"prompt": prompt, "return_token_strs": True}).json()
-        assert answer["tokens"] == tiny().tokenizer.encode(prompt).tolist()
-        assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
-        assert answer["max_model_len"] == 1024
-        assert client.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": prompt}
-    assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
-    assert client.post("/tokenize", json={"prompt": "", "model": MODEL}).json()["tokens"] == []
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +22,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> LocalLanguageModel:
     return load_local_model(str(save_tiny_model("llama", tmp_path_factory.mktemp("model") / "llama")))
 
 
-def test_special_tokens(client: httpx.Client, llama: LocalLanguageModel) -> None:
-    info = client.get("/tokenizer_info").json()
-    assert (info["eos_token"], info["bos_token"], info["chat_template"]) == ("<|endoftext|>", None, None)
-    assert client.post("/tokenize", json={"prompt": info["eos_token"]}).json()["tokens"] == [0]
-    with serving(Service(llama)) as url:
-        assert httpx.get(f"{url}/tokenizer_info").json()["bos_token"] == "<s>"
-        for special, first in (({}, 256), ({"add_special_tokens": True}, 256), ({"add_special_tokens": False}, None)):
-            tokens = httpx.post(f"{url}/tokenize", json={"prompt": "a", **special}).json()["tokens"]
-            assert (len(tokens), tokens[0] == 256) == ((2, True) if first else (1, False))
-        assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == ["llama"]
-
-
 def test_a_bos_is_read_once_and_never_told(llama: LocalLanguageModel) -> None:
     """Text begins with the BOS that the tokenizer puts first; token ids are read as they are."""
     with serving(Service(llama)) as url:
+        assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == ["llama"]
         body = {"model": "llama", "max_tokens": 0, "echo": True, "logprobs": 0}
         text = "The sea is"
         ids = llama.tokenizer.encode(text).tolist()

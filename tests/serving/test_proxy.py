@@ -346,8 +346,3 @@ def test_other_routes(url: str) -> None:
         ["index", "retriever", "query", "documents", "order"],
     )
     assert httpx.get(f"{url}/search", params={"q": "whales"}).json()["hits"][0]["title"] == "The Sea"
-    told = httpx.post(f"{url}/tokenize", json={"prompt": "a"})
-    assert (told.status_code, told.json()["error"]["message"]) == (
-        400,
-        "this server passes requests on, so that the model's tokens are not known here.",
-    )

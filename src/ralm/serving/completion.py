@@ -65,7 +65,7 @@ def complete(completion: Completion, model: SharedModel, reads: ReadConfig, limi
     if completion.gain and reads.source is None:
         raise RequestError("`ralm.gain` is the gain from passages: it needs an index.", param="ralm.gain")
     most = limits.prompt_tokens or reads.settings.plan.max_length
-    prompts = [read_prompt(given, model, most=most) for given in completion.prompts]
+    prompts = [read_prompt(given, model, most) for given in completion.prompts]
     for prompt in prompts:
         check_room(prompt, completion.new_tokens, most)
     settings = prompts[0].settings(reads.settings)  # the same for all: they are all text, or all token ids

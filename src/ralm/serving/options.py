@@ -58,9 +58,7 @@ class Limits:
     all_bodies_bytes: Annotated[
         int, Option("Maximum size of all requests together that the server holds, in bytes.")
     ] = 64 << 20
-    text_bytes: Annotated[int, Option("Maximum size of texts to tokenise or to embed, and of queries, in bytes.")] = (
-        256 << 10
-    )
+    text_bytes: Annotated[int, Option("Maximum size of queries in bytes.")] = 256 << 10
     prompt_tokens: Annotated[
         int | None,
         Option(

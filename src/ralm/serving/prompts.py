@@ -81,9 +81,9 @@ class ServedPrompt:
         return int(len(self.tokens) > 1 and int(self.tokens[0]) in (full.special_tokens.begin, full.end_token))
 
 
-def check_bytes(given: Sequence[str | Sequence[int]], most: int, param: str) -> None:
-    """Raise RequestError if texts have more than `most` bytes together; a token id counts as a byte."""
-    size = sum(len(one.encode()) if isinstance(one, str) else len(one) for one in given)
+def check_bytes(texts: Iterable[str], most: int, param: str) -> None:
+    """Raise RequestError if texts have more than `most` bytes together."""
+    size = sum(len(text.encode()) for text in texts)
     if size > most:
         raise errors.RequestError(
             f"`{param}` has {size:,} bytes, and the limit is {most:,}: send less at once.",
@@ -115,16 +115,14 @@ def _too_long(least: int, most: int, param: str) -> errors.RequestError:
     )
 
 
-def read_prompt(
-    given: str | Sequence[int], model: SharedModel, param: str = "prompt", most: int = _MOST_IDS
-) -> ServedPrompt:
+def read_prompt(given: str | Sequence[int], model: SharedModel, most: int) -> ServedPrompt:
     """The prompt that a request gives.
 
     Raises RequestError if it is empty, has a token that the model does not know, or is a text that is too large for
     `most` tokens.
     """
     if isinstance(given, str):
-        check_size([given], model, most, param)
+        check_size([given], model, most, "prompt")
         tokens = model.tokenizer.encode(given)
     else:
         vocabulary = model.vocabulary or _MOST_IDS
@@ -132,11 +130,11 @@ def read_prompt(
             if not 0 <= token < vocabulary:
                 shown = f"{token:,}" if abs(token) < _LONG else "of more than 18 digits"
                 raise errors.RequestError(
-                    f"`{param}` has the token {shown}, and the model knows 0 to {vocabulary - 1:,}.", param=param
+                    f"`prompt` has the token {shown}, and the model knows 0 to {vocabulary - 1:,}.", param="prompt"
                 )
         tokens = np.array(given, dtype=np.int64)
     if len(tokens) == 0:
-        raise errors.RequestError(f"`{param}` is empty: give at least one word or token.", param=param)
+        raise errors.RequestError("`prompt` is empty: give at least one word or token.", param="prompt")
     return ServedPrompt(tokens, given if isinstance(given, str) else None, model.tokenizer)
 
 

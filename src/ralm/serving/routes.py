@@ -1,20 +1,15 @@
-"""The routes of a language model: completions, chats, models and the tokenizer."""
+"""The routes of a language model: completions, chats and models."""
 
 from functools import partial
-from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import JsonValue
 from starlette.responses import Response
 
-from ralm.errors import ModelError
-from ralm.lm.tokenizer import full_tokenizer
 from ralm.serving import answers, errors, jobs, proxy, requests
 from ralm.serving.audit import entry_of
 from ralm.serving.chat import ChatAnswer, answer_chat
 from ralm.serving.completion import CompletionAnswer, complete
-from ralm.serving.prompts import check_bytes, read_prompt
 from ralm.serving.service import Service
 
 router = APIRouter()
@@ -81,72 +76,3 @@ def _models(service: Service) -> dict[str, JsonValue]:
     if service.open_upstream is None:
         own["root"] = service.model.name  # where the tokenizer is, as vLLM reports it
     return {name: {"id": name, **head, **own, "index": index} for name, index in service.models.items()}
-
-
-class TokenizeRequest(requests.Body):
-    """A text to split into tokens; `add_special_tokens` adds those that the tokenizer puts around it."""
-
-    prompt: str
-    model: str | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-
-
-@router.post("/tokenize")
-async def tokenize(request: Request, body: TokenizeRequest, service: jobs.Served) -> Response:
-    """The token ids of a text."""
-
-    def tokenized() -> JsonValue:
-        service.check_model(body.model)
-        check_bytes([body.prompt], service.options.limits.text_bytes, "prompt")
-        tokenizer = full_tokenizer(service.model.tokenizer)
-        tokens = tokenizer.encode(body.prompt)
-        if body.add_special_tokens is not False:
-            special = tokenizer.special_tokens
-            tokens = np.concatenate([special.before, tokens, special.after])
-        ids: list[JsonValue] = tokens.tolist()
-        names: JsonValue = [*map(service.names.of, tokens.tolist())] if body.return_token_strs else None
-        return {"count": len(ids), "max_model_len": service.max_length, "tokens": ids, "token_strs": names}
-
-    return await jobs.respond_with(request, tokenized)
-
-
-class DetokenizeRequest(requests.Body):
-    """Token ids to turn into text."""
-
-    tokens: list[int]
-    model: str | None = None
-
-
-@router.post("/detokenize")
-async def detokenize(request: Request, body: DetokenizeRequest, service: jobs.Served) -> Response:
-    """The text of token ids."""
-
-    def detokenized() -> JsonValue:
-        service.check_model(body.model)
-        check_bytes([body.tokens], service.options.limits.text_bytes, "tokens")
-        return {"prompt": read_prompt(body.tokens, service.model, "tokens").text if body.tokens else ""}
-
-    return await jobs.respond_with(request, detokenized)
-
-
-@router.get("/tokenizer_info")
-async def tokenizer_info(request: Request, service: jobs.Served) -> Response:
-    """The special tokens, the chat template, and how many tokens there are."""
-
-    def info() -> JsonValue:
-        tokenizer: Any = service.model.tokenizer
-        full = full_tokenizer(tokenizer)
-        special = {"bos": full.special_tokens.begin, "eos": full.end_token, "unk": full.unknown_token}
-        texts: dict[str, JsonValue] = {
-            f"{name}_token": None if token is None else full.decode(np.array([token], dtype=np.int64))
-            for name, token in special.items()
-        }
-        try:
-            template = tokenizer.chat_template() if hasattr(tokenizer, "chat_template") else None
-        except ModelError:  # there is none
-            template = None
-        size: dict[str, JsonValue] = {"vocab_size": service.model.vocabulary, "model_max_length": service.max_length}
-        return {**texts, **size, "chat_template": template}
-
-    return await jobs.respond_with(request, info)
