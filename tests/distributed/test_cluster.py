@@ -50,7 +50,7 @@ def test_what_is_no_address(address: str) -> None:
 
 def test_machines_that_have_all_and_that_lack_something(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    with Requirements.writing(tmp_path, [tmp_path]) as here:
+    with Requirements.writing(tmp_path, [tmp_path], ["torch"]) as here:
         here.check()
         changes: list[tuple[dict[str, Any], str]] = [
             ({"versions": ((name, "0.0.1"),)}, rf"of the cluster has {name} \S+ where this one has 0\.0\.1: install")

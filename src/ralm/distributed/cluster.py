@@ -1,14 +1,13 @@
-"""Connects to a Ray cluster, checks its machines, and runs tasks on it.
+"""Connects to a Ray cluster, checks its machines, and says which task is next.
 
-Tasks are done in order, a bounded number at a time. A task is done again if its machine is lost. A task that ends its
-process again and again holds something bad: it is done in halves, and these in halves, until the bad part stands alone.
+A task is done again if its machine is lost. A task that ends its process again and again holds something bad: it is
+done in halves, and these in halves, until the bad part stands alone, which is an error.
 """
 
 import logging
 import platform
 import signal
 import socket
-import time
 import uuid
 import warnings
 from collections import deque
@@ -19,34 +18,23 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from threading import current_thread, main_thread
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import Final, Generic, TypeVar
 
 import ray
-from ray.exceptions import (
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayError,
-    RaySystemError,
-    RayTaskError,
-    WorkerCrashedError,
-)
 
 from ralm.errors import ClusterError, RalmWarning
-from ralm.terminal import no_progress, progress_bar
 from ralm.version import __version__
 
-_S = TypeVar("_S")
 _T = TypeVar("_T")
-_R = TypeVar("_R")
 
 _AUTO: Final = "auto"
 _START: Final = "Start one with `ray start --head`, and `ray start --address=...` on its other machines"
 _CONNECT_SECONDS: Final = 5.0
 _MARKER: Final = "seen"
-_VERSIONS: Final = {"ralm": lambda: __version__, "Ray": lambda: ray.__version__, "Python": platform.python_version}
+_VERSIONS: Final = ("ralm", "Ray", "Python")
+"""What must have the same version on all machines, besides the packages that decide the results of a job."""
 MAX_CRASHES: Final = 3
-"""How often a task may end its process before it is halved or given up."""
+"""How often a task may end its process before it is halved or is an error."""
 _MAX_LOST: Final = 10
 """How many machines may be lost during a task before it counts as the cause."""
 _LATE: Final = 4.0
@@ -54,12 +42,6 @@ _LATE: Final = 4.0
 _MIN_LATE_SECONDS: Final = 30.0
 _MIN_DONE: Final = 3
 """Tasks that must be done before stragglers are named."""
-_AHEAD: Final = 2
-"""Tasks that are handed to the cluster, for each of its processors."""
-_NOT_IMPORTED: Final = "failed to import on the worker"
-"""Ray's message where a machine cannot import our code."""
-PAUSE: Final = 1.0
-"""Seconds to wait for a result before looking around."""
 
 
 @contextmanager
@@ -103,12 +85,6 @@ def own_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-def processors() -> int:
-    """The number of processors that the cluster has now, at least 1."""
-    machines: Any = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return max(1, int(machines.get("CPU", 0)))
-
-
 @dataclass(frozen=True, slots=True)
 class Requirements:
     """What every machine must have: versions by name, files or folders to `read`, and a folder to write to.
@@ -122,13 +98,13 @@ class Requirements:
     shared: Path | None = None
 
     @classmethod
-    def reading(cls, read: Sequence[Path], packages: Sequence[str] = ()) -> "Requirements":
-        """The requirements of a job that writes nothing; versions of `packages` matter besides the usual ones."""
-        return cls(_versions(packages), tuple(read))
+    def reading(cls, read: Sequence[Path], packages: Sequence[str]) -> "Requirements":
+        """The requirements of a job that writes nothing; `packages` are those whose versions decide its results."""
+        return cls(tuple((name, _version_of(name)) for name in (*_VERSIONS, *packages)), tuple(read))
 
     @classmethod
     @contextmanager
-    def writing(cls, shared: Path, read: Sequence[Path], packages: Sequence[str] = ()) -> "Iterator[Requirements]":
+    def writing(cls, shared: Path, read: Sequence[Path], packages: Sequence[str]) -> "Iterator[Requirements]":
         """The requirements of a job that writes to `shared`, where the marker is within the block."""
         marker = shared / f"{_MARKER}-{uuid.uuid4().hex}"
         marker.touch()
@@ -139,16 +115,13 @@ class Requirements:
 
     def check(self) -> None:
         """Raise ClusterError if this machine does not meet them."""
-        if self not in _met:
-            if problem := self._problem():
-                raise ClusterError(f"the machine {platform.node()} of the cluster {problem}.")
-            _met.add(self)
+        if problem := self._problem():
+            raise ClusterError(f"the machine {platform.node()} of the cluster {problem}.")
 
     def _problem(self) -> str:
         """The requirement that this machine does not meet, in words; empty if it meets all."""
         for name, here in self.versions:
-            there = _VERSIONS[name]() if name in _VERSIONS else _version_of(name)
-            if there != here:
+            if (there := _version_of(name)) != here:
                 return f"has {name} {there} where this one has {here}: install the same on all"
         for path in self.read:
             if not path.exists():
@@ -167,20 +140,15 @@ class Requirements:
         return ""
 
 
-_met: set[Requirements] = set()
-"""Requirements that this process has been found to meet."""
-
-
-def _versions(packages: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The versions that decide the results of this machine."""
-    own = tuple((name, version()) for name, version in _VERSIONS.items())
-    return (*own, *((name, _version_of(name)) for name in ("PyStemmer", *packages)))
-
-
-def _version_of(package: str) -> str:
-    """The version of a package; builds of one version for other devices are alike."""
+def _version_of(name: str) -> str:
+    """The version of Python or of a package here; builds of one version for other devices are alike."""
+    match name:
+        case "Python":
+            return platform.python_version()
+        case "ralm":
+            return __version__
     try:
-        return version(package).partition("+")[0]
+        return version(name).partition("+")[0]
     except PackageNotFoundError:
         return "missing"
 
@@ -200,10 +168,10 @@ def _check_answers(address: str) -> None:
 
 @dataclass(slots=True, eq=False)
 class ClusterJob(Generic[_T]):
-    """A task and its place in the order: a half has the place of its task and 0 or 1."""
+    """A task, and what became of it so far."""
 
     task: _T
-    place: tuple[int, ...]
+    is_half: bool = False
     crashes: int = 0
     lost: int = 0
     started: float = 0.0
@@ -217,12 +185,11 @@ class TaskQueue(Generic[_T]):
     def __init__(
         self, tasks: Iterable[_T], describe: Callable[[_T], str], halves: Callable[[_T], Sequence[_T] | None]
     ) -> None:
-        self._waiting = deque(ClusterJob(task, (number,)) for number, task in enumerate(tasks))
-        self.describe = describe
+        self._waiting = deque(map(ClusterJob[_T], tasks))
+        self._describe = describe
         self._halves = halves
         self._running: list[ClusterJob[_T]] = []
         self._seconds: list[float] = []
-        self.total = len(self._waiting)
 
     @property
     def is_done(self) -> bool:
@@ -243,28 +210,29 @@ class TaskQueue(Generic[_T]):
         self._running.remove(job)
         self._seconds.append(now - job.started)
 
-    def lost(self, job: ClusterJob[_T]) -> bool:
-        """Do a task again whose machine was lost; False if that has happened too often."""
+    def lost(self, job: ClusterJob[_T]) -> None:
+        """Do a task again whose machine was lost; if that happens too often, the task counts as the cause."""
         job.lost += 1
-        return self._again(job) if job.lost < _MAX_LOST else self.crashed(job)
+        if job.lost < _MAX_LOST:
+            self._again(job)
+        else:
+            self.crashed(job)
 
-    def crashed(self, job: ClusterJob[_T]) -> bool:
-        """Do a task again, or in halves, that has ended its process; False if it is dropped."""
+    def crashed(self, job: ClusterJob[_T]) -> None:
+        """Do a task again, or in halves, that has ended its process; raise ClusterError if it does so each time."""
         job.crashes += 1
-        is_half = len(job.place) > 1
-        if not is_half and job.crashes < MAX_CRASHES:
-            return self._again(job)
-        halves = self._halves(job.task)
-        if halves is not None:
-            self._running.remove(job)
-            self._waiting.extendleft(
-                ClusterJob(half, (*job.place, number)) for number, half in reversed([*enumerate(halves)])
-            )
-            return True
-        if job.crashes < MAX_CRASHES:
-            return self._again(job)
+        tries_left = job.crashes < MAX_CRASHES
+        halves = None if tries_left and not job.is_half else self._halves(job.task)
+        if halves is None and tries_left:
+            self._again(job)
+            return
         self._running.remove(job)
-        return False
+        if halves is None:
+            raise ClusterError(
+                f"{self._describe(job.task)} ends its process, each of {MAX_CRASHES} times; the machines may have too "
+                "little memory."
+            )
+        self._waiting.extendleft(ClusterJob(half, is_half=True) for half in reversed(halves))
 
     def warn_of_stragglers(self, now: float) -> None:
         """Give a RalmWarning for each task that has become a straggler at `now` (seconds)."""
@@ -276,88 +244,10 @@ class TaskQueue(Generic[_T]):
             if not job.is_reported and seconds > max(_LATE * usual, _MIN_LATE_SECONDS):
                 job.is_reported = True
                 message = (
-                    f"{self.describe(job.task)} has taken {seconds:,.0f} s so far, where others took {usual:,.0f} s."
+                    f"{self._describe(job.task)} has taken {seconds:,.0f} s so far, where others took {usual:,.0f} s."
                 )
                 warnings.warn(message, RalmWarning, stacklevel=3)
 
-    def _again(self, job: ClusterJob[_T]) -> bool:
+    def _again(self, job: ClusterJob[_T]) -> None:
         self._running.remove(job)
         self._waiting.appendleft(job)
-        return True
-
-
-def run_tasks(
-    function: Callable[[_S, _T], _R],
-    shared: _S,
-    tasks: Iterable[_T],
-    *,
-    title: str,
-    describe: Callable[[_T], str],
-    on_crash: Callable[[_T], None],
-    halves: Callable[[_T], Sequence[_T] | None] = lambda _: None,
-) -> list[tuple[_T, _R]]:
-    """The results of `function(shared, task)` for tasks, in order, each with its task or half of a task.
-
-    `title` is that of the progress bar; `describe` names a task in messages. `on_crash` is called for a task that ends
-    its process each time and cannot be halved; if it raises no error, the task is skipped. Raises the errors of the
-    function.
-    """
-    queue = TaskQueue(tasks, describe, halves)
-    remote: Any = ray.remote(num_cpus=1, max_retries=0)(without_progress)
-    shared_ref = ray.put(shared)
-    running: dict[Any, ClusterJob[_T]] = {}
-    results: dict[tuple[int, ...], tuple[_T, _R]] = {}
-    with progress_bar(title, queue.total) as advance:
-        while not queue.is_done:
-            room = _AHEAD * processors() - len(running)
-            while room > 0 and (job := queue.begin(time.monotonic())):
-                running[remote.remote(function, shared_ref, job.task)] = job
-                room -= 1
-            ready, _ = ray.wait([*running], timeout=PAUSE)
-            for ref in ready:
-                job = running.pop(ref)
-                try:
-                    results[job.place] = job.task, ray.get(ref)
-                except RayError as error:
-                    if not _runs_again(queue, job, error):
-                        on_crash(job.task)
-                else:
-                    queue.finish(job, time.monotonic())
-                    if len(job.place) == 1:
-                        advance()
-            queue.warn_of_stragglers(time.monotonic())
-    return [results[place] for place in sorted(results)]
-
-
-def _runs_again(queue: TaskQueue[_T], job: ClusterJob[_T], error: RayError) -> bool:
-    """Whether a task is done again after an error; raises those of its function, and of a cluster that fails."""
-    if isinstance(error, RayTaskError):
-        raise_cause(error)
-    if isinstance(error, NodeDiedError | ObjectLostError):
-        return queue.lost(job)
-    if isinstance(error, WorkerCrashedError | OutOfMemoryError):
-        return queue.crashed(job)
-    raise cluster_failure(error) from error
-
-
-def cluster_failure(error: RayError) -> ClusterError:
-    """The error for a cluster that fails during a job."""
-    return ClusterError(f"the cluster has failed: {error}. Run this again to go on where it stopped.")
-
-
-def raise_cause(error: RayTaskError) -> NoReturn:
-    """Raise the error of a function that ran on a machine."""
-    if isinstance(error.cause, ImportError | RaySystemError) or _NOT_IMPORTED in str(error.cause):
-        why = str(error.cause).splitlines()[0]
-        raise ClusterError(
-            f"a machine of the cluster does not have what this one has ({why}): install the same on all."
-        )
-    if isinstance(error.cause, Exception):
-        raise error.cause from None
-    raise error
-
-
-def without_progress(function: Callable[[_S, _T], _R], shared: _S, task: _T) -> _R:
-    """Call a function on a machine, which must show no progress."""
-    with no_progress():
-        return function(shared, task)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import ray
 from ray.exceptions import (
@@ -20,21 +20,13 @@ from ray.exceptions import (
     OutOfMemoryError,
     RayActorError,
     RayError,
+    RaySystemError,
     RayTaskError,
     WorkerCrashedError,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ralm.distributed.cluster import (
-    MAX_CRASHES,
-    PAUSE,
-    ClusterJob,
-    TaskQueue,
-    cluster_failure,
-    connected,
-    raise_cause,
-    without_progress,
-)
+from ralm.distributed.cluster import MAX_CRASHES, ClusterJob, TaskQueue, connected
 from ralm.errors import ClusterError, RalmError, RalmWarning, UsageError
 from ralm.processes import collect_rarely
 from ralm.terminal import no_progress
@@ -46,12 +38,16 @@ _R = TypeVar("_R")
 
 _AHEAD: Final = 2
 """Tasks that a worker is handed: one that runs, and one that waits for it."""
+_PAUSE: Final = 1.0
+"""Seconds to wait for a result before looking around."""
 _UPDATE_SECONDS: Final = 2.0
 _WARNING_SECONDS: Final = 60.0
 _ENDED: Final = (RayActorError, ActorUnschedulableError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
 """Errors of tasks whose worker has ended."""
 _DEVICES: Final = ("auto", "all", "cpu", "cuda", "map")
 """Devices on a cluster, where the number of a GPU has no meaning."""
+_NOT_IMPORTED: Final = "failed to import on the worker"
+"""Ray's message where a machine cannot import our code."""
 
 
 class Loader(Protocol[_M_co]):
@@ -75,14 +71,6 @@ class _Run:
     loader: Loader[Any]
     function: Callable[[Any, Any], Any]
     queue: TaskQueue[Any]
-
-    def check_runs_again(self, job: ClusterJob[Any], runs_again: bool) -> None:
-        """Raise ClusterError for a task that ends its process each time."""
-        if not runs_again:
-            raise ClusterError(
-                f"{self.queue.describe(job.task)} ends its process, each of {MAX_CRASHES} times; the machines may have "
-                "too little memory."
-            )
 
 
 @dataclass(slots=True, eq=False)
@@ -209,20 +197,22 @@ class WorkerPool:
         """Wait a moment, and take the tasks of a run, and the loading, that have finished."""
         waiting = {ref: worker for worker in self._workers for ref in worker.pending(run)}
         if not waiting:
-            time.sleep(PAUSE)
+            time.sleep(_PAUSE)
             return
-        ready, _ = ray.wait([*waiting], timeout=PAUSE)
+        ready, _ = ray.wait([*waiting], timeout=_PAUSE)
         for ref in ready:
             worker = waiting[ref]
             try:
                 answer = ray.get(ref)
             except RayTaskError as error:
                 worker.loading.pop(ref, None)
-                raise_cause(error)
+                _raise_cause(error)
             except _ENDED:
                 self._lost(worker)
             except RayError as error:
-                raise cluster_failure(error) from error
+                raise ClusterError(
+                    f"the cluster has failed: {error}. Run this again to go on where it stopped."
+                ) from error
             else:
                 if ref in worker.loading:
                     self._loaded(worker, worker.loading.pop(ref), *answer)
@@ -251,11 +241,11 @@ class WorkerPool:
         tasks = [*worker.running.values()]
         if is_alive and tasks:
             run, job = tasks.pop(0)
-            run.check_runs_again(job, run.queue.crashed(job))
+            run.queue.crashed(job)
         elif is_alive:
             self._ended.update((worker.node, worker.number, loader) for loader in worker.loading.values())
         for run, job in tasks:
-            run.check_runs_again(job, run.queue.lost(job))
+            run.queue.lost(job)
 
 
 class _Actor:
@@ -279,7 +269,8 @@ class _Actor:
 
     def do(self, loader: Loader[_M], function: Callable[[_M, _T], _R], task: _T) -> _R:
         """Do a task with an object that was loaded."""
-        return without_progress(function, self._loaded[loader], task)
+        with no_progress():
+            return function(self._loaded[loader], task)
 
 
 def check_cluster_device(device: str) -> None:
@@ -322,6 +313,18 @@ def _start(node: str, number: int, resources: dict[str, float]) -> _Worker:
 def _nodes() -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return nodes
+
+
+def _raise_cause(error: RayTaskError) -> NoReturn:
+    """Raise the error of a function that ran on a machine."""
+    if isinstance(error.cause, ImportError | RaySystemError) or _NOT_IMPORTED in str(error.cause):
+        why = str(error.cause).splitlines()[0]
+        raise ClusterError(
+            f"a machine of the cluster does not have what this one has ({why}): install the same on all."
+        )
+    if isinstance(error.cause, Exception):
+        raise error.cause from None
+    raise error
 
 
 def _do_nothing(_loaded: object, _task: None) -> None:
