@@ -21,7 +21,7 @@ from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.options import EncoderOptions, load_encoder
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import read_manifest
-from ralm.storage.outputs import MANIFEST, FolderKind
+from ralm.storage.outputs import MANIFEST, FolderKind, restore
 from tests.campaign import sampled
 from tests.cli.program import MODEL_LENGTH, STORIES, TEXT
 from tests.killed import Killed
@@ -119,6 +119,7 @@ def test_whenever_it_is_killed(program: Killed, kind: str, force: bool) -> None:
             at = {"event": program.random.randint(1, whole.events)}
         killed = program.answer(arguments, **at)
         assert killed.status in (-9, 0), (at, program.errors)
+        restore(out / "result")  # as opening it does
         stands = (out / "result").exists()
         assert stands or not force, at
         if stands:
@@ -152,7 +153,7 @@ def test_whenever_an_update_is_killed(program: Killed) -> None:
         renew()
         at: dict[str, Any] = {"seconds": program.random.uniform(0, whole.seconds)}
         if moment % 2:
-            at = {"event": program.random.randint(whole.events * 3 // 4, whole.events)}  # files are exchanged there
+            at = {"event": program.random.randint(whole.events * 3 // 4, whole.events)}  # files are moved there
         killed = program.answer(update, **at)
         assert killed.status in (-9, 0), (at, program.errors)
         happened = "updates" in read_manifest(index, kind=FolderKind("index")).settings

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -19,8 +20,7 @@ from ralm.errors import (
     UsageError,
 )
 from ralm.storage import manifest, outputs
-from ralm.storage.atomic import exchange
-from ralm.storage.manifest import read_manifest, write_manifest
+from ralm.storage.manifest import Manifest, read_manifest, write_manifest
 from ralm.storage.outputs import MANIFEST, FolderKind, check_output, check_output_file, new_folder, replaced_file
 from ralm.storage.work import UNFINISHED_RUN, work_folder
 
@@ -267,24 +267,9 @@ def test_a_link_to_itself_is_no_output(tmp_path: Path) -> None:
         write(tmp_path / "round")
 
 
-def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "exchange", lambda first, second: False)
-
-
-def test_names_are_exchanged_in_one_step(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / name).touch()
-    assert exchange(tmp_path / "one", tmp_path / "two")
-    assert names(tmp_path / "one") == ["two"]
-    assert not exchange(tmp_path / "one", tmp_path / "nowhere")
-    assert names(tmp_path) == ["one", "two"]
-
-
 def test_where_the_new_one_cannot_be_moved_the_old_one_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without_exchange(monkeypatch)
     write(tmp_path / "index", "old")
     rename = Path.rename
 
@@ -322,7 +307,6 @@ def killed_between_the_renames(path: Path) -> None:
         return rename(source, target)
 
     with pytest.MonkeyPatch.context() as patch:
-        without_exchange(patch)
         patch.setattr(Path, "rename", kills)
         killed(lambda: write(path, "new", force=True))
 
@@ -334,6 +318,27 @@ def test_opening_finds_what_was_out_of_sight(tmp_path: Path) -> None:
     read_manifest(tmp_path / "index", kind=INDEX)
     assert (tmp_path / "index/data/numbers.npy").read_text() == "new"
     assert names(tmp_path) == ["index"]
+
+
+def test_opening_waits_for_the_second_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "index", "old")
+    rename = Path.rename
+    opened: list[Manifest] = []
+    reader = Thread(target=lambda: opened.append(read_manifest(tmp_path / "index", kind=INDEX)))
+
+    def slowly(source: Path, target: Path) -> Path:
+        if source.name == "new":
+            assert not (tmp_path / "index").exists()
+            reader.start()
+            reader.join(0.2)
+            assert reader.is_alive()
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", slowly)
+    write(tmp_path / "index", "new", force=True)
+    reader.join()
+    assert opened == [read_manifest(tmp_path / "index", kind=INDEX)]
+    assert (tmp_path / "index/data/numbers.npy").read_text() == "new"
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -1,21 +1,14 @@
 """Atomic files, file locks and synced folders: what outputs, work folders and checkpoints are written with."""
 
-import ctypes
 import errno
 import fcntl
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from ralm.errors import StorageError
-
-_HERE: Final = -100  # AT_FDCWD: relative paths start at the current folder
-_LINUX_EXCHANGE: Final = 2  # RENAME_EXCHANGE of renameat2
-_MACOS_SWAP: Final = 2  # RENAME_SWAP of renamex_np
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
@@ -92,15 +85,3 @@ def storage_errors(path: Path) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StorageError(f"{path} cannot be written: {error.strerror}. Choose another output.") from error
         raise
-
-
-def exchange(first: Path, second: Path) -> bool:
-    """Exchange the names of two folders or files; False, with nothing changed, if the system does not support it."""
-    names = os.fsencode(first), os.fsencode(second)
-    try:
-        library = ctypes.CDLL(None)
-        if sys.platform == "darwin":
-            return library.renamex_np(*names, ctypes.c_uint(_MACOS_SWAP)) == 0
-        return library.renameat2(_HERE, names[0], _HERE, names[1], ctypes.c_uint(_LINUX_EXCHANGE)) == 0
-    except (AttributeError, OSError):  # no C library, or one without the call
-        return False

@@ -127,8 +127,6 @@ def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
 
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
-    if not folder.exists():
-        restore(folder)
     manifest, content = _parse(folder, kind.name)
     if manifest.kind != kind.name:
         raise NotAFolderOfThisKindError(f"{folder} is a ralm {manifest.kind}, not a ralm {kind}.")
@@ -231,6 +229,8 @@ def _write(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def _parse(folder: Path, kind: str) -> tuple[Manifest, dict[str, JsonValue]]:
+    if not folder.exists():
+        restore(folder)
     file = folder / MANIFEST
     if not file.is_file():
         fault = "does not exist" if not folder.exists() else "is a file" if folder.is_file() else f"has no {MANIFEST}"

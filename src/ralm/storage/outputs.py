@@ -8,6 +8,7 @@ Only outputs that ralm wrote, as their manifest shows, are replaced.
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from ralm.errors import FolderExistsError, StorageError, UsageError
 from ralm.processes import HeldSignals
-from ralm.storage.atomic import exchange, storage_errors, sync, sync_one, write_atomically
+from ralm.storage.atomic import storage_errors, sync, sync_one, write_atomically
 from ralm.storage.work import (
     PARTIAL,
     UNFINISHED_RUN,
@@ -35,6 +36,7 @@ _NEW: Final = "new"
 _OLD: Final = "old"
 _FINISHED: Final = "finished"
 _CHANGE: Final = "change"
+_PAUSE: Final = 0.01
 _UNFINISHED: Final = (UNFINISHED_RUN, UNFINISHED_VECTORS)
 """What a process may keep beside an output, and no longer needs once the output is complete."""
 
@@ -236,28 +238,27 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def restore(path: Path) -> None:
-    """Restore, if possible, a folder that a killed process moved away while replacing it."""
-    work = PARTIAL.folder_of(path.resolve())
-    if (work / _OLD).exists() and is_work_folder(work):
-        with suppress(FolderExistsError, OSError):
-            recover(path.resolve())
+    """Restore, if possible, a folder that a killed process moved away while replacing it. If the process runs, wait for
+    its next rename."""
+    path = path.resolve()
+    work = PARTIAL.folder_of(path)
+    while (work / _OLD).exists() and not path.exists() and is_work_folder(work):
+        try:
+            recover(path)
+        except FolderExistsError:
+            time.sleep(_PAUSE)
+        except OSError:
+            return
 
 
 def _move_into_place(path: Path, work: Path, *, replace: bool) -> None:
-    """Move a finished folder to `path`. With `replace`, it and what is there exchange their names atomically if the
-    system supports it; if not, a process that is killed between the two renames leaves both folders to `_recover`."""
+    """Move a finished folder to `path`. With `replace`, what is there is moved into `work` before. If the second rename
+    fails, or the process is killed before it, `_recover` gives the name to one of the two folders."""
     new, old = work / _NEW, work / _OLD
     try:
-        if not replace or not _is_taken(path):
-            new.rename(path)  # succeeds only if `path` is free or an empty folder
-        elif not exchange(new, path):
+        if replace and _is_taken(path):
             path.rename(old)
-            try:
-                new.rename(path)
-            except BaseException:
-                if not _is_taken(path):
-                    old.rename(path)
-                raise
+        new.rename(path)  # succeeds only if `path` is free or an empty folder
     except OSError as error:
         names = (path.with_name(f"{path.name}.finished{suffix}") for suffix in chain([""], map("-{}".format, count(2))))
         elsewhere = next(name for name in names if not os.path.lexists(name))
