@@ -17,6 +17,7 @@ SUCCESSORS: Final[dict[str, str]] = {
     "mixer=entropy": "it lost 15%; use `posterior`",
     "mixer=learned": "use `posterior` with `eta` 4 and `decay` 2, which is as good",
     "mixer=prior": "it gained nothing; use `similarity` or `posterior`",
+    "keys": "set one key in RALM_SERVE_KEY; a proxy such as LiteLLM has keys with limits",
     "lexical-weights": "leave it out; fitted weights were no better than those that are built in",
     "robust": "leave it out; it certified at most 20% of whole answers",
     "index --parts": "leave it out; one machine builds the index",

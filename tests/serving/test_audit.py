@@ -61,12 +61,7 @@ def test_each_request_is_a_line_with_its_passages(index: Path, tmp_path: Path) -
     usage = whole.json()["usage"]
     first = lines[0]
     assert (first["prompt_tokens"], first["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
-    assert (first["key"], first["client"], first["path"], first["model"]) == (
-        None,
-        "127.0.0.1",
-        "/v1/completions",
-        MODEL,
-    )
+    assert (first["client"], first["path"], first["model"]) == ("127.0.0.1", "/v1/completions", MODEL)
     assert first["time"].endswith("Z")
     assert first["seconds"] > 0
     assert "whales" not in log.read_text()

@@ -17,7 +17,7 @@ from ralm.errors import UsageError
 from ralm.records import IntArray, NextTokens
 from ralm.retrieval.update import update_index
 from ralm.serving import server
-from ralm.serving.keys import KEY, Keys, open_keys
+from ralm.serving.key import KEY, ServerKey, open_key
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.service import Service
 from tests.api.backings import OfTable
@@ -161,7 +161,7 @@ def test_the_operator_says_what_requests_may_choose(index: Path) -> None:
 
 def test_without_the_key_nothing_is_told(index: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="ralm")
-    with serving(Service(tiny(), folders={"few": index}, keys=Keys(SECRET))) as url:
+    with serving(Service(tiny(), folders={"few": index}, key=ServerKey(SECRET))) as url:
         body = {"model": MODEL, "prompt": "The sea", "max_tokens": 1}
         wrong = [None, "", SECRET, "Bearer", f"Bearer {SECRET}x", f"Basic {SECRET}", "Bearer \u00e9"]
         said = ""
@@ -191,16 +191,18 @@ def test_without_the_key_nothing_is_told(index: Path, caplog: pytest.LogCaptureF
     + [(host, True) for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]")],
 )
 def test_other_computers_need_a_key(host: str, is_ours: bool) -> None:
-    assert open_keys(host, environment={KEY: SECRET}).find(SECRET)
+    key = open_key(host, environment={KEY: SECRET})
+    assert key is not None
+    assert key.matches(SECRET)
     if is_ours:
-        assert not open_keys(host, environment={})
+        assert open_key(host, environment={}) is None
     else:
         with pytest.raises(UsageError, match=f"put a key for clients into the environment variable {KEY}"):
-            open_keys(host, environment={})
-    for key in ("with space", "line\nbreak", "caf\u00e9"):
+            open_key(host, environment={})
+    for wrong in ("with space", "line\nbreak", "caf\u00e9"):
         with pytest.raises(UsageError) as refused:
-            open_keys(host, environment={KEY: key})
-        assert key not in str(refused.value)
+            open_key(host, environment={KEY: wrong})
+        assert wrong not in str(refused.value)
 
 
 def test_a_page_of_another_site_cannot_ask(url: str) -> None:
@@ -238,7 +240,7 @@ def test_a_model_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_an_index_that_changes_is_served_as_it_was_until_it_is_reloaded(tmp_path: Path) -> None:
     folder = save_index(tmp_path / "index", DOCUMENTS[:2])
-    service = Service(tiny(), folders={"few": folder}, keys=Keys(SECRET))
+    service = Service(tiny(), folders={"few": folder}, key=ServerKey(SECRET))
     with serving(service) as url, httpx.Client(base_url=url, headers={"Authorization": f"Bearer {SECRET}"}) as http:
 
         def titles(query: str) -> list[str]:

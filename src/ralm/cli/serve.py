@@ -95,10 +95,6 @@ def serve_command(
     workers: Annotated[
         int, Option("Processes that answer requests, which share the files of indexes; without --lm.", maximum=256)
     ] = 1,
-    keys: Annotated[
-        Path | None,
-        Option("TOML file with keys of clients and their limits, each under its name; read again on SIGHUP."),
-    ] = None,
     audit_log: Annotated[
         Path | None,
         Option("File to which a line of JSON is appended for each request: who asked when, and which passages it got."),
@@ -124,7 +120,7 @@ def serve_command(
         from ralm.serving.service import Service
 
     folders = {"python": _DEMO / "index"} if demo else index_folders(index)
-    parts = _Parts(serving, keys, audit_log, audit_texts)
+    parts = _Parts(serving, audit_log, audit_texts)
     if demo and not folders["python"].exists():
         from ralm.demo.demonstration import build_demo_folder
 
@@ -161,20 +157,19 @@ def serve_command(
 
 @dataclass(frozen=True)
 class _Parts:
-    """What every server has: its options, and the files of its keys and its audit log."""
+    """What every server has: its options, and its audit log."""
 
     serving: ServeOptions
-    keys: Path | None
     audit_log: Path | None
     audit_texts: bool
 
     def open(self) -> dict[str, Any]:
         """The parts as arguments of a service."""
         from ralm.serving.audit import AuditLog
-        from ralm.serving.keys import open_keys
+        from ralm.serving.key import open_key
 
         return {
-            "keys": open_keys(self.serving.host, self.keys),
+            "key": open_key(self.serving.host),
             "audit": None if self.audit_log is None else AuditLog(self.audit_log, texts=self.audit_texts),
         }
 
@@ -213,8 +208,6 @@ def _serve_searches(search_server: _SearchServer, workers: int) -> None:
     if workers == 1:
         run_server(service, search_server.listening, lambda url: process.print_note(f"serving {names} at {url}"))
         return
-    if search_server.parts.keys is not None:
-        raise UsageError("the limits of `keys` count for one process: leave out `workers`, or set RALM_SERVE_KEY.")
     from ralm.serving.supervisor import Supervisor
 
     several = replace(search_server, level=logging.getLogger("ralm").level)

@@ -9,7 +9,7 @@ Each request is one thread that runs the library's own code; the asyncio side ch
     prompts, completion, chat           what one request computes, as a generator of events, and its response
     proxy                               requests that the server of the model answers
     requests, answers, errors           OpenAI's JSON
-    jobs, middleware                    HTTP: threads and responses, keys and metrics
+    jobs, middleware                    HTTP: threads and responses, the key and metrics
     routes                              the routes of a model
     retrieval_routes, mcp               the routes of searches, with a model or without
     connections, server                 connections and their limits, the process

@@ -1,4 +1,4 @@
-"""The audit log: a line of JSON for each request, with its client, its key and the passages that it got."""
+"""The audit log: a line of JSON for each request, with its client and the passages that it got."""
 
 import json
 import logging
@@ -23,12 +23,11 @@ _MODE: Final = 0o600
 
 @dataclass(slots=True)
 class AuditEntry:
-    """What is known of a request. `status` is set if it differs from the one that was sent, `key` is the name of a key.
+    """What is known of a request. `status` is set if it differs from the one that was sent.
 
     `passages` are names of indexes, passages and ranks. `finish` adds the rest of an answer when the request has ended.
     """
 
-    key: str | None = None
     model: str | None = None
     status: int | None = None
     passages: list[tuple[str | None, Passage, int]] = field(default_factory=list)
@@ -97,7 +96,7 @@ class AuditLog:
         """Append a line; a fault is logged, and the request goes on."""
         try:
             time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            value = {"time": time, "key": entry.key, **head, **entry.as_json(texts=self._texts)}
+            value = {"time": time, **head, **entry.as_json(texts=self._texts)}
             line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
             with self._lock:
                 content = b"\n" + line if self._is_torn else line

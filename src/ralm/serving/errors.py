@@ -17,8 +17,7 @@ _LOG: Final = logging.getLogger("ralm.serving")
 class RequestError(UsageError):
     """A request that the server cannot answer.
 
-    `param` names the field of the request, `code` the kind of error for programs, `status` is the HTTP status. The
-    client may try again after `retry_after` seconds if the status says so.
+    `param` names the field of the request, `code` the kind of error for programs, `status` is the HTTP status.
     """
 
     def __init__(
@@ -28,13 +27,11 @@ class RequestError(UsageError):
         param: str | None = None,
         code: str | None = None,
         status: int = 400,
-        retry_after: int = 1,
     ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
         self.status = status
-        self.retry_after = retry_after
 
 
 def model_not_found(message: str) -> RequestError:
@@ -113,8 +110,7 @@ def validation_message(error: Mapping[str, Any], known: Sequence[str]) -> tuple[
 def error_response(error: BaseException) -> Response:
     """The response to a request that failed with an error."""
     status, body = status_and_body(error)
-    seconds = error.retry_after if isinstance(error, RequestError) else 1
-    headers = {"Retry-After": str(seconds)} if status in (429, 503) else {}
+    headers = {"Retry-After": "1"} if status in (429, 503) else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(body, status, headers)

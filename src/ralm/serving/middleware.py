@@ -9,7 +9,6 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from secrets import token_hex
 from typing import Final, Literal
 
@@ -21,10 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ralm.serving.audit import ENTRY, AuditEntry, AuditLog
 from ralm.serving.errors import GONE, RequestError, error_response
-from ralm.serving.keys import KEY, ClientKey, Keys, is_loopback
+from ralm.serving.key import ServerKey, is_loopback
 from ralm.serving.supervisor import is_one_of_several
 
-_ADMIN: Final = "/admin/"
 _OPEN: Final = ("/health", "/ready", "/")
 """Paths that need no key: they reveal nothing of the model or its passages."""
 _PORT: Final = re.compile(r":\d*$")
@@ -37,12 +35,11 @@ _SAFE_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Guard:
-    """Passes on requests with a key within its limits (or, without keys, a loopback host) and a body of at most
-    `body_bytes`."""
+    """Passes on requests with the key (or, without one, to a loopback host) and a body of at most `body_bytes`."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, key: ServerKey | None, body_bytes: int) -> None:
         self._app = app
-        self._keys = keys
+        self._key = key
         self._body_bytes = body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,16 +47,14 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with ExitStack() as used:
-            try:
-                if key := self._check(scope, Headers(scope=scope)):
-                    used.enter_context(self._keys.use(key))
-                body = await self._body(receive)
-            except RequestError as error:
-                await error_response(error)(scope, receive, send)
-                return
-            if body is not None:
-                await self._app(scope, _after(body, receive), send)
+        try:
+            self._check(scope["path"], Headers(scope=scope))
+            body = await self._body(receive)
+        except RequestError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        if body is not None:
+            await self._app(scope, _after(body, receive), send)
 
     async def _body(self, receive: Receive) -> bytes | None:
         """The body of a request; None if its client went away before the end.
@@ -83,21 +78,16 @@ class Guard:
     def _too_large(self) -> str:
         return f"the request exceeds the limit of {self._body_bytes:,} bytes: send less at once."
 
-    def _check(self, scope: Scope, headers: Headers) -> ClientKey | None:
-        """The key of a request, if it needs one; RequestError if the headers are not those of a client that may ask."""
-        path, key = scope["path"], None
-        if not self._keys and not is_loopback(_PORT.sub("", headers.get("host", "localhost"))):
+    def _check(self, path: str, headers: Headers) -> None:
+        """Raise RequestError if the headers are not those of a client that may ask."""
+        if self._key is None and not is_loopback(_PORT.sub("", headers.get("host", "localhost"))):
             message = "this server answers only requests to localhost and 127.0.0.1."
             raise RequestError(message, code="forbidden_host", status=403)
-        if self._keys and path not in _OPEN:
+        if self._key is not None and path not in _OPEN:
             kind, _, sent = headers.get("authorization", "").partition(" ")
-            key = self._keys.find(sent.strip())
-            if key is None or kind.lower() != "bearer":
+            if not self._key.matches(sent.strip()) or kind.lower() != "bearer":
                 message = "the key is missing or wrong: send the header Authorization: Bearer KEY."
                 raise RequestError(message, code="invalid_api_key", status=401)
-            scope[ENTRY].key = key.name
-            if path.startswith(_ADMIN) and key.name != KEY:
-                raise RequestError(f"this request needs the key of {KEY}, not that of a client.", status=403)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > self._body_bytes:
             raise RequestError(self._too_large, code="request_too_large", status=413)
@@ -105,7 +95,6 @@ class Guard:
         is_json = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
         if (length != "0" or "transfer-encoding" in headers) and not is_json:
             raise RequestError("the body must be JSON: send it with the header Content-Type: application/json.")
-        return key
 
 
 def _after(body: bytes, receive: Receive) -> Receive:

@@ -14,7 +14,7 @@ from ralm.retrieval.filters import Filter
 from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
 from ralm.serving import errors, indexes, middleware
 from ralm.serving.audit import AuditLog
-from ralm.serving.keys import Keys
+from ralm.serving.key import ServerKey
 from ralm.serving.options import PLAIN, ServeOptions, Settings, with_choices
 from ralm.validation import retrieve_checked
 
@@ -35,7 +35,7 @@ class FoundPassages:
 class SearchService:
     """The indexes in `folders` (by name, the first by default), which requests search according to `settings`.
 
-    Clients must send one of the `keys`, if there are any; `audit` gets a line for each request. Raises the
+    Clients must send the `key`, if there is one; `audit` gets a line for each request. Raises the
     errors of opening the indexes.
     """
 
@@ -45,11 +45,11 @@ class SearchService:
         settings: Settings | None = None,
         folders: Mapping[str, Path] | None = None,
         *,
-        keys: Keys | None = None,
+        key: ServerKey | None = None,
         audit: AuditLog | None = None,
     ) -> None:
         self.options = options or ServeOptions()
-        self.keys = Keys() if keys is None else keys
+        self.key = key
         self.audit = audit
         self.created = int(time.time())
         self.metrics = middleware.Metrics()
@@ -69,10 +69,9 @@ class SearchService:
         """End what runs in the background."""
 
     def reload(self) -> dict[str, str]:
-        """Open the audit log, the keys and the indexes again; returns what became of each index."""
+        """Open the audit log and the indexes again; returns what became of each index."""
         if self.audit is not None:
             self.audit.reopen()
-        self.keys.reload()
         return self.indexes.reload()
 
     def found(

@@ -1,7 +1,7 @@
 """The process of a server: the application with the operator's routes and the page, its socket and its signals.
 
-SIGTERM or SIGINT ends the server after the running requests, a second one at once; SIGHUP reloads the indexes and the
-keys, and opens the audit log again.
+SIGTERM or SIGINT ends the server after the running requests, a second one at once; SIGHUP reloads the indexes, and
+opens the audit log again.
 """
 
 import asyncio
@@ -127,8 +127,8 @@ async def metrics(service: jobs.Searched) -> Response:
 
 @_ROUTER.post("/admin/reload")
 async def reload(service: jobs.Searched) -> dict[str, JsonValue]:
-    """Open the indexes, the keys and the audit log again; only if the server has a key."""
-    if not service.keys:
+    """Open the indexes and the audit log again; only if the server has a key."""
+    if service.key is None:
         raise errors.RequestError("this needs a key of the server: set one, or send SIGHUP to the process.", status=403)
     outcome = await run_in_threadpool(service.reload)
     supervisor.reload_all()
@@ -161,7 +161,7 @@ def _digest(tag: str, html: str) -> str:
 @_OF_MODELS.get("/", include_in_schema=False)
 async def root(service: jobs.Served) -> HTMLResponse:
     """The page."""
-    return _page(has_key=bool(service.keys))
+    return _page(has_key=service.key is not None)
 
 
 @_OF_MODELS.get("/choices")
@@ -266,7 +266,7 @@ def make_app(service: SearchService) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(errors.RequestError, _on_error)
     app.add_exception_handler(Exception, _on_error)
-    app.add_middleware(middleware.Guard, keys=service.keys, body_bytes=limits.body_bytes)
+    app.add_middleware(middleware.Guard, key=service.key, body_bytes=limits.body_bytes)
     app.add_middleware(middleware.AccessLog, metrics=metrics, audit=service.audit)
     return app
 

@@ -11,7 +11,7 @@ from ralm.lm.tokenizer import has_chat_template
 from ralm.protocols import UNLIMITED, LanguageModel, WritingModel, traits_of
 from ralm.serving import chat, completion, errors, indexes
 from ralm.serving.audit import AuditLog
-from ralm.serving.keys import Keys
+from ralm.serving.key import ServerKey
 from ralm.serving.model import SharedModel
 from ralm.serving.options import (
     CHOICES,
@@ -64,11 +64,11 @@ class Service(SearchService):
         folders: Mapping[str, Path] | None = None,
         *,
         ranker: LanguageModel | None = None,
-        keys: Keys | None = None,
+        key: ServerKey | None = None,
         audit: AuditLog | None = None,
         max_length: int | None = None,
     ) -> None:
-        super().__init__(options, settings, folders, keys=keys, audit=audit)
+        super().__init__(options, settings, folders, key=key, audit=audit)
         self.open_upstream: Callable[[], Upstream] | None = getattr(model, "upstream", None)
         self.passes_on = self.open_upstream is not None and (self.options.proxy or traits_of(model).answers_only)
         full_name = model.name.rpartition("#")[2]
