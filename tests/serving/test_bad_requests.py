@@ -170,6 +170,24 @@ def test_other_routes(client: httpx.Client, method: str, path: str, body: Any, s
 
 
 @pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"old_field": 1}, "old_field", "`old_field` is not a field of this request; `old_field` was removed: use the"),
+        ({"ralm": {"old_field": 1}}, "ralm.old_field", "`old_field` was removed: use the new one."),
+        ({"ralm": {"mixer": "old"}}, "ralm.mixer", "`mixer=old` was removed: use the new one."),
+    ],
+)
+def test_a_removed_field_is_named_with_its_successor(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], param: str, said: str
+) -> None:
+    for name in ("old-field", "mixer=old"):
+        monkeypatch.setitem(SUCCESSORS, name, "use the new one")
+    error = refused(client.post("/v1/completions", json={**ASK, **body}))
+    assert (error["param"], error["message"].count("was removed")) == (param, 1)
+    assert said in error["message"]
+
+
+@pytest.mark.parametrize(
     "path",
     [
         "/v1/responses/resp_1",

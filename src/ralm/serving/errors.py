@@ -9,6 +9,7 @@ from pydantic import JsonValue
 from starlette.responses import JSONResponse, Response
 
 from ralm.errors import BudgetError, InputError, ModelError, RalmError, ServerError, UsageError
+from ralm.removed import removal_of
 from ralm.terminal import one_line
 
 _LOG: Final = logging.getLogger("ralm.serving")
@@ -103,7 +104,10 @@ def validation_message(error: Mapping[str, Any], known: Sequence[str]) -> tuple[
         return "the body must be a JSON object; send it with the header Content-Type: application/json.", None
     if kind == "extra_forbidden":
         close = get_close_matches(place[-1], known, n=1)
-        return f"`{param}` is not a field of this request{f'; the nearest is `{close[0]}`' if close else ''}.", param
+        hint = removal_of(place[-1]) or (f"the nearest is `{close[0]}`." if close else None)
+        return f"`{param}` is not a field of this request{f'; {hint}' if hint else '.'}", param
+    if kind == "literal_error" and (removal := removal_of(f"{place[-1]}={error['input']}")):
+        return removal, param
     return f"`{param}` {_FAULTS.get(kind) or 'is wrong: ' + str(error['msg'])}.", param
 
 
