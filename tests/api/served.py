@@ -26,7 +26,7 @@ from ralm.reading.pieces import GeneratedToken
 from tests.api.backings import Backing, CharacterTokenizer, OfModel, OfTable
 from tests.api.dialects import VLLM, Call, Dialect, Handler, LlamaCpp, OpenAI, SGLang, error
 from tests.api.scripted_server import ScriptedServer
-from tests.api.writing import RefusedError
+from tests.api.writing import Json, RefusedError
 from tests.fakes import SharedWordsRetriever, passages_of
 
 VOCABULARY = 192
@@ -81,6 +81,14 @@ class TextsOnly(OpenAI):
         if not isinstance(call.body.get("prompt"), str):
             raise RefusedError(400, error("The prompt must be a text.", "invalid_request_error", "prompt"))
         return super().prompts(call)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ollama(OpenAI):
+    """Ollama, which the owner of its models gives away."""
+
+    def model_card(self, call: Call) -> Json:
+        return {**super().model_card(call), "owned_by": "library"}
 
 
 def opened(

@@ -29,7 +29,7 @@ from ralm.lm.api.model import ApiModel
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
 from tests.api.backings import OfTable
-from tests.api.dialects import TGI, Dialect, OpenAI
+from tests.api.dialects import Dialect, OpenAI
 from tests.api.faults import Cut, Fault, HtmlPage, Slow, Status
 from tests.api.scripted_server import Request as Sent, ScriptedServer
 from tests.api.served import (
@@ -176,11 +176,11 @@ def test_answers(of_tiny: ApiModel, documents: int | None) -> None:
 # Lengths
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp", "tgi"])
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp"])
 @pytest.mark.parametrize("length", [200, 223])
 def test_the_length_is_the_most_that_works(kind: str, length: int) -> None:
     backing = OfTable(seed=4, vocabulary=VOCABULARY, max_length=length)
-    with served(backing, {**EXACT, "tgi": TGI()}[kind]) as (_, model):
+    with served(backing, EXACT[kind]) as (_, model):
         text = np.arange(length + 3) % 90 + 4
         longest = model.max_length
         assert length - 2 <= longest < length

@@ -26,7 +26,7 @@ from ralm.lm.api.predictions import (
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import ScoringSequence
 from tests.api.backings import OfTable
-from tests.api.dialects import TGI, VLLM, Dialect, LlamaCpp, Ollama, OpenAI, SGLang, TextOnly
+from tests.api.dialects import VLLM, Dialect, LlamaCpp, OpenAI, SGLang, TextOnly
 from tests.api.scripted_server import ScriptedServer
 from tests.api.served import VOCABULARY, backend_named, served
 
@@ -40,8 +40,7 @@ DIALECTS: dict[str, Dialect] = {
     "vllm": VLLM(),
     "sglang": SGLang(),
     "llama.cpp": LlamaCpp(),
-    "tgi": TGI(),
-    "chat": Ollama(),
+    "chat": OpenAI(),
     "text": TextOnly(),
     "text chat": TextOnly(),
 }
@@ -58,7 +57,7 @@ def answered(dialect: Dialect, asked: ApiRequest, backing: OfTable = TABLE) -> A
 
 
 def named(name: str, likeliest: int = 5, backing: OfTable = TABLE) -> Backend:
-    return backend_named(name, backing, likeliest, as_ids=name != "tgi")
+    return backend_named(name, backing, likeliest)
 
 
 def check_prediction(found: Prediction, row_V: Any, likeliest: int) -> None:
@@ -95,7 +94,7 @@ def test_what_is_read(name: str, likeliest: int) -> None:
         check_prediction(found, row_V, likeliest)
 
 
-@pytest.mark.parametrize("name", [*READERS, "tgi"])
+@pytest.mark.parametrize("name", READERS)
 def test_the_end_of_a_prompt_is_read_as_with_the_rest(name: str) -> None:
     one = named(name)
     answer = answered(DIALECTS[name], one.prompt_request(TEXT))
@@ -105,7 +104,7 @@ def test_the_end_of_a_prompt_is_read_as_with_the_rest(name: str) -> None:
         assert [repr(each) for each in found] == [repr(each) for each in whole[begin - 1 :]]
 
 
-@pytest.mark.parametrize("name", [*READERS, "tgi"])
+@pytest.mark.parametrize("name", READERS)
 def test_the_scores_of_some_tokens(name: str) -> None:
     one = named(name)
     answer = answered(DIALECTS[name], one.scoring_request(TEXT))
@@ -290,7 +289,7 @@ def changed(answer: Any, path: tuple[Any, ...], new: Any) -> Any:
     return other
 
 
-@pytest.mark.parametrize("name", sorted(DIALECTS.keys() - {"tgi"}))
+@pytest.mark.parametrize("name", DIALECTS)
 def test_whatever_an_answer_holds_it_is_read_or_refused(name: str) -> None:
     """Every place of every answer, with something else in it: an error that says so, or figures."""
     for what, answer, parse in parsed(name):

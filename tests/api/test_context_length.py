@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from ralm.lm.api.endpoint import ApiOptions
 from ralm.protocols import UNLIMITED
 from ralm.reading.plan import PlanOptions
 from tests.api.backings import OfTable
-from tests.api.dialects import VLLM, Dialect, OpenAI, TransformersServe
+from tests.api.dialects import VLLM, Call, Dialect, OpenAI, TransformersServe
 from tests.api.scripted_server import ScriptedServer
 from tests.api.served import VOCABULARY, opened, served
+from tests.api.writing import Json
 from tests.cli.program import ralm
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
@@ -32,6 +34,17 @@ def test_a_server_that_does_not_say_it(dialect: Dialect, caplog: pytest.LogCaptu
         assert model.max_length == 100 - model.backend.reserved_tokens
     with served(TABLE, dialect) as (_, model):
         assert model.max_length == UNLIMITED, "what was found out before has no part in it"
+
+
+def test_a_length_that_is_no_number_is_not_known() -> None:
+    with served(TABLE, OddLength()) as (_, model):
+        assert model.max_length == UNLIMITED
+
+
+@dataclass(frozen=True, kw_only=True)
+class OddLength(VLLM):
+    def model_card(self, call: Call) -> Json:
+        return {**super().model_card(call), "max_model_len": "1024"}
 
 
 def test_less_than_the_server_says() -> None:

@@ -29,7 +29,7 @@ from ralm.lm.api.store import answer_key
 from ralm.lm.api.transport import JsonObject
 from ralm.records import FloatArray, ScoringSequence
 from tests.api.backings import OfTable
-from tests.api.dialects import TGI, Dialect, OpenAI
+from tests.api.dialects import Dialect, OpenAI
 from tests.api.faults import Fault, InTheMiddle, Raw, Status
 from tests.api.scripted_server import Request, ScriptedServer
 from tests.api.served import EXACT, VOCABULARY, ChatsOnly, behind, check_sentence, opened, served
@@ -37,7 +37,7 @@ from tests.api.test_backends import places_of
 
 COUNT = int(os.environ.get("RALM_FUZZ", "5"))
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
-KINDS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False), "tgi": TGI()}
+KINDS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False)}
 PASSES = [ScoringSequence(TABLE.tokenizer.encode(text), np.array([1, 3])) for text in ("The list", "A river", "A sea")]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 Play: TypeAlias = Callable[[bytes], Iterator[bytes | float]]
@@ -206,7 +206,7 @@ def test_proxies_that_cannot_be_used(
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
-        *((kind, InTheMiddle(math.nan)) for kind in ("echo", "vllm", "sglang", "tgi")),
+        *((kind, InTheMiddle(math.nan)) for kind in ("echo", "vllm", "sglang")),
         *((kind, Status(200, body={"choices": []})) for kind in KINDS),
     ],
 )

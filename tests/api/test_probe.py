@@ -24,13 +24,11 @@ from ralm.records import Request
 from tests.api import faults
 from tests.api.backings import OfTable
 from tests.api.dialects import (
-    TGI,
     VLLM,
     Call,
     Dialect,
     LlamaCpp,
     LlamaCppPython,
-    Ollama,
     OpenAI,
     SGLang,
     TextOnly,
@@ -42,6 +40,7 @@ from tests.api.served import (
     VOCABULARY,
     ChatsOnly,
     NewChatsOnly,
+    Ollama,
     behind,
     check_sentence,
     opened,
@@ -85,8 +84,6 @@ def asked_how(model: ApiModel) -> tuple[str, int, bool, str, int]:
         (ChatsOnly(), ("chat", 20, False, "top_k", UNLIMITED)),
         (NewChatsOnly(), ("new chat", 20, False, "top_k", UNLIMITED)),
         (NewChatsOnly(tells=False), ("new text chat", 0, False, "text", UNLIMITED)),
-        (Ollama(), ("ollama", 20, False, "top_k", 255)),
-        (Ollama(knows_logprobs=False), ("ollama text", 0, False, "text", 255)),
     ],
     ids=str,
 )
@@ -101,6 +98,14 @@ def test_a_model_that_writes_no_greedy_text_is_refused_with_the_reason() -> None
     refused = pytest.raises(ModelError, match="'temperature' is not supported with this model")
     with refused, served(TABLE, NewChatsOnly(greedy=False), options={"retries": 0}):
         pass
+
+
+def test_ollama_is_named_with_what_to_use_instead() -> None:
+    with ScriptedServer(TABLE, Ollama()) as server:
+        with pytest.raises(UsageError, match="is Ollama, .* llama-server of llama.cpp") as raised:
+            opened(server)
+        check_sentence(raised.value)
+        assert not server.posts
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -248,7 +253,7 @@ def test_a_wrong_key(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         model.client.close()
 
 
-@pytest.mark.parametrize("dialect", [OpenAI(), VLLM(), LlamaCpp(), OpenAI(echoes=False), TGI(), Ollama()])
+@pytest.mark.parametrize("dialect", [OpenAI(), VLLM(), LlamaCpp(), OpenAI(echoes=False)])
 def test_an_unknown_model(dialect: Dialect) -> None:
     with ScriptedServer(TABLE, dialect) as server:
         with pytest.raises(ModelError, match="has no model another") as raised:

@@ -12,7 +12,7 @@ import pytest
 from ralm.lm.registry import load_local_model
 from ralm.records import ScoringSequence
 from tests.api.backings import Backing, OfModel, OfTable
-from tests.api.dialects import TGI, VLLM, Dialect, LlamaCpp, LlamaCppPython, Ollama, OpenAI, SGLang, TextOnly, chat_text
+from tests.api.dialects import VLLM, Dialect, LlamaCpp, LlamaCppPython, OpenAI, SGLang, TextOnly, chat_text
 from tests.api.faults import Slow
 from tests.api.scripted_server import ScriptedServer
 
@@ -140,10 +140,6 @@ def test_names_of_parts_of_characters() -> None:
         (LlamaCppPython(), "/v1/completions", SCORED, 500, "string_type"),
         (LlamaCppPython(logits_all=False), "/v1/completions", {"prompt": "a", "logprobs": 1}, 500, "logits_all=False"),
         (SGLang(), "/generate", {"input_ids": [4] * 250, "sampling_params": {"max_new_tokens": 9}}, 400, "259 tokens"),
-        (TGI(), "/generate", {"inputs": "a", "parameters": {"top_n_tokens": 6}}, 422, "<= 5"),
-        (TGI(), "/generate", {"inputs": "a" * 250, "parameters": {"max_new_tokens": 9}}, 422, "must be <= 256"),
-        (Ollama(), "/api/generate", {"prompt": "a", "stream": False, "top_logprobs": 21}, 400, "between 0 and 20"),
-        (Ollama(), "/api/generate", {"prompt": "a" * 256, "truncate": False, "stream": False}, 400, "exceeds the"),
         (TextOnly(refuses=True), "/v1/chat/completions", {"messages": [], "logprobs": True}, 400, "not supported"),
     ],
 )
@@ -244,28 +240,6 @@ def test_sglang_tells_the_prompt_the_likeliest_and_the_chosen_tokens() -> None:
     row_V = TABLE.log_probs(TOKENS)[-1]
     chosen = [[pytest.approx(float(row_V[token])), token, None] for token in (60, 50)]
     assert meta["output_token_ids_logprobs"] == [chosen]
-
-
-def test_tgi_tells_the_prompt_if_it_was_started_so() -> None:
-    asked = {"inputs": TEXT, "parameters": {"max_new_tokens": 4, "decoder_input_details": True, "top_n_tokens": 3}}
-    details = post(TGI(), "/generate", asked)["details"]
-    assert [one["id"] for one in details["prefill"]] == TOKENS
-    assert [one["logprob"] for one in details["prefill"]] == pytest.approx(own(TOKENS))
-    assert [one["id"] for one in details["tokens"]] == greedy(TOKENS, 4)
-    assert [one["id"] for one in details["top_tokens"][0]] == top(TOKENS, 3)
-    assert post(TGI(prefill=False), "/generate", asked)["details"]["prefill"] == []
-
-
-def test_ollama_tells_new_tokens_of_raw_texts() -> None:
-    asked = {"prompt": TEXT, "raw": True, "stream": False, "logprobs": True, "top_logprobs": 3}
-    asked["options"] = {"temperature": 0, "num_predict": 2}
-    answer, new = post(Ollama(), "/api/generate", asked), greedy(TOKENS, 2)
-    assert answer["response"] == TABLE.tokenizer.decode(np.array(new))
-    assert [one["logprob"] for one in answer["logprobs"]] == pytest.approx(own([*TOKENS, *new])[-2:])
-    likeliest = [TABLE.tokenizer.token_of(one["token"]) for one in answer["logprobs"][0]["top_logprobs"]]
-    assert likeliest == top(TOKENS, 3)
-    assert "logprobs" not in post(Ollama(knows_logprobs=False), "/api/generate", asked)
-    assert post(Ollama(), "/api/generate", {**asked, "prompt": "a" * 300})["prompt_eval_count"] == 255
 
 
 def test_a_slow_answer_does_not_outlive_its_server() -> None:

@@ -75,7 +75,6 @@ def test_options_out_of_bounds(name: str, tmp_path: Path) -> None:
         ({"usage": {"prompt_tokens": 3, "completion_tokens": None}}, (3, 0)),
         ({"meta_info": {"prompt_tokens": 4, "completion_tokens": 1}, "usage": None}, (4, 1)),
         ({"tokens_evaluated": 5, "tokens_predicted": 0}, (5, 0)),
-        ({"prompt_eval_count": 6, "eval_count": 7}, (6, 7)),
         ({"usage": {"prompt_tokens": "3"}}, None),
         ({"usage": {"prompt_tokens": True}}, None),
         ({"usage": {"prompt_tokens": -1}}, None),

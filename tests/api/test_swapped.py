@@ -12,7 +12,7 @@ from ralm.errors import BudgetError, ServerError
 from ralm.lm.api.model import ApiModel
 from ralm.records import FloatArray, ScoringSequence
 from tests.api.backings import OfTable
-from tests.api.dialects import VLLM, Call, Dialect, Handler, LlamaCpp, Ollama
+from tests.api.dialects import VLLM, Call, Dialect, Handler, LlamaCpp
 from tests.api.faults import Fault, Status, Swapped
 from tests.api.scripted_server import Request, ScriptedServer
 from tests.api.served import VOCABULARY, ChatsOnly, opened, served
@@ -81,9 +81,8 @@ def exact_or_upper(model: ApiModel, begin: int, end: int) -> FloatArray:
     return scored(model.bounds[1] if model.bounds else model, passes(end, begin))
 
 
-@pytest.mark.parametrize("dialect", [LlamaCpp(), Ollama()])
-def test_without_a_name_it_is_noticed_after_some_answers_which_are_forgotten(dialect: Dialect, tmp_path: Path) -> None:
-    with served(TABLE, dialect, options={"requests_at_once": 4}) as (server, model):
+def test_without_a_name_it_is_noticed_after_some_answers_which_are_forgotten(tmp_path: Path) -> None:
+    with served(TABLE, LlamaCpp(), options={"requests_at_once": 4}) as (server, model):
         begin = len(server.posts)
         exact_or_upper(model, 0, 200)
         assert len(server.posts) == begin + 200 + 1

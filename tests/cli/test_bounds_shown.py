@@ -16,8 +16,9 @@ from ralm.lm.registry import load_local_model
 from ralm.reading.pieces import GeneratedText, GeneratedToken
 from ralm.retrieval.build import build_index
 from tests.api.backings import OfModel
-from tests.api.dialects import Dialect, Ollama, TextOnly
+from tests.api.dialects import Dialect, TextOnly
 from tests.api.scripted_server import ScriptedServer
+from tests.api.served import ChatsOnly
 from tests.cli.program import failed, ralm
 from tests.fakes import passages_of
 
@@ -48,7 +49,7 @@ def test_the_share_of_certified_tokens_is_told_also_if_all_log_probabilities_are
     assert "certified" not in answered(token()).summary()
 
 
-@pytest.mark.parametrize("dialect", [Ollama(), TextOnly()], ids=str)
+@pytest.mark.parametrize("dialect", [ChatsOnly(), TextOnly()], ids=str)
 def test_what_needs_scores_is_refused_before_anything_is_written(dialect: Dialect, tmp_path: Path) -> None:
     build_index(passages_of("The list is a river", "A tuple"), tmp_path / "index")
     with ScriptedServer(OfModel(load_local_model("ralm-tiny")), dialect) as server:

@@ -17,7 +17,7 @@ from ralm.serving.options import Limits, ServeOptions, Settings
 from ralm.serving.service import Service
 from tests.api.dialects import Dialect, LlamaCpp, OpenAI, TransformersServe
 from tests.api.scripted_server import ScriptedServer
-from tests.api.served import ChatsOnly, NewChatsOnly, behind
+from tests.api.served import ChatsOnly, NewChatsOnly, Ollama, behind
 from tests.serving.chat_upstream import NAME, ChatUpstream, passing_on
 from tests.serving.process import running
 from tests.serving.served import DOCUMENTS, serving
@@ -38,6 +38,7 @@ def opened(server: ScriptedServer, folder: Path, *, proxy: bool = False, **optio
         (ChatsOnly(), {}, True, 1),
         (NewChatsOnly(), {"tokenizer": "ralm-tiny"}, True, 1),
         (TransformersServe(), {}, True, 1),
+        (Ollama(), {"tokenizer": "ralm-tiny"}, True, 0),
         (OpenAI(), {"tokenizer": "ralm-tiny", "proxy": True}, True, 0),
         (OpenAI(), {"tokenizer": "ralm-tiny"}, False, 9),
         (LlamaCpp(), {}, False, 99),

@@ -194,7 +194,6 @@ _COUNTS: Final = (
     ("usage", "prompt_tokens", "completion_tokens"),  # OpenAI's API
     ("meta_info", "prompt_tokens", "completion_tokens"),  # SGLang's own
     (None, "tokens_evaluated", "tokens_predicted"),  # llama.cpp's own
-    (None, "prompt_eval_count", "eval_count"),  # Ollama's own
 )
 """The object in an answer with its counts of tokens, and its fields for tokens in and out."""
 

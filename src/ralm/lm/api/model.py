@@ -209,7 +209,7 @@ class ApiContinuations:
         if not self._backend.continues_own_text and any(one.written for one in unknown):
             raise self._not_continued(unknown)
         alone = {one.texts[0].tobytes(): (one.texts[0], one.max_tokens) for one in unknown if len(one.texts) == 1}
-        drafts = self._backend.scores_prompts and self._backend.lists_prompt_tokens
+        drafts = self._backend.scores_prompts
         drafting = [one for one in unknown if drafts and len(one.texts) > 1 and one.max_tokens > 1]
         first = {one.heaviest.tobytes(): (one.heaviest, min(one.max_tokens, _DRAFTED)) for one in drafting}
         self._generate([*(first | alone).values()])

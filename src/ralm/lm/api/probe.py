@@ -90,7 +90,9 @@ def _with_length(model: ApiModel) -> ApiModel:
 
 
 def _continues_texts(client: Client, server: servers.ServerInfo) -> bool:
-    """Whether a server has /completions for the model; all known kinds do."""
+    """Whether a server has /completions that can be used for the model; all known kinds do."""
+    if server.is_ollama:
+        return False
     if server.kind is not None:
         return True
     body: transport.JsonObject = {"model": client.endpoint.model, "prompt": "The", "max_tokens": 1}
@@ -117,6 +119,11 @@ class _Probe:
     """Finds and stores the best backend that works on one server."""
 
     def __init__(self, name: str, client: Client, server: servers.ServerInfo) -> None:
+        if server.is_ollama:
+            raise UsageError(
+                f"{client.endpoint.url} is Ollama, whose own API is not used any more: serve the model with "
+                "llama-server of llama.cpp; `ralm serve` still passes requests on to Ollama."
+            )
         self._name = name
         self._client = client
         self._server = server
@@ -174,7 +181,7 @@ class _Probe:
     def _configs(self, ruled_out: Sequence[tuple[str, ServerError]]) -> Iterator[BackendConfig]:
         """The backends to try, the best first; newer chats if the error of a chat asks for them."""
         own = self._server.kind.backends if self._server.kind else ()
-        for backend, as_ids in (*((one, not one.takes_text) for one in own), *openai.OPENAI_BACKENDS):
+        for backend, as_ids in (*((one, True) for one in own), *openai.OPENAI_BACKENDS):
             yield BackendConfig(backend=backend.name, as_ids=as_ids)
             newer = openai.NEWER_CHATS.get(backend)
             if newer is not None and newer.max_tokens_field in str(ruled_out[-1][1]):
@@ -269,7 +276,7 @@ class _Trials:
 
     def _with_bos(self, backend: Backend) -> Backend:
         """With the token that the server puts before a text. Raises ServerError if it counts other tokens."""
-        count = backend.prompt_token_count(self._answer(backend.token_count_request(self._text)))
+        count = backend.prompt_token_count(self._answer(backend.generation_request(self._text, 1)))
         begin = self._tokenizer.tokenizer.special_tokens.begin
         more = 0 if count is None else count - len(self._text)
         if more == 1 and begin is not None and not backend.config.as_ids:

@@ -8,15 +8,13 @@ from typing import Final
 
 from ralm.lm.api.backends import Backend, BackendConfig, ModelList, ServerKind, get_or_empty
 from ralm.lm.api.backends.llamacpp import LLAMA_CPP
-from ralm.lm.api.backends.ollama import OLLAMA
 from ralm.lm.api.backends.openai import NEWER_CHATS, OPENAI_BACKENDS
 from ralm.lm.api.backends.sglang import SGLANG
-from ralm.lm.api.backends.tgi import TGI
 from ralm.lm.api.backends.vllm import VLLM
 from ralm.lm.api.client import Client
 from ralm.lm.api.transport import JsonObject
 
-_KINDS: Final = (VLLM, LLAMA_CPP, SGLANG, TGI, OLLAMA)
+_KINDS: Final = (VLLM, LLAMA_CPP, SGLANG)
 BACKENDS: Final[dict[str, type[Backend]]] = {
     backend.name: backend
     for backend in (
@@ -25,20 +23,28 @@ BACKENDS: Final[dict[str, type[Backend]]] = {
         *(backend for kind in _KINDS for backend in kind.backends),
     )
 }
+_OLLAMA: Final = "library"
+"""The owner of the models of Ollama, which reads a template around a text and cuts long ones silently."""
 _LENGTHS: Final = ("max_model_len", "context_length", "n_ctx", "context_window")
 """Names under which servers report the maximum number of tokens."""
-_WEIGHTS: Final = ("root", "model_path", "weight_version", "model_id", "model_sha", "model_dtype", "digest")
-"""Fields of vLLM, SGLang, TGI and Ollama that identify the loaded weights."""
+_WEIGHTS: Final = ("root", "model_path", "weight_version")
+"""Fields of vLLM and SGLang that identify the loaded weights."""
 _WEIGHTS_IN_META: Final = ("n_params", "size")
 """The same for llama.cpp, in `meta`; another quantisation has another size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A server's kind, None if it is unknown, and the fields that it returns about the model."""
+    """A server's kind, None if it is unknown, the fields that it returns about the model, and the model's owner."""
 
     kind: ServerKind | None
     fields: JsonObject
+    owner: str
+
+    @property
+    def is_ollama(self) -> bool:
+        """Whether it is Ollama, which is only passed requests on."""
+        return self.owner == _OLLAMA
 
     @property
     def length(self) -> int | None:
@@ -85,8 +91,8 @@ def detect_server(client: Client) -> ServerInfo:
     for kind in _KINDS:
         may_be = listed.owner == kind.owner if kind.owner else client.endpoint.is_url
         if may_be and (fields := kind.find(client, listed)) is not None:
-            return ServerInfo(kind, fields)
-    return ServerInfo(None, listed.entry)
+            return ServerInfo(kind, fields, listed.owner)
+    return ServerInfo(None, listed.entry, listed.owner)
 
 
 def _model_list(client: Client) -> ModelList:

@@ -22,7 +22,7 @@ from ralm.protocols import FullTokenizer
 from ralm.records import IntArray, Message, SpecialTokens
 
 _TIKTOKEN: Final = "tiktoken:"
-_NAMES: Final = ("tokenizer_path", "root", "model_path", "model_id")
+_NAMES: Final = ("tokenizer_path", "root", "model_path")
 """Fields in which servers report the hub name or folder of a model."""
 _SECONDS_FOR_HUB: Final = 3.0
 _CACHED: Final = 1 << 16

@@ -53,7 +53,7 @@ _BYTES_A_LISTED_TOKEN: Final = 256
 """The maximum size of an answer: fixed bytes, and bytes for each token that may be listed at each position."""
 _LISTED: Final = 20
 """Tokens listed at each position if the request names no larger number."""
-_LISTING: Final = ("logprobs", "prompt_logprobs", "top_logprobs", "n_probs", "top_logprobs_num", "top_n_tokens")
+_LISTING: Final = ("logprobs", "prompt_logprobs", "top_logprobs", "n_probs", "top_logprobs_num")
 """Fields in which requests name it."""
 _BYTES_TO_GET: Final = 16 << 20
 """The longest answer to a request that is not for tokens, such as the list of a provider's models."""
@@ -89,9 +89,7 @@ class ApiRequest:
     @property
     def max_bytes(self) -> int:
         """The length of the longest answer that is read."""
-        inner = self.body.get("parameters")
-        named = {**self.body, **(inner if isinstance(inner, Mapping) else {})}
-        listed = max([_LISTED, *(value for name in _LISTING if isinstance(value := named.get(name), int))])
+        listed = max([_LISTED, *(value for name in _LISTING if isinstance(value := self.body.get(name), int))])
         return _BYTES + _BYTES_A_LISTED_TOKEN * listed * (self.tokens + self.max_new_tokens + 1)
 
 

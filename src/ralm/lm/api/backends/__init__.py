@@ -59,25 +59,19 @@ class Backend(ABC):
 
     text_path            where an answer has the generated text
     count_path           where an answer has the number of tokens that the server read
-    scores_prompts       the log-probability of every token of a prompt
-    lists_prompt_tokens  with them, the most likely tokens at each position
+    scores_prompts       the log-probability and the most likely tokens at every position of a prompt
     max_chosen           the log-probabilities of so many chosen next tokens in one request
     continues_own_text   a text may end in what the model wrote before; a message may not
     text_only            no log-probabilities
-    takes_text           prompts are text by the server's own API, not token ids
-    hides_special_tokens the server adds special tokens that it does not report
     """
 
     name: ClassVar[str]
     text_path: ClassVar[tuple[str | int, ...]]
-    count_path: ClassVar[tuple[str, ...]] = ()
+    count_path: ClassVar[tuple[str, ...]]
     scores_prompts: ClassVar[bool] = False
-    lists_prompt_tokens: ClassVar[bool] = True
     max_chosen: ClassVar[int] = 0
     continues_own_text: ClassVar[bool] = True
     text_only: ClassVar[bool] = False
-    takes_text: ClassVar[bool] = False
-    hides_special_tokens: ClassVar[bool] = False
     config: BackendConfig
     model: str
     names: ServerTokenNames
@@ -97,6 +91,11 @@ class Backend(ABC):
         """How many tokens of the server's context the request needs for itself: a new token, and with scores of prompts
         the last one of the prompt."""
         return 2 if self.scores_prompts else 1
+
+    @property
+    def hides_special_tokens(self) -> bool:
+        """Whether the server adds special tokens that it does not report."""
+        return self.text_only or not self.continues_own_text
 
     @property
     def is_exact(self) -> bool:
@@ -151,10 +150,6 @@ class Backend(ABC):
         for step in self.count_path:
             found = found.get(step) if isinstance(found, Mapping) else None
         return found if isinstance(found, int) else None
-
-    def token_count_request(self, text: IntArray) -> ApiRequest:
-        """The request whose answer `prompt_token_count` reads."""
-        return self.generation_request(text, 1)
 
     def prompt_request(self, tokens: IntArray) -> ApiRequest:
         """The request for the log-probabilities of the tokens of a prompt."""
@@ -232,12 +227,6 @@ def get_or_empty(client: Client, path: str) -> JsonObject:
         if error.status is None or error.status in (401, 403, 429):
             raise
         return {}  # some servers fail at paths that they do not have
-
-
-def wrong_model(client: Client, served: Sequence[str]) -> ServerError:
-    """The error if a server has only other models."""
-    names = ", ".join(served)
-    return ServerError(f"{client.endpoint.url} has no model {client.endpoint.model}; it has {names}.", 404)
 
 
 def end_prediction() -> Prediction:

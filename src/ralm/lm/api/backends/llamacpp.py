@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.errors import ServerError
 from ralm.lm.api.backends import (
     Backend,
     ModelList,
@@ -20,7 +21,6 @@ from ralm.lm.api.backends import (
     parsing,
     token_and_log_prob,
     unexpected,
-    wrong_model,
 )
 from ralm.lm.api.client import Client
 from ralm.lm.api.predictions import Prediction, build_prediction
@@ -101,7 +101,9 @@ def _request(text: IntArray, max_tokens: int, **more: JsonValue) -> ApiRequest:
 
 def _find(client: Client, listed: ModelList) -> JsonObject:
     if not listed.entry:
-        raise wrong_model(client, listed.ids)
+        raise ServerError(
+            f"{client.endpoint.url} has no model {client.endpoint.model}; it has {', '.join(listed.ids)}.", 404
+        )
     return listed.entry
 
 

@@ -24,28 +24,25 @@ _Row: TypeAlias = tuple[object, object, Sequence[tuple[str, object]]]
 class Completions(Backend):
     """/completions with the most likely tokens; if the server is `text_only`, its text is tokenized again.
 
-    Servers that take token ids name parts of characters, and so do those with `names_parts`. llama-cpp-python leaves
-    the parts out of names: what it lists as a space may be a space and a part. `lists_as_chat` servers are asked for
-    the most likely tokens as in a chat.
+    Servers that take token ids name parts of characters, and so do chats. llama-cpp-python leaves the parts out of
+    names: what it lists as a space may be a space and a part.
     """
 
     name = "completions"
     text_path: ClassVar[tuple[str | int, ...]] = ("choices", 0, "text")
     count_path: ClassVar[tuple[str, ...]] = ("usage", "prompt_tokens")
-    lists_as_chat: ClassVar[bool] = False
-    names_parts: ClassVar[bool] = False
 
     def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
         """Greedy tokens, and the most likely ones if the server lists them."""
         listed: dict[str, JsonValue] = {"logprobs": self.top_logprobs}
-        if self.lists_as_chat:
+        if not self.continues_own_text:
             listed = {"logprobs": True, "top_logprobs": self.top_logprobs}
         return self._request(text, max_tokens, {} if self.text_only else listed)
 
     @parsing
     def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
         """One prediction for each generated token; without log-probabilities if the server returns only text."""
-        choice = self._choice(answer)
+        choice = answer_field(answer, "choices", 0)
         reason = choice.get("finish_reason")
         if self.text_only:
             found = [text_prediction(int(token)) for token in self._continuation(self.generated_text(answer))]
@@ -57,7 +54,7 @@ class Completions(Backend):
     @parsing
     def first_generated(self, answer: JsonObject) -> Prediction:
         """The prediction of the first token, also if its name is ambiguous."""
-        rows = self._rows(self._choice(answer))
+        rows = self._rows(answer_field(answer, "choices", 0))
         return self._prediction(*rows[0], None) if rows else end_prediction()
 
     def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
@@ -69,11 +66,6 @@ class Completions(Backend):
             **more,
         }
         return ApiRequest("/completions", body, len(tokens), max_tokens)
-
-    def _choice(self, answer: JsonObject) -> Mapping[str, Any]:
-        """The part of an answer with its text and `logprobs`."""
-        choice: Mapping[str, Any] = answer_field(answer, "choices", 0)
-        return choice
 
     def _predictions(self, choice: Mapping[str, Any], prompt: Sequence[int] | IntArray) -> list[Prediction]:
         """The predictions in `logprobs`, of which the first belong to the tokens of `prompt`.
@@ -116,7 +108,8 @@ class Completions(Backend):
             raise unexpected(
                 f"the server reads {name!r} where a prompt has token {token}: it splits the text into other tokens"
             )
-        whole = self.names.id_of if self.config.as_ids or self.names_parts else self.names.unambiguous_id
+        names_parts = self.config.as_ids or not self.continues_own_text
+        whole = self.names.id_of if names_parts else self.names.unambiguous_id
         pairs = [(found if one == name else whole(one), parse_log_prob(other, "the server")) for one, other in listed]
         return build_prediction(token, log_prob, pairs, self.top_logprobs)
 
@@ -164,7 +157,7 @@ class _BiasedCompletions(Completions):
     @parsing
     def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
         """The log-probability of the generated token; NaN for the end of a text, for which the server returns none."""
-        choice = self._choice(answer)
+        choice = answer_field(answer, "choices", 0)
         if choice.get("finish_reason") == "stop" and not self._rows(choice):
             return [np.nan]
         return [self._predictions(choice, tokens)[0].log_prob]
@@ -173,7 +166,6 @@ class _BiasedCompletions(Completions):
 class _TextCompletions(Completions):
     name = "text"
     text_only = True
-    hides_special_tokens = True
 
 
 class _ChatCompletions(Completions):
@@ -184,10 +176,7 @@ class _ChatCompletions(Completions):
 
     name = "chat"
     text_path = ("choices", 0, "message", "content")
-    lists_as_chat = True
-    names_parts = True
     continues_own_text = False
-    hides_special_tokens = True
     max_tokens_field: ClassVar[str] = "max_tokens"
 
     def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
