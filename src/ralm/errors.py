@@ -116,7 +116,7 @@ class ChatError(ModelError):
 
 
 class BudgetError(RalmError):
-    """The budget of requests or costs is used up; results so far are kept, and a larger budget continues from there."""
+    """The budget of requests is used up; results so far are kept, and a larger budget continues from there."""
 
 
 class PartError(RalmError):

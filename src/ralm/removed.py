@@ -12,6 +12,7 @@ SUCCESSORS: Final[dict[str, str]] = {
     "facets": "search with `--where`, or `--json` and count the metadata of the hits",
     "fuzzy": "correct the words of the query; passages that have any of its words are found",
     "gate": "leave it out, and passages are read everywhere; on questions gates failed",
+    **dict.fromkeys(("max-cost", "prices"), "use `max_requests`; LiteLLM and providers limit money"),
     "mixer=adaptive-contrast": "it gained less than `contrast`; use that to generate, or `posterior`",
     "mixer=backoff": "it gained nothing on questions; use `posterior`",
     "mixer=entropy": "it lost 15%; use `posterior`",

@@ -354,35 +354,11 @@ def test_a_budget_of_requests_is_exact_and_the_next_run_goes_on(tmp_path: Path, 
         assert len(server.requests) == 100
 
 
-def test_a_budget_of_money_is_used_up_and_never_exceeded(tmp_path: Path) -> None:
-    (tmp_path / "prices").write_text("[m]\ninput = 100_000\noutput = 200_000\n")
-    options: dict[str, Any] = {"prices": tmp_path / "prices", "requests_at_once": 4}
-    with HttpServer(echo) as server, client_of(server, tmp_path, max_cost=7.0, **options) as client:
-        # the worst is 0.3 + 0.4 and so is every answer
-        answers: Any = client.answers(asked(range(100)))
-        assert [next(answers)["said"]["n"] for _ in range(10)] == list(range(10))
-        with pytest.raises(BudgetError, match="10 requests sent .* 7 spent. .* raise `max_cost`"):
-            next(answers)
-        assert client.usage.cost == 7.0
-        assert len(server.requests) == 10
-    half = Reply({"said": {}, "usage": {"prompt_tokens": 3, "completion_tokens": 0}})
-    with (
-        HttpServer(lambda _: half) as server,
-        client_of(server, tmp_path, identity="b", max_cost=7.0, **options) as client,
-    ):
-        # each answer costs 0.3: as long as another 0.7 is left, one is sent
-        with pytest.raises(BudgetError):
-            list(client.answers(asked(range(100))))
-        assert len(server.requests) == 22
-        assert client.usage.cost == pytest.approx(6.6)
-
-
 def test_a_request_that_failed_is_not_under_way(tmp_path: Path) -> None:
     def reply(request: Request) -> Reply:
         return Reply({"error": "no"}, 400) if request.number == 0 else echo(request)
 
-    (tmp_path / "prices").write_text("[m]\ninput = 100_000\noutput = 200_000\n")
-    with HttpServer(reply) as server, client_of(server, tmp_path, prices=tmp_path / "prices", max_cost=0.7) as client:
+    with HttpServer(reply) as server, client_of(server, tmp_path, requests_at_once=1) as client:
         with pytest.raises(ServerError, match="no"):
             list(client.answers(asked(range(1))))
         assert numbers(client.answers(asked(range(1)))) == [0]

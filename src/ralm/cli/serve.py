@@ -27,7 +27,7 @@ _PASSAGE_CACHE = 1024.0
 """Megabytes, unless told."""
 _UNUSED = (
     *("stride", "query_tokens", "document_tokens", "bos", "max_length", "max_tokens", "strict", "tokenizer"),
-    *("top_logprobs", "context_length", "requests_at_once", "retries", "max_requests", "max_cost", "prices", "answers"),
+    *("top_logprobs", "context_length", "requests_at_once", "retries", "max_requests", "answers"),
 )
 """Options without effect on a server that passes requests on."""
 _CONCATENATION = Needs(

@@ -3,7 +3,7 @@
     endpoint.py       the name of a model, its address and key, and the options
     transport.py      one request, and the errors of servers in a sentence
     client.py         many requests: in order, several at once, equal ones once
-    budget.py         usage, prices and limits
+    budget.py         usage, and the limit of requests
     upstream.py       requests that `ralm serve` passes on
     store.py          stored answers, and detection of a changed model
     predictions.py    a server's prediction of one next token

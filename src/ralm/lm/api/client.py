@@ -18,7 +18,7 @@ from typing import Any, Final, Self, TypeAlias, TypeVar, cast
 from pydantic import JsonValue
 
 from ralm.errors import ServerError, UsageError
-from ralm.lm.api.budget import ApiUsage, Budget, Tokens
+from ralm.lm.api.budget import ApiUsage, Budget
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
 from ralm.lm.api.store import AnswerStore, ModelChangeDetector, answer_key, default_answers
 from ralm.lm.api.transport import ApiRequest, JsonObject, Transport
@@ -40,7 +40,7 @@ class Client:
     `store` (default: the file in `options`, or the one in the user's cache), by way of `detector` if it is set. Any
     thread may use a client, also one with a running event loop.
 
-    Raises UsageError, InputError or StorageError if the prices or the file of answers cannot be used.
+    Raises InputError or StorageError if the file of answers cannot be used.
     """
 
     def __init__(self, endpoint: Endpoint, options: ApiOptions | None = None, store: AnswerStore | None = None) -> None:
@@ -48,7 +48,7 @@ class Client:
         self.options = options or ApiOptions()
         self.identity = ""
         self.detector: ModelChangeDetector | None = None
-        self._budget = Budget(endpoint.model, self.options)
+        self._budget = Budget(self.options.max_requests)
         self._transport = Transport(endpoint, self.options, self._budget.retried)
         self._loop_thread = EventLoopThread(self._transport.close)
         self._own_store = store is None
@@ -65,7 +65,7 @@ class Client:
 
     @property
     def usage(self) -> ApiUsage:
-        """The requests so far and their cost."""
+        """The requests so far and their tokens."""
         return self._budget.usage
 
     def get(self, path: str) -> JsonObject:
@@ -144,10 +144,10 @@ class Client:
 
     async def _send_in_turn(self, request: ApiRequest, sent: Callable[[], None] = lambda: None) -> JsonObject:
         """The answer to a request; `sent` is called once it is its turn."""
-        async with self._gate.in_turn(request.worst):
+        async with self._gate.in_turn():
             sent()
             answer = await self._send(request)
-            self._budget.answered(request.worst, answer)
+            self._budget.answered(request, answer)
         return answer
 
     async def _send(self, request: ApiRequest) -> JsonObject:
@@ -279,19 +279,16 @@ class _Gate:
         self._left = asyncio.Event()
 
     @asynccontextmanager
-    async def in_turn(self, worst: Tokens) -> AsyncIterator[None]:
-        """A request is in flight inside. Raises BudgetError if the budget is too small once all others are answered."""
+    async def in_turn(self) -> AsyncIterator[None]:
+        """A request is in flight inside. Raises BudgetError if the budget is used up, once all others are answered."""
         async with self._turn:
-            while self._in_flight and (self._in_flight == self._limit or not self._budget.affords(worst)):
+            while self._in_flight and (self._in_flight == self._limit or self._budget.is_used_up):
                 self._left.clear()
                 await self._left.wait()
-            self._budget.reserve(worst)
+            self._budget.sent()
             self._in_flight += 1
         try:
             yield
-        except BaseException:
-            self._budget.failed(worst)
-            raise
         finally:
             self._in_flight -= 1
             self._left.set()

@@ -19,7 +19,7 @@ from typing import Annotated, Final
 from urllib.parse import SplitResult, urlsplit
 
 from ralm.errors import UsageError
-from ralm.options import Needs, Option, check_options
+from ralm.options import Option, check_options
 
 URL_KEY: Final = "RALM_API_KEY"
 """The environment variable with the key for a server with a URL as its name."""
@@ -139,14 +139,13 @@ def _key(variable: str, environment: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiOptions:
-    """How a server is asked, how much may be spent, and where its answers are stored.
+    """How a server is asked, how often at most, and where its answers are stored.
 
     `context_length` is for servers that do not report it, some of which truncate a longer text silently; it can only
-    lower a reported length. `max_requests` does not count retries. `max_cost` is in the currency of `prices`, a TOML
-    file with the price of a million tokens in and out for each model (see `read_prices`). A `dry_run` sends only the
-    requests of the first contact with a server.
+    lower a reported length. `max_requests` does not count retries. A `dry_run` sends only the requests of the
+    first contact with a server.
 
-    Raises UsageError if an option is out of bounds, or `max_cost` is given without `prices`.
+    Raises UsageError if an option is out of bounds.
     """
 
     tokenizer: Annotated[
@@ -177,17 +176,6 @@ class ApiOptions:
     max_requests: Annotated[
         int | None, Option("API: stop before sending more requests than this.", default_text="no limit")
     ] = None
-    max_cost: Annotated[
-        float | None,
-        Option(
-            "API: stop before spending more than this, in the currency of `prices`.",
-            default_text="no limit",
-            needs=Needs("`prices`", lambda options: options.prices is not None),
-        ),
-    ] = None
-    prices: Annotated[
-        Path | None, Option("API: TOML file with the price of a million tokens for each model.", default_text="none")
-    ] = None
     dry_run: Annotated[
         bool, Option("API: report the maximum number of requests and tokens of the job, and send none.")
     ] = False
@@ -198,5 +186,3 @@ class ApiOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.max_cost is not None and self.prices is None:
-            raise UsageError("`max_cost` needs `prices`, the prices of tokens.")

@@ -337,7 +337,7 @@ def as_dry_run(model: ApiModel) -> ApiModel:
     requests of generation are counted at their maximum. Closes the model's own client.
     """
     model.client.close()
-    unlimited = replace(model.client.options, max_requests=None, max_cost=None)
+    unlimited = replace(model.client.options, max_requests=None)
     client = _DryRunClient(model.client.endpoint, unlimited)
     client.identity = model.client.identity
     backend = cast("Backend", _DryRunBackend(model.backend))

@@ -30,7 +30,6 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from ralm.errors import ServerError, UsageError
-from ralm.lm.api.budget import Tokens
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
 from ralm.version import __version__
 
@@ -66,8 +65,8 @@ _OF_THE_BODY: Final = ("content-type", "content-encoding", "content-length", "tr
 class ApiRequest:
     """A request: `body` goes to `path`, which is below the base URL, or from the server's root if it begins with `//`.
 
-    `tokens` is the number of tokens in its prompt, `max_new_tokens` the maximum number to generate. The budget counts
-    these until the server reports its own numbers. `check` raises ServerError if an answer cannot be used.
+    `tokens` is the number of tokens in its prompt, `max_new_tokens` the maximum number to generate. `check` raises
+    ServerError if an answer cannot be used.
     """
 
     path: str
@@ -80,11 +79,6 @@ class ApiRequest:
     def checked(self, check: Callable[[JsonObject], object]) -> "ApiRequest":
         """The request with another `check`."""
         return replace(self, check=check)
-
-    @property
-    def worst(self) -> Tokens:
-        """The maximum number of tokens that it can cost."""
-        return Tokens(self.tokens, self.max_new_tokens)
 
     @property
     def max_bytes(self) -> int:
