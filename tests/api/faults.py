@@ -20,8 +20,6 @@ class Fault:
     """Whether the prompt is left out of the answer, whatever was asked."""
     adds_begin: ClassVar[bool] = False
     """Whether a BOS is put in front of every prompt, token ids included."""
-    fingerprint: str | None = None
-    """Another `system_fingerprint`."""
 
     def instead(self, failure: Callable[[int], Any]) -> Reply | None:
         """What is sent without an answer being computed; `failure` gives the provider's body of a status."""
@@ -151,16 +149,6 @@ class SameText(Fault):
 
     def backing(self, backing: Backing) -> Backing:
         return _Changed(backing, named={self.second: self.first})
-
-
-@dataclass(frozen=True)
-class Swapped(Fault):
-    """Another model answers: the token after each is likely instead. Its fingerprint differs, unless it is None."""
-
-    fingerprint: str | None = "fp_another"
-
-    def backing(self, backing: Backing) -> Backing:
-        return _Changed(backing, rows=lambda log_probs_NV: np.roll(log_probs_NV, 1, axis=1))
 
 
 NO_FAULT = Fault()

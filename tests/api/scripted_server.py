@@ -137,7 +137,6 @@ class ScriptedServer(HttpServer):
         self.model = model
         self.faults = faults
         self.key = key
-        self.fingerprint = "fp_scripted"
         super().__init__(self._scripted)
 
     def _scripted(self, request: Request) -> Reply:
@@ -161,7 +160,6 @@ class ScriptedServer(HttpServer):
             backing=fault.backing(self.backing),
             fault=fault,
             model=self.model,
-            fingerprint=fault.fingerprint or self.fingerprint,
         )
         try:
             if self.key not in (None, request.key):

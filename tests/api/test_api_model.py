@@ -213,6 +213,17 @@ def test_a_text_that_is_too_long_for_a_server_that_does_not_say_its_length() -> 
             Scorer(model, progress=False).log_probs([Request(text[:1], text[1:100], text[100:])])
 
 
+def test_a_dry_run_sends_nothing_and_counts_the_most() -> None:
+    with served(TABLE, EXACT["vllm"], options={"dry_run": True}) as (server, model):
+        sent = len(server.posts)
+        Scorer(model, progress=False).log_probs(
+            [Request(TABLE.tokenizer.encode("The list"), np.arange(4, 8), np.arange(4, 6))]
+        )
+        assert len(server.posts) == sent
+        said = "1 requests would be sent and 0 reused, with 14 tokens in and 1 out at most"
+        assert model.client.usage.describe_dry_run() == said
+
+
 # In the middle of a job
 
 OPTIONS = PlanOptions(stride=12, query_tokens=12, document_tokens=24, max_length=96)

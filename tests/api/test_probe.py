@@ -2,11 +2,11 @@
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import numpy as np
@@ -27,6 +27,7 @@ from tests.api.dialects import (
     VLLM,
     Call,
     Dialect,
+    Handler,
     LlamaCpp,
     LlamaCppPython,
     OpenAI,
@@ -301,6 +302,50 @@ def test_what_was_found_is_used_again(kind: str) -> None:
         assert asked_other >= asked
         assert other.capabilities.identity != first.capabilities.identity
         check_figures(other, server.backing)
+
+
+def test_chats_of_one_name_on_two_servers_are_two_models() -> None:
+    identities = []
+    for seed in (2, 3):
+        with served(OfTable(seed=seed, vocabulary=VOCABULARY), ChatsOnly()) as (_, model):
+            assert model.backend.name == "chat"
+            identities.append(model.capabilities.identity)
+    assert identities[0] != identities[1]
+
+
+@pytest.mark.parametrize("dialect", [VLLM(), LlamaCpp()])
+def test_other_weights_that_write_the_same_tokens_are_another_model(dialect: Dialect) -> None:
+    """Such as those of another quantisation, if the server says which weights it has loaded."""
+    with served(TABLE, dialect) as (server, model):
+        known = model.capabilities.identity
+        again = opened(server)
+        assert again.capabilities.identity == known
+        again.client.close()
+        server.dialect = cast("Dialect", OtherWeights(dialect))
+        other = opened(server)
+        assert other.capabilities.identity != known
+        assert other.capabilities.greedy == model.capabilities.greedy
+        other.client.close()
+
+
+class OtherWeights:
+    """A server that has loaded the same weights from somewhere else, with fewer bits."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dialect, name)
+
+    def routes(self) -> Mapping[tuple[str, str], Handler]:
+        return {**self._dialect.routes(), ("GET", "/v1/models"): self.models}
+
+    def models(self, call: Call) -> Json:
+        listed = self._dialect.routes()["GET", "/v1/models"](call)
+        assert isinstance(listed, dict)
+        [card] = listed["data"]
+        meta = {**card["meta"], "size": 4_000_000} if "meta" in card else None
+        return {**listed, "data": [{**card, "root": "/models/of-8-bits"} if meta is None else {**card, "meta": meta}]}
 
 
 def test_the_tokenizer_of_a_llama_cpp_server() -> None:

@@ -105,11 +105,6 @@ class Store:
         with self._lock, self._errors(), self._open() as database:
             database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", rows)
 
-    def delete(self, keys: Iterable[bytes]) -> None:
-        """Delete the values of these keys, if there are any."""
-        with self._lock, self._errors(), self._open() as database:
-            database.executemany("DELETE FROM entries WHERE key = ?", [(key,) for key in keys])
-
     def close(self) -> None:
         """Close the file; further calls of this do nothing. A file that is not shared is removed if it is empty."""
         with self._lock, self._errors():

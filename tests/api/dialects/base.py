@@ -23,7 +23,6 @@ class Call:
     backing: Backing
     fault: Fault
     model: str
-    fingerprint: str
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The ids of a text, with the special tokens that the tokenizer adds or without."""

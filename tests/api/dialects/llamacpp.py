@@ -47,7 +47,7 @@ class LlamaCpp(Dialect):
             "total_slots": 1,
             "model_alias": call.model,
             "model_path": call.model,
-            "build_info": call.fingerprint,
+            "build_info": "b7000",
         }
 
     def models(self, call: Call) -> Json:
@@ -91,7 +91,6 @@ class LlamaCpp(Dialect):
             "object": "text_completion",
             "created": 1700000000 + call.number,
             "model": call.model,
-            "system_fingerprint": call.fingerprint,
             "choices": [choice],
             "usage": usage(len(prompt), len(written.new)),
         }

@@ -27,9 +27,7 @@ class LlamaCppPython(OpenAI):
         return {"id": call.model, "object": "model", "owned_by": "me", "permissions": []}
 
     def head(self, call: Call, short: str, kind: str) -> Json:
-        head = super().head(call, short, kind)
-        del head["system_fingerprint"]
-        return {**head, "model": call.body.get("model", call.model)}
+        return {**super().head(call, short, kind), "model": call.body.get("model", call.model)}
 
     def prompts(self, call: Call) -> list[list[int]]:
         prompt = call.body["prompt"]

@@ -79,7 +79,6 @@ class OpenAI(Dialect):
             "object": kind,
             "created": 1700000000 + call.number,
             "model": call.model,
-            "system_fingerprint": call.fingerprint,
         }
 
     def prompts(self, call: Call) -> list[list[int]]:

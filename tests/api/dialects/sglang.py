@@ -37,7 +37,7 @@ class SGLang(OpenAI):
             "model_path": call.model,
             "tokenizer_path": call.model,
             "is_generation": True,
-            "weight_version": call.fingerprint,
+            "weight_version": "default",
         }
 
     def model_card(self, call: Call) -> Json:
@@ -59,7 +59,7 @@ class SGLang(OpenAI):
             "prompt_tokens": len(prompt),
             "completion_tokens": len(written.new),
             "cached_tokens": 0,
-            "weight_version": call.fingerprint,
+            "weight_version": "default",
             **(self.logprobs_of(call, written) if call.body.get("return_logprob") else {}),
         }
         return {"text": written.text, "output_ids": [row.token for row in written.new], "meta_info": meta}

@@ -48,10 +48,6 @@ class TransformersServe(TextOnly):
         answer = super().chat(call)
         return {**answer, "choices": [_bare(choice) for choice in answer["choices"]]}
 
-    def head(self, call: Call, short: str, kind: str) -> Json:
-        head = super().head(call, short, kind)
-        return {key: value for key, value in head.items() if key != "system_fingerprint"}
-
     def check_length(self, call: Call, prompt: int, new: int) -> None:
         """No text is too long."""
 

@@ -5,7 +5,7 @@
     client.py         many requests: in order, several at once, equal ones once
     budget.py         usage, and the limit of requests
     upstream.py       requests that `ralm serve` passes on
-    store.py          stored answers, and detection of a changed model
+    store.py          stored answers
     predictions.py    a server's prediction of one next token
     backends/         requests and answers of each kind of server
     servers.py        the kinds of servers, and what one can do

@@ -20,7 +20,7 @@ from pydantic import JsonValue
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.budget import ApiUsage, Budget
 from ralm.lm.api.endpoint import ApiOptions, Endpoint
-from ralm.lm.api.store import AnswerStore, ModelChangeDetector, answer_key, default_answers
+from ralm.lm.api.store import AnswerStore, answer_key, default_answers
 from ralm.lm.api.transport import ApiRequest, JsonObject, Transport
 
 _LOG: Final = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ class Client:
     """Sends requests to a server; a context manager.
 
     `identity` is the hash that identifies the model. Until it is set, no answer is stored or reused. Then answers go to
-    `store` (default: the file in `options`, or the one in the user's cache), by way of `detector` if it is set. Any
-    thread may use a client, also one with a running event loop.
+    `store` (default: the file in `options`, or the one in the user's cache). Any thread may use a client, also one with
+    a running event loop.
 
     Raises InputError or StorageError if the file of answers cannot be used.
     """
@@ -47,7 +47,6 @@ class Client:
         self.endpoint = endpoint
         self.options = options or ApiOptions()
         self.identity = ""
-        self.detector: ModelChangeDetector | None = None
         self._budget = Budget(self.options.max_requests)
         self._transport = Transport(endpoint, self.options, self._budget.retried)
         self._loop_thread = EventLoopThread(self._transport.close)
@@ -132,7 +131,10 @@ class Client:
         outcome: JsonObject | Exception = UsageError(_CLOSED)
         try:
             with call.task() as sent:
-                answer = await self._send_in_turn(request, sent)
+                async with self._gate.in_turn():
+                    sent()
+                    answer = await self._send(request)
+                    self._budget.answered(request, answer)
                 if keep:
                     await self._keep(key, request, answer)
             outcome = answer
@@ -141,14 +143,6 @@ class Client:
             outcome = error
         finally:
             call.arrived.put((key, outcome))
-
-    async def _send_in_turn(self, request: ApiRequest, sent: Callable[[], None] = lambda: None) -> JsonObject:
-        """The answer to a request; `sent` is called once it is its turn."""
-        async with self._gate.in_turn():
-            sent()
-            answer = await self._send(request)
-            self._budget.answered(request, answer)
-        return answer
 
     async def _send(self, request: ApiRequest) -> JsonObject:
         return await self._transport.send(request)
@@ -168,10 +162,7 @@ class Client:
             await asyncio.to_thread(request.check, answer)  # which may ask the server for its tokenizer
         except ServerError as error:
             raise ServerError(f"{error} The answer was not stored in {self.store.file}; run this again.", 200) from None
-        if self.detector is None:
-            self.store.put(key, answer)
-        else:
-            await self.detector.keep(key, answer, self._send_in_turn)
+        self.store.put(key, answer)
 
     def _end(self, call: "_Call") -> None:
         """Send no more requests of a call, and wait for those in flight."""

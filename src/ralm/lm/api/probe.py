@@ -197,26 +197,17 @@ class _Probe:
         return None if self._length is None else self._length - backend.reserved_tokens
 
     def _model(self, backend: Backend, capabilities: servers.Capabilities) -> ApiModel:
-        def is_same(answer: transport.JsonObject) -> bool:
-            with suppress(ServerError):  # another model may return an answer that cannot be parsed
-                return _tokens(backend.generated(answer, _GREEDY)) == capabilities.greedy
-            return False
-
         client, tokenizer = self._client, self._tokenizer.tokenizer
-        request = backend.generation_request(self._trials.prompt(backend), _GREEDY)
-        known = store.KnownText(request, is_same) if capabilities.greedy else None
         client.identity = capabilities.identity
-        client.detector = store.ModelChangeDetector(client.endpoint.url, client.store, known, self._trials.origin)
         if backend.hides_special_tokens:
             tokenizer = tokenizers.PlainTokenizer(tokenizer, messages=not backend.continues_own_text)
         return ApiModel(self._name, client, backend, tokenizer, capabilities)
 
 
 class _Trials:
-    """Asks a server with any backend and remembers its answers. `origin` is that of the last answer."""
+    """Asks a server with any backend and remembers its answers."""
 
     def __init__(self, name: str, client: Client, tokenizer: tokenizers.ApiTokenizer) -> None:
-        self.origin: store.Origin | None = None
         self._name = name
         self._client = client
         self._tokenizer = tokenizer
@@ -327,7 +318,6 @@ class _Trials:
         key = store.answer_key("", request.path, request.body)
         if key not in self._answers:
             [self._answers[key]] = self._client.answers([replace(request, retries=1)])
-        self.origin = store.origin_of(self._answers[key])
         return self._answers[key]
 
 
