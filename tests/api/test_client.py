@@ -446,15 +446,6 @@ def test_a_client_that_is_forgotten_leaves_no_thread(tmp_path: Path) -> None:
         assert not thread.is_alive()
 
 
-def test_a_store_that_is_given_stays_open(tmp_path: Path) -> None:
-    with HttpServer(echo) as server, AnswerStore(tmp_path / "a") as store:
-        for _ in range(2):
-            with Client(Endpoint(server.url, "m"), store=store) as client:
-                client.identity = "x"
-                list(client.answers(asked(range(1))))
-        assert len(server.requests) == 1
-
-
 IMPORTS = """
 import random
 import signal

@@ -76,20 +76,6 @@ def test_a_local_model_gives_the_log_probabilities_that_it_scores_with() -> None
     assert b"".join(map(backing.piece, tokens.tolist())).decode() == "The list type of Python is é and 中."
 
 
-@pytest.mark.parametrize("prompt", [TEXT, TOKENS, [TEXT], [TOKENS]])
-def test_openai_echoes_a_prompt_with_its_log_probabilities(prompt: Any) -> None:
-    answer = post(OpenAI(), "/v1/completions", {**SCORED, "prompt": prompt})
-    [choice] = answer["choices"]
-    told, [new] = choice["logprobs"], greedy(TOKENS, 1)
-    assert choice["text"] == TEXT + TABLE.tokenizer.spellings[new]
-    assert (told["tokens"], choice["finish_reason"]) == ([*choice["text"]], "length")
-    assert told["token_logprobs"] == pytest.approx(own([*TOKENS, new]))
-    assert told["top_logprobs"][0] is None
-    expected = {*top(TOKENS[:4], 2), TOKENS[4]}
-    assert {TABLE.tokenizer.token_of(text) for text in told["top_logprobs"][4]} == expected
-    assert answer["usage"] == {"prompt_tokens": 13, "completion_tokens": 1, "total_tokens": 14}
-
-
 def test_openai_lists_the_likeliest_tokens_of_a_chat_with_their_bytes() -> None:
     messages = [{"role": "user", "content": "a question"}]
     prompt = TABLE.tokenizer.encode(chat_text(messages)).tolist()
@@ -150,55 +136,6 @@ def test_what_a_provider_refuses(dialect: Dialect, path: str, body: Any, status:
     assert said in json.dumps(refusal[1])
 
 
-def test_vllm_tells_the_tokens_of_the_prompt_by_id() -> None:
-    choice = completion(VLLM(), {"prompt": TOKENS, "max_tokens": 1, "prompt_logprobs": 3, "temperature": 0})
-    assert choice["logprobs"] is choice["prompt_logprobs"][0] is None
-    for place in range(1, len(TOKENS)):
-        told = choice["prompt_logprobs"][place]
-        row_V = TABLE.log_probs(TOKENS[:place])[-1]
-        assert next(iter(told)) == str(TOKENS[place])
-        assert {int(token) for token in told} == {TOKENS[place], *top(TOKENS[:place], 3)}
-        assert all(one["logprob"] == pytest.approx(float(row_V[int(token)])) for token, one in told.items())
-        assert [one["rank"] for one in list(told.values())[-2:]] == [2, 3] or told[str(TOKENS[place])]["rank"] <= 3
-
-
-def test_vllm_echo_tells_the_actual_token_even_at_0_and_names_ids() -> None:
-    choice = completion(VLLM(), {**SCORED, "logprobs": 0, "return_tokens_as_token_ids": True})
-    written = [*TOKENS, *greedy(TOKENS, 1)]
-    names = [f"token_id:{token}" for token in written]
-    assert choice["logprobs"]["tokens"] == names
-    assert [list(one) for one in choice["logprobs"]["top_logprobs"][1:]] == [[name] for name in names[1:]]
-    assert choice["logprobs"]["token_logprobs"] == pytest.approx(own(written))
-
-
-def test_vllm_tells_chosen_ids_in_the_place_of_new_tokens() -> None:
-    asked = {"prompt": TOKENS, "max_tokens": 1, "temperature": 0, "logprobs": 1, "logprob_token_ids": [50, 60]}
-    asked["return_tokens_as_token_ids"] = True
-    row_V = TABLE.log_probs(TOKENS)[-1]
-    expected = {f"token_id:{token}": float(row_V[token]) for token in (greedy(TOKENS, 1)[0], 50, 60)}
-    assert completion(VLLM(), asked)["logprobs"]["top_logprobs"] == [pytest.approx(expected)]
-    [told] = completion(VLLM(knows_token_ids=False), asked)["logprobs"]["top_logprobs"]
-    assert list(told) == list(expected)[:1]
-
-
-def test_llamacpp_tells_as_many_likeliest_tokens_as_there_are() -> None:
-    asked = {"prompt": TOKENS, "n_predict": 1, "n_probs": 500, "temperature": 0, "return_tokens": True}
-    answer = post(LlamaCpp(), "/completion", asked)
-    [entry] = answer["completion_probabilities"]
-    assert answer["tokens"] == [entry["id"]] == greedy(TOKENS, 1)
-    assert answer["tokens_evaluated"] == 13
-    told = {one["id"]: one["logprob"] for one in entry["top_logprobs"]}
-    assert [told[token] for token in range(128)] == pytest.approx(TABLE.log_probs(TOKENS)[-1].tolist())
-    assert bytes(entry["bytes"]).decode() == entry["token"]
-
-
-def test_llamacpp_tells_a_forced_token_as_it_was_before_the_bias() -> None:
-    asked = {"prompt": TOKENS, "n_predict": 1, "n_probs": 1, "temperature": 0, "logit_bias": [[70, 100]]}
-    [entry] = post(LlamaCpp(), "/completion", asked)["completion_probabilities"]
-    assert (entry["id"], entry["logprob"]) == (70, pytest.approx(float(TABLE.log_probs(TOKENS)[-1][70])))
-    assert [one["id"] for one in entry["top_logprobs"]] == top(TOKENS, 1)
-
-
 def test_llamacpp_ignores_echo_and_writes_one_token_where_none_was_asked() -> None:
     choice = completion(LlamaCpp(), {**SCORED, "temperature": 0, "model": "any"})
     assert choice["text"] == TABLE.tokenizer.decode(np.array(greedy(TOKENS, 1)))
@@ -218,28 +155,6 @@ def test_llamacpp_python_echo_tells_each_token_after_itself_and_is_right_after_a
     assert told["tokens"][:-2] == list(TEXT)
     assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
     assert told["token_logprobs"][1:-2] == pytest.approx(own([1, *TOKENS])[2:])
-
-
-def test_sglang_tells_the_prompt_the_likeliest_and_the_chosen_tokens() -> None:
-    asked = {
-        "input_ids": TOKENS,
-        "return_logprob": True,
-        "logprob_start_len": 0,
-        "top_logprobs_num": 2,
-        "token_ids_logprob": [60, 50],
-        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-    }
-    answer = post(SGLang(), "/generate", asked)
-    meta = answer["meta_info"]
-    assert [one[0] for one in meta["input_token_logprobs"]] == pytest.approx(own(TOKENS))
-    assert [one[1:] for one in meta["input_token_logprobs"]] == [[token, None] for token in TOKENS]
-    assert meta["input_top_logprobs"][0] is meta["input_token_ids_logprobs"][0] is None
-    assert [one[1] for one in meta["input_top_logprobs"][3]] == top(TOKENS[:3], 2)
-    assert answer["output_ids"] == [meta["output_token_logprobs"][0][1]] == greedy(TOKENS, 1)
-    assert [one[1] for one in meta["output_top_logprobs"][0]] == top(TOKENS, 2)
-    row_V = TABLE.log_probs(TOKENS)[-1]
-    chosen = [[pytest.approx(float(row_V[token])), token, None] for token in (60, 50)]
-    assert meta["output_token_ids_logprobs"] == [chosen]
 
 
 def test_a_slow_answer_does_not_outlive_its_server() -> None:

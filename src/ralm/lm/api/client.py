@@ -37,21 +37,20 @@ class Client:
     """Sends requests to a server; a context manager.
 
     `identity` is the hash that identifies the model. Until it is set, no answer is stored or reused. Then answers go to
-    `store` (default: the file in `options`, or the one in the user's cache). Any thread may use a client, also one with
-    a running event loop.
+    `store`, the file in `options` or the one in the user's cache. Any thread may use a client, also one with a running
+    event loop.
 
     Raises InputError or StorageError if the file of answers cannot be used.
     """
 
-    def __init__(self, endpoint: Endpoint, options: ApiOptions | None = None, store: AnswerStore | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, options: ApiOptions | None = None) -> None:
         self.endpoint = endpoint
         self.options = options or ApiOptions()
         self.identity = ""
         self._budget = Budget(self.options.max_requests)
         self._transport = Transport(endpoint, self.options, self._budget.retried)
         self._loop_thread = EventLoopThread(self._transport.close)
-        self._own_store = store is None
-        self.store = store or AnswerStore(self.options.answers or default_answers())
+        self.store = AnswerStore(self.options.answers or default_answers())
         self._gate = _Gate(self.options.requests_at_once, self._budget)
         self._calls: set[_Call] = set()
         weakref.finalize(self, self._loop_thread.close)
@@ -110,8 +109,7 @@ class Client:
                 self._end(call)
         finally:
             self._loop_thread.close()
-            if self._own_store:
-                self.store.close()
+            self.store.close()
 
     def _submit(self, call: "_Call", request: ApiRequest) -> None:
         """Get the answer to a request: from an equal one, from the file, or from the server."""

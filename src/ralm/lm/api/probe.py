@@ -199,7 +199,7 @@ class _Probe:
     def _model(self, backend: Backend, capabilities: servers.Capabilities) -> ApiModel:
         client, tokenizer = self._client, self._tokenizer.tokenizer
         client.identity = capabilities.identity
-        if backend.hides_special_tokens:
+        if backend.text_only or not backend.continues_own_text:  # special tokens that the server adds are not reported
             tokenizer = tokenizers.PlainTokenizer(tokenizer, messages=not backend.continues_own_text)
         return ApiModel(self._name, client, backend, tokenizer, capabilities)
 

@@ -93,11 +93,6 @@ class Backend(ABC):
         return 2 if self.scores_prompts else 1
 
     @property
-    def hides_special_tokens(self) -> bool:
-        """Whether the server adds special tokens that it does not report."""
-        return self.text_only or not self.continues_own_text
-
-    @property
     def is_exact(self) -> bool:
         """Whether the server returns the log-probabilities of given texts."""
         return self.scores_prompts or self.max_chosen > 0
