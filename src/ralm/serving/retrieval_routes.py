@@ -30,7 +30,6 @@ RetrieverChoice: TypeAlias = Annotated[str | None, Query(description="How to sea
 Where: TypeAlias = Annotated[
     str | None, Query(description="A filter of passages, such as `year >= 2020 and lang = en`.")
 ]
-Count: TypeAlias = Annotated[int, Query(description="Passages to find.")]
 
 
 @search_router.get("/search")
@@ -38,7 +37,7 @@ async def search_index(
     request: Request,
     service: jobs.Searched,
     q: Annotated[str, Query(description="What to search for.")],
-    k: Count = 10,
+    k: Annotated[int, Query(description="Passages to find.")] = 10,
     index: IndexName = None,
     retriever: RetrieverChoice = None,
     where: Where = None,

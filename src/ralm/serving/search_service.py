@@ -1,7 +1,6 @@
 """The indexes of a server, and how requests search them; safe for many threads. A server without a language model has
 nothing else."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,8 +34,8 @@ class FoundPassages:
 class SearchService:
     """The indexes in `folders` (by name, the first by default), which requests search according to `settings`.
 
-    Clients must send the `key`, if there is one; `audit` gets a line for each request. Raises the
-    errors of opening the indexes.
+    Clients must send the `key`, if there is one; `audit` gets a line for each request. Raises the errors of opening the
+    indexes.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class SearchService:
         self.options = options or ServeOptions()
         self.key = key
         self.audit = audit
-        self.created = int(time.time())
         self.metrics = middleware.Metrics()
         self.indexes = indexes.Indexes(folders or {}, self.metrics)
         if PLAIN in self.indexes.names:

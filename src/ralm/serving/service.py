@@ -1,6 +1,7 @@
 """The model and the indexes of a server, and how a request reads with them; safe for many threads."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,7 @@ class Service(SearchService):
         max_length: int | None = None,
     ) -> None:
         super().__init__(options, settings, folders, key=key, audit=audit)
+        self.created = int(time.time())
         self.open_upstream: Callable[[], Upstream] | None = getattr(model, "upstream", None)
         self.passes_on = self.open_upstream is not None and (self.options.proxy or traits_of(model).answers_only)
         full_name = model.name.rpartition("#")[2]
