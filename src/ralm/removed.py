@@ -9,6 +9,7 @@ from typing import Final
 _RERANKING: Final = "a server such as TEI or vLLM ranks texts; `rerank` ranks the passages of an index"
 SUCCESSORS: Final[dict[str, str]] = {
     "cache": "leave it out; `ralm retrieve` keeps the passages of a text in a file for `--retrieved`",
+    "check --environment": "in a clone, `pip install --constraint requirements/locked.txt .` installs tested versions",
     "facets": "search with `--where`, or `--json` and count the metadata of the hits",
     "fuzzy": "correct the words of the query; passages that have any of its words are found",
     "gate": "leave it out, and passages are read everywhere; on questions gates failed",

@@ -24,7 +24,6 @@ from ralm.cli.process import (
     print_error,
     quietly,
     signals_unwind,
-    warn_of_untested_versions,
 )
 from ralm.cli.settings import WITH_SETTINGS
 from ralm.errors import RalmError, UsageError
@@ -150,7 +149,6 @@ def main() -> None:
         sys.exit(128 + signal.SIGINT)
     except RalmError as error:
         print_error(str(error))
-        warn_of_untested_versions(error)
         sys.exit(error.exit_status)
     except UnicodeEncodeError as error:
         print_error(f"{error.object} is not UTF-8, which is required here; rename or convert it.")
@@ -158,9 +156,6 @@ def main() -> None:
     except OSError as error:
         print_error(f"{error.filename or 'a file'}: {error.strerror or error}")
         sys.exit(1)
-    except Exception as error:
-        warn_of_untested_versions(error)
-        raise
 
 
 def _run() -> int | None:

@@ -1,58 +1,26 @@
-"""`ralm check` checks folders or installed versions; `ralm probe` reports the capabilities of a model's server."""
+"""`ralm check` checks folders; `ralm probe` reports the capabilities of a model's server."""
 
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
 from ralm.cli.flags import Flags, Output
-from ralm.cli.process import print_error, untested_warning
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import ApiOptions, is_api
 
 
 def check_command(
-    folder: Annotated[
-        Path | None, options.argument("Folder of an index, a run, a sweep, signals or a trained model.", "DIR")
-    ] = None,
-    environment: Annotated[
-        bool, typer.Option("--environment", help="Check the versions of Python and of the installed packages instead.")
-    ] = False,
+    folder: Annotated[Path, options.argument("Folder of an index, a run, a sweep, signals or a trained model.", "DIR")],
 ) -> Output:
     """Read every byte of a folder that ralm wrote, and report damage. The exit status is 1 if anything is damaged.
 
     Opening a folder checks small files fully, and samples of files above 64 MiB. This command compares the checksums of
     whole files, and checks that the files are consistent with each other.
-
-    `--environment` lists the packages whose installed versions are not between the lowest and the newest that ralm was
-    tested with. The exit status is 1 if there are any.
     """
-    if environment == (folder is not None):
-        raise UsageError("`ralm check` takes a folder or --environment: give one of them.")
-    return _check_environment() if folder is None else _check_folder(folder)
-
-
-def _check_environment() -> Output:
-    from ralm.cli.output import print_line
-    from ralm.environment import lock_file, untested_versions
-
-    found = untested_versions()
-
-    def print_versions() -> None:
-        if found:
-            print_error(untested_warning(found))
-            print_line(f"to install the tested versions: pip install --constraint {lock_file()} 'ralm[all]'")
-        else:
-            print_line("all versions are between the lowest and the newest that ralm was tested with")
-
-    return Output(lambda: {"untested": [*found], "locked": str(lock_file())}, print_versions, status=int(bool(found)))
-
-
-def _check_folder(folder: Path) -> Output:
     from ralm.cli.output import print_line
     from ralm.runs.run import verify_folder
 

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,7 @@ from threading import Timer, current_thread, main_thread
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from ralm.errors import RalmError, RalmWarning
+from ralm.errors import RalmWarning
 from ralm.terminal import no_progress, one_line
 
 _PYTHONS_OWN: Final = warnings.showwarning
@@ -76,23 +76,6 @@ def _show_warning(message: Warning | str, category: type[Warning], *place: Any, 
         print_error(f"warning: {message}")
     else:
         _PYTHONS_OWN(message, category, *place, **more)
-
-
-def untested_warning(versions: Sequence[str]) -> str:
-    """One line that names versions of packages that were not tested."""
-    return f"warning: ralm was not tested with {', '.join(versions)}"
-
-
-def warn_of_untested_versions(error: BaseException) -> None:
-    """After an error in a library, print the versions that ralm was not tested with, if any."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, (RalmError, OSError)):
-        return
-    from ralm.environment import untested_versions
-
-    if versions := untested_versions():
-        print_error(untested_warning(versions))
 
 
 def escape_unprintable() -> None:
