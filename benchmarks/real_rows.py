@@ -35,8 +35,8 @@ _MIXED: Final = "nq_oracle"
 """The questions that all mixers are read on."""
 CONFLICTS: Final = "conflicts"
 _ENSEMBLE: Final = ("--reader", "ensemble", "--documents")
-_WEIGHTS: Final = ("uniform", "posterior", "prior", "entropy", "backoff")
-_ONE_PASSAGE: Final = ("prior", "backoff", "contrast", "adaptive-contrast")
+_WEIGHTS: Final = ("uniform", "posterior")
+_ONE_PASSAGE: Final = ("contrast",)
 """The mixers that do something with one passage."""
 _CLEANED: Final = "medquad"
 """The text that is also read without near-duplicates: its corpus has most of them."""
@@ -155,9 +155,8 @@ QUESTION_ORDERS: Final = (
 )
 MIXER_ORDERS: Final = (
     *(Order(f"bm25-4-{mixer}", "bm25-4", "weights by similarity: REPLUG Eq. 3") for mixer in _WEIGHTS),
-    *(Order(f"random-4-{mixer}", "closed", "ours: no harm") for mixer in ("similarity", "prior", "backoff")),
-    *(Order(f"gold-{mixer}", "gold", "CAD; AdaCAD") for mixer in ("contrast", "adaptive-contrast")),
-    *(Order(f"gold-{mixer}", "gold", "ours") for mixer in ("prior", "backoff")),
+    *(Order(f"random-4-{mixer}", "closed", "ours: no harm") for mixer in ("similarity",)),
+    *(Order(f"gold-{mixer}", "gold", "CAD") for mixer in _ONE_PASSAGE),
 )
 CHOICE_ORDERS: Final = (
     Order("letter-bm25", "letter-closed", "REPLUG Table 2"),
@@ -347,7 +346,7 @@ def _mixer_rows(name: str, model: Path, *, chats: bool) -> Iterator[Row]:
             for mixer in ("similarity", *_WEIGHTS):
                 how = "bm25-4" if mixer == "similarity" else f"bm25-4-{mixer}"
                 yield Row(f"{name}/{asked}/{how}", (*usual, *index, *_ENSEMBLE, "4", "--mixer", mixer), 67)
-            for mixer in ("similarity", "prior", "backoff"):
+            for mixer in ("similarity",):
                 read = ("--retriever", "random", *_ENSEMBLE, "4", "--mixer", mixer)
                 yield Row(f"{name}/{asked}/random-4-{mixer}", (*usual, *index, *read), 67)
         for mixer in _ONE_PASSAGE:

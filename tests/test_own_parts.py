@@ -16,7 +16,7 @@ from ralm.reading.mixers import PosteriorWeights
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.records import NO_PASSAGE, DoubleArray, Hits, MixerNeeds, Passages, Predictions, PromptPrefix
+from ralm.records import NO_PASSAGE, DoubleArray, Hits, Passages, Predictions, PromptPrefix
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g a a c h b"
@@ -69,7 +69,7 @@ class Recent:
     """Weighs passages by the likelihood of the last two tokens."""
 
     config = {"mixer": "recent"}  # noqa: RUF012
-    needs = MixerNeeds(evidence=2)
+    evidence = 2
 
     def log_weights(self, given: Predictions) -> DoubleArray:
         joint_TK = given.log_weights_K + given.evidence_TKE.sum(axis=2)

@@ -62,7 +62,7 @@ def greedy_steps(material: Material, prompt: IntArray, reader: Ensemble, options
         if written % options.stride == 0:
             query = model.tokenizer.decode(text[-options.query_tokens :])
             hits = retrieve_checked(source.retriever, [query], reader.hits, len(source.passages)).of(0)
-            prompt_prefixes = CheckedReader.of(reader).prompt_prefixes(hits, documents, text)
+            prompt_prefixes = CheckedReader.of(reader).prompt_prefixes(hits, documents)
         given = continuations.next_tokens(
             [np.concatenate([prompt_prefix.tokens, text]) for prompt_prefix in prompt_prefixes]
         )

@@ -77,7 +77,7 @@ from .protocols import (
 )
 from .reading import ReadingOptions as ReadingOptions
 from .reading.concatenation import Concatenation as Concatenation
-from .reading.contrast import AdaptiveContrast as AdaptiveContrast, Backoff as Backoff, Contrast as Contrast
+from .reading.contrast import Contrast as Contrast
 from .reading.ensemble import Ensemble as Ensemble
 from .reading.generate import (
     Prompt as Prompt,
@@ -87,14 +87,10 @@ from .reading.generate import (
 )
 from .reading.in_context import InContext as InContext
 from .reading.mixers import (
-    EntropyWeights as EntropyWeights,
-    LearnedWeights as LearnedWeights,
     MixerOptions as MixerOptions,
     PosteriorWeights as PosteriorWeights,
-    PriorWeights as PriorWeights,
     SimilarityWeights as SimilarityWeights,
     UniformWeights as UniformWeights,
-    open_mixer as open_mixer,
 )
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
 from .reading.sampling import GenerationOptions as GenerationOptions
@@ -104,7 +100,6 @@ from .records import (
     Document as Document,
     Hits as Hits,
     Message as Message,
-    MixerNeeds as MixerNeeds,
     NextTokens as NextTokens,
     Passage as Passage,
     Predictions as Predictions,

@@ -3,7 +3,7 @@
 Any class with these methods works: the parts of this package, a fake in a test, or your own class.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -15,7 +15,6 @@ from ralm.records import (
     Hits,
     IntArray,
     Message,
-    MixerNeeds,
     NextTokens,
     Passage,
     Passages,
@@ -23,7 +22,6 @@ from ralm.records import (
     PromptPrefix,
     ScoringSequence,
     SpecialTokens,
-    TargetGroup,
 )
 from ralm.terminal import Advance
 
@@ -118,8 +116,6 @@ class LanguageModel(Protocol):
         """
 
 
-TargetGroups: TypeAlias = tuple[Sequence[ScoringSequence], Sequence[TargetGroup]]
-"""Sequences, and the groups of their targets."""
 Tier: TypeAlias = Literal["all", "chosen", "top_k", "text"]
 """Which next tokens a model returns log-probabilities for; see `WritingModel.tier`."""
 
@@ -133,16 +129,6 @@ class ModelTraits:
     every causal model except those that read a token differently depending on how many tokens follow it (LongRoPE)."""
     vocabulary: int | None = None
     """The number of token ids of the model; if given, other ids are rejected before the model is called."""
-    distributions: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]] | None = None
-    """As `score`, but with the log-probabilities (float32, P x V) of the whole vocabulary in the place of each
-    target."""
-    summaries: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]] | None = None
-    """As `score`, but three numbers of each target (float32, P x 3): its log-probability, the entropy of its
-    distribution in nats, and the highest log-probability. Without this member they come from `distributions`."""
-    grouped: Callable[[Iterable[TargetGroups]], Iterable[list[FloatArray]]] | None = None
-    """For some sequences and the groups of their targets, the longest sequence first: for each group, the
-    log-probability of each target after each of the K sequences, and the numbers of `reduce` (float32, T x (K + S)).
-    The distributions need not leave the device. Without this member they come from `distributions`."""
     bounds: tuple[LanguageModel, LanguageModel] | None = None
     """Two models whose scores are lower and upper bounds of those that this model cannot give."""
     bound: Literal["lower", "upper"] | None = None
@@ -350,12 +336,12 @@ class Reader(Protocol):
         """
 
 
+@runtime_checkable
 class Mixer(Protocol):
     """Weighs the predictions after the prompt prefixes of a row; their average under these weights predicts the text.
 
-    An optional attribute `needs` (`MixerNeeds`) says what it looks at besides the reader's weights and the scores. A
-    mixer belongs to a reader: `Ensemble(mixer=...)`, or the attribute `mixer` of your own. One whose predictions are no
-    average is a `DistributionMixer`.
+    An optional attribute `evidence` (int) is how many tokens before each target it looks at. A mixer belongs to a
+    reader: `Ensemble(mixer=...)`, or the attribute `mixer` of your own.
     """
 
     @property
@@ -367,18 +353,17 @@ class Mixer(Protocol):
         a row per target. The weights of a target must sum to 1."""
 
 
+@runtime_checkable
 class DistributionMixer(Protocol):
-    """Makes one distribution of the distributions after the prompt prefixes of a row, which need not be an average; so
-    no passage has a share of a token.
+    """Makes the distribution of the next token, which need not be an average: no passage has a share of a token.
+
+    It takes the place of a `Mixer` where text is generated; given texts are not scored with it.
     """
 
     @property
     def config(self) -> Mapping[str, Any]:
         """Everything about the mixer that affects the figures, as JSON. The key `mixer` holds its name."""
 
-    @property
-    def needs(self) -> MixerNeeds:
-        """What it looks at: `MixerNeeds(distributions=True)`, also with `plain=True`."""
-
-    def log_probs(self, given: Predictions) -> Any:
-        """The natural log-probabilities of the vocabulary (a torch tensor, float32, T x V) for each target."""
+    def log_probs(self, average_V: DoubleArray, plain_V: DoubleArray) -> DoubleArray:
+        """The natural log-probabilities (float64, V) of the next token, from those of the average over the passages of
+        a row under the reader's weights, and of the prediction without passages."""

@@ -4,7 +4,7 @@ Letters for shapes, here and elsewhere: Q queries (rows of a plan), K hits per q
 tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -163,44 +163,20 @@ class PromptPrefix:
 
     The model reads `tokens` (int64) first. `passages` are the numbers of the passages in them, best first; the reading
     is credited to the first one. `log_weight` is the natural logarithm of the reading's weight in the row's average.
-    ralm fills in what mixers look at: `score` is the retrieval score of the credited passage, and `overlap` how many of
-    the last tokens before the row stand in `tokens` in a row. Other prompts may begin with the first `shared` tokens
-    too, None for all.
+    ralm fills in `score`, the retrieval score of the credited passage, at which mixers look. Other prompts may begin
+    with the first `shared` tokens too, None for all.
     """
 
     tokens: IntArray
     passages: tuple[int, ...] = ()
     log_weight: float = 0.0
     score: float = 0.0
-    overlap: int = 0
     shared: int | None = None
 
     @property
     def passage(self) -> int:
         """The passage credited with the reading, or `NO_PASSAGE`."""
         return self.passages[0] if self.passages else NO_PASSAGE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixerNeeds:
-    """What a mixer needs besides the weights and scores of a row.
-
-    `evidence` is how many tokens before each target it looks at. With `plain`, the row is also read without passages.
-    With `overlap`, passages are compared with the text before the row.
-    `summaries` are the entropy and the highest log-probability of each prediction, `distributions` all
-    log-probabilities; a mixer that needs distributions can have no evidence and no summaries.
-    """
-
-    evidence: int = 0
-    plain: bool = False
-    overlap: bool = False
-    summaries: bool = False
-    distributions: bool = False
-
-    @property
-    def next_tokens(self) -> bool:
-        """Whether it looks at the predictions of a target."""
-        return self.summaries or self.distributions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,26 +186,12 @@ class Predictions:
     `log_weights_K` (float64) are the logarithms of the weights that the reader gives, and `scores_K` (float64) the
     retrieval scores of the passages. `evidence_TKE` (float32) holds the natural log-probabilities of the E tokens
     before each target, oldest first, after each prompt prefix; where the text has fewer tokens they are 0, which
-    favours no passage. `overlap_K` (int64) counts the last of the 32 tokens before the first target that stand in the
-    prompt prefix in a row (in a prompt with a question: of its end, in its passages); it is 0 unless the mixer needs
-    it. If the mixer needs the `plain` prediction, this is the last of the K, with weight and score -inf.
-
-    Two more fields are there if the mixer needs them: `summaries_TK2` (float32), the entropy in nats and the highest
-    log-probability of each prediction; and `log_probs_KTV`, the natural log-probabilities of the vocabulary, a torch
-    tensor (float32) on the device of the model, of which large T come in parts.
+    favours no passage.
     """
 
     log_weights_K: DoubleArray
     scores_K: DoubleArray
     evidence_TKE: FloatArray
-    overlap_K: IntArray
-    summaries_TK2: FloatArray | None = None
-    log_probs_KTV: Any = None
-
-    @property
-    def average_TV(self) -> Any:
-        """The log-probabilities (a torch tensor, float32) of the average under the weights of the reader."""
-        return (self.log_probs_KTV + self.log_probs_KTV.new_tensor(self.log_weights_K)[:, None, None]).logsumexp(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -267,21 +229,6 @@ class ScoringSequence:
     def __len__(self) -> int:
         """The number of tokens that the model reads: all but the last, which is only predicted."""
         return len(self.tokens_N) - 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TargetGroup:
-    """T targets that K sequences predict, and what becomes of the K distributions of each.
-
-    `sequences_K` (int64) are the indices of the sequences, and `firsts_K` (int64) that of the first of T consecutive
-    targets in each. `reduce` turns the log-probabilities of the vocabulary and the token ids of targets (torch tensors,
-    float32, K x T x V, and int64, T; in parts) into numbers (T x S).
-    """
-
-    sequences_K: IntArray
-    firsts_K: IntArray
-    targets: int
-    reduce: Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

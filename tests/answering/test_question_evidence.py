@@ -1,7 +1,7 @@
 """Mixers that weigh passages by the tokens of the question, against plain loops."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -20,8 +20,8 @@ from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.errors import UsageError
 from ralm.protocols import Documents
 from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import LearnedWeights, PosteriorWeights
-from ralm.records import MixerNeeds, PromptPrefix
+from ralm.reading.mixers import PosteriorWeights
+from ralm.records import PromptPrefix
 from ralm.storage.store import Store
 from tests.answering.given import PASSAGES, Given
 from tests.fakes import CountingModel, WordTokenizer, passages_of
@@ -30,18 +30,7 @@ from tests.reference import ensemble, mixers
 FORM = "use {documents} ask {question} so"
 PROMPT = QuestionPrompt(closed="now ask {question} so", one=FORM, several=FORM, document="{text}", between=" ")
 HOW: Final[dict[str, Any]] = {"eta": 0.8, "decay": 4.0}
-LEARNED = LearnedWeights(temperature=1.5, rank=-0.4, overlap=0.8, none=-0.5, **HOW)
 WORDS = st.lists(st.sampled_from("abcdefgh"), max_size=5)
-
-
-class WithNone:
-    """Equal weights at the start, with a place for the prediction without passages."""
-
-    def __init__(self, evidence: int) -> None:
-        self.mixer = PosteriorWeights(evidence=evidence, start="uniform", **HOW)
-        self.needs = replace(self.mixer.needs, plain=True)
-        self.config = self.mixer.config
-        self.log_weights = self.mixer.log_weights
 
 
 def model_of_words() -> Any:
@@ -57,20 +46,13 @@ def asked(draw: st.DrawFn) -> tuple[Any, QuestionInput, list[list[int]], list[fl
     texts = [text + draw(ends) for text in draw(st.lists(WORDS, min_size=2, max_size=3))]
     model, scores = model_of_words(), [1.0, 0.5, -0.5][: len(texts)]
     evidence = draw(st.integers(1, 12))
-    mixer: Any = draw(st.sampled_from([PosteriorWeights(evidence=evidence, **HOW), WithNone(evidence), LEARNED]))
-    with_none, evidence = mixer.needs.plain, mixer.needs.evidence
+    mixer = PosteriorWeights(evidence=evidence, **HOW)
     builder = PromptBuilder(PROMPT, model.tokenizer, 60, Ensemble(documents=3, mixer=mixer))
     question = Question("1", " ".join(words), (" ".join(answer),))
     one = builder.build(question, [*enumerate(scores)], passages_of(*map(" ".join, texts)))
     written = [f"use {' '.join(text)} ask {' '.join(words)} so" for text in texts]
-    if with_none:
-        written.append(f"now ask {' '.join(words)} so")
     prompts = [model.tokenizer.encode(text).tolist() for text in written]
-    start = [1 / len(prompts)] * len(prompts) if with_none else ensemble.weights(scores)
-    if mixer is LEARNED:
-        end = model.tokenizer.encode(f"ask {' '.join(words)} so").tolist()
-        overlaps = [mixers.overlap(model.tokenizer.encode(" ".join(text)).tolist(), end) for text in texts]
-        start = mixers.learned_start(scores, overlaps, asdict(LEARNED))
+    start = ensemble.weights(scores)
     assert [prompt.tokens.tolist() for prompt in one.prompts] == prompts
     return model, one, prompts, start, evidence
 
@@ -175,45 +157,15 @@ def test_choices_are_those_of_the_plain_loop(score: Any) -> None:
                 np.testing.assert_allclose(found, np.mean(shares, axis=0), atol=1e-5)
 
 
-@given(st.lists(WORDS, min_size=1, max_size=3), WORDS, st.integers(8, 40))
-def test_the_overlap_of_a_prompt_is_that_of_its_passage(texts: list[list[str]], words: list[str], room: int) -> None:
-    """Demonstrations, which end as the prompt does, and what is cut of the passage do not count. Without evidence the
-    weights are those of the overlap."""
-    model = model_of_words()
-    mixer: Any = replace(LEARNED, eta=0)
-    only = type("Only", (), {"needs": MixerNeeds(plain=True, overlap=True), "config": {"mixer": "only"},
-                             "log_weights": lambda _, given: mixer.log_weights(given)})()  # fmt: skip
-    shown = [(Question("0", "h", ("g",)), passages_of("a so"))]
-    texts = [[*text, *words[-1:], "so"] for text in texts]
-    builder = PromptBuilder(PROMPT, model.tokenizer, room, Ensemble(documents=3, mixer=only), shown)
-    scores, question = [0.0] * len(texts), Question("1", " ".join(words))
-    one = builder.build(question, [*enumerate(scores)], passages_of(*map(" ".join, texts)))
-    end = model.tokenizer.encode(f"ask {' '.join(words)} so").tolist()
-    overlaps = []
-    for prompt, text in zip(one.prompts, texts, strict=False):
-        cut = max(0, len(text) - (room - len(end)))
-        overlaps.append(mixers.overlap(model.tokenizer.encode(" ".join(text[cut:])).tolist(), end))
-        assert prompt.overlap == overlaps[-1]
-    [weights] = mixers.posterior(mixers.learned_start(scores, overlaps, asdict(mixer)), [[0.0]] * len(one.prompts),
-                                 0, 0, 1, 0)  # fmt: skip
-    np.testing.assert_allclose([np.exp(prompt.log_weight) for prompt in one.prompts], weights, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("mixers_and_scores"),
-    [
-        [(PosteriorWeights(eta=0.5), 0.0), (PosteriorWeights(eta=5), 0.0), (PosteriorWeights(eta=0.5), 0.0)],
-        [(LEARNED, 0.0), (LEARNED, 3.0), (LEARNED, 0.0)],
-    ],
-)
-def test_stored_answers_of_other_weights_are_not_read(tmp_path: Path, mixers_and_scores: Any) -> None:
+def test_stored_answers_of_other_weights_are_not_read(tmp_path: Path) -> None:
     """The prompts and the reader's weights are the same."""
     model: Any = CountingModel(WordTokenizer())
     options, store = AnswerOptions(new_tokens=3, stop=("~",)), Store(tmp_path / "answers")
     found = []
-    for mixer, more in mixers_and_scores:
+    for eta in (0.5, 5, 0.5):
+        mixer = PosteriorWeights(eta=eta)
         builder = PromptBuilder(open_prompt("replug"), model.tokenizer, 400, Ensemble(documents=3, mixer=mixer))
-        hits = [(0, 1.0 + more), (1, 0.5 + more), (2, more)]
+        hits = [(0, 1.0), (1, 0.5), (2, 0.0)]
         one = builder.build(Question("1", "Who sings in the sea?"), hits, PASSAGES)
         [(_, answer)] = answer_all([one], model, options, store)
         found.append(answer.log_prob)

@@ -6,7 +6,7 @@ import math
 import sys
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,10 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import Prompt, generate_many
 from ralm.reading.in_context import InContext
-from ralm.reading.mixers import LearnedWeights, PosteriorWeights
+from ralm.reading.mixers import PosteriorWeights
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.reading.tokens import first_tokens
 from tests.cli.program import ralm
 from tests.harness.local_tasks import PAGES, QUESTIONS, answers, assert_alike, evaluated, of, requests, save_tasks
 from tests.reference import ensemble, mixers
@@ -177,16 +176,10 @@ def test_whole_texts_are_as_likely_as_ralm_eval_says(
     assert found["results"]["local_pages"]["word_perplexity,none"] == pytest.approx(expected["word_perplexity"])
 
 
-@pytest.mark.parametrize(
-    "mixer",
-    [
-        PosteriorWeights(eta=2.0, decay=5.0, evidence=7),
-        LearnedWeights(temperature=3.0, rank=-0.4, overlap=0.8, none=-0.5, eta=2.0, decay=5.0),
-    ],
-)
-def test_endings_with_evidence_are_scored_as_in_the_plain_loop(index: Path, mixer: Any) -> None:
+def test_endings_with_evidence_are_scored_as_in_the_plain_loop(index: Path) -> None:
     """The end of the context is evidence, and then the ending; greedy decoding writes what `generate_until` does."""
     model, source = load_local_model("ralm-tiny"), FromRetriever.of_index(index)
+    mixer = PosteriorWeights(eta=2.0, decay=5.0, evidence=7)
     reader = Ensemble(documents=3, mixer=mixer)
     ralm_lm, question = RalmLM(model, source, reader=reader), {"question": "what sings in the sea by night"}
     before = "Sheep graze on the green hill, a dog keeps the sheep together, and ships cross the deep blue sea. "
@@ -195,23 +188,16 @@ def test_endings_with_evidence_are_scored_as_in_the_plain_loop(index: Path, mixe
     [(found, _)] = ralm_lm.loglikelihood([asked])
     hits = source.retriever.retrieve([question["question"]], 3).of(0)
     text, targets = (model.tokenizer.encode(one).tolist() for one in (context, ending))
-    assert len(text) > mixer.needs.evidence, "the first token has no likelihood without a passage"
+    assert len(text) > mixer.evidence, "the first token has no likelihood without a passage"
 
     def next_log_probs(read: Sequence[int]) -> Any:
         return model.continuations().next_tokens([np.array(read)]).log_probs_BC[0].astype(np.float64)
 
     prefixes, scores = [*_each_alone(model, source, hits)], [score for _, score in hits]
     start = ensemble.weights(scores)
-    if mixer.needs.overlap:
-        overlaps = [mixers.overlap(prefix, text[-32:]) for prefix in prefixes]
-        assert max(overlaps) > min(overlaps)
-        start, prefixes = (
-            mixers.learned_start(scores, overlaps, asdict(mixer)),
-            [*prefixes, first_tokens(model.tokenizer, "auto").tolist()],
-        )
     totals, _ = mixers.score(
         [[*prefix, *text] for prefix in prefixes], len(text), targets, start, next_log_probs,
-        eta=2.0, decay=5.0, evidence=mixer.needs.evidence,
+        eta=2.0, decay=5.0, evidence=mixer.evidence,
     )  # fmt: skip
     assert found == pytest.approx(sum(totals), abs=1e-3)
     [written] = ralm_lm.generate_until(requests("generate_until", (context, {"max_gen_toks": 3}), document=question))

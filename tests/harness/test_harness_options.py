@@ -79,7 +79,7 @@ def test_a_batch_size_may_be_automatic(size: str | None) -> None:
         ("lm=gpt2,batch_size=4,max_batch_size=8", r"^`max_batch_size` has no effect without `batch_size=auto`\.$"),
         ("lm=ralm-tiny,retries=3", "runs here: leave out the arguments of models behind an API"),
         ("lm=http://localhost:1#m,dry_run=true", "`dry_run` would give the harness figures"),
-        ("lm=gpt2,index=here,reader=ensemble,mixer=learned", "`ralm train mixer` made: give `mixer_weights` too"),
+        ("lm=gpt2,index=here,reader=ensemble,mixer=learned", "`mixer=learned` was removed"),
         ("lm=gpt2,batch_size=many", r"^`batch_size` must be a whole number, not 'many'\.$"),
     ],
 )

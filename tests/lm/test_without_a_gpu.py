@@ -9,12 +9,12 @@ import torch
 from transformers import PreTrainedModel
 
 from ralm import EncoderOptions, load_encoder
-from ralm.lm.local import engine, grouped
+from ralm.lm.local import engine
 from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
 from ralm.lm.local.engine import Replica, TargetLogits
 from ralm.lm.local.prefixes import PrefixCache
 from ralm.lm.local.states import StateDecoder
-from ralm.records import IntArray, ScoringSequence, TargetGroup
+from ralm.records import IntArray, ScoringSequence
 from ralm.reranking.cross_encoder import load_pair_model
 from ralm.training import encoders, losses
 from ralm.training.options import LSROptions
@@ -42,7 +42,7 @@ def family_model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return tiny_family_model(request.param).requires_grad_(False)
 
 
-@pytest.mark.parametrize("read", [engine.target_log_probs, engine.distributions, grouped.summaries])
+@pytest.mark.parametrize("read", [engine.target_log_probs, engine.distributions])
 def test_scoring(family_model: PreTrainedModel, read: engine.ReadLogits, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several sequences in one pass, and more targets than one pass computes."""
     monkeypatch.setattr(engine, "LOGITS_PER_CHUNK", 64)
@@ -55,18 +55,6 @@ def test_scoring(family_model: PreTrainedModel, read: engine.ReadLogits, monkeyp
             parts = replica.start(some, read)
             assert {part.device for part in parts} <= {CUDA, torch.device("cpu")}
             assert [len(one) for one in replica.fetch(some, parts)] == [5, 5, 5]
-
-
-def test_mixtures_on_the_device(family_model: PreTrainedModel) -> None:
-    some = sequences(20, 15)
-    group = TargetGroup(
-        np.arange(2), np.zeros(2, np.int64), 5, lambda log_probs_KCV, targets_C: log_probs_KCV[0, :, :1]
-    )
-    with fake_cuda(family_model) as model:
-        replica = Replica(TargetLogits(model, "fake"))
-        jobs = iter([(0, (some, [group]))])
-        [(_, [found])] = grouped.read_jobs(replica, lambda: next(jobs, None), batches=lambda given: [given])
-    assert found.shape == (5, 3)
 
 
 @pytest.mark.parametrize("kind", [CachedDecoder, UncachedDecoder, StateDecoder])

@@ -1,7 +1,6 @@
 """Mixers against plain loops, and what must hold of any weights."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ from ralm.protocols import Mixer
 from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
-from ralm.reading.in_context import rows_with_targets, stride_request
-from ralm.reading.mixers import LearnedWeights, MixerOptions, PosteriorWeights, PriorWeights, UniformWeights, overlap_of
+from ralm.reading.in_context import stride_request
+from ralm.reading.mixers import MixerOptions, PosteriorWeights, UniformWeights
 from ralm.reading.mixing import evidence_of
 from ralm.reading.plan import PlanOptions
-from ralm.reading.provenance import total_gain
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
@@ -84,120 +82,6 @@ def test_without_evidence_posterior_weights_are_the_first_ones(model: LocalLangu
     for start, plain in (("similarity", similarity), ("uniform", uniform)):
         mixed = read(model, prepared, hits, PosteriorWeights(eta=0, start=start))  # type: ignore[arg-type]
         np.testing.assert_allclose(mixed.log_probs_T, plain.log_probs_T, atol=2e-5)
-
-
-@pytest.mark.parametrize("none_score", [-0.4, 1.0])
-def test_prior_weights_equal_the_plain_loop_and_credit_no_passage(model: LocalLanguageModel, none_score: float) -> None:
-    prepared = prepare_text(TEXT, model.tokenizer, PLANS["sliding"], limit_tokens=60)
-    hits, scorer = some_hits(prepared, 3), Scorer(model)
-    without = score_text(prepared, scorer)
-    requests = scorer.scored
-    mixed = read(scorer, prepared, hits, PriorWeights(temperature=2.0, none_score=none_score), 2.0)
-    read_anyway = scorer.scored - requests
-    documents = PassageDocuments.planned(PASSAGES, model.tokenizer, prepared.plan.options)
-    at, pairs = 0, 0
-    for row in range(len(prepared.plan)):
-        found = hits.of(row)
-        numbers = [*(number for number, _ in found), NO_PASSAGE]
-        pairs += len(found)
-        log_probs_KT = scorer.log_probs(
-            [stride_request(prepared.tokens, prepared.plan, row, documents[number]) for number in numbers]
-        )
-        weights = mixers.with_none([score for _, score in found], 2.0, none_score)
-        for place in range(len(log_probs_KT[0])):
-            shares = [weight * np.exp(float(one[place])) for weight, one in zip(weights, log_probs_KT, strict=True)]
-            assert mixed.log_probs_T[at] == pytest.approx(np.log(sum(shares)), abs=1e-5)
-            assert mixed.provenance.passages_TK[at, : len(numbers)].tolist() == numbers
-            np.testing.assert_allclose(
-                mixed.provenance.posteriors_TK[at, : len(numbers)], np.array(shares) / sum(shares), rtol=1e-4, atol=1e-6
-            )
-            at += 1
-    assert at == len(mixed)
-    assert read_anyway <= pairs, "the prediction without passages is that of the baseline"
-    gain_T = (mixed.log_probs_T - without.log_probs_T).astype(np.float64)
-    none_TK = mixed.provenance.passages_TK == NO_PASSAGE
-    expected = (gain_T[:, None] * mixed.provenance.posteriors_TK)[none_TK].sum()
-    assert total_gain(mixed.provenance, gain_T).unattributed == pytest.approx(expected, abs=1e-5)
-
-
-LEARNED = LearnedWeights(temperature=1.5, rank=-0.4, overlap=0.8, none=-0.5, eta=0.3, decay=4)
-
-
-@pytest.mark.parametrize("windows", PLANS)
-def test_learned_weights_equal_the_plain_loop(windows: str) -> None:
-    """Passages that hold the last tokens before a row count more; the last prediction is that without a passage."""
-    model = CountingModel(WordTokenizer("abcdefgh"), max_length=90)
-    options = replace(PLANS[windows], max_length=64)
-    if windows == "rolling":
-        options = replace(options, query_tokens=33, max_length=90)
-    text = " ".join(np.random.default_rng(0).choice([*"abcd"], 80))
-    prepared = prepare_text(text, model.tokenizer, options)
-    passages = passages_of("a b c d", "d c b a a", "e f g h", "b b", "a")
-    documents = PassageDocuments.planned(passages, model.tokenizer, prepared.plan.options)
-    hits, scorer = some_hits(prepared, 3), Scorer(model)
-    scored = score_text(prepared, scorer, hits, passages, Ensemble(documents=3, mixer=LEARNED))
-    at, overlaps = 0, []
-    for row in rows_with_targets(prepared.plan):
-        begin, end = int(prepared.plan.target_begin_R[row]), int(prepared.plan.end_R[row])
-        found = hits.of(row)
-        numbers = [*(number for number, _ in found), NO_PASSAGE]
-        requests = [stride_request(prepared.tokens, prepared.plan, row, documents[number], 32) for number in numbers]
-        log_probs = [one.astype(float).tolist() for one in scorer.log_probs(requests)]
-        before = prepared.tokens[max(0, begin - 32) : begin].tolist()
-        same = [mixers.overlap(documents[number].tolist(), before) for number in numbers[:-1]]
-        first = len(log_probs[0]) - (end - begin)
-        weights = mixers.learned([score for _, score in found], same, log_probs, first, asdict(LEARNED))
-        if not found:
-            weights = [[1.0]] * (end - begin)
-        expected = mixers.log_likelihood(weights, log_probs, first)
-        np.testing.assert_allclose(scored.log_probs_T[at : at + end - begin], expected, atol=1e-5)
-        at += end - begin
-        overlaps += same
-    assert at == len(scored)
-    assert len({*overlaps}) > 2
-
-
-TOKENS = st.lists(st.integers(0, 2), max_size=12)
-
-
-@given(TOKENS, TOKENS)
-def test_the_overlap_equals_the_plain_loop(passage: list[int], prefix: list[int]) -> None:
-    found = overlap_of(np.array(passage, dtype=np.int64), np.array(prefix, dtype=np.int64))
-    assert found == mixers.overlap(passage, prefix)
-
-
-def test_generation_with_learned_weights_compares_passages_with_the_growing_text() -> None:
-    """With an overwhelming weight, each stride is read with the passage that holds the last tokens of the text."""
-    passages = passages_of("a b c d", "g h a h")
-    source = FromRetriever(SomeHits(passages), passages, config={})
-    options = GenerationOptions(new_tokens=8, stride=1, query_tokens=2, document_tokens=4)
-    model = CountingModel(WordTokenizer("abcdefgh"))
-    reader = Ensemble(documents=2, mixer=replace(LEARNED, overlap=1000, none=-1e6, eta=0))
-    prompt = model.tokenizer.encode("c d")
-    (tokens,) = written(TokenWriter(model, options, source, reader=reader), prompt)
-    documents, text = PassageDocuments(passages, model.tokenizer, 4), prompt.tolist()
-    decided = 0
-    for token in tokens:
-        same = [mixers.overlap(documents[number].tolist(), text[-32:]) for number in token.passages_K[:-1].tolist()]
-        if len(same) == 2 and same[0] != same[1]:
-            decided += 1
-            assert int(token.posteriors_K.argmax()) == same.index(max(same))
-        text.append(token.token)
-    assert decided > 2
-
-
-def test_a_place_for_no_passage_in_generation() -> None:
-    """With an overwhelming score, every token is that of the model without passages, and credited to none."""
-    passages = passages_of("c d c d", "e f e f", "a b")
-    source = FromRetriever(SharedWordsRetriever(passages), passages, config={})
-    options = GenerationOptions(new_tokens=6, stride=2, query_tokens=2, document_tokens=4, max_length=14)
-    model = CountingModel(WordTokenizer("abcdefgh"))
-    reader = Ensemble(documents=2, mixer=PriorWeights(none_score=1000))
-    [*mixed], [*plain] = generate("a b b", model, options, source, reader=reader), generate("a b b", model, options)
-    assert [piece.text for piece in mixed] == [piece.text for piece in plain]
-    for token in (token for piece in mixed for token in piece.tokens):
-        assert token.passages_K[-1] == NO_PASSAGE
-        assert token.posteriors_K[-1] == pytest.approx(1)
 
 
 @given(
@@ -308,7 +192,7 @@ def predictions(draw: st.DrawFn) -> Predictions:
     scores_K = np.array(draw(st.lists(FLOATS, min_size=count, max_size=count)))
     log_weights_K = scores_K - np.logaddexp.reduce(scores_K)
     evidence_TKE = np.array(of_all, dtype=np.float32).reshape(targets, count, tokens)
-    return Predictions(log_weights_K, scores_K, evidence_TKE, np.zeros(count, dtype=np.int64))
+    return Predictions(log_weights_K, scores_K, evidence_TKE)
 
 
 @given(
@@ -325,9 +209,7 @@ def test_posterior_weights_are_weights_in_any_order(
     weights_TK = np.exp(mixer.log_weights(made))
     np.testing.assert_allclose(weights_TK.sum(axis=1), 1, rtol=1e-9)
     turned = [place for place in order if place < weights_TK.shape[1]]
-    other = Predictions(
-        made.log_weights_K[turned], made.scores_K[turned], made.evidence_TKE[:, turned], made.overlap_K[turned]
-    )
+    other = Predictions(made.log_weights_K[turned], made.scores_K[turned], made.evidence_TKE[:, turned])
     np.testing.assert_allclose(np.exp(mixer.log_weights(other)), weights_TK[:, turned], rtol=1e-6, atol=1e-12)
 
 
@@ -357,19 +239,13 @@ def test_a_text_that_one_passage_foretells() -> None:
         (lambda: PosteriorWeights(eta=-1), "`eta` must be at least 0 and at most 100, not -1"),
         (lambda: PosteriorWeights(decay=0), "`decay` must be at least 0.1 and at most 1e[+]06, not 0"),
         (lambda: PosteriorWeights(evidence=0), "`evidence` must be at least 1, not 0"),
-        (lambda: PriorWeights(none_score=float("nan")), "`none_score` must be"),
-        (lambda: PriorWeights(temperature=0), "`temperature` must be above 0"),
         (
             lambda: MixerOptions(mixer="best"),  # type: ignore[arg-type]
-            "`mixer` must be one of similarity, uniform, posterior, prior, learned, .*, not 'best'",
+            "`mixer` must be one of similarity, uniform, posterior, contrast, not 'best'",
         ),
         (
             lambda: Ensemble(documents=1, mixer=PosteriorWeights()),
             "the mixer PosteriorWeights weighs several passages: set `documents` to 2 or more",
-        ),
-        (
-            lambda: Ensemble(temperature=2, mixer=PriorWeights()),
-            "`temperature` 2 of the ensemble and 1 of `PriorWeights` differ: give both the same",
         ),
         (
             lambda: ReadingOptions(

@@ -27,55 +27,12 @@ def posterior(
     return weights
 
 
-def with_none(scores: Sequence[float], temperature: float, none_score: float) -> list[float]:
-    """softmax over [scores / temperature, none_score]."""
-    powers = [*(math.exp(score / temperature) for score in scores), math.exp(none_score)]
-    return [power / sum(powers) for power in powers]
-
-
-def learned(
-    scores: Sequence[float],
-    overlaps: Sequence[int],
-    log_probs: Sequence[Sequence[float]],
-    first: int,
-    weights: Mapping[str, float],
-) -> list[list[float]]:
-    """The weights of the passages, and the last one without a passage, for each target from index `first` on; arguments
-    as for `posterior`, with 32 tokens of evidence."""
-    return posterior(learned_start(scores, overlaps, weights), log_probs, first, weights["eta"], weights["decay"], 32)
-
-
-def learned_start(scores: Sequence[float], overlaps: Sequence[int], weights: Mapping[str, float]) -> list[float]:
-    """The same before any evidence, not normalised."""
-    start = []
-    for rank, (score, same) in enumerate(zip(scores, overlaps, strict=True), start=1):
-        feature = weights["rank"] * math.log(rank) + weights["overlap"] * math.log(1 + same)
-        start.append(math.exp(score / weights["temperature"] + feature))
-    return [*start, math.exp(weights["none"])]
-
-
 def log_likelihood(weights: Sequence[Sequence[float]], log_probs: Sequence[Sequence[float]], first: int) -> list[float]:
     """The log-probability of each target from index `first` on in the mixture under these weights."""
     return [
         math.log(sum(w * math.exp(of_document[first + t]) for w, of_document in zip(of_target, log_probs, strict=True)))
         for t, of_target in enumerate(weights)
     ]
-
-
-def overlap(passage: Sequence[int], prefix: Sequence[int]) -> int:
-    """The length of the longest end of the prefix that stands in the passage."""
-    return max(
-        length
-        for length in range(len(prefix) + 1)
-        for at in range(len(passage) - length + 1)
-        if list(passage[at : at + length]) == list(prefix[len(prefix) - length :])
-    )
-
-
-def by_entropy(log_probs: Sequence[np.ndarray], temperature: float) -> list[float]:
-    """softmax(-H / temperature) over the entropies of the distributions `log_probs[d]`."""
-    powers = [math.exp(float(np.sum(np.exp(one) * one)) / temperature) for one in log_probs]
-    return [power / sum(powers) for power in powers]
 
 
 def average(weights: Sequence[float], log_probs: Sequence[np.ndarray]) -> np.ndarray:
@@ -90,21 +47,6 @@ def contrast(with_documents: np.ndarray, without: np.ndarray, alpha: float) -> n
     """CAD: log softmax of (1 + alpha) times the logits with documents less alpha times those without."""
     scores = (1 + alpha) * with_documents - alpha * without
     return np.asarray(scores - scores.max() - math.log(np.sum(np.exp(scores - scores.max()))))
-
-
-def divergence(logits: np.ndarray, others: np.ndarray) -> float:
-    """AdaCAD: the Jensen-Shannon divergence of the softmax of two vectors of logits, in nats as in its code."""
-    p, q = (np.exp(contrast(one, one, 0)) for one in (logits, others))
-    total = 0.0
-    for of_one in (p, q):
-        there = of_one > 0
-        total += 0.5 * float(np.sum(of_one[there] * np.log(of_one[there] / (0.5 * (p + q))[there])))
-    return total
-
-
-def backs_off(average: np.ndarray, plain: np.ndarray, margin: float) -> bool:
-    """Whether the likeliest token of `plain` is more probable than that of the average by more than the margin."""
-    return bool(math.exp(plain.max()) - math.exp(average.max()) > margin)
 
 
 def generate(

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,17 @@ from ralm.errors import InputError, UsageError
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, Reranker, WritingModel
-from ralm.reading import ReadingOptions
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
-from ralm.reading.mixers import MIXER_KIND, LearnedWeights, MixerOptions, PosteriorWeights, UniformWeights
+from ralm.reading.mixers import PosteriorWeights, UniformWeights
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
-from ralm.serving.options import ServeOptions, Settings
+from ralm.serving.options import ServeOptions
 from ralm.serving.service import Service
-from ralm.storage.manifest import write_manifest
 from tests.chat_models import POSITIONS, save_chat_model
 from tests.fakes import CountingModel, WordTokenizer
 from tests.serving.served import save_index, serving
@@ -55,7 +52,6 @@ AT_LEAST = "the text of `messages` has at least 200,"  # thousand tokens: none i
 IMAGE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
 QUESTION: list[Any] = [{"role": "user", "content": "Who keeps the sheep?"}]
 CONVERSATIONS = (SAID, QUESTION, SAID[3:], SAID[1:2])
-LEARNED = LearnedWeights(temperature=2, rank=-0.3, overlap=0.5, none=0.2, eta=0.4, decay=5)
 READERS: list[tuple[dict[str, Any], Reader]] = [
     ({}, InContext()),
     ({"reader": "ensemble", "documents": 2, "mixer": "uniform"}, Ensemble(documents=2, mixer=UniformWeights())),
@@ -63,7 +59,6 @@ READERS: list[tuple[dict[str, Any], Reader]] = [
         {"reader": "ensemble", "documents": 2, "mixer": "posterior", "eta": 2.0},
         Ensemble(documents=2, mixer=PosteriorWeights(eta=2.0)),
     ),
-    ({"reader": "ensemble", "documents": 2, "mixer": "learned"}, Ensemble(documents=2, mixer=LEARNED)),
     ({"reader": "concatenation", "documents": 2}, Concatenation(documents=2)),
     (
         {"reader": "concatenation", "documents": 2, "order": "best-last"},
@@ -84,11 +79,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(model: WritingModel, index: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    weights = tmp_path_factory.mktemp("mixer")
-    write_manifest(weights, kind=MIXER_KIND, settings={"mixer": asdict(LEARNED)}, counts={})
-    settings = Settings(reading=ReadingOptions(mixing=MixerOptions(learned=weights)))
-    with serving(Service(model, settings=settings, folders={"texts": index})) as address:
+def url(model: WritingModel, index: Path) -> Iterator[str]:
+    with serving(Service(model, folders={"texts": index})) as address:
         yield address
 
 

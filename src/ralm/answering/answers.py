@@ -82,7 +82,7 @@ def check_mixer(reader: Reader, model: WritingModel, options: AnswerOptions) -> 
     if options.join == "tokens":
         mixer.require_every_token(model)
     else:
-        mixer.require_log_probs_alone('answers of `join="answers"`')
+        mixer.require_average('a vote of `join="answers"`')
         mixer.require_exact(model)
 
 
@@ -343,7 +343,7 @@ def _key(one: QuestionInput, sampling: Sampling) -> bytes:
     for prompt in one.prompts:
         digest.update(len(prompt.tokens).to_bytes(8, "little"))
         digest.update(prompt.tokens.tobytes())
-        digest.update(np.array([prompt.log_weight, prompt.score, prompt.overlap], dtype=np.float64).tobytes())
+        digest.update(np.array([prompt.log_weight, prompt.score], dtype=np.float64).tobytes())
     return digest.digest()
 
 

@@ -370,8 +370,8 @@ def evaluate_choices(
     begun = perf_counter()
     reader, options = reader or InContext(), options or ChoiceOptions()
     mixer = CheckedReader.of(reader).mixer
+    mixer.require_average("a choice")
     mixer.require_exact(model)
-    mixer.require_distributions(model)
     method = multiple_choice.choice_method(model, prompt, options, stores or AnswerStores())
     for subject in sorted({one.subject for one in questions}):
         _of_subject(subject, demonstrations)

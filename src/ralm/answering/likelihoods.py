@@ -5,7 +5,6 @@
 Letters of shapes: K prompts of a question, E tokens of evidence at their ends, T tokens of a text, N = E + T.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -18,12 +17,11 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading.mixers import SimilarityWeights
 from ralm.reading.mixing import CheckedMixer, Evidence
-from ralm.reading.score import mixed, predictions
+from ralm.reading.score import mixed
 from ralm.records import DoubleArray, FloatArray, IntArray, Request
 from ralm.validation import scores_given_texts
 
 _NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
-_NOTHING: Final[FloatArray] = np.zeros((0, 0), dtype=np.float32)
 _FIXED: Final = CheckedMixer(SimilarityWeights())
 """The mixer of prompts whose weights are known before they are read."""
 
@@ -34,7 +32,7 @@ GoldScore: TypeAlias = tuple[float, int]
 @dataclass(frozen=True, slots=True, eq=False)
 class TextLikelihood:
     """A text after the prompts of a question: the natural log-probability of each token (float32, T), mixed from the
-    predictions after all prompts, and the share of each prompt in it (float32, T x K; NaN if that is no average)."""
+    predictions after all prompts, and the share of each prompt in it (float32, T x K)."""
 
     log_probs_T: FloatArray
     shares_TK: FloatArray
@@ -58,11 +56,13 @@ class TextLikelihood:
 def likelihoods(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer) -> list[TextLikelihood]:
     """The likelihood of each text (token ids, at least one) after the prompts of its question.
 
-    Raises ModelError if a prompt and its text are longer than the model reads.
+    Raises ModelError if a prompt and its text are longer than the model reads, UsageError if a mixer is for generation.
     """
+    for one, _ in texts:
+        (one.mixer or _FIXED).require_average("the likelihood of an answer")
     return [
-        TextLikelihood(*mixed(one.mixer or _FIXED, one.prompts, numbers, len(tokens)))
-        for (one, tokens), numbers in zip(texts, scored_texts(texts, scorer), strict=True)
+        TextLikelihood(*mixed(one.mixer or _FIXED, one.prompts, log_probs_KN, len(tokens)))
+        for (one, tokens), log_probs_KN in zip(texts, scored_texts(texts, scorer), strict=True)
     ]
 
 
@@ -77,25 +77,11 @@ def evidence_before_answers(inputs: Sequence[QuestionInput], scorer: Scorer) -> 
 
 
 def scored_texts(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer) -> list[FloatArray]:
-    """What `mixed` reads of each text (token ids) after the prompts of its question: log-probabilities (float32, K x
-    N), unless its mixer needs more of the predictions."""
-    found: list[FloatArray] = [_NOTHING] * len(texts)
-    looking: defaultdict[CheckedMixer, list[tuple[int, list[Request]]]] = defaultdict(list)
-    left = []
-    for place, (one, tokens) in enumerate(texts):
-        requests = [_request(prompt.tokens, one.evidence, tokens) for prompt in one.prompts]
-        if one.mixer is not None and one.mixer.needs.next_tokens:
-            looking[one.mixer].append((place, requests))
-        else:
-            left.append((place, requests))
-    for mixer, rows in looking.items():
-        given = predictions([(texts[place][0].prompts, requests) for place, requests in rows], scorer, mixer)
-        for (place, _), numbers in zip(rows, given, strict=True):
-            found[place] = numbers
-    scored = iter(scorer.log_probs([one for _, requests in left for one in requests]))
-    for place, requests in left:
-        found[place] = np.stack([next(scored) for _ in requests])
-    return found
+    """The log-probabilities (float32, K x N) of the evidence before each text (token ids), and of the text, after the
+    prompts of its question."""
+    requests = [_request(prompt.tokens, one.evidence, tokens) for one, tokens in texts for prompt in one.prompts]
+    scored = iter(scorer.log_probs(requests))
+    return [np.stack([next(scored) for _ in one.prompts]) for one, _ in texts]
 
 
 def _request(prompt: IntArray, evidence: int, tokens: IntArray) -> Request:
@@ -117,14 +103,16 @@ def gold_log_probs(
     """The natural log-probability of each question's first gold answer after its prompts, and its number of tokens.
 
     None for a question without answers or prompts, for an answer of no tokens, where prompt and answer do not fit into
-    `max_length` tokens (None: the model's), and for all if the model returns no log-probabilities of given texts.
+    `max_length` tokens (None: the model's), where the mixer is for generation, and for all if the model returns no
+    log-probabilities of given texts.
     """
     if not scores_given_texts(model):
         return [None] * len(inputs)
     length = (max_length or model.max_length) + 1  # the last token is predicted, not read
     texts: list[tuple[QuestionInput, IntArray] | None] = []
     for one in inputs:
-        gold = gold_tokens(one, prompt, model.tokenizer)
+        contrasts = one.mixer is not None and one.mixer.contrasts
+        gold = _NO_TOKENS if contrasts else gold_tokens(one, prompt, model.tokenizer)
         longest = max((len(prompt.tokens) for prompt in one.prompts), default=length)
         texts.append((one, gold) if 0 < len(gold) <= length - longest else None)
     scored = iter(likelihoods([text for text in texts if text is not None], Scorer.of(model)))

@@ -15,7 +15,6 @@ from ralm.errors import InputError, UsageError
 from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
 from ralm.reading import concatenation, in_context, sampling, sources, tokens
-from ralm.reading.mixers import EVIDENCE, overlap_of
 from ralm.reading.mixing import CheckedMixer
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passage, Passages, PromptPrefix
@@ -191,8 +190,7 @@ class PromptBuilder:
     ) -> None:
         self._prompt = prompt
         self._reader = in_context.CheckedReader.of(reader)
-        needs = self._reader.mixer.needs
-        if (needs.evidence or needs.overlap) and not prompt.asks_after_passages:
+        if self._reader.mixer.evidence and not prompt.asks_after_passages:
             raise UsageError(
                 f"the prompt {prompt.name} has the question before the passages, and the mixer weighs these by the "
                 "tokens after them: choose another prompt or mixer."
@@ -236,7 +234,7 @@ class PromptBuilder:
             tokens_N = documents.encoded(numbers, self._reader.hits > 1 if self._official else None, reader.in_order)
             prompts: Sequence[PromptPrefix] = [PromptPrefix(tokens_N, numbers)]
         else:
-            prompts = self._reader.prompt_prefixes(hits, documents, partial(_overlaps, name, documents))
+            prompts = self._reader.prompt_prefixes(hits, documents)
         found = QuestionInput(
             question,
             [replace(one, shared=documents.shared(one)) for one in prompts],
@@ -246,9 +244,8 @@ class PromptBuilder:
         mixer = self._reader.mixer
         if not mixer.looks_at(prompts):
             return found
-        if not mixer.needs.evidence:
-            return replace(found, mixer=mixer)
-        return replace(found, mixer=mixer, evidence=min(mixer.needs.evidence, _common_end(name, prompts, documents)))
+        evidence = min(mixer.evidence, _common_end(name, prompts, documents)) if mixer.evidence else 0
+        return replace(found, mixer=mixer, evidence=evidence)
 
 
 def _common_end(name: str, prompts: Sequence[PromptPrefix], documents: "_PromptDocuments") -> int:
@@ -262,17 +259,6 @@ def _common_end(name: str, prompts: Sequence[PromptPrefix], documents: "_PromptD
             "choose another prompt or mixer."
         )
     return common
-
-
-def _overlaps(name: str, documents: "_PromptDocuments", prompts: Sequence[PromptPrefix]) -> list[int]:
-    """How many of the last tokens that all prompts end with stand in the passages of each prompt, in a row."""
-    last = min(EVIDENCE, _common_end(name, prompts, documents))
-    counts = []
-    for one in prompts:
-        encoded = documents.written[one.passages]
-        end = len(one.tokens) - encoded.after_passages
-        counts.append(overlap_of(one.tokens[end - encoded.of_passages : end], one.tokens[-last:]))
-    return counts
 
 
 def _are_equal(one: Question, other: Question) -> bool:

@@ -13,6 +13,7 @@ from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Tokenizer
 from ralm.reading import ReadingOptions
+from ralm.reading.in_context import CheckedReader
 from ralm.reading.plan import PlanOptions
 
 _RETRIEVES: Final = Needs("`index`", lambda job: job.index is not None or job.plan.windows == "rolling")
@@ -30,7 +31,7 @@ class EvaluationJob:
     index: options.ReadIndex = None
     retrieved: Annotated[Path | None, Option("Read with the passages that `ralm retrieve` wrote.")] = None
     retrieval: options.Retrieval
-    reading: Annotated[ReadingOptions, Option("How passages are read.")]
+    reading: Annotated[ReadingOptions, Option("How passages are read."), flags.Flags(without=("contrast",))]
     plan: Annotated[
         PlanOptions,
         Option("What is read for a stride."),
@@ -44,6 +45,7 @@ class EvaluationJob:
         check_options(self)
         self.plan.check_documents(1)
         options.check_passage_sources(self.index, self.retrieved, self.reading)
+        CheckedReader.of(self.reading.chosen_reader).mixer.require_average("a perplexity")
         if self.reading.reranks and not self.has_passages:
             raise UsageError("`rerank` chooses among retrieved passages: give `index` or `retrieved` too.")
 

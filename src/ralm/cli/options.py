@@ -99,7 +99,7 @@ PathPattern = Annotated[
 QuestionReading = Annotated[
     ReadingOptions,
     Option("How passages are read."),
-    Flags(without=("reranking", "rerank_lm", "cut_together", "entropy", "contrast", "adaptive_contrast", "backoff")),
+    Flags(without=("reranking", "rerank_lm", "cut_together", "contrast")),
 ]
 Ray = Annotated[str | None, Option(_RAY)]
 ReadIndex = Annotated[Path | None, Option("Read with passages from this index.")]

@@ -17,6 +17,7 @@ from ralm.cli.sweep import swept_jobs
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option, check_options
+from ralm.reading.in_context import CheckedReader
 from ralm.reranking import RerankOptions
 
 if TYPE_CHECKING:
@@ -341,6 +342,10 @@ class ChoiceJob(_PassagesJob):
     choosing: Annotated[ChoiceOptions, Option("How an answer is chosen.")]
     fields: Annotated[ChoiceFields, Option("Where a record has the question.", needs=_NAMED_FIELDS)]
     limit: Annotated[int | None, Option("Use only this many questions of each subject.", default_text="all")] = None
+
+    def __post_init__(self) -> None:
+        _PassagesJob.__post_init__(self)
+        CheckedReader.of(self.reading.chosen_reader).mixer.require_average("a choice")
 
     @property
     def has_fields(self) -> bool:

@@ -86,7 +86,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         self._scorer = scoring.Scorer(model)
         self._source = source
         self._reader = in_context.CheckedReader.of(reader)
-        self._reader.mixer.require_log_probs_alone("a task of the harness")
+        self._reader.mixer.require_average("a task of the harness")
         self._reader.mixer.require_exact(model)
         self._plan = _plan_of(model, plan, None if plan is None else plan.max_length, passages=source is not None)
         self._plan.check_documents(self._reader.joined)

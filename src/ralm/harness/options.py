@@ -65,7 +65,7 @@ class HarnessOptions:
         check_options(self)
         if self.reading.reader != "in-context" and self.index is None:
             raise UsageError(f'`reader="{self.reading.reader}"` reads passages: give `index` too.')
-        CheckedReader.of(self.reading.chosen_reader).mixer.require_log_probs_alone("a task of the harness")
+        CheckedReader.of(self.reading.chosen_reader).mixer.require_average("a task of the harness")
         if self.model.api.dry_run:
             raise UsageError("`dry_run` would give the harness figures that mean nothing: leave it out.")
         if not is_api(self.lm) and self.model.api != ApiOptions():
@@ -76,7 +76,7 @@ _ARGUMENTS: Final = Arguments(
     {
         PlanOptions: ("max_length",),
         ReadingOptions: ("reranking", "rerank_lm"),
-        MixerOptions: ("entropy", "contrast", "adaptive_contrast", "backoff"),
+        MixerOptions: ("contrast",),
         ModelOptions: ("template_arguments",),
     }
 )

@@ -146,10 +146,10 @@ class Contexts:
             self._tokenizer.decode(context[-self._plan.query_tokens :]) if question is None else question
             for context, question in zip(contexts, questions, strict=True)
         ]
-        hits, evidence = self._hits(queries), self._reader.mixer.needs.evidence
+        hits, evidence = self._hits(queries), self._reader.mixer.evidence
         endings = []
         for query, context, (_, targets) in zip(queries, contexts, texts, strict=True):
-            prefixes = self._reader.prompt_prefixes(hits.get(query, []), self._documents, context)
+            prefixes = self._reader.prompt_prefixes(hits.get(query, []), self._documents)
             endings.append(score.Ending.after(prefixes, context, targets, self._plan.max_length, self.prefix, evidence))
         self.warn_of_cuts(sum(one.dropped > 0 for one in endings), len(endings))
         return endings

@@ -7,7 +7,7 @@ in_context.py      the best passage before the context (In-Context RALM, Eq. 2);
 concatenation.py   several passages in one context
 ensemble.py        each passage alone: weights, mixture, posterior (REPLUG, Eq. 2 and 3)
 mixers.py          weights that depend on more: uniform, by evidence, by certainty, with a place for no passage
-contrast.py        whole distributions: contrast with no passage (CAD, AdaCAD), backoff to it
+contrast.py        the distribution of the next token contrasted with that without a passage (CAD)
 mixing.py          the check of any mixer, and what it is given
 bounds.py          the same if only the top tokens of each prediction are known
 rows.py            what rerankers see of a text or of unfinished prompts
@@ -113,11 +113,7 @@ class ReadingOptions:
     @property
     def mixed_ensemble(self) -> Ensemble:
         """The ensemble with the selected mixer; its own if none is selected."""
-        return (
-            self.ensemble
-            if self.mixing.mixer == "similarity"
-            else replace(self.ensemble, mixer=self.mixing.chosen(self.ensemble.temperature))
-        )
+        return self.ensemble if self.mixing.mixer == "similarity" else replace(self.ensemble, mixer=self.mixing.chosen)
 
     @property
     def ranks_with(self) -> str | None:

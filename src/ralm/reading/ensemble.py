@@ -17,8 +17,7 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.options import Option, check_options
 from ralm.protocols import DistributionMixer, Documents, Mixer
-from ralm.reading.mixers import PriorWeights, SimilarityWeights, log_sum_exp
-from ralm.reading.mixing import CheckedMixer
+from ralm.reading.mixers import SimilarityWeights, log_sum_exp
 from ralm.records import DoubleArray, FloatArray, IntArray, PromptPrefix
 from ralm.validation import config_of
 
@@ -32,8 +31,7 @@ class Ensemble:
 
     The weights are softmax(similarity / `temperature`), with temperature 1 as in the paper, as `mixer` changes them.
 
-    Raises UsageError if a value is out of range, if one document is read by a mixer that weighs several, or if
-    the temperature of `PriorWeights` differs.
+    Raises UsageError if a value is out of range, or if one document is read by a mixer that weighs several.
     """
 
     documents: Annotated[int, Option("Passages that are read together.")] = 10
@@ -50,15 +48,9 @@ class Ensemble:
 
     def __post_init__(self) -> None:
         check_options(self)
-        needs = CheckedMixer(self.mixer).needs
-        if self.documents == 1 and (needs.evidence or needs.summaries) and not needs.plain:
+        if self.documents == 1 and getattr(self.mixer, "evidence", None):
             raise UsageError(
                 f"the mixer {type(self.mixer).__name__} weighs several passages: set `documents` to 2 or more."
-            )
-        if isinstance(self.mixer, PriorWeights) and self.mixer.temperature != self.temperature:
-            raise UsageError(
-                f"`temperature` {self.temperature:g} of the ensemble and {self.mixer.temperature:g} of `PriorWeights` "
-                "differ: give both the same."
             )
 
     @property

@@ -138,7 +138,7 @@ class TokenWriter:
             raise UsageError("the prompt is empty: give at least one token to continue.")
         text = without_first(prompt, self._documents.first)
         generator = None if seed is None else np.random.default_rng(seed)
-        without = self._reader.prompt_prefixes([], self._documents, text)
+        without = self._reader.prompt_prefixes([], self._documents)
         return self._decoder.add(PromptState(text, query, without, generator))
 
     def end(self, number: int) -> None:
@@ -163,7 +163,7 @@ class TokenWriter:
             rows = PromptRows(prompts, queries, self._model, self._documents, source.passages, self._options)
             hits = self._reranker.choose(rows, hits, source.passages, self._reader.hits)
         for row, prompt in enumerate(prompts):
-            prompt.prompt_prefixes = self._reader.prompt_prefixes(hits.of(row), self._documents, prompt.text)
+            prompt.prompt_prefixes = self._reader.prompt_prefixes(hits.of(row), self._documents)
             prompt.prefixes_end = prompt.written + self._options.stride
             self._reader.check_room(prompt.prompt_prefixes, self._options.stride, self._max_length)
         self._decoder.read_evidence(prompts, self._reader.mixer)
@@ -223,7 +223,7 @@ class Decoder:
                 shared = min(
                     len(text) - max(1, len(one.tokens)) for text, one in zip(texts, state.prompt_prefixes, strict=True)
                 )
-                last = min(mixer.needs.evidence, shared)
+                last = min(mixer.evidence, shared)
                 state.evidence = Evidence(mixer, np.zeros((len(texts), last), dtype=np.float32))
                 sequences += [ScoringSequence(text, np.arange(len(text) - last, len(text))) for text in texts if last]
         order = sorted(range(len(sequences)), key=lambda number: -len(sequences[number]))
@@ -274,13 +274,13 @@ class Decoder:
         chosen = partial(self._cache.continuations.next_tokens, texts) if self._model.tier == "chosen" else None
         if state.evidence is None:
             return draw_token(given, state.prompt_prefixes, state.generator, self._options, chosen)
-        mixer, mixed_V = state.evidence.mixer, None
-        if mixer.needs.next_tokens:
-            prompt_prefixes, mixed_V = mixer.next_token(state.prompt_prefixes, given.log_probs_BC)
-        else:
-            prompt_prefixes = state.evidence.weighed(state.prompt_prefixes)
-        token = draw_token(given, prompt_prefixes, state.generator, self._options, chosen, mixed_V)
-        if token.token in self._model.end_tokens or not mixer.needs.evidence:
+        mixer = state.evidence.mixer
+        if mixer.contrasts:
+            mixed_V = mixer.next_token(state.prompt_prefixes, given.log_probs_BC)
+            return draw_token(given, state.prompt_prefixes, state.generator, self._options, mixed_V=mixed_V)
+        prompt_prefixes = state.evidence.weighed(state.prompt_prefixes)
+        token = draw_token(given, prompt_prefixes, state.generator, self._options, chosen)
+        if token.token in self._model.end_tokens:
             return token  # the end may have no id to ask for
         if chosen is not None:
             given = chosen(np.array([token.token], dtype=np.int64))

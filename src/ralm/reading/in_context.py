@@ -17,7 +17,7 @@ from ralm.errors import ReaderError, UsageError
 from ralm.protocols import Documents, Reader
 from ralm.reading.ensemble import log_weights_of
 from ralm.reading.mixers import SimilarityWeights
-from ralm.reading.mixing import CheckedMixer, TextBefore
+from ralm.reading.mixing import CheckedMixer
 from ralm.reading.plan import Plan, PlanOptions
 from ralm.records import NO_PASSAGE, IntArray, PromptPrefix, Request
 from ralm.validation import check_count, config_of
@@ -63,12 +63,9 @@ class CheckedReader:
         """The reader, wrapped unless it is already; `InContext` if there is none."""
         return reader if isinstance(reader, cls) else cls(reader or InContext())  # type: ignore[arg-type]
 
-    def prompt_prefixes(
-        self, hits: Sequence[tuple[int, float]], documents: Documents, before: TextBefore
-    ) -> Sequence[PromptPrefix]:
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
         """The prompt prefixes of one row, weighed by the mixer unless it needs evidence; without hits, the one without
-        a passage. A mixer may compare passages with the text `before` the row. ReaderError if they are not of these
-        hits, or their weights do not sum to 1."""
+        a passage. ReaderError if they are not of these hits, or their weights do not sum to 1."""
         if not hits:
             return [PromptPrefix(documents[NO_PASSAGE])]
         prompt_prefixes = self.reader.prompt_prefixes(hits, documents)
@@ -76,7 +73,7 @@ class CheckedReader:
             raise ReaderError(f"the reader {self._name} gives {fault}; see `Reader` for what it should give.")
         if isinstance(self.mixer.mixer, SimilarityWeights):
             return prompt_prefixes
-        return self.mixer.begin(prompt_prefixes, dict(hits), documents, before)
+        return self.mixer.begin(prompt_prefixes, dict(hits), documents)
 
     def check_room(self, prompt_prefixes: Sequence[PromptPrefix], after: int, max_length: int) -> None:
         """Raise UsageError if the longest prompt prefix leaves no room for the `after` tokens that must follow it."""

@@ -25,7 +25,6 @@ from ralm.protocols import Continuations, LanguageModel, Reader, Reranker, Writi
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import credited_passages, log_weights_of, mixture, posterior
 from ralm.reading.in_context import CheckedReader, check_plan_before, rows_with_targets, stride_request
-from ralm.reading.mixers import EVIDENCE
 from ralm.reading.mixing import CheckedMixer
 from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import StrideRows
@@ -79,20 +78,10 @@ def score_text(
     log_probs: list[FloatArray] = []
     sources: list[tuple[IntArray, FloatArray]] = []
     pairs = [*zip(rows_with_targets(plan), prefixes_R, strict=True)]
-    tokens, mixer = prepared.tokens, checked.mixer
-    requests = {
-        row: [stride_request(tokens, plan, row, one.tokens) for one in prompt_prefixes]
-        for row, prompt_prefixes in pairs
-        if mixer.needs.next_tokens and mixer.looks_at(prompt_prefixes)
-    }
-    looking = [(prompt_prefixes, requests[row]) for row, prompt_prefixes in pairs if row in requests]
-    looked_at = dict(zip(requests, predictions(looking, scorer, mixer), strict=True))
-    left = [(row, prompt_prefixes) for row, prompt_prefixes in pairs if row not in looked_at]
-    scored = iter(_scored_rows(prepared, scorer, rows, left, mixer.needs.evidence))
-    for row, prompt_prefixes in pairs:
-        numbers = looked_at[row] if row in looked_at else next(scored)
+    scored = _scored_rows(prepared, scorer, rows, pairs, checked.mixer.evidence)
+    for (row, prompt_prefixes), log_probs_KN in zip(pairs, scored, strict=True):
         targets = int(plan.end_R[row] - plan.target_begin_R[row])
-        log_probs_T, posteriors_TK = mixed(mixer, prompt_prefixes, numbers, targets)
+        log_probs_T, posteriors_TK = mixed(checked.mixer, prompt_prefixes, log_probs_KN, targets)
         log_probs.append(log_probs_T)
         passages_K = credited_passages(prompt_prefixes)
         sources += [(passages_K, posteriors_K) for posteriors_K in posteriors_TK]
@@ -105,38 +94,14 @@ def score_text(
     )
 
 
-def predictions(
-    rows: Sequence[tuple[Sequence[PromptPrefix], Sequence[Request]]], scorer: Scorer, mixer: CheckedMixer
-) -> list[FloatArray]:
-    """For each row (its prompt prefixes and a request after each) of whose predictions the mixer needs more than
-    log-probabilities, the numbers of `Scorer.summaries` (float32, K x T x 3) or of `Scorer.grouped` (float32, T x (K +
-    S))."""
-    if not rows:
-        return []
-    if mixer.needs.distributions:
-        return scorer.grouped([mixer.group(prompt_prefixes, requests) for prompt_prefixes, requests in rows])
-    found = iter(scorer.summaries([one for _, requests in rows for one in requests]))
-    return [np.stack([next(found) for _ in requests]) for _, requests in rows]
-
-
 def mixed(
-    mixer: CheckedMixer, prompt_prefixes: Sequence[PromptPrefix], numbers: FloatArray, targets: int
+    mixer: CheckedMixer, prompt_prefixes: Sequence[PromptPrefix], log_probs_KN: FloatArray, targets: int
 ) -> tuple[FloatArray, FloatArray]:
-    """The log-probability (float32, T) of each of the last T targets of a row, and the shares (float32, T x K) of its
-    prompt prefixes, NaN if the mixture is no average; from log-probabilities (K x N), or the `predictions` of the row.
-    """
-    count = len(prompt_prefixes)
-    log_probs_KT, log_weights = numbers[:, -targets:], log_weights_of(prompt_prefixes)
+    """The log-probability (float32, T) of each of the last T of N tokens after the prompt prefixes of a row, and the
+    shares (float32, T x K) of these in it."""
+    log_probs_KT, log_weights = log_probs_KN[:, -targets:], log_weights_of(prompt_prefixes)
     if mixer.looks_at(prompt_prefixes):
-        if mixer.needs.evidence:
-            log_weights = mixer.weights_by_evidence(prompt_prefixes, numbers, targets)
-        elif mixer.needs.summaries:
-            log_probs_KT, summaries_TK2 = numbers[..., 0], numbers[..., 1:].swapaxes(0, 1)
-            log_weights = mixer.log_weights(prompt_prefixes, targets, summaries_TK2=summaries_TK2)
-        elif mixer.averages:
-            log_probs_KT, log_weights = numbers[:, :count].T, numbers[:, count:].astype(np.float64)
-        else:
-            return mixer.mixed(numbers[:, count:]), np.full((targets, count), np.nan, dtype=np.float32)
+        log_weights = mixer.weights_by_evidence(prompt_prefixes, log_probs_KN, targets)
     return mixture(log_probs_KT, log_weights), posterior(log_probs_KT, log_weights)
 
 
@@ -175,11 +140,7 @@ def rows_and_prompt_prefixes(
     rows = StrideRows(prepared, scorer.tokenizer, hits, passages, scorer)
     if (choice := CheckedReranker.of(reranker)) is not None:
         hits = choice.choose(rows, hits, passages, checked.hits)
-    begins = [(row, int(plan.target_begin_R[row])) for row in rows_with_targets(plan)]
-    prefixes_R = [
-        checked.prompt_prefixes(hits.of(row), rows.documents, prepared.tokens[max(0, begin - EVIDENCE) : begin])
-        for row, begin in begins
-    ]
+    prefixes_R = [checked.prompt_prefixes(hits.of(row), rows.documents) for row in rows_with_targets(plan)]
     after = check_evidence(checked.mixer, scorer, plan.options) + plan.options.after_document
     every = [one for prompt_prefixes in prefixes_R for one in prompt_prefixes]
     checked.check_room(every, after, plan.options.max_length)
@@ -187,13 +148,13 @@ def rows_and_prompt_prefixes(
 
 
 def check_evidence(mixer: CheckedMixer, model: LanguageModel, options: PlanOptions) -> int:
-    """The tokens of evidence for which a document must leave room; UsageError if there is none, or if the model gives
-    only bounds of their log-probabilities."""
+    """The tokens of evidence for which a document must leave room; UsageError if there is none, if the model gives only
+    bounds of their log-probabilities, or if the mixer is for generation."""
+    mixer.require_average("a score")
     mixer.require_exact(model)
-    mixer.require_distributions(model)
-    if mixer.needs.evidence:
-        check_plan_before(options, mixer.needs.evidence, "`evidence`")
-    return 0 if options.windows == "rolling" else mixer.needs.evidence  # rolling windows count their own tokens
+    if mixer.evidence:
+        check_plan_before(options, mixer.evidence, "`evidence`")
+    return 0 if options.windows == "rolling" else mixer.evidence  # rolling windows count their own tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -260,7 +221,7 @@ class Ending:
 
 def weighed_endings(endings: Sequence[Ending], mixer: CheckedMixer, scorer: Scorer) -> list[Ending]:
     """The endings with the weights that a mixer gives by evidence, if it needs any."""
-    if not mixer.needs.evidence:
+    if not mixer.evidence:
         return [*endings]
     weighed = []
     for one, log_probs_KN in zip(endings, _request_log_probs(endings, scorer), strict=True):

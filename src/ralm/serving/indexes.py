@@ -16,7 +16,6 @@ from ralm.errors import RalmError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Documents, LanguageModel, Reader, Reranker, Retriever, Rows
 from ralm.reading import ReadingOptions, in_context, sources
-from ralm.reading.mixing import TextBefore
 from ralm.records import NO_PASSAGE, Hits, Passages, PromptPrefix
 from ralm.reranking import RerankOptions
 from ralm.retrieval.filters import Filter, Passing, filter_retriever
@@ -153,11 +152,9 @@ class NotedReader(in_context.CheckedReader):
         super().__init__(reader)
         self.ranks: dict[int, int] = {}
 
-    def prompt_prefixes(
-        self, hits: Sequence[tuple[int, float]], documents: Documents, before: TextBefore
-    ) -> Sequence[PromptPrefix]:
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
         """As of `CheckedReader`."""
-        found = super().prompt_prefixes(hits, documents, before)
+        found = super().prompt_prefixes(hits, documents)
         numbers = [number for one in found for number in one.passages if number != NO_PASSAGE]
         for rank, number in enumerate(numbers, 1):
             self.ranks[number] = min(rank, self.ranks.get(number, rank))

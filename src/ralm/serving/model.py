@@ -83,7 +83,6 @@ class SharedModel:
         self.longest_token: int | None = getattr(model.tokenizer, "longest_token", None)
         self.vocabulary: int | None = getattr(model, "vocabulary", None)
         self.merges_prefixes: bool = getattr(model, "merges_prefixes", True)
-        self.summaries = self.grouped = None  # from `distributions`, which the batcher reads
 
     def __getattr__(self, name: str) -> Any:  # `config`, and optional members such as `bounds`
         if name.startswith("_"):

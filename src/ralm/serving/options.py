@@ -24,11 +24,7 @@ CHOICES: Final = (
     "mixer",
     "eta",
     "decay",
-    "none_score",
-    "entropy_temperature",
     "alpha",
-    "alpha_floor",
-    "backoff_margin",
     "rerank",
     "candidates",
     "stride",
@@ -270,8 +266,6 @@ def with_choices(
         raise UsageError(f"`retriever` {values['retriever']!r} is a class, which only the operator can choose.")
     if values.get("rerank") == "predictive" and settings.reading.reranking.method != "predictive":
         raise UsageError('`rerank="predictive"` needs a cross-encoder, and this server has none.')
-    if values.get("mixer") == "learned" and settings.reading.mixing.learned is None:
-        raise UsageError('`mixer="learned"` needs learned weights, and this server has none: choose another mixer.')
     settings = _ARGUMENTS.changed(replace(settings, index=index), values)
     if index is None:
         unused = [name for name in choice if name != "index"]

@@ -208,6 +208,7 @@ def score_prompt(
     scorer, reader = Scorer(model, progress=False), in_context.CheckedReader.of(reads.noted)
     reranker = CheckedReranker.of(reads.reranker)
     check_scores(model)
+    reader.mixer.require_average("`echo` with `logprobs`")
     check_plan(scorer, options)
     spans_N2 = _spans(prompt)
     ends = [0, *np.maximum.accumulate(spans_N2[:-1, 1]).tolist(), len(prompt.text)]
@@ -286,10 +287,10 @@ def _score_with_top(
     _, prefixes_R = score.rows_and_prompt_prefixes(prepared, scorer, hits, reads.passages, reads.reader, reads.reranker)
     rows = [*zip(in_context.rows_with_targets(prepared.plan), prefixes_R, strict=True)]
     for some in _chunks(rows, prepared, model.vocabulary or 1):
-        by_prefix = _read_rows(some, prepared, model, mixer.needs.evidence)
+        by_prefix = _read_rows(some, prepared, model, mixer.evidence)
         for row, prefixes in some:
             log_weights_TK = np.tile(ensemble.log_weights_of(prefixes), (len(_targets(prepared, row)), 1))
-            if mixer.needs.evidence and len(prefixes) > 1:
+            if mixer.looks_at(prefixes):
                 log_probs_KN = np.array([by_prefix[row, number].own for number in range(len(prefixes))], np.float32)
                 log_weights_TK = mixer.weights_by_evidence(prefixes, log_probs_KN, len(log_weights_TK))
             for place, log_weights_K in zip(_targets(prepared, row), log_weights_TK, strict=True):
@@ -297,16 +298,10 @@ def _score_with_top(
                 log_probs_KV = np.stack(
                     [by_prefix[row, number].distributions[place] for number in range(len(prefixes))]
                 )
-                mixed_V = None
-                if mixer.needs.next_tokens and mixer.looks_at(prefixes):
-                    own, mixed_V = mixer.next_token(prefixes, log_probs_KV)
-                    log_weights_K = ensemble.log_weights_of(own)
-                log_probs_V = ensemble.mixture(log_probs_KV, log_weights_K) if mixed_V is None else mixed_V
+                log_probs_V = ensemble.mixture(log_probs_KV, log_weights_K)
                 token.log_prob = float(log_probs_V[token.token])
                 token.passages_K = ensemble.credited_passages(prefixes)
-                token.posteriors_K = np.full(len(prefixes), np.nan, dtype=np.float32)
-                if mixed_V is None:
-                    token.posteriors_K = ensemble.posterior(log_probs_KV[:, [token.token]], log_weights_K)[0]
+                token.posteriors_K = ensemble.posterior(log_probs_KV[:, [token.token]], log_weights_K)[0]
                 token.top_logprobs = _top(log_probs_V, top_logprobs)
 
 

@@ -28,6 +28,7 @@ from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, FolderError, NotAFolderOfThisKindError, UsageError
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
+from ralm.removed import removal_of
 from ralm.retrieval.index import Index, open_index
 from ralm.runs.resume import first_difference, flatten_settings
 from ralm.storage.manifest import Manifest, kind_of, open_consistently, read_manifest
@@ -209,7 +210,7 @@ def open_signals(path: Path | str, *more: Path | str) -> Signals:
 
     Folders that are read together are of the same index, language model, lengths and options of candidates; texts,
     seeds, numbers of examples and retrievers may differ. Raises NotAFolderOfThisKindError, NewerFormatError or
-    DamagedFolderError, and UsageError if folders do not go together or one is given twice.
+    DamagedFolderError, and UsageError if folders do not go together, one is given twice, or one is of questions.
     """
     parts = [open_consistently(Path(one), partial(_open, Path(one))) for one in (path, *more)]
     for part, another in combinations(parts, 2):
@@ -298,6 +299,8 @@ def evenly_spaced(examples_E: IntArray, max_count: int) -> IntArray:
 
 def _open(path: Path) -> Signals:
     folder = SignalsFolder(path, read_manifest(path, kind=SIGNALS_KIND))
+    if "gold" in (folder.config.get("examples") or {}):
+        raise UsageError(f"{path} holds signals of questions: {removal_of('signals --questions')}")
     with _readable(path):
         examples = pq.read_table(path / EXAMPLES, columns=["document_id", "continuation_tokens"])
         documents = examples["document_id"].to_pylist()

@@ -14,12 +14,11 @@ hidden size, V vocabulary, X any size.
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -159,24 +158,6 @@ class TargetLogits:
         for states_1CH in torch.split(targets.states_1PH[:, at_once:], at_once, dim=1):
             yield self._forward(short_BN, _KnownStates(tuple(short_BN.shape), states_1CH), options).logits[0]
 
-    def states(self, input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor) -> torch.Tensor:
-        """What the output layer is given at the target positions (P x H), for `of_states`; the logits themselves, if
-        the model does not call its output layer in the usual way."""
-        targets = _TargetPositions(tuple(input_BN.shape), row_P, position_P, 1)
-        logits = self._forward(input_BN, targets, {"use_cache": False}).logits
-        self._keeps_logits = targets.states_1PH is None or logits.shape[:2] != (1, 1)
-        return targets.of(logits) if targets.states_1PH is None or self._keeps_logits else targets.states_1PH[0]
-
-    def of_states(self, states_PX: torch.Tensor) -> torch.Tensor:
-        """The logits (P, V) of what `states` returned, in a pass of two tokens."""
-        if self._keeps_logits:
-            return states_PX
-        short_BN = torch.zeros((1, 2), dtype=torch.long)
-        logits: torch.Tensor = self._forward(
-            short_BN, _KnownStates((1, 2), states_PX[None]), {"use_cache": False}
-        ).logits
-        return logits[0]
-
     def continue_state(
         self,
         input_BN: torch.Tensor,
@@ -263,9 +244,9 @@ class Replica:
         targets = sum(len(one.targets_P) for one in batch) + len(sequence.targets_P)
         return padded <= self._tokens and targets <= self._positions
 
-    def start(self, batch: Sequence[ScoringSequence], read: ReadLogits | None) -> list[torch.Tensor]:
-        """Start reading a batch, the longest sequence first; returns its results in as many parts as are needed,
-        without `read` the states of its targets. ModelError if a single sequence does not fit."""
+    def start(self, batch: Sequence[ScoringSequence], read: ReadLogits) -> list[torch.Tensor]:
+        """Start reading a batch, the longest sequence first; returns its results in as many parts as are needed.
+        ModelError if a single sequence does not fit."""
         try:
             return self._read(batch, read)
         except torch.OutOfMemoryError:
@@ -294,12 +275,10 @@ class Replica:
         return np.split(results.numpy(), ends[:-1])
 
     @torch.inference_mode()
-    def _read(self, batch: Sequence[ScoringSequence], read: ReadLogits | None) -> list[torch.Tensor]:
+    def _read(self, batch: Sequence[ScoringSequence], read: ReadLogits) -> list[torch.Tensor]:
         input_BN = pad_right([one.tokens_N[:-1] for one in batch])
         row_P = np.repeat(np.arange(len(batch)), [len(one.targets_P) for one in batch])
         position_P = np.concatenate([one.targets_P for one in batch]) - 1
-        if read is None:
-            return [self.logits.states(input_BN, torch.from_numpy(row_P), torch.from_numpy(position_P))]
         target_P = np.concatenate([one.tokens_N[one.targets_P] for one in batch])
         parts = self.logits.parts(input_BN, torch.from_numpy(row_P), torch.from_numpy(position_P), self._positions)
         targets = torch.split(torch.from_numpy(target_P), self._positions)
@@ -323,12 +302,12 @@ def distributions(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torc
     return [logits_CV.float().log_softmax(-1).cpu() for logits_CV in torch.split(logits_PV, rows)]
 
 
-_Task = TypeVar("_Task")
-_Take: TypeAlias = Callable[[], tuple[int, _Task] | None]
-"""Returns the next task with its number, from 0; None after the last."""
 _Batch: TypeAlias = tuple[int, Sequence[ScoringSequence]]
 """The number of a batch, from 0, and its sequences."""
-Scored: TypeAlias = tuple[int, list[FloatArray]]
+_Take: TypeAlias = Callable[[], _Batch | None]
+"""Returns the next batch; None after the last."""
+_Scored: TypeAlias = tuple[int, list[FloatArray]]
+"""The number of a batch, and the results of its sequences."""
 
 
 class Engine:
@@ -342,20 +321,15 @@ class Engine:
         """For each sequence, in order and as soon as known, the results (float32) of `read` at its targets. Consecutive
         sequences are read together if the first is the longest. ModelError if one is too large for the device, or the
         model returns NaN."""
-        for results in self.run(self.batches(sequences), partial(_read_batches, read=read)):
+        batches = enumerate(self._batches(sequences))
+        if len(self._replicas) == 1:
+            scored = _read_batches(self._replicas[0], lambda: next(batches, None), read)
+        else:
+            scored = _in_order(_shared_out(self._replicas, batches, read))
+        for _, results in scored:
             yield from results
 
-    def run(self, tasks: Iterable[_Task], work: Callable[[Replica, _Take[_Task]], Iterator[Scored]]) -> Iterator[Any]:
-        """The results of tasks, in order, by all replicas; each works on those that it takes."""
-        numbered = enumerate(tasks)
-        if len(self._replicas) == 1:
-            results = work(self._replicas[0], lambda: next(numbered, None))
-        else:
-            results = _in_order(_shared_out(self._replicas, numbered, work))
-        for _, result in results:
-            yield result
-
-    def batches(self, sequences: Sequence[ScoringSequence]) -> Iterator[Sequence[ScoringSequence]]:
+    def _batches(self, sequences: Sequence[ScoringSequence]) -> Iterator[Sequence[ScoringSequence]]:
         """Sequences in order, in batches of as many as can be padded to the first and read together."""
         batch: list[ScoringSequence] = []
         for one in sequences:
@@ -369,7 +343,7 @@ class Engine:
             yield batch
 
 
-def _read_batches(replica: Replica, take: _Take[Sequence[ScoringSequence]], read: ReadLogits) -> Iterator[Scored]:
+def _read_batches(replica: Replica, take: _Take, read: ReadLogits) -> Iterator[_Scored]:
     """The results of batch after batch, read by one replica; a GPU starts each batch before the previous one is
     fetched, so that it never waits."""
     started: deque[tuple[_Batch, list[torch.Tensor]]] = deque()
@@ -381,23 +355,19 @@ def _read_batches(replica: Replica, take: _Take[Sequence[ScoringSequence]], read
             yield number, replica.fetch(sequences, parts)
 
 
-def _shared_out(
-    replicas: Sequence[Replica],
-    tasks: Iterator[tuple[int, _Task]],
-    work: Callable[[Replica, _Take[_Task]], Iterator[Scored]],
-) -> Iterator[Scored]:
-    """The results of all tasks as replicas finish them: an idle one takes the next task, and the first error stops
+def _shared_out(replicas: Sequence[Replica], batches: Iterator[_Batch], read: ReadLogits) -> Iterator[_Scored]:
+    """The results of all batches as replicas finish them: an idle one takes the next batch, and the first error stops
     all."""
-    lock, finished = threading.Lock(), SimpleQueue[Scored | BaseException | None]()
+    lock, finished = threading.Lock(), SimpleQueue[_Scored | BaseException | None]()
     stopped = False
 
-    def take() -> tuple[int, _Task] | None:
+    def take() -> _Batch | None:
         with lock:  # a generator cannot be advanced by two threads at once
-            return None if stopped else next(tasks, None)
+            return None if stopped else next(batches, None)
 
     def run(replica: Replica) -> None:
         try:
-            for scored in work(replica, take):
+            for scored in _read_batches(replica, take, read):
                 finished.put(scored)
             finished.put(None)
         except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits for results
@@ -420,7 +390,7 @@ def _shared_out(
             stopped = True
 
 
-def _in_order(scored: Iterator[Scored]) -> Iterator[Scored]:
+def _in_order(scored: Iterator[_Scored]) -> Iterator[_Scored]:
     early: dict[int, list[FloatArray]] = {}
     due = 0
     for number, results in scored:

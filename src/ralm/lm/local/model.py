@@ -1,8 +1,8 @@
 """Causal language models that run in this process, through transformers, on CPUs or GPUs."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
 from ralm.lm import is_gguf
-from ralm.lm.local import continuation, engine, grouped, kernels, loading, probe, tokenization
+from ralm.lm.local import continuation, engine, kernels, loading, probe, tokenization
 from ralm.lm.local.prefixes import PrefixCache, PrefixFile
 from ralm.lm.registry import ModelOptions
-from ralm.protocols import UNLIMITED, Continuations, TargetGroups
+from ralm.protocols import UNLIMITED, Continuations
 from ralm.records import FloatArray, ScoringSequence
 
 _LENGTH_SETTINGS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
@@ -101,15 +101,6 @@ class LocalLanguageModel:
     def distributions(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """For each sequence, the natural log-probabilities (float32, P x V) of all tokens at its P targets."""
         return self._engine.score(sequences, engine.distributions)
-
-    def summaries(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """For each sequence, the log-probability, entropy and highest log-probability (float32, P x 3) of its P
-        targets."""
-        return self._engine.score(sequences, grouped.summaries)
-
-    def grouped(self, jobs: Iterable[TargetGroups]) -> Iterator[list[FloatArray]]:
-        """As `ModelTraits.grouped`: the distributions stay on the device."""
-        return self._engine.run(jobs, partial(grouped.read_jobs, batches=self._engine.batches))
 
     def continuations(self) -> Continuations:
         """A new decoder of the kind that `choose_decoder` finds by probing the model."""
