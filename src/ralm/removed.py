@@ -4,6 +4,7 @@ A command line, a file of settings, a request or a folder that names one of them
 """
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 _RERANKING: Final = "a server such as TEI or vLLM ranks texts; `rerank` ranks the passages of an index"
@@ -11,43 +12,43 @@ SUCCESSORS: Final[dict[str, str]] = {
     "alpha-floor": "adaptive contrast gained less than `contrast`; use `mixer=contrast` with `alpha` to generate",
     "backoff-margin": "it gained nothing on questions; use `mixer=posterior`",
     "cache": "leave it out; `ralm retrieve` keeps the passages of a text in a file for `--retrieved`",
-    "check --environment": "in a clone, `pip install --constraint requirements/locked.txt .` installs tested versions",
+    "entropy-temperature": "weights by entropy lost 15%; use `mixer=posterior`",
     "facets": "search with `--where`, or `--json` and count the metadata of the hits",
     "fuzzy": "correct the words of the query; passages that have any of its words are found",
     "gate": "leave it out, and passages are read everywhere; on questions gates failed",
-    **dict.fromkeys(("max-cost", "prices"), "use `max_requests`; LiteLLM and providers limit money"),
-    "choice --alpha": "use `posterior`; `mixer=contrast` generates text, and does not score choices",
-    "entropy-temperature": "weights by entropy lost 15%; use `mixer=posterior`",
-    "eval --alpha": "use `posterior`; `mixer=contrast` generates text, and does not score it",
+    "keys": "set one key in RALM_SERVE_KEY; a proxy such as LiteLLM has keys with limits",
     "learned": "use `mixer=posterior` with `eta` 4 and `decay` 2, which is as good as learned weights",
+    "lexical-weights": "leave it out; fitted weights were no better than those that are built in",
+    **dict.fromkeys(("max-cost", "prices"), "use `max_requests`; LiteLLM and providers limit money"),
+    "mixer-weights": "use `mixer=posterior` with `eta` 4 and `decay` 2, which is as good as learned weights",
+    "none-score": "it gained nothing; use `mixer=posterior`",
+    "robust": "leave it out; it certified at most 20% of whole answers",
+    "syntax": "search for plain words; `--where` and `--path` choose titles and documents",
     "mixer=adaptive-contrast": "it gained less than `contrast`; use that to generate, or `posterior`",
     "mixer=backoff": "it gained nothing on questions; use `posterior`",
     "mixer=entropy": "it lost 15%; use `posterior`",
     "mixer=learned": "use `posterior` with `eta` 4 and `decay` 2, which is as good",
-    "mixer-weights": "use `mixer=posterior` with `eta` 4 and `decay` 2, which is as good as learned weights",
     "mixer=prior": "it gained nothing; use `similarity` or `posterior`",
-    "keys": "set one key in RALM_SERVE_KEY; a proxy such as LiteLLM has keys with limits",
-    "lexical-weights": "leave it out; fitted weights were no better than those that are built in",
-    "none-score": "it gained nothing; use `mixer=posterior`",
-    "robust": "leave it out; it certified at most 20% of whole answers",
+    "check --environment": "in a clone, `pip install --constraint requirements/locked.txt .` installs tested versions",
+    "choice --alpha": "use `posterior`; `mixer=contrast` generates text, and does not score choices",
+    "eval --alpha": "use `posterior`; `mixer=contrast` generates text, and does not score it",
     "index --parts": "leave it out; one machine builds the index",
     "index --ray": "leave it out; one machine indexes Wikipedia in 15 minutes, and `ralm encode --ray` adds vectors",
     "index --shards": "leave it out; an index is built as one segment",
     "signals --evidence": "leave it out; only weights that were fitted to signals looked at it",
     "signals --no-evidence": "leave it out; signals score continuations alone",
     "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
-    "syntax": "search for plain words; `--where` and `--path` choose titles and documents",
+    "train gate": "without `gate` passages are read everywhere; on questions gates failed",
+    "train mixer": "use `--mixer posterior --eta 4 --decay 2`, which is as good",
+    "train reranker --kind": "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training",
+    "tune": "it chose `--reader ensemble --documents 4 --mixer posterior` on both corpora; use that",
+    "worth --prune": "leave it out; leaving documents out gained nothing, and `--distinct text` skips copies",
     "/api/search": "use `/search` or `/retrieve`, which find the same passages",
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "cross-encoder"), _RERANKING),
-    "/v1/embeddings": "a server such as TEI or vLLM encodes texts; a server behind this one is still asked",
     **dict.fromkeys(("/tokenize", "/detokenize", "/tokenizer-info"), "load the tokenizer of the model in the client"),
-    "/v1/vector-stores": "use `/search` or `/retrieve`, which find the same passages and filter by `where`",
+    "/v1/embeddings": "a server such as TEI or vLLM encodes texts; a server behind this one is still asked",
     "/v1/responses": "use `/v1/chat/completions`, which has streams and sources too",
-    "worth --prune": "leave it out; leaving documents out gained nothing, and `--distinct text` skips copies",
-    "tune": "it chose `--reader ensemble --documents 4 --mixer posterior` on both corpora; use that",
-    "train gate": "without `gate` passages are read everywhere; on questions gates failed",
-    "train reranker --kind": "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training",
-    "train mixer": "use `--mixer posterior --eta 4 --decay 2`, which is as good",
+    "/v1/vector-stores": "use `/search` or `/retrieve`, which find the same passages and filter by `where`",
 }
 """What to use instead, by the name of an option without dashes (`gate`), a command (`tune`), an option of one command
 (`signals --questions`), an option and its value (`mixer=entropy`), or a route of the server (`/rerank`); each continues
@@ -55,12 +56,22 @@ SUCCESSORS: Final[dict[str, str]] = {
 
 
 def removal_of(name: str) -> str | None:
-    """A sentence for the user if `name` was removed, else None; dashes, underscores and backticks do not matter."""
+    """Return a sentence if `name` was removed, else None; dashes, underscores and backticks do not matter."""
     key = name.strip("-`").replace("_", "-")
     return f"`{name}` was removed: {SUCCESSORS[key]}." if key in SUCCESSORS else None
 
 
+def removed_settings(config: object) -> Iterator[str]:
+    """Yield a sentence for each setting in nested settings of a folder that was removed, unless it was off."""
+    for name, value in config.items() if isinstance(config, dict) else ():
+        sentence = removal_of(f"{name}={value}") or (removal_of(name) if value else None)
+        if sentence:
+            yield sentence
+        else:
+            yield from removed_settings(value)
+
+
 def removed_choice(option: str, message: str) -> str | None:
-    """The same for a message of a parser that says which value of an option is not one of its choices."""
+    """Return the same for a message of a parser that says which value of an option is not one of its choices."""
     value = re.search("'([^']*)' is not one of", message)
     return removal_of(f"{option}={value[1]}") if value else None

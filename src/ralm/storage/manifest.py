@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import warnings
 import weakref
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
@@ -12,7 +13,8 @@ from typing import Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, field_validator
 
-from ralm.errors import DamagedFolderError, FolderError, NewerFormatError, NotAFolderOfThisKindError
+from ralm.errors import DamagedFolderError, FolderError, NewerFormatError, NotAFolderOfThisKindError, RalmWarning
+from ralm.removed import removed_settings
 from ralm.storage.outputs import MANIFEST, FolderKind, restore
 from ralm.version import __version__
 
@@ -123,7 +125,7 @@ def manifest_checksum(content: dict[str, JsonValue]) -> str:
 
 
 def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
-    """The manifest of a folder of this kind whose files are unchanged.
+    """Return the manifest of a folder of this kind whose files are unchanged; warns of settings that were removed.
 
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
@@ -139,6 +141,8 @@ def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
     for name, entry in manifest.files.items():
         if fault := _fault(folder / name, entry):
             raise DamagedFolderError(f"{folder} is damaged: {name} {fault}; {_remedy(manifest)}")
+    for sentence in removed_settings(manifest.settings.get("config")):
+        warnings.warn(f"{folder} was made by ralm {manifest.ralm_version}: {sentence}", RalmWarning, stacklevel=2)
     return manifest
 
 
