@@ -24,7 +24,7 @@ from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
-from ralm.reading.mixers import log_sum_exp
+from ralm.reading.log_space import log_softmax
 from ralm.records import IntArray, PromptPrefix
 from ralm.storage.store import Store
 from ralm.validation import MAX_COUNT, check_length
@@ -256,7 +256,7 @@ def _normalised(scores_C: NDArray[np.float64]) -> NDArray[np.float64]:
     """Probabilities in proportion to exp(scores); equal ones if all are impossible."""
     if np.isneginf(scores_C).all():
         return np.full(len(scores_C), 1 / len(scores_C))
-    return np.exp(scores_C - log_sum_exp(scores_C))
+    return np.exp(log_softmax(scores_C))
 
 
 def _shares_by_passage(prompts: Sequence[PromptPrefix], likelihood: TextLikelihood) -> dict[int, float]:

@@ -114,7 +114,7 @@ class Scorer:
         return scored
 
     def _score(self, requests: Sequence[Request], advance: Callable[[int], None]) -> list[FloatArray]:
-        keys = [request_key(request) for request in requests]
+        keys = [_request_key(request) for request in requests]
         new = {key: request for key, request in zip(keys, requests, strict=True) if key not in self._known}
         self.scored += len(new)
         waiting = Counter(key for key in keys if key in new)
@@ -234,7 +234,7 @@ def _first_target(request: Request) -> int:
     return len(request) - len(request.targets)
 
 
-def request_key(request: Request) -> bytes:
+def _request_key(request: Request) -> bytes:
     """A hash of all tokens of a request and of the number of targets; where the document ends makes no difference."""
     digest = blake2b(len(request.targets).to_bytes(8, "little"), digest_size=_KEY_BYTES)
     for part in (request.document, request.context, request.targets):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.reading.mixers import log_sum_exp
+from ralm.reading.log_space import log_sum_exp
 from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens
 
 

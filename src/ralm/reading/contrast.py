@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.options import Option, check_options
+from ralm.reading.log_space import log_softmax
 from ralm.records import DoubleArray
 
 _LOWEST: Final = -1e4
@@ -37,5 +38,4 @@ class Contrast:
     def log_probs(self, average_V: DoubleArray, plain_V: DoubleArray) -> DoubleArray:
         """Return the contrasted log-probabilities (float64, V) of the next token."""
         contrasted_V = (1 + self.alpha) * average_V - self.alpha * np.maximum(plain_V, _LOWEST)
-        highest = contrasted_V.max()
-        return np.asarray(contrasted_V - highest - np.log(np.exp(contrasted_V - highest).sum()))
+        return log_softmax(contrasted_V)

@@ -17,7 +17,8 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.options import Option, check_options
 from ralm.protocols import DistributionMixer, Documents, Mixer
-from ralm.reading.mixers import SimilarityWeights, log_sum_exp
+from ralm.reading.log_space import log_softmax, log_sum_exp
+from ralm.reading.mixers import SimilarityWeights
 from ralm.records import DoubleArray, FloatArray, IntArray, PromptPrefix
 from ralm.validation import config_of
 
@@ -76,8 +77,7 @@ class Ensemble:
 
 def document_log_weights(scores_K: FloatArray, options: Ensemble) -> DoubleArray:
     """The logarithm of the weight lambda (float64, K) of each hit of a row (REPLUG, Eq. 3); the weights sum to 1."""
-    similarity_K = scores_K.astype(np.float64) / options.temperature
-    return similarity_K - log_sum_exp(similarity_K)
+    return log_softmax(scores_K.astype(np.float64) / options.temperature)
 
 
 def mixture(log_probs_KT: FloatArray, log_weights: DoubleArray) -> FloatArray:
@@ -97,7 +97,7 @@ def posterior(log_probs_KT: FloatArray, log_weights: DoubleArray) -> FloatArray:
     joint_TK = (log_probs_KT.astype(np.float64) + np.atleast_2d(log_weights).T).T
     impossible_T = np.isneginf(joint_TK).all(axis=1)  # no document gives the target any probability: keep the weights
     joint_TK[impossible_T] = np.broadcast_to(log_weights, joint_TK.shape)[impossible_T]
-    return np.exp(joint_TK - log_sum_exp(joint_TK)[:, None]).astype(np.float32)
+    return np.exp(log_softmax(joint_TK)).astype(np.float32)
 
 
 def log_weights_of(prompt_prefixes: Sequence[PromptPrefix]) -> DoubleArray:

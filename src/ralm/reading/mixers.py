@@ -11,7 +11,7 @@ K predictions of a row, T targets, E tokens of evidence.
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from pydantic import JsonValue
@@ -19,12 +19,11 @@ from pydantic import JsonValue
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import DistributionMixer, Mixer
 from ralm.reading.contrast import Contrast
+from ralm.reading.log_space import log_softmax
 from ralm.records import DoubleArray, FloatArray, Predictions
 
 MixerName = Literal["similarity", "uniform", "posterior", "contrast"]
 Start: TypeAlias = Literal["similarity", "uniform"]
-EVIDENCE: Final = 32
-"""Tokens before each target that are evidence, unless an option says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class PosteriorWeights:
     decay: Annotated[float, Option("Posterior: evidence so many tokens ago counts 1/e.", minimum=0.1, maximum=1e6)] = (
         8.0
     )
-    evidence: Annotated[int, Option("Posterior: tokens before each target that are evidence.", maximum=1024)] = EVIDENCE
+    evidence: Annotated[int, Option("Posterior: tokens before each target that are evidence.", maximum=1024)] = 32
     start: Annotated[Start, Option("Posterior: the weights before any evidence.", flag="start-weights")] = "similarity"
 
     def __post_init__(self) -> None:
@@ -81,7 +80,7 @@ class PosteriorWeights:
     def log_weights(self, given: Predictions) -> DoubleArray:
         """The weights for each target (T x K)."""
         start_K = given.log_weights_K if self.start == "similarity" else _uniform(given)
-        return _normalised(_updated(start_K, given.evidence_TKE, self.eta, self.decay))
+        return log_softmax(_updated(start_K, given.evidence_TKE, self.eta, self.decay))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +125,6 @@ class MixerOptions:
                 return self.contrast
 
 
-def log_sum_exp(values: DoubleArray, axis: int = -1) -> DoubleArray:
-    """log(sum(exp)) over an axis; minus infinity if all values are."""
-    highest = values.max(axis=axis)
-    highest = np.where(np.isneginf(highest), 0.0, highest)  # -inf minus -inf would be NaN
-    with np.errstate(divide="ignore"):
-        return np.asarray(highest + np.log(np.exp(values - np.expand_dims(highest, axis)).sum(axis=axis)))
-
-
 def _updated(start_K: DoubleArray, evidence_TKE: FloatArray, eta: float, decay: float) -> DoubleArray:
     """The logarithms of weights (T x K), not normalised, after evidence that is forgotten."""
     shares_E = eta * np.exp(-np.arange(evidence_TKE.shape[2], 0, -1) / decay)
@@ -147,8 +138,3 @@ def _updated(start_K: DoubleArray, evidence_TKE: FloatArray, eta: float, decay: 
 def _uniform(given: Predictions) -> DoubleArray:
     count = len(given.log_weights_K)
     return np.full(count, -np.log(count))
-
-
-def _normalised(log_weights: DoubleArray) -> DoubleArray:
-    """Logarithms of weights that sum to 1 over the last axis."""
-    return np.asarray(log_weights - log_sum_exp(log_weights)[..., None])

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
-from ralm.reading.mixers import log_sum_exp
+from ralm.reading.log_space import log_softmax, log_sum_exp
 from ralm.records import DoubleArray, IntArray
 from ralm.training.options import TrainingOptions
 from ralm.training.signals import Signals, evenly_spaced, split_documents
@@ -88,8 +88,7 @@ class ReadCandidates:
 
     def ensemble_ET(self, temperature: float) -> DoubleArray:
         """The log-probabilities of the ensemble of all candidates."""
-        logits_EK = self.scores_EK / temperature
-        weights_EK = logits_EK - log_sum_exp(logits_EK)[:, None]
+        weights_EK = log_softmax(self.scores_EK / temperature)
         return log_sum_exp(weights_EK[:, :, None] + self.log_probs_EKT, axis=1)
 
     def best_temperature(self, count: int) -> float:
