@@ -161,6 +161,7 @@ class Given:
 
     weights: Any
     config = {"mixer": "given"}  # noqa: RUF012
+    evidence = 0
 
     def log_weights(self, given: Predictions) -> Any:
         return self.weights

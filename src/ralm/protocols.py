@@ -340,13 +340,16 @@ class Reader(Protocol):
 class Mixer(Protocol):
     """Weighs the predictions after the prompt prefixes of a row; their average under these weights predicts the text.
 
-    An optional attribute `evidence` (int) is how many tokens before each target it looks at. A mixer belongs to a
-    reader: `Ensemble(mixer=...)`, or the attribute `mixer` of your own.
+    A mixer belongs to a reader: `Ensemble(mixer=...)`, or the attribute `mixer` of your own.
     """
 
     @property
     def config(self) -> Mapping[str, Any]:
         """Everything about the mixer that affects the figures, as JSON. The key `mixer` holds its name."""
+
+    @property
+    def evidence(self) -> int:
+        """How many tokens before each target it looks at; 0 if the weights of a row do not depend on its text."""
 
     def log_weights(self, given: Predictions) -> DoubleArray:
         """The natural logarithms of the weights (float64) of the K predictions: K of them for all targets, or T x K,

@@ -49,7 +49,7 @@ class Ensemble:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.documents == 1 and getattr(self.mixer, "evidence", None):
+        if self.documents == 1 and isinstance(self.mixer, Mixer) and self.mixer.evidence:
             raise UsageError(
                 f"the mixer {type(self.mixer).__name__} weighs several passages: set `documents` to 2 or more."
             )

@@ -11,7 +11,7 @@ K predictions of a row, T targets, E tokens of evidence.
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from pydantic import JsonValue
@@ -30,6 +30,8 @@ Start: TypeAlias = Literal["similarity", "uniform"]
 class SimilarityWeights:
     """The weights of the reader; an `Ensemble` gives the softmax of the retrieval scores (REPLUG, Eq. 3)."""
 
+    evidence: ClassVar[int] = 0
+
     @property
     def config(self) -> dict[str, JsonValue]:
         """The name; there are no options."""
@@ -43,6 +45,8 @@ class SimilarityWeights:
 @dataclass(frozen=True, slots=True)
 class UniformWeights:
     """The same weight for every prediction."""
+
+    evidence: ClassVar[int] = 0
 
     @property
     def config(self) -> dict[str, JsonValue]:

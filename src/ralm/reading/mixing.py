@@ -29,13 +29,13 @@ class CheckedMixer:
     def __init__(self, mixer: Mixer | DistributionMixer) -> None:
         self.mixer = mixer
         self.contrasts = isinstance(mixer, DistributionMixer)
-        self.evidence: int = getattr(mixer, "evidence", 0)
         self._name = type(mixer).__name__
-        if not self.contrasts and not isinstance(mixer, Mixer):
+        if not isinstance(mixer, Mixer | DistributionMixer):
             raise UsageError(
-                f"the mixer {self._name} has neither `log_weights` nor `log_probs`, or no `config`: see `Mixer` and "
-                "`DistributionMixer`."
+                f"the mixer {self._name} has neither `log_weights` nor `log_probs`, or no `config` or `evidence`: see "
+                "`Mixer` and `DistributionMixer`."
             )
+        self.evidence = mixer.evidence if isinstance(mixer, Mixer) else 0
 
     def looks_at(self, prompt_prefixes: Sequence[PromptPrefix]) -> bool:
         """Return whether the prediction after these prompt prefixes depends on more than their weights."""
