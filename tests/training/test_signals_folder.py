@@ -73,6 +73,17 @@ def test_candidates_of_earlier_versions_are_read_without_their_other_columns(tmp
     assert found.candidates(np.array([0])).column_names == ["example", "passage", "score", "log_probs"]
 
 
+def test_signals_of_questions_are_named(tmp_path: Path) -> None:
+    """They hold the log-probabilities of answers, which earlier versions trained on."""
+    folder = tmp_path / "signals"
+    save_signals(folder, "index", ["one"], [[7]], [[-1.0]])
+    (folder / "manifest.json").unlink()
+    config: Any = {"examples": {"gold": "first", "prompt": {"name": "nq"}, "room": 32}}
+    write_manifest(folder, kind=SIGNALS_KIND, settings={"config": config}, counts={})
+    with pytest.raises(UsageError, match=r"holds signals of questions: `signals --questions` was removed"):
+        open_signals(folder)
+
+
 def test_one_example_is_too_few(tmp_path: Path) -> None:
     signals = save_signals(tmp_path / "signals", "index", ["one"], [[7]], [[-1.0]])
     with pytest.raises(UsageError, match="at least 2"):
