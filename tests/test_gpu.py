@@ -163,7 +163,7 @@ def perplexities(output: str) -> list[float]:
         ["--retriever", "dense"],
         ["--rerank", "zero-shot", "--candidates", "4"],
         ["--windows", "rolling", "--semantics", "official"],
-        *([*ENSEMBLE, mixer] for mixer in ("similarity", "posterior", "entropy", "adaptive-contrast", "backoff")),
+        *([*ENSEMBLE, mixer] for mixer in ("similarity", "posterior")),
     ],
     ids=" ".join,
 )

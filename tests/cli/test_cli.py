@@ -162,16 +162,6 @@ def test_retrieval_has_no_documents_that_must_fit(work: Path, model: Path, tmp_p
     failed(ralm(*common, "--windows", "blocked", "--block", 6, "--out", tmp_path / "no"), 2, "multiple of --stride 4")
 
 
-@pytest.mark.parametrize("command", ["ask", "qa", "choice", "curve"])
-def test_learned_weights_are_opened_before_a_model_is_loaded(command: str) -> None:
-    parts = ["--lm", "no-model", "--index", "no-index", "--reader", "ensemble", "--mixer", "learned"]
-    failed(
-        ralm(command, "Which?", *parts, "--mixer-weights", "no-mixer"),
-        1,
-        "no-mixer is not a ralm mixer: it does not exist",
-    )
-
-
 def test_a_question_weighs_its_passages(work: Path, model: Path) -> None:
     parts = ["--lm", model, "--index", work / "index", "--reader", "ensemble", "--documents", 2, "--json"]
     plain = printed("ask", PROMPT, *parts)
@@ -181,12 +171,11 @@ def test_a_question_weighs_its_passages(work: Path, model: Path) -> None:
     assert of_other != pytest.approx(shares, abs=1e-2)
 
 
-def test_an_answer_without_help_from_passages(work: Path, model: Path) -> None:
-    parts = ["--lm", model, "--index", work / "index", "--reader", "ensemble", "--documents", 2, "--mixer", "prior"]
-    answered = done("ask", PROMPT, *parts, "--none-score", 100).out
+def test_an_answer_whose_passages_have_no_shares(work: Path, model: Path) -> None:
+    parts = ["--lm", model, "--index", work / "index", "--reader", "ensemble", "--documents", 2, "--mixer", "contrast"]
+    answered = done("ask", PROMPT, *parts).out
     assert "\n  1. retrieved  " in answered
     assert "%  " not in answered
-    assert "no passage" not in done("ask", PROMPT, *parts, "--none-score", -100).out
 
 
 def test_generate_names_its_sources(generate: list[object]) -> None:
