@@ -36,8 +36,6 @@ _MIXED: Final = "nq_oracle"
 CONFLICTS: Final = "conflicts"
 _ENSEMBLE: Final = ("--reader", "ensemble", "--documents")
 _WEIGHTS: Final = ("uniform", "posterior")
-_ONE_PASSAGE: Final = ("contrast",)
-"""The mixers that do something with one passage."""
 _CLEANED: Final = "medquad"
 """The text that is also read without near-duplicates: its corpus has most of them."""
 _SHOTS: Final = 5
@@ -155,8 +153,8 @@ QUESTION_ORDERS: Final = (
 )
 MIXER_ORDERS: Final = (
     *(Order(f"bm25-4-{mixer}", "bm25-4", "weights by similarity: REPLUG Eq. 3") for mixer in _WEIGHTS),
-    *(Order(f"random-4-{mixer}", "closed", "ours: no harm") for mixer in ("similarity",)),
-    *(Order(f"gold-{mixer}", "gold", "CAD") for mixer in _ONE_PASSAGE),
+    Order("random-4-similarity", "closed", "ours: no harm"),
+    Order("gold-contrast", "gold", "CAD"),
 )
 CHOICE_ORDERS: Final = (
     Order("letter-bm25", "letter-closed", "REPLUG Table 2"),
@@ -346,11 +344,9 @@ def _mixer_rows(name: str, model: Path, *, chats: bool) -> Iterator[Row]:
             for mixer in ("similarity", *_WEIGHTS):
                 how = "bm25-4" if mixer == "similarity" else f"bm25-4-{mixer}"
                 yield Row(f"{name}/{asked}/{how}", (*usual, *index, *_ENSEMBLE, "4", "--mixer", mixer), 67)
-            for mixer in ("similarity",):
-                read = ("--retriever", "random", *_ENSEMBLE, "4", "--mixer", mixer)
-                yield Row(f"{name}/{asked}/random-4-{mixer}", (*usual, *index, *read), 67)
-        for mixer in _ONE_PASSAGE:
-            yield Row(f"{name}/{asked}/gold-{mixer}", (*usual, *gold, *_ENSEMBLE, "1", "--mixer", mixer), 66)
+            read = ("--retriever", "random", *_ENSEMBLE, "4", "--mixer", "similarity")
+            yield Row(f"{name}/{asked}/random-4-similarity", (*usual, *index, *read), 67)
+        yield Row(f"{name}/{asked}/gold-contrast", (*usual, *gold, *_ENSEMBLE, "1", "--mixer", "contrast"), 66)
 
 
 def _choice_rows(name: str, model: Path) -> Iterator[Row]:

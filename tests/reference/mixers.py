@@ -27,14 +27,6 @@ def posterior(
     return weights
 
 
-def log_likelihood(weights: Sequence[Sequence[float]], log_probs: Sequence[Sequence[float]], first: int) -> list[float]:
-    """The log-probability of each target from index `first` on in the mixture under these weights."""
-    return [
-        math.log(sum(w * math.exp(of_document[first + t]) for w, of_document in zip(of_target, log_probs, strict=True)))
-        for t, of_target in enumerate(weights)
-    ]
-
-
 def average(weights: Sequence[float], log_probs: Sequence[np.ndarray]) -> np.ndarray:
     """The logarithm of the average of the distributions `log_probs[d]`."""
     probabilities = np.zeros(len(log_probs[0]))
