@@ -343,7 +343,8 @@ def _key(one: QuestionInput, sampling: Sampling) -> bytes:
     for prompt in one.prompts:
         digest.update(len(prompt.tokens).to_bytes(8, "little"))
         digest.update(prompt.tokens.tobytes())
-        digest.update(np.array([prompt.log_weight, prompt.score], dtype=np.float64).tobytes())
+        numbers = [prompt.log_weight, prompt.score, 0]  # the key seeds the draws: without the 0 all would be others
+        digest.update(np.array(numbers, dtype=np.float64).tobytes())
     return digest.digest()
 
 
