@@ -3,8 +3,7 @@
     python -m tools.house
 
 The rules: sizes within their limits, public names and blocks of code that are defined once, and none of the words of
-tools/house_words.toml. A size whose aim is not reached has a limit. A feature may raise it, in the commit that says
-what the lines are for.
+tools/house_words.toml. A size whose aim is not reached has a limit, which goes down with the size.
 """
 
 import ast
@@ -72,13 +71,13 @@ def figures(modules: list[Module]) -> list[Figure]:
     pages = [path for path in tracked("docs/*.md") if path.name not in GENERATED]
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
     return [
-        Figure("files in src", len(modules), aim=220, limit=302),
-        Figure("lines in src", sum(lengths), aim=40_000, limit=61_725),
+        Figure("files in src", len(modules), aim=220, limit=279),
+        Figure("lines in src", sum(lengths), aim=40_000, limit=53_938),
         Figure("median lines of a file", statistics.median(lengths), aim=130, limit=130, at_least=True),
         Figure("lines of the longest file", max(lengths), aim=450, limit=450),
         Figure("imports, % of lines", 100 * imports / sum(lengths), aim=6, limit=8),
-        Figure("lines in tests", tests, aim=32_000, limit=49_675),
-        Figure("words in docs, hand-written", words, aim=36_000, limit=36_000),
+        Figure("lines in tests", tests, aim=32_000, limit=44_472),
+        Figure("words in docs, hand-written", words, aim=36_000, limit=32_846),
     ]
 
 
