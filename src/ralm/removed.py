@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 
 _RERANKING: Final = "a server such as TEI or vLLM ranks texts; `rerank` ranks the passages of an index"
+_FIXED: Final = "leave it out; it is fixed at what was its default"
+_HIDDEN: Final = "use `--where`, or leave these documents out of the index"
 SUCCESSORS: Final[dict[str, str]] = {
     "alpha-floor": "adaptive contrast gained less than `contrast`; use `mixer=contrast` with `alpha` to generate",
     "backoff-margin": "it gained nothing on questions; use `mixer=posterior`",
@@ -17,6 +19,9 @@ SUCCESSORS: Final[dict[str, str]] = {
     "fuzzy": "correct the words of the query; passages that have any of its words are found",
     "gate": "leave it out, and passages are read everywhere; on questions gates failed",
     "keys": "set one key in RALM_SERVE_KEY; a proxy such as LiteLLM has keys with limits",
+    **dict.fromkeys(("all-bodies-bytes", "text-bytes", "body-seconds", "shutdown-seconds", "chunk-tokens"), _FIXED),
+    **dict.fromkeys(("max-texts", "max-logprobs", "max-queries", "max-connections"), _FIXED),
+    "log-prompts": "use `--audit-log FILE --audit-texts`",
     "learned": "use `mixer=posterior` with `eta` 4 and `decay` 2, which is as good as learned weights",
     "lexical-weights": "leave it out; fitted weights were no better than those that are built in",
     **dict.fromkeys(("max-cost", "prices"), "use `max_requests`; LiteLLM and providers limit money"),
@@ -29,6 +34,8 @@ SUCCESSORS: Final[dict[str, str]] = {
     "mixer=entropy": "it lost 15%; use `posterior`",
     "mixer=learned": "use `posterior` with `eta` 4 and `decay` 2, which is as good",
     "mixer=prior": "it gained nothing; use `similarity` or `posterior`",
+    "serve --contents": "leave it out; `/retrieve` puts the title before the text, and `/search` has both apart",
+    **dict.fromkeys(("serve --forbidden-titles", "serve --forbidden-documents"), _HIDDEN),
     "check --environment": "in a clone, `pip install --constraint requirements/locked.txt .` installs tested versions",
     "choice --alpha": "use `posterior`; `mixer=contrast` generates text, and does not score choices",
     "eval --alpha": "use `posterior`; `mixer=contrast` generates text, and does not score it",

@@ -33,10 +33,11 @@ def test_removed_name_is_named_with_its_successor(arguments: tuple[str, ...], na
     assert name in ralm(*arguments).err
 
 
-def test_removed_key_of_a_settings_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "name"), [("old_option", "old-option"), ("questions", "eval --questions")])
+def test_removed_key_of_a_settings_file_is_named(tmp_path: Path, key: str, name: str) -> None:
     file = tmp_path / "settings.toml"
-    file.write_text("old_option = 3\n")
-    failed(ralm(*OPTIONS, "--settings", file), 2, "sets old_option: `old-option` was removed: use the new one.")
+    file.write_text(f"{key} = 3\n")
+    failed(ralm(*OPTIONS, "--settings", file), 2, f"sets {key}: `{name}` was removed: use the new one.")
 
 
 def test_removed_value_in_a_settings_file_is_named(tmp_path: Path) -> None:

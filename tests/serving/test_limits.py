@@ -211,16 +211,6 @@ def test_a_page_of_another_site_cannot_ask(url: str) -> None:
         assert httpx.get(f"{url}/v1/models", headers={"Host": host}).status_code == status
 
 
-def test_prompts_are_logged_only_if_wanted(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="ralm")
-    for wanted in (False, True):
-        caplog.clear()
-        with serving(Service(SlowTable(0), ServeOptions(log_prompts=wanted))) as url:
-            httpx.post(f"{url}/v1/completions", json={**ASK, "max_tokens": 1, "prompt": "secret words"})
-            httpx.get(f"{url}/search?q=secret+words")
-        assert ("secret words" in caplog.text) is wanted
-
-
 def test_a_model_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def fails(_: object) -> list[object]:
         raise SystemError("the device is gone")

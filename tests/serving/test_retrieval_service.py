@@ -120,12 +120,6 @@ def test_the_passages_of_a_batch_are_in_the_audit_log(index: Path, tmp_path: Pat
     assert '"document_id":"hill","rank":1' in log.read_text()
 
 
-def test_the_text_as_indexed(index: Path) -> None:
-    with serving(SearchService(ServeOptions(contents="text"), folders={"few": index})) as url:
-        [[found]] = httpx.post(f"{url}/retrieve", json={"queries": QUERIES[:1], "topk": 1}).json()["result"]
-    assert found == {"id": "hill", "contents": "The dog keeps the sheep together on the green hill."}
-
-
 def test_without_the_packages_of_models(index: Path) -> None:
     arguments = [sys.executable, "-c", WITHOUT_TORCH, "serve", "--port", "0", "--index", f"few={index}"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:

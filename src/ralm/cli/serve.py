@@ -41,8 +41,8 @@ _OF_MODELS = {
     *flags.option_types(PlanOptions),
     *flags.option_types(ModelOptions),
     *flags.option_types(BatchOptions),
-    *("model_name", "allow", "prompt", "proxy", "strict", "query", "log_prompts", "max_length"),
-    *("max_tokens", "max_new_tokens", "max_texts", "max_logprobs"),
+    *("model_name", "allow", "prompt", "proxy", "strict", "query", "max_length"),
+    *("max_tokens", "max_new_tokens"),
 }
 """Options of servers with a language model alone."""
 _PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
@@ -74,7 +74,11 @@ def serve_command(
             needs={"batch": options.NEEDS_LOCAL, **dict.fromkeys(("proxy", "strict", "query"), options.NEEDS_API)}
         ),
     ],
-    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_PASSAGES)],
+    retrieval: Annotated[
+        RetrieverOptions,
+        Option("How passages are retrieved.", needs=_PASSAGES),
+        flags.Flags(without=("forbidden_titles", "forbidden_documents")),
+    ],
     reading: Annotated[
         ReadingOptions,
         Option("How passages are read.", needs=_PASSAGES),

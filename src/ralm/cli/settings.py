@@ -31,6 +31,8 @@ def _with_settings(context: typer.Context, file: Path | None) -> Path | None:
     for key, value in _read(file).items():
         if (name := key.replace("_", "-")) in own:
             values[own[name].name] = _value(context, own[name], file, name, value)
+        elif sentence := removal_of(f"{command.name} --{name}"):
+            raise UsageError(f"{file} sets {key}: {sentence}")
         elif any(name in options for options in _options_of_others(command)):
             unused.append(name)
         elif sentence := removal_of(name):

@@ -106,7 +106,7 @@ class Connection(H11Protocol):
             return  # answered already: what follows is dropped
         self._held += len(data)
         self._shared.held += len(data)
-        if self._shared.held > self._shared.limits.all_bodies_bytes:
+        if self._shared.held > self._shared.limits.bodies * self._shared.limits.body_bytes:
             _LOG.warning("all requests together are too large: one was rejected")
             largest = max(self._in(Phase.BODY), key=lambda one: one._held, default=self)
             largest.end(503, "the server receives too much at once: try again later.")

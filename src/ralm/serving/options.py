@@ -38,7 +38,6 @@ CHOICES: Final = (
 PASSED_ON: Final = ("index", "retriever", "query", "documents", "order")
 """Those of a request that is passed on to the server of the model."""
 QuerySource = Literal["message", "rewrite"]
-ContentsForm = Literal["titled", "text"]
 _INDEX: Final = Needs("`index`", lambda settings: settings.index is not None)
 
 
@@ -46,15 +45,10 @@ _INDEX: Final = Needs("`index`", lambda settings: settings.index is not None)
 class Limits:
     """Limits of a request, and of all requests together.
 
-    `prompt_tokens` and `new_tokens` None: together as many as the model reads at once. Raises UsageError if one body
-    may be larger than all together.
+    `prompt_tokens` and `new_tokens` None: together as many as the model reads at once.
     """
 
     body_bytes: Annotated[int, Option("Maximum size of a request in bytes.")] = 4 << 20
-    all_bodies_bytes: Annotated[
-        int, Option("Maximum size of all requests together that the server holds, in bytes.")
-    ] = 64 << 20
-    text_bytes: Annotated[int, Option("Maximum size of queries in bytes.")] = 256 << 10
     prompt_tokens: Annotated[
         int | None,
         Option(
@@ -67,27 +61,28 @@ class Limits:
         int | None,
         Option("Maximum number of new tokens.", default_text="as --max-tokens", flag="max-new-tokens"),
     ] = None
-    texts: Annotated[int, Option("Maximum number of texts of a request: prompts times n.", flag="max-texts")] = 128
-    top_logprobs: Annotated[int, Option("Maximum number of top log-probabilities of a token.", flag="max-logprobs")] = (
-        20
-    )
     documents: Annotated[int, Option("Maximum number of passages of a request.", flag="max-documents")] = 100
-    queries: Annotated[int, Option("Maximum number of queries of a request.", flag="max-queries")] = 4096
     requests_at_once: Annotated[int, Option("Requests that are answered at once.", flag="max-concurrency")] = 16
     requests_waiting: Annotated[
         int, Option("Requests in the queue; more are rejected (429).", minimum=0, flag="max-queue")
     ] = 64
     seconds: Annotated[float, Option("Seconds until a request times out.", above=True, flag="request-seconds")] = 600.0
-    body_seconds: Annotated[float, Option("Seconds in which the body of a request must arrive.", above=True)] = 60.0
-    connections: Annotated[int, Option("Maximum number of open connections.", flag="max-connections")] = 512
-    shutdown_seconds: Annotated[
-        float, Option("Seconds that running requests have to end after SIGTERM.", minimum=0)
-    ] = 60.0
+    texts: int = 128
+    """Prompts times n of a request."""
+    top_logprobs: int = 20
+    queries: int = 4096
+    text_bytes: int = 256 << 10
+    """Size of a query."""
+    bodies: int = 16
+    """Bodies of the maximum size that the server holds at once, or as many bytes of smaller ones."""
+    body_seconds: float = 60.0
+    """Time in which the body of a request must arrive."""
+    connections: int = 512
+    shutdown_seconds: float = 60.0
+    """Time that running requests have to end after SIGTERM."""
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.all_bodies_bytes < self.body_bytes:
-            raise UsageError(f"`all_bodies_bytes` must be at least `body_bytes`, {self.body_bytes:,}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +93,10 @@ class BatchOptions:
     all are read faster. `cached_tokens` are held in memory, padding included; what does not fit waits.
     """
 
-    chunk_tokens: Annotated[
-        int, Option("Most tokens of new prompts that are read between two tokens of other requests.")
-    ] = 512
     cached_tokens: Annotated[
         int, Option("Most tokens whose keys and values are held in memory; requests that do not fit wait.")
     ] = 65_536
+    chunk_tokens: int = 512
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -153,12 +146,7 @@ class ServeOptions:
         QuerySource,
         Option("API: query of a chat that is passed on: the last message of the user, or a rewrite by the model."),
     ] = "message"
-    contents: Annotated[
-        ContentsForm,
-        Option("POST /retrieve: a passage is its title in quotes, a line break and its text, or its text as indexed."),
-    ] = "titled"
     follow: Annotated[bool, Option("Open an index again when its folder has changed, as SIGHUP does.")] = False
-    log_prompts: Annotated[bool, Option("Write the beginning of each prompt to the log.")] = False
     limits: Annotated[Limits, Option("How much a request may ask for.")] = field(default_factory=Limits)
     batch: Annotated[BatchOptions, Option("How much a local model reads at a time.")] = field(
         default_factory=BatchOptions

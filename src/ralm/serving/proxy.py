@@ -204,7 +204,6 @@ def _prepared(
 
 def _found(texts: Sequence[str], reads: ReadConfig, service: Service) -> Sequence[Sequence[Passage]]:
     """The passages for each text."""
-    service.log_prompts([text for text in texts if text])
     return _retrieve([text[: service.options.limits.text_bytes] for text in texts], reads)
 
 

@@ -74,12 +74,10 @@ async def retrieve(
         k = _TOP_K if body.topk is None else body.topk
         _check_queries(body.queries, k, service.options.limits.queries)
         found = search(request, service, body.queries, k, chosen(index, retriever), "topk", read_filter(where))
-        titled = service.options.contents == "titled"
         documents: dict[int, JsonValue] = {}  # queries of one batch find many passages together
         for number in {*found.hits.numbers_QK.ravel().tolist()} - {NO_PASSAGE}:
             one = found.passages[number]
-            text = f'"{one.title}"\n{one.text}' if titled else one.text
-            documents[number] = {"id": one.document_id, "contents": text}
+            documents[number] = {"id": one.document_id, "contents": f'"{one.title}"\n{one.text}'}
         return {"result": [_retrieved(found, row, documents, body) for row in range(len(body.queries))]}
 
     return await jobs.respond_with(request, answer)

@@ -24,7 +24,6 @@ async def completions(request: Request, body: requests.CompletionRequest, servic
         choice = service.chosen(body.model, body.chosen)
         completion = requests.completion_of(body, limits)
         reads = service.reads(choice)
-        service.log_prompts(completion.prompts)
         entry_of(request).prompts = [one if isinstance(one, str) else [*one] for one in completion.prompts]
         events = complete(completion, service.model, reads, limits)
         return CompletionAnswer(completion, events, reads, service.names, model=body.model)
@@ -43,7 +42,6 @@ async def chat(request: Request, body: requests.ChatRequest, service: jobs.Serve
         choice = service.chosen(body.model, body.chosen)
         completion = requests.chat_of(body, limits)
         reads = service.reads(choice, in_strides=False)
-        service.log_prompts([completion.conversation.question])
         entry_of(request).prompts = [completion.conversation.question]
         address = partial(jobs.passage_address, request, reads)
         events = answer_chat(completion, service.model, reads, service.prompt, limits)

@@ -1,6 +1,5 @@
 """The model and the indexes of a server, and how a request reads with them; safe for many threads."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -32,9 +31,6 @@ from ralm.validation import scores_given_texts
 if TYPE_CHECKING:
     from ralm.lm.api.upstream import Upstream
 
-_LOG: Final = logging.getLogger("ralm.serving")
-_LOGGED: Final = 200
-"""Maximum number of characters, or tokens, of a prompt in the log."""
 _PREFIX_FIGURES: Final = {
     "found": "Tokens of beginnings of prompts that were not read again.",
     "read": "Tokens of beginnings of prompts that were read.",
@@ -173,11 +169,6 @@ class Service(SearchService):
                 param="ralm.index",
             )
         return {**choice, "index": index}
-
-    def log_prompts(self, prompts: Sequence[str | Sequence[int]]) -> None:
-        """Log the beginning of each prompt, with the option `log_prompts`."""
-        for prompt in prompts if self.options.log_prompts else ():
-            _LOG.info("prompt: %s", repr(prompt[:_LOGGED]))
 
     def reads(self, choice: Mapping[str, Any], *, in_strides: bool = True) -> indexes.ReadConfig:
         """The configuration of a request with these choices; RequestError if a choice is not possible.
