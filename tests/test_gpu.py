@@ -91,15 +91,6 @@ def test_all_gpus_share_the_sequences() -> None:
     np.testing.assert_allclose(copies, one, atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")
-def test_compiled() -> None:
-    _, expected = scored("cuda", "float32")
-    model = load_local_model("ralm-tiny", ModelOptions(device="cuda", dtype="float32", compile=True))
-    np.testing.assert_allclose(
-        np.concatenate(Scorer(model).log_probs(requests_of(model, 200, 24))), expected, atol=1e-3
-    )
-
-
 def test_memory_that_is_too_small_for_a_batch() -> None:
     """The GPU may give a third of the memory that a whole batch takes: batches are halved, and results are equal."""
     model, expected = scored("cuda", "float32", tokens=256, count=256)

@@ -120,12 +120,14 @@ def test_a_mixer_weighs_the_passages_of_an_own_reader() -> None:
     mixed, plain = (
         evaluate_text(TEXT, reader, PLAN, source=source(), reader=one).reading.scored for one in (Mixed(), Sources())
     )
-    same = PosteriorWeights(eta=1, decay=1e6, evidence=2, start="uniform")
-    ours = evaluate_text(TEXT, reader, PLAN, source=source(), reader=Ensemble(documents=2, mixer=same)).reading.scored
+    same = PosteriorWeights(eta=1, decay=1e6, evidence=2)
     assert (mixed.log_probs_T != plain.log_probs_T).any()
-    both = evaluate_text(
-        TEXT, reader, PLAN, source=source(), reader=Ensemble(documents=2, temperature=1e6, mixer=Recent())
-    ).reading.scored
+    both, ours = (
+        evaluate_text(
+            TEXT, reader, PLAN, source=source(), reader=Ensemble(documents=2, temperature=1e6, mixer=mixer)
+        ).reading.scored
+        for mixer in (Recent(), same)
+    )
     np.testing.assert_allclose(both.log_probs_T, ours.log_probs_T, atol=1e-4)
 
 

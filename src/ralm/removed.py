@@ -9,11 +9,13 @@ from typing import Final
 
 _RERANKING: Final = "a server such as TEI or vLLM ranks texts; `rerank` ranks the passages of an index"
 _FIXED: Final = "leave it out; it is fixed at what was its default"
+_NO_CHAT: Final = "leave it out; this command writes no chat"
 _HIDDEN: Final = "use `--where`, or leave these documents out of the index"
 SUCCESSORS: Final[dict[str, str]] = {
     "alpha-floor": "adaptive contrast gained less than `contrast`; use `mixer=contrast` with `alpha` to generate",
     "backoff-margin": "it gained nothing on questions; use `mixer=posterior`",
     "cache": "leave it out; `ralm retrieve` keeps the passages of a text in a file for `--retrieved`",
+    "compile": "leave it out; no measurement showed a gain, and layers have kernels of ralm's own",
     "entropy-temperature": "weights by entropy lost 15%; use `mixer=posterior`",
     "facets": "search with `--where`, or `--json` and count the metadata of the hits",
     "fuzzy": "correct the words of the query; passages that have any of its words are found",
@@ -28,6 +30,8 @@ SUCCESSORS: Final[dict[str, str]] = {
     "mixer-weights": "use `mixer=posterior` with `eta` 4 and `decay` 2, which is as good as learned weights",
     "none-score": "it gained nothing; use `mixer=posterior`",
     "robust": "leave it out; it certified at most 20% of whole answers",
+    "start-weights": "with `weights_temperature` 1e6 the weights before any evidence are equal",
+    "start=uniform": "with `weights_temperature` 1e6 the weights before any evidence are equal",
     "syntax": "search for plain words; `--where` and `--path` choose titles and documents",
     "mixer=adaptive-contrast": "it gained less than `contrast`; use that to generate, or `posterior`",
     "mixer=backoff": "it gained nothing on questions; use `posterior`",
@@ -39,16 +43,21 @@ SUCCESSORS: Final[dict[str, str]] = {
     "check --environment": "in a clone, `pip install --constraint requirements/locked.txt .` installs tested versions",
     "choice --alpha": "use `posterior`; `mixer=contrast` generates text, and does not score choices",
     "eval --alpha": "use `posterior`; `mixer=contrast` generates text, and does not score it",
+    "eval --latex": "use `ralm compare RUN RUN --latex`, or `ralm sweep --latex`",
+    "eval --template-argument": _NO_CHAT,
     "index --parts": "leave it out; one machine builds the index",
     "index --ray": "leave it out; one machine indexes Wikipedia in 15 minutes, and `ralm encode --ray` adds vectors",
     "index --shards": "leave it out; an index is built as one segment",
+    "signals --template-argument": _NO_CHAT,
     "signals --evidence": "leave it out; only weights that were fitted to signals looked at it",
     "signals --no-evidence": "leave it out; signals score continuations alone",
     "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
+    "sweep --template-argument": _NO_CHAT,
     "train gate": "without `gate` passages are read everywhere; on questions gates failed",
     "train mixer": "use `--mixer posterior --eta 4 --decay 2`, which is as good",
     "train reranker --kind": "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training",
     "tune": "it chose `--reader ensemble --documents 4 --mixer posterior` on both corpora; use that",
+    "worth --template-argument": _NO_CHAT,
     "worth --prune": "leave it out; leaving documents out gained nothing, and `--distinct text` skips copies",
     "/api/search": "use `/search` or `/retrieve`, which find the same passages",
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "cross-encoder"), _RERANKING),

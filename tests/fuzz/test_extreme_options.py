@@ -51,8 +51,6 @@ VALUES = ["1,2", "", ",", "1,1", "0,-1", "bm25,hybrid", "none,oracle", "sliding,
 ENDLESS = {"new_tokens": {"2147483647"}}
 """Values that are right, and ask for more than a test can wait for."""
 
-SLOW = {"compile"}
-
 READ = "--lm model --max-length 64 --document-tokens 16 --limit-tokens 70 --stride 16"
 WRITE = "--lm model --document-tokens 16 --new-tokens 5"
 HYBRID = "--retriever hybrid --fusion interpolation"
@@ -172,10 +170,9 @@ def case_of(command: str, number: int) -> list[str]:
 
 
 def options_of(command: str) -> list[Any]:
-    """The options of a command that a test can wait for."""
+    """The options of a command."""
     own, hints = PROGRAM.commands[command].params, HINTS[command]
-    options = [option for option in own if option.opts[0].startswith("-") and option.name in hints]
-    return [option for option in options if option.name not in SLOW]
+    return [option for option in own if option.opts[0].startswith("-") and option.name in hints]
 
 
 @pytest.mark.slow

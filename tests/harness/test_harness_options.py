@@ -26,14 +26,14 @@ def of(text: str) -> HarnessOptions:
 def test_flat_arguments_are_put_into_records() -> None:
     found = of(
         "lm=gpt2,index=here,reader=ensemble,documents=3,weights_temperature=2,stride=8,device=cpu,max_length=512,"
-        "retriever=random,seed=7,compile=true"
+        "retriever=random,seed=7,trust_remote_code=true"
     )
     assert found.lm == "gpt2"
     assert found.index == Path("here")
     assert found.reading.chosen_reader == Ensemble(documents=3, temperature=2.0)
     assert (found.plan.stride, found.plan.query_tokens, found.max_length) == (8, 32, 512)
     assert (found.retrieval.retriever, found.retrieval.seed) == ("random", 7)
-    assert (found.model.device, found.model.compile) == ("cpu", True)
+    assert (found.model.device, found.model.trust_remote_code) == ("cpu", True)
 
 
 def test_values_are_of_their_types_whatever_the_harness_makes_of_them() -> None:
@@ -66,7 +66,7 @@ def test_a_batch_size_may_be_automatic(size: str | None) -> None:
         ("lm=gpt2,index=here,stride=often", r"^`stride` must be a whole number, not 'often'\.$"),
         ("lm=gpt2,index=here,stride=2.5", r"^`stride` must be a whole number, not 2\.5\.$"),
         ("lm=gpt2,index=here,stride=true", r"^`stride` must be a whole number, not True\.$"),
-        ("lm=gpt2,compile=1", r"^`compile` must be True or False, not 1\.$"),
+        ("lm=gpt2,trust_remote_code=1", r"^`trust_remote_code` must be True or False, not 1\.$"),
         ("lm=gpt2,index=here,reader=ensemble,weights_temperature=hot", r"^`weights_temperature` must be a number"),
         ("lm=gpt2,index=here,reader=ensemble,weights_temperature=0", r"^`weights_temperature` must be at least 1e-06"),
         ("lm=gpt2,index=here,reader=all", r"^`reader` must be one of in-context, ensemble, concatenation, not 'all'"),

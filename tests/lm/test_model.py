@@ -102,18 +102,6 @@ def test_a_model_spread_over_devices(tiny_folders: dict[str, Path]) -> None:
     np.testing.assert_allclose(spread, Scorer(load_transformers_model(folder)).log_probs([REQUEST])[0], rtol=1e-5)
 
 
-@pytest.mark.campaign
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
-def test_compiled_layers_give_the_same(tiny_folders: dict[str, Path]) -> None:
-    tokens = np.arange(40, dtype=np.int64)
-    requests = [Request(document=tokens[:5], context=tokens[:n], targets=tokens[n : n + 4]) for n in (9, 20, 33)]
-    plain = load_transformers_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu"))
-    compiled = load_transformers_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu", compile=True))
-    assert (plain.config["compiled"], compiled.config["compiled"]) == (False, True)
-    for found, expected in zip(Scorer(compiled).log_probs(requests), Scorer(plain).log_probs(requests), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
-
-
 TEXT = np.arange(40, 60, dtype=np.int64)
 REQUEST = Request(document=TEXT[:3], context=TEXT[3:12], targets=TEXT[12:])
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 258}

@@ -46,13 +46,12 @@ def read(model: Any, prepared: PreparedText, hits: Hits, mixer: Mixer, temperatu
 
 
 @pytest.mark.parametrize("windows", PLANS)
-@pytest.mark.parametrize("start", ["similarity", "uniform"])
-def test_posterior_weights_equal_the_plain_loop(model: LocalLanguageModel, windows: str, start: Any) -> None:
+@pytest.mark.parametrize("temperature", [2.0, 1e6])
+def test_posterior_weights_equal_the_plain_loop(model: LocalLanguageModel, windows: str, temperature: float) -> None:
     """Each row's passages, also new ones, read the last tokens before it; the targets of the stride follow."""
     prepared = prepare_text(TEXT, model.tokenizer, PLANS[windows], limit_tokens=83)
     hits, scorer = some_hits(prepared, 3), Scorer(model)
-    mixer = PosteriorWeights(eta=0.6, decay=3, evidence=12, start=start)
-    scored = read(scorer, prepared, hits, mixer, 2.0)
+    scored = read(scorer, prepared, hits, POSTERIOR, temperature)
     documents = PassageDocuments.planned(PASSAGES, model.tokenizer, prepared.plan.options)
     at = 0
     for row in range(len(prepared.plan)):
@@ -60,9 +59,7 @@ def test_posterior_weights_equal_the_plain_loop(model: LocalLanguageModel, windo
         requests = [stride_request(prepared.tokens, prepared.plan, row, documents[number], 12) for number, _ in found]
         log_probs = [one.astype(float).tolist() for one in scorer.log_probs(requests)]
         targets = int(prepared.plan.end_R[row] - prepared.plan.target_begin_R[row])
-        lambdas = ensemble.weights([score for _, score in found], 2.0)
-        if start == "uniform":
-            lambdas = [1 / len(found)] * len(found)
+        lambdas = ensemble.weights([score for _, score in found], temperature)
         first = len(log_probs[0]) - targets
         weights = mixers.posterior(lambdas, log_probs, first, 0.6, 3, 12)
         for t, weights_K in enumerate(weights, start=first):
@@ -79,8 +76,8 @@ def test_without_evidence_posterior_weights_are_the_first_ones(model: LocalLangu
     hits = some_hits(prepared, 3)
     similarity = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=3))
     uniform = read(model, prepared, hits, UniformWeights())
-    for start, plain in (("similarity", similarity), ("uniform", uniform)):
-        mixed = read(model, prepared, hits, PosteriorWeights(eta=0, start=start))  # type: ignore[arg-type]
+    for temperature, plain in ((1.0, similarity), (1e6, uniform)):
+        mixed = read(model, prepared, hits, PosteriorWeights(eta=0), temperature)
         np.testing.assert_allclose(mixed.log_probs_T, plain.log_probs_T, atol=2e-5)
 
 
@@ -199,13 +196,12 @@ def predictions(draw: st.DrawFn) -> Predictions:
     predictions(),
     st.floats(0, 3),
     st.floats(0.1, 1e6),
-    st.sampled_from(["similarity", "uniform"]),
     st.permutations([0, 1, 2, 3]),
 )
 def test_posterior_weights_are_weights_in_any_order(
-    made: Predictions, eta: float, decay: float, start: Any, order: list[int]
+    made: Predictions, eta: float, decay: float, order: list[int]
 ) -> None:
-    mixer = PosteriorWeights(eta=eta, decay=decay, start=start)
+    mixer = PosteriorWeights(eta=eta, decay=decay)
     weights_TK = np.exp(mixer.log_weights(made))
     np.testing.assert_allclose(weights_TK.sum(axis=1), 1, rtol=1e-9)
     turned = [place for place in order if place < weights_TK.shape[1]]

@@ -66,7 +66,7 @@ def demo_command(
             maximum=len(_QUESTIONS),
         ),
     ] = 1,
-    model_options: Annotated[ModelOptions, Flags(without=("compile", *options.PASSAGE_CACHE, "api"))],
+    model_options: Annotated[ModelOptions, Flags(without=(*options.PASSAGE_CACHE, "api"))],
 ) -> Output:
     """Index nine tenths of this Python's documentation, and score the last tenth with and without its passages. Then
     answer questions about Python with and without passages.

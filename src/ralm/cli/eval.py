@@ -68,7 +68,7 @@ def eval_command(
     ] = False,
     out: Annotated[Path | None, Option("Folder for the run: one row per token, and the summary.")] = None,
     force: options.Force = False,
-) -> flags.TableOutput:
+) -> flags.Output:
     """Score a text with a frozen language model, with or without retrieved passages in front.
 
     Without --index and --retrieved, this scores the plain language model. With --out, rerun the command to resume a
@@ -101,7 +101,7 @@ def eval_command(
     }
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
     evaluation = run(text, model, job.plan, baseline=baseline, **parts)
-    return flags.TableOutput(
+    return flags.Output(
         lambda: evaluation.summary(evaluation_config(job.text, evaluation.prepared.text, model, job.plan, **parts)),
         partial(print_evaluation, evaluation, out),
     )

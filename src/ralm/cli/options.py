@@ -64,7 +64,7 @@ NEEDS_PASSAGES: Final = Needs("`index` or `retrieved`", lambda own: own.job.has_
 PASSAGE_CACHE: Final = ("passage_cache", "passage_cache_file")
 """Options of a model that only commands have whose prompts are continued."""
 _OF_LOCAL: Final = (
-    *("dtype", "device", "compile", "revision", "trust_remote_code", "quantised", "adapter", "attention"),
+    *("dtype", "device", "revision", "trust_remote_code", "quantised", "adapter", "attention"),
     *PASSAGE_CACHE,
     "template_arguments",
 )
@@ -84,7 +84,7 @@ LimitTokens = Annotated[
 Model = Annotated[
     ModelOptions,
     Option("How the model runs."),
-    Flags(without=PASSAGE_CACHE, needs=MODEL_NEEDS),
+    Flags(without=(*PASSAGE_CACHE, "template_arguments"), needs=MODEL_NEEDS),
 ]
 QuestionModel = Annotated[ModelOptions, Option("How the model runs."), Flags(needs=MODEL_NEEDS)]
 ModelName = Annotated[
@@ -107,7 +107,7 @@ Retrieval = Annotated[RetrieverOptions, Option("How passages are retrieved.", ne
 System = Annotated[str | None, Option("System message of the chat.", default_text="that of the prompt, or none")]
 SkipBad = Annotated[bool, Option(SKIP_BAD)]
 SkippedFile = Annotated[Path | None, Option("File to write with all that is skipped, and why, as JSON Lines.")]
-GeneratingModel = Annotated[ModelOptions, Flags(without=("compile",), needs=MODEL_NEEDS)]
+GeneratingModel = Annotated[ModelOptions, Flags(needs=MODEL_NEEDS)]
 _JSON_LINES: Final = ".jsonl"
 _HasQueryTokens = TypeVar("_HasQueryTokens", plan.PlanOptions, sampling.GenerationOptions, ExampleOptions)
 

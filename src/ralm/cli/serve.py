@@ -106,7 +106,7 @@ def serve_command(
     audit_texts: Annotated[
         bool, Option("Write prompts, answers and passages into the audit log too.", needs=_AUDIT)
     ] = False,
-    model_options: Annotated[ModelOptions, flags.Flags(without=("compile", "dry_run"), needs=options.MODEL_NEEDS)],
+    model_options: Annotated[ModelOptions, flags.Flags(without=("dry_run",), needs=options.MODEL_NEEDS)],
 ) -> None:
     """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
 

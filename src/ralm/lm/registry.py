@@ -41,13 +41,12 @@ class ModelOptions:
     `dtype` auto keeps the number format that the model was saved in; quantised GGUF files become float32. `device` is
     cpu, cuda, cuda:N, auto (a GPU if there is one), several separated by commas (a copy on each; the copies share the
     scoring), all (a copy on every GPU), or map (one copy spread over all devices, for models too large for one).
-    `compile` lets torch compile the layers, which takes minutes and pays off on long runs. `revision` is a branch, tag
-    or commit of the model on the hub. `quantised` stores the weights of linear layers in 8 or 4 bits (bitsandbytes:
-    LLM.int8, NF4). `adapter` is a PEFT adapter, a folder or hub name, which is merged into the weights unless these are
-    quantised. `attention` is the implementation in transformers; auto is the model's own, or a faster one of ralm.
-    `trust_remote_code` runs Python code that comes with the model. `template_arguments` are arguments of the chat
-    template, such as `enable_thinking=false`: NAME=VALUE, with a JSON value or else a text. `api` is for models behind
-    an API; the other options have no effect on them.
+    `revision` is a branch, tag or commit of the model on the hub. `quantised` stores the weights of linear layers
+    in 8 or 4 bits (bitsandbytes: LLM.int8, NF4). `adapter` is a PEFT adapter, a folder or hub name, which is merged
+    into the weights unless these are quantised. `attention` is the implementation in transformers; auto is the
+    model's own, or a faster one of ralm. `trust_remote_code` runs Python code that comes with the model.
+    `template_arguments` are arguments of the chat template, such as `enable_thinking=false`: NAME=VALUE, with a
+    JSON value or else a text. `api` is for models behind an API; the other options have no effect on them.
 
     Raises UsageError if an option is not one of the choices, or a template argument has another form.
     """
@@ -60,9 +59,6 @@ class ModelOptions:
             "map: one copy spread over all."
         ),
     ] = "auto"
-    compile: Annotated[bool, Option("Let torch compile the model's layers: slower to start, faster on long runs.")] = (
-        False
-    )
     revision: Annotated[
         str | None, Option("Branch, tag or commit of the model on the hub.", default_text="the default branch")
     ] = None

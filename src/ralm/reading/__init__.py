@@ -84,10 +84,8 @@ class ReadingOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if not self.mixing.by_similarity and self.ensemble.temperature != Ensemble().temperature:
-            raise UsageError(
-                f'the temperature of the weights has no effect with `mixer="{self.mixing.mixer}"`: leave it out.'
-            )
+        if self.mixing.mixer == "uniform" and self.ensemble.temperature != Ensemble().temperature:
+            raise UsageError('the temperature of the weights has no effect with `mixer="uniform"`: leave it out.')
         candidates, documents = self.reranking.candidates, self.chosen_reader.hits
         if self.reranks and candidates < documents:
             raise UsageError(

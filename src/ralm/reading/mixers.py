@@ -11,7 +11,7 @@ K predictions of a row, T targets, E tokens of evidence.
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import JsonValue
@@ -23,7 +23,6 @@ from ralm.reading.log_space import log_softmax
 from ralm.records import DoubleArray, FloatArray, Predictions
 
 MixerName = Literal["similarity", "uniform", "posterior", "contrast"]
-Start: TypeAlias = Literal["similarity", "uniform"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +54,15 @@ class UniformWeights:
 
     def log_weights(self, given: Predictions) -> DoubleArray:
         """1 / K each."""
-        return _uniform(given)
+        return np.full_like(given.log_weights_K, -np.log(len(given.log_weights_K)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PosteriorWeights:
     """Weights by how well each passage predicted the last `evidence` tokens: Bayes' rule with forgetting.
 
-    `start` are the weights before any evidence. With `eta` 0 they stay; with `eta` 1 and a large `decay` the weights
-    are the posterior of a Bayesian who read these tokens. Raises UsageError if a value is out of range.
+    The weights before any evidence are those of the reader. With `eta` 0 they stay; with `eta` 1 and a large `decay`
+    the weights are the posterior of a Bayesian who read these tokens. Raises UsageError if a value is out of range.
     """
 
     eta: Annotated[float, Option("Posterior: the weight of the evidence.", maximum=100)] = 0.7
@@ -71,7 +70,6 @@ class PosteriorWeights:
         8.0
     )
     evidence: Annotated[int, Option("Posterior: tokens before each target that are evidence.", maximum=1024)] = 32
-    start: Annotated[Start, Option("Posterior: the weights before any evidence.", flag="start-weights")] = "similarity"
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -83,8 +81,7 @@ class PosteriorWeights:
 
     def log_weights(self, given: Predictions) -> DoubleArray:
         """The weights for each target (T x K)."""
-        start_K = given.log_weights_K if self.start == "similarity" else _uniform(given)
-        return log_softmax(_updated(start_K, given.evidence_TKE, self.eta, self.decay))
+        return log_softmax(_updated(given.log_weights_K, given.evidence_TKE, self.eta, self.decay))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +108,6 @@ class MixerOptions:
         check_options(self)
 
     @property
-    def by_similarity(self) -> bool:
-        """Whether the temperature of retrieval scores has an effect."""
-        return not (self.mixer == "uniform" or (self.mixer == "posterior" and self.posterior.start == "uniform"))
-
-    @property
     def chosen(self) -> Mixer | DistributionMixer:
         """The selected mixer."""
         match self.mixer:
@@ -137,8 +129,3 @@ def _updated(start_K: DoubleArray, evidence_TKE: FloatArray, eta: float, decay: 
     impossible_T = np.isneginf(weighted_TK).all(axis=1)
     weighted_TK[impossible_T] = start_K  # the tokens before were impossible after every passage
     return weighted_TK
-
-
-def _uniform(given: Predictions) -> DoubleArray:
-    count = len(given.log_weights_K)
-    return np.full(count, -np.log(count))

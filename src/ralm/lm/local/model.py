@@ -54,14 +54,13 @@ class LocalLanguageModel:
 
     @cached_property
     def config(self) -> dict[str, JsonValue]:
-        """The model's name, size, number format, device, whether it is compiled, and the fingerprints of its weights,
+        """The model's name, size, number format, device, and the fingerprints of its weights,
         settings and tokenizer, as they are when it is first read; and the options of loading, if some were given."""
         return {
             "name": self.name,
             "parameters": self.model.num_parameters(),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.model.device),
-            "compiled": self.model.base_model._compiled_call_impl is not None,
             "weights": loading.weights_fingerprint(self.model),
             "settings": loading.settings_fingerprint(self.model),
             "tokenizer": self.tokenizer.fingerprint,
@@ -144,10 +143,7 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
     cache = int(options.passage_cache * 1e6)
     loaded = LocalLanguageModel(name, model, tokenizer, copies, options.identity, cache, options.passage_cache_file)
     for logits in loaded.copies:
-        if options.compile:  # after the probes: their few tokens are not worth compiling for
-            logits.model.base_model.compile(dynamic=True)
-        else:
-            kernels.pack_weights(logits.model)
+        kernels.pack_weights(logits.model)
     return loaded
 
 
