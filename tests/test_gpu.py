@@ -202,5 +202,5 @@ def test_signals(work: Path, tmp_path: Path, precision: str, most: float) -> Non
         "OUT",
     ]
     list(told([*command, "--examples", "6", *lengths], tmp_path))
-    found, expected = (open_signals(tmp_path / device).mean_log_probs_EK for device in ("cuda", "cpu"))
+    found, expected = (open_signals(tmp_path / device).log_probs_EK / 8 for device in ("cuda", "cpu"))
     np.testing.assert_allclose(found, expected, atol=most)

@@ -60,6 +60,7 @@ def test_a_batch_size_may_be_automatic(size: str | None) -> None:
     [
         ("index=here", r"^ralm needs the argument `lm`"),
         ("lm=gpt2,documnets=3", r"^ralm has no argument `documnets`: the nearest is `documents`\.$"),
+        ("lm=gpt2,gate=own", r"^`gate` was removed: leave it out"),
         ("lm=gpt2,xyz=3", r"^ralm has no argument `xyz`: its arguments are lm, index, .*device"),
         ("lm=gpt2,pretrained=gpt2", r"^`lm` and `pretrained` both name the language model: give one of them\.$"),
         ("lm=gpt2,rerank=oracle", r"^ralm has no argument `rerank`"),

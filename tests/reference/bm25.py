@@ -39,14 +39,3 @@ def ranked(
         if any(term in passages[number] for term in query)
     ]
     return sorted(found, key=lambda hit: (-hit[1], hit[0]))
-
-
-def weighted(query: Sequence[str], weights: Sequence[int]) -> list[str]:
-    """A query whose terms stand there as often as they weigh: the first weight is that of a term with at most 3 terms
-    behind it, the second that of one with at most 7, the third that of the others."""
-    repeated: list[str] = []
-    for place, term in enumerate(query):
-        behind = len(query) - 1 - place
-        weight = weights[0] if behind <= 3 else weights[1] if behind <= 7 else weights[2]
-        repeated += [term] * weight
-    return repeated

@@ -143,9 +143,6 @@ def test_the_same_arrays_whatever_the_buffer(tmp_path: Path) -> None:
     assert_same_files(tmp_path / "whole", tmp_path / "spilled")
 
 
-ZIPF = np.random.default_rng(0).zipf(1.3, 20_000) % 5000
-
-
 def test_passages_without_terms(tmp_path: Path) -> None:
     retriever = indexed(tmp_path / "none", ["the of", "", "..."])
     assert retriever.retrieve(["the", "alpha", ""], 2).of(1) == []

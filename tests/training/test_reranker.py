@@ -107,7 +107,7 @@ def test_signals_that_are_permuted_within_an_example_teach_nothing(
 ) -> None:
     draws = np.random.default_rng(1)
     orders = [draws.permutation(4) for _ in range(EXAMPLES)]
-    mean_EK = signals.mean_log_probs_EK
+    mean_EK = signals.log_probs_EK / signals.tokens_E[:, None]
     permuted = save_signals(
         tmp_path / "permuted",
         index.fingerprint,

@@ -27,7 +27,6 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(signals.scores_EK, [[2, 1], [0, 0], [1, 0]])
     infinite = float("-inf")
     np.testing.assert_allclose(signals.log_probs_EK, np.array([[-3, -6], [infinite, infinite], [-1.5, infinite]]))
-    np.testing.assert_allclose(signals.mean_log_probs_EK[:, 0], np.array([-1, infinite, -0.5]))
     np.testing.assert_allclose(signals.baseline_E, -9.0)
     assert signals.texts("prefix").to_pylist() == ["one", "two", "three"]
 

@@ -14,6 +14,7 @@ from ralm.reading import ReadingOptions
 from ralm.reading.in_context import CheckedReader
 from ralm.reading.mixers import MixerOptions
 from ralm.reading.plan import PlanOptions
+from ralm.removed import removal_of
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.validation import MAX_COUNT
@@ -101,7 +102,7 @@ def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
     known = argument_types()
     for name in given:
         if name not in known:
-            raise UsageError(f"ralm has no argument `{name}`: {_instead(name, [*known])}.")
+            raise UsageError(removal_of(name) or f"ralm has no argument `{name}`: {_instead(name, [*known])}.")
     values = {name: coerce(name, known[name], value) for name, value in _without_auto_batch(given).items()}
     if "lm" not in values:
         raise UsageError("ralm needs the argument `lm`: the language model to evaluate, a hub name or a folder.")

@@ -129,11 +129,6 @@ class Signals:
         return self.folders[0].config
 
     @property
-    def mean_log_probs_EK(self) -> DoubleArray:
-        """The mean log-probability of a continuation's tokens after each candidate, padded with -inf."""
-        return self.log_probs_EK / self.tokens_E[:, None]
-
-    @property
     def has_choice_E(self) -> NDArray[np.bool_]:
         """Which examples have two candidates or more (bool, E)."""
         return (self.passages_EK != NO_PASSAGE).sum(axis=1) > 1
