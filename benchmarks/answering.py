@@ -43,8 +43,9 @@ from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.lm import model_path
 from ralm.lm.registry import load_language_model
 from ralm.protocols import WritingModel
-from ralm.reading.ensemble import Ensemble, mixture
-from ralm.records import FloatArray, Hits, IntArray, Passage, Passages
+from ralm.reading.ensemble import Ensemble
+from ralm.reading.mixture import mix
+from ralm.records import DoubleArray, FloatArray, Hits, IntArray, Passage, Passages
 from ralm.terminal import no_progress
 
 DATA: Final = Path(__file__).parents[2] / "shared" / "data" / "nq_oracle"
@@ -146,9 +147,9 @@ def plain_gold(library: PreTrainedModel, asked: QuestionInput, gold: IntArray) -
     return float(mixed(np.stack(found), asked).sum(dtype=np.float64))
 
 
-def mixed(log_probs_KT: FloatArray, asked: QuestionInput) -> FloatArray:
+def mixed(log_probs_KT: FloatArray, asked: QuestionInput) -> DoubleArray:
     """The ensemble of what the prompts give."""
-    return mixture(log_probs_KT, np.array([prompt_prefix.log_weight for prompt_prefix in asked.prompts]))
+    return mix(log_probs_KT, asked.prompts.log_weights_K)
 
 
 def measured(name: str, case: str, task: Task, model: WritingModel, library: PreTrainedModel, plain: int) -> Row:

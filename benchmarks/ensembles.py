@@ -22,12 +22,13 @@ from benchmarks import plain_loop
 from benchmarks.scoring import LENGTH, Material, materials, prepared_for, rows_from
 from ralm.lm.registry import Dtype
 from ralm.lm.scoring import Scorer
-from ralm.reading.ensemble import Ensemble, document_log_weights, mixture
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import stride_request
+from ralm.reading.mixture import mix, similarity_log_weights
 from ralm.reading.plan import Windows
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, PreparedText
-from ralm.records import FloatArray, Hits
+from ralm.records import DoubleArray, FloatArray, Hits
 
 OPTIONS = Ensemble(documents=10)
 STRIDE = 4
@@ -42,10 +43,10 @@ class Task:
     hits: Hits
     documents: PassageDocuments
 
-    def mixed(self, row: int, log_probs_KT: FloatArray) -> FloatArray:
+    def mixed(self, row: int, log_probs_KT: FloatArray) -> DoubleArray:
         """The ensemble of the log-probabilities that the documents of a row give."""
         scores_K = self.hits.scores_QK[row, : len(log_probs_KT)]
-        return mixture(log_probs_KT, document_log_weights(scores_K, OPTIONS))
+        return mix(log_probs_KT, similarity_log_weights(scores_K, OPTIONS.temperature))
 
 
 def task_for(material: Material, windows: Windows, strides: int) -> Task:
@@ -59,7 +60,7 @@ def task_for(material: Material, windows: Windows, strides: int) -> Task:
     return Task(prepared, rows_from(prepared, strides), hits, documents)
 
 
-def run_plain(material: Material, task: Task) -> list[FloatArray]:
+def run_plain(material: Material, task: Task) -> list[DoubleArray]:
     """One pass for every document of every stride."""
     tokens, plan, found = task.prepared.tokens, task.prepared.plan, []
     for row in task.rows:
@@ -71,7 +72,7 @@ def run_plain(material: Material, task: Task) -> list[FloatArray]:
     return found
 
 
-def run_engine(material: Material, task: Task) -> list[FloatArray]:
+def run_engine(material: Material, task: Task) -> list[DoubleArray]:
     """All documents of all strides at once."""
     numbers = {row: [number for number, _ in task.hits.of(row)] for row in task.rows}
     requests = [
@@ -84,8 +85,8 @@ def run_engine(material: Material, task: Task) -> list[FloatArray]:
 
 
 def timed(
-    run: Callable[[Material, Task], list[FloatArray]], material: Material, task: Task
-) -> tuple[float, list[FloatArray]]:
+    run: Callable[[Material, Task], list[DoubleArray]], material: Material, task: Task
+) -> tuple[float, list[DoubleArray]]:
     """Processor seconds per stride, and the log-probabilities."""
     begin = time.process_time()
     found = run(material, task)
@@ -106,7 +107,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print("engine  windows  dtype     strides  documents  s/stride   ratio  greatest difference from the loop")
     base: float | None = None
-    exact: list[FloatArray] = []
+    exact: list[DoubleArray] = []
     dtypes: list[Dtype] = args.dtype
     with materials("gpt2", dtypes) as each:
         for material in each:

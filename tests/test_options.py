@@ -13,7 +13,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from ralm.cli.process import with_flags
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.splitting import Splitting
-from ralm.errors import RetrieverError, UsageError
+from ralm.errors import PartError, UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import annotation, declared, without_none
 from ralm.reading.concatenation import Concatenation
@@ -148,7 +148,7 @@ def test_no_one_is_asked_for_more_than_there_is() -> None:
     ],
 )
 def test_what_are_no_hits(hits: object, message: str) -> None:
-    with pytest.raises(RetrieverError, match=f"the retriever Gives .*{message}"):
+    with pytest.raises(PartError, match=f"the retriever Gives .*{message}"):
         retrieve_checked(Gives(hits), ["a"], 4, passages=5)
 
 

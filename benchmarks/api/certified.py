@@ -13,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.api.material import Material, percent
-from ralm.reading.ensemble import Ensemble, log_weights_of, mixture
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import CheckedReader, stride_request
 from ralm.reading.mixers import SimilarityWeights, UniformWeights
+from ralm.reading.mixture import mix
 from ralm.reading.sampling import GenerationOptions, draw_token
 from ralm.reading.tokens import PassageDocuments
-from ralm.records import NO_PASSAGE, FloatArray, IntArray, NextTokens, PromptPrefix, Request
+from ralm.records import NO_PASSAGE, NO_READINGS, FloatArray, IntArray, NextTokens, Readings, Request
 from ralm.validation import retrieve_checked
 
 LISTED = (5, 20, 100)
@@ -29,20 +30,20 @@ GREEDY = GenerationOptions(new_tokens=32)
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The whole predictions (float32, K x V) behind each document for one token, and the documents' weights."""
+    """The whole predictions (float32, K x V) of the readings for one token."""
 
     log_probs_KV: FloatArray
-    prompt_prefixes: Sequence[PromptPrefix]
+    readings: Readings
 
     @property
     def best(self) -> int:
         """The greedy token of the average."""
-        return int(mixture(self.log_probs_KV, log_weights_of(self.prompt_prefixes)).argmax())
+        return int(mix(self.log_probs_KV, self.readings.log_weights_K).argmax())
 
     def drawn(self, listed: int) -> tuple[bool, bool]:
         """Whether the greedy token is certified if each document lists so many tokens, and whether it is right."""
         given = likeliest(self.log_probs_KV, listed)
-        token = draw_token(given, self.prompt_prefixes, np.random.default_rng(0), GREEDY)
+        token = draw_token(given, self.readings, np.random.default_rng(0), GREEDY)
         return token.certified, token.token == self.best
 
 
@@ -57,16 +58,14 @@ def greedy_steps(material: Material, prompt: IntArray, reader: Ensemble, options
     model, source, text = material.model, material.source, prompt
     documents = PassageDocuments(source.passages, model.tokenizer, options.document_tokens, options.bos)
     continuations = model.continuations()
-    prompt_prefixes: Sequence[PromptPrefix] = []
+    readings = NO_READINGS
     for written in range(options.new_tokens):
         if written % options.stride == 0:
             query = model.tokenizer.decode(text[-options.query_tokens :])
             hits = retrieve_checked(source.retriever, [query], reader.hits, len(source.passages)).of(0)
-            prompt_prefixes = CheckedReader.of(reader).prompt_prefixes(hits, documents)
-        given = continuations.next_tokens(
-            [np.concatenate([prompt_prefix.tokens, text]) for prompt_prefix in prompt_prefixes]
-        )
-        step = Step(given.log_probs_BC, prompt_prefixes)
+            readings = CheckedReader.of(reader).readings(hits, documents)
+        given = continuations.next_tokens([np.concatenate([prompt_prefix.tokens, text]) for prompt_prefix in readings])
+        step = Step(given.log_probs_BC, readings)
         yield step
         if step.best in model.end_tokens:
             return

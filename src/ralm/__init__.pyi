@@ -102,7 +102,6 @@ from .records import (
     Message as Message,
     NextTokens as NextTokens,
     Passage as Passage,
-    Predictions as Predictions,
     PromptPrefix as PromptPrefix,
     Request as Request,
     ScoredTokens as ScoredTokens,

@@ -42,10 +42,6 @@ class TextError(InputError):
     """A text to evaluate is missing, empty, too short or not UTF-8."""
 
 
-class RetrievalFileError(InputError):
-    """A file of retrieved passages is malformed, or was made for another text, stride or tokenizer."""
-
-
 class FolderError(RalmError):
     """A folder that ralm writes and reads (an index, a run) cannot be used."""
 
@@ -54,24 +50,8 @@ class FolderExistsError(FolderError):
     """The output already exists, or another process is writing it."""
 
 
-class NotAFolderOfThisKindError(FolderError):
-    """The path is not a folder of this kind: it is missing, a file, or a different kind of folder."""
-
-
 class DamagedFolderError(FolderError):
     """A file of the folder is missing, truncated or altered."""
-
-
-class NewerFormatError(FolderError):
-    """The folder was written in a newer format than this version of ralm reads."""
-
-
-class OtherEncoderError(FolderError):
-    """The vectors of an index were made by a different encoder than the one that encodes queries."""
-
-
-class OtherAnalyserError(FolderError):
-    """The passages of an index were analysed in a different way than queries would be."""
 
 
 class StorageError(RalmError):
@@ -121,22 +101,6 @@ class BudgetError(RalmError):
 
 class PartError(RalmError):
     """A custom part, such as your own reader, does not keep the contract of its protocol."""
-
-
-class RetrieverError(PartError):
-    """A retriever returned invalid hits."""
-
-
-class RerankerError(PartError):
-    """A reranker returned invalid hits, or hits that it was not given."""
-
-
-class ReaderError(PartError):
-    """A reader returned invalid prompt prefixes for the hits that it was given."""
-
-
-class MixerError(PartError):
-    """A mixer returned invalid weights for the predictions that it was given."""
 
 
 class MissingExtraError(RalmError):

@@ -18,7 +18,6 @@ from ralm.records import (
     NextTokens,
     Passage,
     Passages,
-    Predictions,
     PromptPrefix,
     ScoringSequence,
     SpecialTokens,
@@ -332,13 +331,13 @@ class Reader(Protocol):
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
         """The prompt prefixes of one row, given the (passage number, score) pairs of its hits, best first.
 
-        There is at least one hit; a row without hits is read without a passage. The weights must sum to 1.
+        There is at least one hit; a row without hits is read without a passage.
         """
 
 
 @runtime_checkable
 class Mixer(Protocol):
-    """Weighs the predictions after the prompt prefixes of a row; their average under these weights predicts the text.
+    """A function that weighs the K readings of a row; the average of their predictions predicts the text.
 
     A mixer belongs to a reader: `Ensemble(mixer=...)`, or the attribute `mixer` of your own.
     """
@@ -351,9 +350,13 @@ class Mixer(Protocol):
     def evidence(self) -> int:
         """How many tokens before each target it looks at; 0 if the weights of a row do not depend on its text."""
 
-    def log_weights(self, given: Predictions) -> DoubleArray:
-        """The natural logarithms of the weights (float64) of the K predictions: K of them for all targets, or T x K,
-        a row per target. The weights of a target must sum to 1."""
+    def __call__(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:
+        """Return the natural logarithms of the weights (float64, K) for one target; the weights must sum to 1.
+
+        `scores_K` (float64) are the scores of the readings. `evidence_KE` (float32) holds the natural log-probabilities
+        of the `evidence` tokens before the target, oldest first, after each prompt prefix; where the text has fewer
+        tokens they are 0, which favours no passage. There are none (K x 0) before a row is read.
+        """
 
 
 @runtime_checkable

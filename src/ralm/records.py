@@ -4,7 +4,7 @@ Letters for shapes, here and elsewhere: Q queries (rows of a plan), K hits per q
 tokens, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -162,14 +162,12 @@ class PromptPrefix:
     """The tokens before the context in one reading of a row: one passage, several joined, or none.
 
     The model reads `tokens` (int64) first. `passages` are the numbers of the passages in them, best first; the reading
-    is credited to the first one. `log_weight` is the natural logarithm of the reading's weight in the row's average.
-    ralm fills in `score`, the retrieval score of the credited passage, at which mixers look. Other prompts may begin
-    with the first `shared` tokens too, None for all.
+    is credited to the first one. `score` says how well it fits the context: by default the weights of readings are the
+    softmax of their scores (REPLUG, Eq. 3). Other prompts may begin with the first `shared` tokens too, None for all.
     """
 
     tokens: IntArray
     passages: tuple[int, ...] = ()
-    log_weight: float = 0.0
     score: float = 0.0
     shared: int | None = None
 
@@ -180,18 +178,41 @@ class PromptPrefix:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Predictions:
-    """What a mixer knows of the K predictions of T targets, before the targets themselves.
+class Readings:
+    """The K readings of a row, one after each prompt prefix; their predictions are averaged (REPLUG, Eq. 2).
 
-    `log_weights_K` (float64) are the logarithms of the weights that the reader gives, and `scores_K` (float64) the
-    retrieval scores of the passages. `evidence_TKE` (float32) holds the natural log-probabilities of the E tokens
-    before each target, oldest first, after each prompt prefix; where the text has fewer tokens they are 0, which
-    favours no passage.
+    `log_weights_K` (float64) are the natural logarithms of their weights before any token of the row is known.
     """
 
+    prompt_prefixes: Sequence[PromptPrefix]
     log_weights_K: DoubleArray
-    scores_K: DoubleArray
-    evidence_TKE: FloatArray
+
+    @classmethod
+    def single(cls, prompt_prefix: PromptPrefix) -> Self:
+        """One reading, which has all the weight."""
+        return cls([prompt_prefix], np.zeros(1))
+
+    def __len__(self) -> int:
+        return len(self.prompt_prefixes)
+
+    def __iter__(self) -> Iterator[PromptPrefix]:
+        return iter(self.prompt_prefixes)
+
+    def __getitem__(self, number: int) -> PromptPrefix:
+        return self.prompt_prefixes[number]
+
+    @property
+    def passages_K(self) -> IntArray:
+        """The passage (int64, K) credited with each reading, or `NO_PASSAGE`."""
+        return np.array([one.passage for one in self.prompt_prefixes], dtype=np.int64)
+
+    @property
+    def scores_K(self) -> DoubleArray:
+        """The score (float64, K) of each reading."""
+        return np.array([one.score for one in self.prompt_prefixes], dtype=np.float64)
+
+
+NO_READINGS: Final = Readings((), np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import RetrieverError, UsageError
+from ralm.errors import PartError, UsageError
 from ralm.protocols import LanguageModel, Retriever, traits_of
 from ralm.records import NO_PASSAGE, Hits, IntArray
 
@@ -44,14 +44,14 @@ def check_number(name: str, value: float, *, minimum: float, maximum: float, abo
 def retrieve_checked(retriever: Retriever, queries: Sequence[str], k: int, passages: int | None = None) -> Hits:
     """The k best passages for each query, checked, with at least one column.
 
-    `passages` is the number of passages in the corpus; None if it is not known. Raises RetrieverError if the retriever
+    `passages` is the number of passages in the corpus; None if it is not known. Raises PartError if the retriever
     returns invalid hits.
     """
     k = k if passages is None else min(k, max(passages, 1))
     hits = retriever.retrieve(queries, k)
     fault = fault_of_hits(hits, len(queries), k, passages)
     if fault:
-        raise RetrieverError(f"the retriever {type(retriever).__name__} {fault}; see `Hits` for what it should give.")
+        raise PartError(f"the retriever {type(retriever).__name__} {fault}; see `Hits` for what it should give.")
     if hits.numbers_QK.shape[1] == 0:
         return Hits.none(len(queries), 1)
     return Hits(hits.numbers_QK.astype(np.int64, copy=False), hits.scores_QK.astype(np.float32, copy=False))

@@ -79,7 +79,7 @@ def test_draws_of_an_ensemble_have_the_shares_of_the_mixture() -> None:
     """Prompts of different lengths; each token from the mixture, after temperature and among the likeliest three."""
     [one] = asked(questions=QUESTIONS[:1])
     assert len({len(prompt_prefix.tokens) for prompt_prefix in one.prompts}) == 3
-    model, weights_K = Letters(), np.exp([prompt_prefix.log_weight for prompt_prefix in one.prompts])
+    model, weights_K = Letters(), np.exp(one.prompts.log_weights_K)
 
     def drawn_from(written: bytes) -> dict[int, float]:
         texts = [

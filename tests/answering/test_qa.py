@@ -96,11 +96,11 @@ def test_answers_that_add_up(model: WritingModel) -> None:
     alone = [answer for _, answer in answer_all([asked], model, options)]
     single = AnswerOptions(new_tokens=4)
     sums: dict[str, float] = {}
-    for prompt_prefix in asked.prompts:
+    for prompt_prefix, weight in zip(asked.prompts, np.exp(asked.prompts.log_weights_K), strict=True):
         one = PromptBuilder(PROMPT, model.tokenizer, 400).build(QUESTIONS[2], [(prompt_prefix.passage, 0.0)], PASSAGES)
         [(_, answer)] = answer_all([one], model, single)
         mean = answer.log_prob / len(answer.tokens) if answer.tokens else -np.inf
-        sums[answer.text.strip()] = sums.get(answer.text.strip(), 0.0) + float(np.exp(prompt_prefix.log_weight + mean))
+        sums[answer.text.strip()] = sums.get(answer.text.strip(), 0.0) + float(weight * np.exp(mean))
     assert alone[0].text == max(sums, key=lambda text: sums[text])
 
 

@@ -21,7 +21,7 @@ from ralm.errors import UsageError
 from ralm.protocols import Documents
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import PosteriorWeights
-from ralm.records import PromptPrefix
+from ralm.records import PromptPrefix, Readings
 from ralm.storage.store import Store
 from tests.answering.given import PASSAGES, Given
 from tests.fakes import CountingModel, WordTokenizer, passages_of
@@ -121,7 +121,7 @@ def test_answers_of_each_passage_count_with_the_weights_before_the_first_token(m
     [weights] = mixers.posterior(start, log_probs, last, evidence=evidence, **HOW)
     sums: dict[str, float] = {}
     for prompt, weight in zip(one.prompts, weights, strict=True):
-        alone = replace(one, prompts=[PromptPrefix(prompt.tokens)], mixer=None, evidence=0)
+        alone = replace(one, prompts=Readings.single(PromptPrefix(prompt.tokens)), mixer=None, evidence=0)
         [(_, answer)] = answer_all([alone], model, AnswerOptions(new_tokens=2, stop=("?",)))
         text = answer.text.strip()
         sums[text] = sums.get(text, 0) + weight * np.exp(answer.log_prob / len(answer.tokens))

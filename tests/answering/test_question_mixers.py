@@ -44,7 +44,7 @@ def next_of(model: Any, mixer: Contrast, one: QuestionInput, scores: Sequence[fl
     """The contrasted distribution after the prompts and what is written."""
     *log_probs, plain = [
         model.next_log_probs_V(np.concatenate([prompt.tokens, text])).astype(np.float64)
-        for prompt in [*one.prompts[: len(scores)], asked(model, Contrast(), []).prompts[0]]
+        for prompt in [*one.prompts.prompt_prefixes[: len(scores)], asked(model, Contrast(), []).prompts[0]]
     ]
     return contrasted(mixer, scores, log_probs, plain)
 

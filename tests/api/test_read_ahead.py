@@ -17,7 +17,7 @@ from ralm.errors import ServerError, UsageError
 from ralm.lm.api.model import ApiContinuations, ApiModel
 from ralm.protocols import WritingModel
 from ralm.reading.bounds import bounds_of
-from ralm.reading.ensemble import mixture
+from ralm.reading.mixture import mix
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import DoubleArray, FloatArray, IntArray, ScoringSequence, TextsAhead
 from tests.api.backings import OfTable
@@ -180,8 +180,8 @@ def texts_of(seed: int, count: int) -> list[IntArray]:
     return [random.integers(4, 90, 6) for _ in range(count)]
 
 
-def exact_average(backing: OfTable, texts: Sequence[IntArray], log_weights_K: DoubleArray) -> FloatArray:
-    return mixture(np.stack([backing.log_probs(text.tolist())[-1] for text in texts]), log_weights_K)
+def exact_average(backing: OfTable, texts: Sequence[IntArray], log_weights_K: DoubleArray) -> DoubleArray:
+    return mix(np.stack([backing.log_probs(text.tolist())[-1] for text in texts]), log_weights_K)
 
 
 @pytest.fixture(scope="module")

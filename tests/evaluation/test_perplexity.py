@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.errors import RalmWarning, RetrievalFileError, UsageError
+from ralm.errors import InputError, RalmWarning, UsageError
 from ralm.evaluation.perplexity import Measures, evaluate_text
 from ralm.reading.plan import PlanOptions
 from ralm.reading.score import score_text
@@ -116,7 +116,7 @@ def test_a_retrieval_file_for_other_settings_or_texts_is_refused(
     text: str, changed: dict[str, object], message: str
 ) -> None:
     file, model = retrieval_file()
-    with pytest.raises(RetrievalFileError, match=message):
+    with pytest.raises(InputError, match=message):
         evaluate_text(text, model, replace(OPTIONS, **changed), source=file)  # type: ignore[arg-type]
 
 

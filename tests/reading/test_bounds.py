@@ -8,15 +8,15 @@ from hypothesis import given, settings, strategies as st
 
 from ralm.errors import UsageError
 from ralm.reading.bounds import bounds_of
-from ralm.reading.ensemble import mixture
+from ralm.reading.mixture import mix
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import Sampling, draw_token
-from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens, PromptPrefix
+from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens, PromptPrefix, Readings
 
 
 def drawn_token(listed: NextTokens, log_weights_K: DoubleArray, chosen: Any = None, **how: Any) -> GeneratedToken:
-    prefixes = [PromptPrefix(np.zeros(0, dtype=np.int64), (), weight) for weight in log_weights_K.tolist()]
-    return draw_token(listed, prefixes, np.random.default_rng(0), Sampling(**how), chosen)
+    readings = Readings([PromptPrefix(np.zeros(0, dtype=np.int64))] * len(log_weights_K), log_weights_K)
+    return draw_token(listed, readings, np.random.default_rng(0), Sampling(**how), chosen)
 
 
 @st.composite
@@ -59,7 +59,7 @@ def test_the_average_lies_within_its_bounds(average: tuple[FloatArray, DoubleArr
     vocabulary = log_probs_KV.shape[1]
     extra = np.arange(len(log_probs_KV)) % vocabulary if more else None
     bounds = bounds_of(likeliest(log_probs_KV, min(count, vocabulary), extra), log_weights_K)
-    exact_V = np.exp(mixture(log_probs_KV, log_weights_K).astype(np.float64))
+    exact_V = np.exp(mix(log_probs_KV, log_weights_K).astype(np.float64))
     lower_V, upper_V = np.zeros(vocabulary), np.full(vocabulary, np.exp(bounds.tail_bound))
     lower_V[bounds.tokens_Y], upper_V[bounds.tokens_Y] = np.exp(bounds.lower_Y), np.exp(bounds.upper_Y)
     assert (lower_V <= exact_V * (1 + 1e-6) + 1e-12).all()
@@ -87,7 +87,7 @@ def test_a_model_that_tells_chosen_tokens_gives_the_greedy_token_exactly_once_it
         return NextTokens(log_probs_KV[:, wanted], np.tile(wanted, (len(log_probs_KV), 1)))
 
     drawn = drawn_token(listed, log_weights_K, chosen)
-    exact_V = mixture(log_probs_KV, log_weights_K)
+    exact_V = mix(log_probs_KV, log_weights_K)
     assert drawn.log_prob == pytest.approx(exact_V[drawn.token], rel=1e-5, abs=1e-6)
     assert drawn.bound_width == 0
     assert drawn.posteriors_K.sum() == pytest.approx(1, abs=1e-5)

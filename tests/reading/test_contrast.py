@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from ralm.errors import MixerError, UsageError
+from ralm.errors import PartError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.reading.contrast import Contrast
@@ -20,13 +20,15 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments
-from ralm.records import NO_PASSAGE, DoubleArray, Hits, PromptPrefix
+from ralm.records import NO_PASSAGE, DoubleArray, Hits, PromptPrefix, Readings
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reading.loops import PASSAGES, written
 from tests.reference import ensemble, mixers
 
 LOGITS = st.lists(st.floats(-30, 30, width=32), min_size=6, max_size=6)
-PREFIXES = [PromptPrefix(np.zeros(1, np.int64), (0,)), PromptPrefix(np.zeros(0, np.int64), log_weight=-np.inf)]
+READINGS = Readings(
+    [PromptPrefix(np.zeros(1, np.int64), (0,)), PromptPrefix(np.zeros(0, np.int64))], np.array([0.0, -np.inf])
+)
 
 
 def contrasted(
@@ -40,7 +42,7 @@ def contrasted(
 def test_one_passage_gives_the_arithmetic_of_cad_on_logits(one: list[float], other: list[float], alpha: float) -> None:
     """(1 + a) z_d - a z_0."""
     log_probs_KV = torch.tensor([one, other]).log_softmax(-1).numpy()
-    cad_V = CheckedMixer(Contrast(alpha=alpha)).next_token(PREFIXES, log_probs_KV)
+    cad_V = CheckedMixer(Contrast(alpha=alpha)).next_token(READINGS, log_probs_KV)
     np.testing.assert_allclose(np.exp(cad_V), np.exp(mixers.contrast(np.array(one), np.array(other), alpha)), atol=1e-5)
 
 
@@ -48,7 +50,7 @@ def test_one_passage_gives_the_arithmetic_of_cad_on_logits(one: list[float], oth
 def test_impossible_tokens_stay_impossible(mixer: Contrast) -> None:
     """A token that no passage allows stays impossible, and one that only the passages allow makes no NaN."""
     log_probs_KV = torch.tensor([[0.5, 0.5, 0, 0], [0, 0.5, 0, 0.5]]).log().numpy()
-    mixed_V = CheckedMixer(mixer).next_token(PREFIXES, log_probs_KV)
+    mixed_V = CheckedMixer(mixer).next_token(READINGS, log_probs_KV)
     assert np.isneginf(mixed_V[2:]).all()
     assert np.exp(mixed_V).sum() == pytest.approx(1, abs=1e-5)
 
@@ -113,7 +115,7 @@ class Own:
 def test_what_is_no_distribution_is_an_error(model: LocalLanguageModel, made: Any, message: str) -> None:
     source = FromRetriever(Found(), PASSAGES, config={})
     options = GenerationOptions(new_tokens=2, document_tokens=10)
-    with pytest.raises(MixerError, match=f"the mixer Own gives {message}"):
+    with pytest.raises(PartError, match=f"the mixer Own gives {message}"):
         list(generate("What", model, options, source, reader=Ensemble(documents=2, mixer=Own(made))))
 
 
@@ -124,7 +126,7 @@ class Neither:
 
 
 def test_a_mixer_without_weights_and_distributions_is_rejected() -> None:
-    with pytest.raises(UsageError, match="Neither has neither `log_weights` nor `log_probs`"):
+    with pytest.raises(UsageError, match="Neither has neither `__call__` nor `log_probs`"):
         CheckedReader(Ensemble(mixer=Neither()))  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ from ralm.lm.scoring import Scorer
 from ralm.reading.mixers import PosteriorWeights
 from ralm.reading.mixing import CheckedMixer
 from ralm.reading.score import Ending, are_greedy, ending_log_probs, weighed_endings
-from ralm.records import IntArray, NextTokens, PromptPrefix
+from ralm.records import IntArray, NextTokens, PromptPrefix, Readings
 from tests.fakes import CountingModel, WordTokenizer
 from tests.reference import ensemble, mixers
 
@@ -31,18 +31,23 @@ def ids(*tokens: int) -> IntArray:
     return np.array(tokens, dtype=np.int64)
 
 
-def average(
-    model: LocalLanguageModel, prompt_prefixes: list[PromptPrefix], context: list[int], targets: list[int]
-) -> Any:
+def weighed(tokens: list[list[int]], weights: list[float]) -> Readings:
+    """Readings after these prompt prefixes, with scores whose softmax are the weights."""
+    log_weights = np.log(weights)
+    prefixes = [PromptPrefix(ids(*some), (), weight) for some, weight in zip(tokens, log_weights, strict=True)]
+    return Readings(prefixes, log_weights)
+
+
+def average(model: LocalLanguageModel, readings: Readings, context: list[int], targets: list[int]) -> Any:
     """The averaged distribution (float64, T x V) in the place of each target."""
     total = np.zeros((len(targets), model.vocabulary))
-    for prompt_prefix in prompt_prefixes:
+    for prompt_prefix, weight in zip(readings, np.exp(readings.log_weights_K), strict=True):
         read = [*prompt_prefix.tokens.tolist(), *context, *targets]
         while len(read) - 1 > LENGTH:
             del read[len(prompt_prefix.tokens)]
         with torch.no_grad():
             logits_NV = model.model(input_ids=torch.tensor([read])).logits[0].double()
-        total += np.exp(prompt_prefix.log_weight) * logits_NV.softmax(-1)[-len(targets) - 1 : -1].numpy()
+        total += weight * logits_NV.softmax(-1)[-len(targets) - 1 : -1].numpy()
     return total
 
 
@@ -61,19 +66,17 @@ def test_endings_are_as_likely_as_in_the_plain_loop(
     similarities: list[float],
 ) -> None:
     lambdas = ensemble.weights(similarities[: len(passages)]) if passages else [1.0]
-    prompt_prefixes = [
-        PromptPrefix(ids(*some), (), np.log(weight)) for some, weight in zip(passages or [[]], lambdas, strict=True)
-    ]
+    readings = weighed(passages or [[]], lambdas)
     prefix = 5
-    ending = Ending.after(prompt_prefixes, ids(*context), ids(*targets), LENGTH, prefix)
+    ending = Ending.after(readings, ids(*context), ids(*targets), LENGTH, prefix)
     if not context and not all(passages or [[]]):
         each = [
-            average(model, [prompt_prefix], [] if len(prompt_prefix.tokens) else [prefix], targets)
-            for prompt_prefix in prompt_prefixes
+            weight * average(model, Readings.single(one), [] if len(one.tokens) else [prefix], targets)
+            for one, weight in zip(readings, lambdas, strict=True)
         ]
         expected = np.sum(each, axis=0)
     else:
-        expected = average(model, prompt_prefixes, context, targets)
+        expected = average(model, readings, context, targets)
     (log_probs,) = ending_log_probs([ending], Scorer(model, progress=False))
     np.testing.assert_allclose(log_probs, np.log(expected[np.arange(len(targets)), targets]), rtol=1e-4)
     best = expected.argmax(axis=1).tolist()
@@ -92,10 +95,9 @@ def test_endings_with_evidence_are_as_likely_as_in_the_plain_loop(
 ) -> None:
     model: Any = CountingModel(WordTokenizer(), vocabulary=10)
     start = ensemble.weights([0.3 * len(some) for some in passages])
-    prefixes = [PromptPrefix(ids(*some), (), np.log(weight)) for some, weight in zip(passages, start, strict=True)]
     mixer, scorer = CheckedMixer(PosteriorWeights(eta=2, decay=3, evidence=evidence)), Scorer(model, progress=False)
     [ending] = weighed_endings(
-        [Ending.after(prefixes, ids(*context), ids(*targets), LENGTH, 5, evidence)], mixer, scorer
+        [Ending.after(weighed(passages, start), ids(*context), ids(*targets), LENGTH, 5, evidence)], mixer, scorer
     )
     read = [
         [*some, *context[max(0, len(some) + len(context) + len(targets) - LENGTH - 1) :]] or [5] for some in passages
@@ -119,13 +121,13 @@ def test_endings_with_evidence_are_as_likely_as_in_the_plain_loop(
 
 
 def test_greedy_endings_are_those_that_greedy_decoding_writes(model: LocalLanguageModel) -> None:
-    prompt_prefixes = [PromptPrefix(ids(7, 8, 9), (), np.log(0.7)), PromptPrefix(ids(30), (), np.log(0.3))]
+    readings = weighed([[7, 8, 9], [30]], [0.7, 0.3])
     context, written = [40, 41, 42], list[int]()
     for _ in range(5):
-        written.append(int(average(model, prompt_prefixes, context, [*written, 0])[-1].argmax()))
+        written.append(int(average(model, readings, context, [*written, 0])[-1].argmax()))
     others = [[*written[:at], (written[at] + 1) % 250, *written[at + 1 :]] for at in range(5)]
     endings = [
-        Ending.after(prompt_prefixes, ids(*context), ids(*targets), LENGTH, None)
+        Ending.after(readings, ids(*context), ids(*targets), LENGTH, None)
         for targets in [written, *others, written[:1], written[:3]]
     ]
     assert are_greedy(endings, model) == [True, *[False] * 5, True, True]
@@ -134,31 +136,31 @@ def test_greedy_endings_are_those_that_greedy_decoding_writes(model: LocalLangua
 
 def test_a_wrong_ending_is_not_read_to_its_end() -> None:
     model = CountingModel(WordTokenizer())
-    prompt_prefixes = [PromptPrefix(ids(1))]
-    endings = [Ending.after(prompt_prefixes, ids(2, 2), ids(first, 2, 2, 2), 64, None) for first in (3, 4, 5)]
+    readings = Readings.single(PromptPrefix(ids(1)))
+    endings = [Ending.after(readings, ids(2, 2), ids(first, 2, 2, 2), 64, None) for first in (3, 4, 5)]
     assert are_greedy(endings, model) == [False, False, False]
     assert [text.tolist() for text in model.reads] == [[1, 2, 2]], "the context is shared"
 
 
 def test_the_oldest_tokens_of_a_context_are_dropped_and_counted() -> None:
-    prompt_prefixes = [PromptPrefix(ids(1, 2)), PromptPrefix(ids(1, 2, 3, 4))]
-    ending = Ending.after(prompt_prefixes, ids(*range(10, 20)), ids(8, 9), 9, None)
+    readings = weighed([[1, 2], [1, 2, 3, 4]], [0.5, 0.5])
+    ending = Ending.after(readings, ids(*range(10, 20)), ids(8, 9), 9, None)
     assert [request.context.tolist() for request in ending.requests] == [[14, 15, 16, 17, 18, 19], [16, 17, 18, 19]]
     assert [len(request) - 1 for request in ending.requests] == [9, 9]
     assert ending.dropped == 6
-    assert Ending.after(prompt_prefixes, ids(10, 11, 12, 13), ids(8, 9), 9, None).dropped == 0
+    assert Ending.after(readings, ids(10, 11, 12, 13), ids(8, 9), 9, None).dropped == 0
 
 
 @pytest.mark.parametrize(("prompt_prefix", "length"), [([], 3), ([1], 3), ([1, 2, 3], 5)])
 def test_an_ending_fits_to_the_last_token(prompt_prefix: list[int], length: int) -> None:
-    Ending.after([PromptPrefix(ids(*prompt_prefix))], ids(7), ids(5, 5, 5), length, None)
+    Ending.after(Readings.single(PromptPrefix(ids(*prompt_prefix))), ids(7), ids(5, 5, 5), length, None)
     with pytest.raises(UsageError, match=f"ending of 3 tokens and the {len(prompt_prefix)} before it .* `max_length`"):
-        Ending.after([PromptPrefix(ids(*prompt_prefix))], ids(7), ids(5, 5, 5), length - 1, None)
+        Ending.after(Readings.single(PromptPrefix(ids(*prompt_prefix))), ids(7), ids(5, 5, 5), length - 1, None)
 
 
 def test_something_must_stand_before_an_ending() -> None:
     with pytest.raises(UsageError, match="neither a BOS nor an EOS"):
-        Ending.after([PromptPrefix(ids())], ids(), ids(1), 9, None)
+        Ending.after(Readings.single(PromptPrefix(ids())), ids(), ids(1), 9, None)
 
 
 class Likeliest:
@@ -177,10 +179,9 @@ class Likeliest:
 
 
 def test_the_likeliest_tokens_are_enough_where_they_decide() -> None:
-    endings = [Ending.after([PromptPrefix(ids(1))], ids(2), ids(target), 9, None) for target in (4, 7)]
+    endings = [Ending.after(Readings.single(PromptPrefix(ids(1))), ids(2), ids(target), 9, None) for target in (4, 7)]
     assert are_greedy(endings, Likeliest()) == [False, True]  # type: ignore[arg-type]
-    prompt_prefixes = [PromptPrefix(ids(number), (), np.log(0.5)) for number in (1, 2, 3)]
-    assert are_greedy([Ending.after(prompt_prefixes[::2], ids(2), ids(7), 9, None)], Likeliest()) == [True]  # type: ignore[arg-type]
-    two = Ending.after(prompt_prefixes[:2], ids(2), ids(7), 9, None)
+    assert are_greedy([Ending.after(weighed([[1], [3]], [0.5, 0.5]), ids(2), ids(7), 9, None)], Likeliest()) == [True]  # type: ignore[arg-type]
+    two = Ending.after(weighed([[1], [2]], [0.5, 0.5]), ids(2), ids(7), 9, None)
     with pytest.raises(UsageError, match="does not decide the most likely one of the average over 2 passages"):
         are_greedy([two], Likeliest())  # type: ignore[arg-type]

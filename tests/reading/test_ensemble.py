@@ -6,9 +6,10 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.reading.ensemble import Ensemble, document_log_weights, mixture, posterior
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import stride_request
 from ralm.reading.mixers import UniformWeights
+from ralm.reading.mixture import mix, shares, similarity_log_weights
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
@@ -87,17 +88,17 @@ def test_weights_and_posteriors_sum_to_1_and_order_makes_no_difference(
 ) -> None:
     log_probs_KT, scores_K = made
     count = len(scores_K)
-    log_weights_K = document_log_weights(scores_K, Ensemble())
+    log_weights_K = similarity_log_weights(scores_K)
     assert np.exp(log_weights_K).sum() == pytest.approx(1)
-    posteriors_TK = posterior(log_probs_KT, log_weights_K)
+    posteriors_TK = shares(log_probs_KT, log_weights_K)
     np.testing.assert_allclose(posteriors_TK.sum(axis=1), 1, rtol=1e-5)
-    mixed_T = mixture(log_probs_KT, log_weights_K)
+    mixed_T = mix(log_probs_KT, log_weights_K)
     assert (mixed_T <= log_probs_KT.max(axis=0) + 1e-5).all()
     assert (mixed_T >= log_probs_KT.min(axis=0) - 1e-5).all()
     order = list(range(count))
     random.shuffle(order)  # type: ignore[attr-defined]
-    np.testing.assert_allclose(mixture(log_probs_KT[order], log_weights_K[order]), mixed_T, rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(posterior(log_probs_KT[order], log_weights_K[order]), posteriors_TK[:, order], rtol=1e-5)
+    np.testing.assert_allclose(mix(log_probs_KT[order], log_weights_K[order]), mixed_T, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(shares(log_probs_KT[order], log_weights_K[order]), posteriors_TK[:, order], rtol=1e-5)
 
 
 @given(ensembles(), st.data())
@@ -108,7 +109,7 @@ def test_impossible_tokens_give_no_nan(made: tuple[np.ndarray, np.ndarray], data
     impossible_KT = np.array(impossible).reshape(log_probs_KT.shape)
     log_probs_KT[impossible_KT] = -np.inf
     log_weights_K = np.full(len(scores_K), -np.log(len(scores_K)))
-    mixed_T, posteriors_TK = mixture(log_probs_KT, log_weights_K), posterior(log_probs_KT, log_weights_K)
+    mixed_T, posteriors_TK = mix(log_probs_KT, log_weights_K), shares(log_probs_KT, log_weights_K)
     none_T = np.asarray(impossible_KT.all(axis=0))
     assert not np.isnan(mixed_T).any()
     np.testing.assert_array_equal(np.isneginf(mixed_T), none_T)
@@ -146,14 +147,6 @@ def test_a_text_with_tokens_that_a_model_deems_impossible() -> None:
     assert impossible.log_probs_T[3] == -np.inf
     assert impossible.provenance.posteriors_TK[3].tolist() == pytest.approx([1 / 2, 1 / 2])
     assert not np.isnan(impossible.log_probs_T).any()
-
-
-def test_weights_by_hand() -> None:
-    scores_K, e = np.array([2, 1], dtype=np.float32), float(np.e)
-    found_K = np.exp(document_log_weights(scores_K, Ensemble(documents=10)))
-    np.testing.assert_allclose(found_K, np.array([e / (1 + e), 1 / (1 + e)]))
-    cold_K = np.exp(document_log_weights(scores_K, Ensemble(temperature=0.5)))
-    np.testing.assert_allclose(cold_K[0] / cold_K[1], e**2)
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
 from ralm.reading.in_context import stride_request
 from ralm.reading.mixers import MixerOptions, PosteriorWeights, UniformWeights
-from ralm.reading.mixing import evidence_of
+from ralm.reading.mixture import posterior_log_weights, similarity_log_weights
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
-from ralm.records import NO_PASSAGE, Hits, Predictions, ScoredTokens, ScoringSequence
+from ralm.records import NO_PASSAGE, Hits, ScoredTokens, ScoringSequence
 from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
 from tests.reading.loops import PASSAGES, TEXT, some_hits, written
 from tests.reading.test_generate import SomeHits
@@ -182,38 +182,37 @@ FLOATS = st.floats(-60, 0, width=32)
 
 
 @st.composite
-def predictions(draw: st.DrawFn) -> Predictions:
-    targets, count, tokens = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
+def evidence(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of K readings, and their evidence (K x E)."""
+    count, tokens = draw(st.integers(1, 4)), draw(st.integers(0, 6))
     values = st.one_of(FLOATS, st.just(-np.inf))
-    of_all = draw(st.lists(values, min_size=targets * count * tokens, max_size=targets * count * tokens))
     scores_K = np.array(draw(st.lists(FLOATS, min_size=count, max_size=count)))
-    log_weights_K = scores_K - np.logaddexp.reduce(scores_K)
-    evidence_TKE = np.array(of_all, dtype=np.float32).reshape(targets, count, tokens)
-    return Predictions(log_weights_K, scores_K, evidence_TKE)
+    drawn = draw(st.lists(values, min_size=count * tokens, max_size=count * tokens))
+    return scores_K, np.array(drawn, dtype=np.float32).reshape(count, tokens)
 
 
-@given(
-    predictions(),
-    st.floats(0, 3),
-    st.floats(0.1, 1e6),
-    st.permutations([0, 1, 2, 3]),
-)
+@given(evidence(), st.floats(0, 3), st.floats(0.1, 1e6), st.permutations([0, 1, 2, 3]))
 def test_posterior_weights_are_weights_in_any_order(
-    made: Predictions, eta: float, decay: float, order: list[int]
+    made: tuple[np.ndarray, np.ndarray], eta: float, decay: float, order: list[int]
 ) -> None:
-    mixer = PosteriorWeights(eta=eta, decay=decay)
-    weights_TK = np.exp(mixer.log_weights(made))
-    np.testing.assert_allclose(weights_TK.sum(axis=1), 1, rtol=1e-9)
-    turned = [place for place in order if place < weights_TK.shape[1]]
-    other = Predictions(made.log_weights_K[turned], made.scores_K[turned], made.evidence_TKE[:, turned])
-    np.testing.assert_allclose(np.exp(mixer.log_weights(other)), weights_TK[:, turned], rtol=1e-6, atol=1e-12)
+    mixer, (scores_K, evidence_KE) = PosteriorWeights(eta=eta, decay=decay), made
+    weights_K = np.exp(mixer(scores_K, evidence_KE))
+    assert weights_K.sum() == pytest.approx(1, rel=1e-9)
+    turned = [place for place in order if place < len(weights_K)]
+    other_K = np.exp(mixer(scores_K[turned], evidence_KE[turned]))
+    np.testing.assert_allclose(other_K, weights_K[turned], rtol=1e-6, atol=1e-12)
 
 
-def test_evidence_is_what_comes_before_each_target() -> None:
-    log_probs_KN = -np.arange(1, 11, dtype=np.float32).reshape(2, 5)
-    evidence_TKE = evidence_of(log_probs_KN, targets=3, count=4)
-    assert evidence_TKE[:, 0].tolist() == [[0, 0, -1, -2], [0, -1, -2, -3], [-1, -2, -3, -4]]
-    assert evidence_TKE[0, 1].tolist() == [0, 0, -6, -7]
+@given(evidence(), st.floats(0, 1), st.floats(0.5, 1e3))
+def test_posterior_log_weights_are_those_of_the_plain_loop(
+    made: tuple[np.ndarray, np.ndarray], eta: float, decay: float
+) -> None:
+    scores_K, log_probs_KT = made[0], np.maximum(made[1], -60)
+    log_weights_K = similarity_log_weights(scores_K)
+    found_KT = np.exp(posterior_log_weights(log_probs_KT, log_weights_K, eta, decay))
+    assert found_KT.shape == log_probs_KT.shape
+    expected = mixers.posterior(np.exp(log_weights_K).tolist(), log_probs_KT.tolist(), 0, eta, decay, 100)
+    np.testing.assert_allclose(found_KT.T, np.reshape(expected, found_KT.T.shape), atol=1e-9)
 
 
 def test_a_text_that_one_passage_foretells() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import XLNetConfig, XLNetForSequenceClassification
 
 import ralm
-from ralm.errors import ModelError, RerankerError, UsageError
+from ralm.errors import ModelError, PartError, UsageError
 from ralm.records import FloatArray, Hits, IntArray, Passages
 from ralm.reranking import RerankOptions
 from ralm.reranking.cross_encoder import load_pair_model
@@ -183,7 +183,7 @@ def test_scores_that_are_not_one_number_for_each_pair_are_refused(given: Any, me
         def scores(self, pairs: Sequence[Pair]) -> FloatArray:
             return np.array(given, dtype=np.float32)
 
-    with Store(tmp_path / "scores") as store, pytest.raises(RerankerError, match=f"the cross-encoder Odd {message}"):
+    with Store(tmp_path / "scores") as store, pytest.raises(PartError, match=f"the cross-encoder Odd {message}"):
         PairScorer(Odd(), store).scores([("an end", "a b"), ("an end", "c d")])
         assert store.count() == 0, "nothing of it is kept"
 

@@ -11,7 +11,7 @@ import regex
 import Stemmer
 from hypothesis import given, settings, strategies as st
 
-from ralm.errors import OtherAnalyserError, UsageError
+from ralm.errors import FolderError, UsageError
 from ralm.records import Passage
 from ralm.retrieval import analysis
 from ralm.retrieval.analysis import (
@@ -368,7 +368,7 @@ def test_another_stemming_library_with_other_stems_is_refused(
     built_with_another_library(tmp_path / "index", monkeypatch, lambda word: other_stems.get(word) or stem(word))
     opened = open_index(tmp_path / "index")
     assert opened.manifest.settings["bm25"]["stemmer"] == "PyStemmer 1.3.0"  # type: ignore[index, call-overload]
-    with pytest.raises(OtherAnalyserError, match=f"PyStemmer 1.3.0; .* differently, such as '{word}'"):
+    with pytest.raises(FolderError, match=f"PyStemmer 1.3.0; .* differently, such as '{word}'"):
         _ = opened.bm25
 
 

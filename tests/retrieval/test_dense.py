@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.judged import mean_recall, xquad
-from ralm.errors import CorpusError, DamagedFolderError, ModelError, OtherEncoderError, UsageError
+from ralm.errors import CorpusError, DamagedFolderError, FolderError, ModelError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Passage
 from ralm.retrieval.build import build_index
@@ -295,10 +295,10 @@ def test_another_encoder(tmp_path: Path, bert: Path) -> None:
     wide, other = save_tiny_bert(tmp_path / "wide", width=64), save_tiny_bert(tmp_path / "other", seed=1)
     build_index(passages_of(*TEXTS), tmp_path / "index", encoder=SentenceEncoder(EncoderOptions(encoder=str(bert))))
     index = open_index(tmp_path / "index")
-    with pytest.raises(OtherEncoderError, match="vectors of 32 dimensions and this encoder gives 64"):
+    with pytest.raises(FolderError, match="vectors of 32 dimensions and this encoder gives 64"):
         index.dense(encoder=SentenceEncoder(EncoderOptions(encoder=str(wide))), any_encoder=True)
     another = SentenceEncoder(EncoderOptions(encoder=str(other)))
-    with pytest.raises(OtherEncoderError, match="was built with another encoder than this one"):
+    with pytest.raises(FolderError, match="was built with another encoder than this one"):
         index.dense(encoder=another)
     assert index.dense(encoder=another, any_encoder=True).retrieve(["red"], 2).of(0)
     assert index.dense(encoder=SentenceEncoder(EncoderOptions(encoder=str(bert)))).retrieve(["red"], 2).of(0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ralm.errors import DamagedFolderError, FolderExistsError, OtherEncoderError, UsageError
+from ralm.errors import DamagedFolderError, FolderError, FolderExistsError, UsageError
 from ralm.records import Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, check_index, open_index
@@ -95,7 +95,7 @@ def test_several_sets_and_which_is_the_default(both: Path) -> None:
     assert list(opened.vectors) == ["letters-v1.2", "main", "other"]
     assert opened.vectors["other"] == OtherLetters().config
     assert found(opened, None, LetterEncoder()) == found(opened, "letters-v1.2", LetterEncoder())
-    with pytest.raises(OtherEncoderError, match="was built with another encoder"):
+    with pytest.raises(FolderError, match="was built with another encoder"):
         opened.dense(vectors="main", encoder=LetterEncoder())
     with pytest.raises(UsageError, match="has no vectors 'third', but 'main', 'letters-v1.2', 'other'"):
         opened.dense(vectors="third", encoder=LetterEncoder())

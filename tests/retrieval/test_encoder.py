@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Router, 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertModel, DPRContextEncoder, DPRQuestionEncoder
 
-from ralm.errors import MissingExtraError, ModelError, OtherEncoderError, UsageError
+from ralm.errors import FolderError, MissingExtraError, ModelError, UsageError
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
@@ -188,7 +188,7 @@ def test_the_same_weights_read_otherwise_are_another_encoder(folders: Path, tmp_
         model.save(str(tmp_path / pooling), create_model_card=False)
         other = encoder(tmp_path, pooling)
         assert other.query_fingerprint == encoder(folders).query_fingerprint
-        with pytest.raises(OtherEncoderError, match="the same weights, but (pooling|prompts) is"):
+        with pytest.raises(FolderError, match="the same weights, but (pooling|prompts) is"):
             index.dense(encoder=other)
         assert index.dense(encoder=other, any_encoder=True).config != index.dense(encoder=encoder(folders)).config
     shortened = index.dense(encoder=encoder(folders, query_length=8))

@@ -10,8 +10,7 @@ import pytest
 from ralm.errors import (
     CorpusError,
     DamagedFolderError,
-    NewerFormatError,
-    NotAFolderOfThisKindError,
+    FolderError,
     RalmWarning,
     StorageError,
     UsageError,
@@ -162,13 +161,13 @@ def test_a_disk_that_fills_while_postings_are_merged(
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"format_version": 5}, NewerFormatError, "Upgrade ralm"),
-        ({"kind": "run"}, NotAFolderOfThisKindError, "is a ralm run"),
+        ({"format_version": 5}, FolderError, "Upgrade ralm"),
+        ({"kind": "run"}, FolderError, "is a ralm run"),
         ({"settings": {}}, DamagedFolderError, "does not describe its segments"),
         ({"bm25": None}, DamagedFolderError, "does not describe BM25"),
         ({"bm25": {"k1": "much", "b": 0.4}}, DamagedFolderError, "does not describe BM25"),
         ({"bm25": {"k1": 0.9, "b": 0.4}}, DamagedFolderError, "does not describe BM25"),
-        ({"bm25": {"analysis": "x-y", "k1": 0.9, "b": 0.4}}, NewerFormatError, "the analyser 'x-y'"),
+        ({"bm25": {"analysis": "x-y", "k1": 0.9, "b": 0.4}}, FolderError, "the analyser 'x-y'"),
     ],
 )
 def test_a_manifest_of_something_else(
@@ -185,5 +184,5 @@ def test_a_manifest_of_something_else(
 
 
 def test_no_index(tmp_path: Path) -> None:
-    with pytest.raises(NotAFolderOfThisKindError, match="does not exist"):
+    with pytest.raises(FolderError, match="does not exist"):
         open_index(tmp_path / "none")

@@ -25,9 +25,8 @@ from hypothesis.stateful import (
 from ralm.errors import (
     CorpusError,
     DamagedFolderError,
+    FolderError,
     FolderExistsError,
-    OtherAnalyserError,
-    OtherEncoderError,
     StorageError,
     UsageError,
 )
@@ -258,9 +257,7 @@ def test_another_encoder_is_refused(tmp_path: Path) -> None:
     index = built(tmp_path / "index", some(9), encoder=LetterEncoder())
     other = LetterEncoder()
     other.config = {**other.config, "query_fingerprint": "other"}
-    with pytest.raises(
-        OtherEncoderError, match="were made with another encoder than this one: query_fingerprint is 'o"
-    ):
+    with pytest.raises(FolderError, match="were made with another encoder than this one: query_fingerprint is 'o"):
         update_index(index, passages(some(2, 20).items()), encoders={"main": other})
     other.config = {**LetterEncoder().config, "encoder": "/moved/elsewhere", "option_of_a_later_version": 1}
     update_index(index, passages(some(2, 20).items()), encoders={"main": other})
@@ -488,7 +485,7 @@ def test_an_update_with_another_stemmer_is_refused(tmp_path: Path, monkeypatch: 
     assert opened.analysis
     other = replace(opened.analysis, stemmer=lambda: "PyStemmer 99")
     monkeypatch.setattr("ralm.retrieval.index.analysis_as_recorded", lambda recorded: other)
-    with pytest.raises(OtherAnalyserError, match=r"built with PyStemmer .*, and PyStemmer 99 is installed"):
+    with pytest.raises(FolderError, match=r"built with PyStemmer .*, and PyStemmer 99 is installed"):
         update_index(index, remove=["a"])
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from ralm.errors import (
     DamagedFolderError,
+    FolderError,
     FolderExistsError,
-    NewerFormatError,
-    NotAFolderOfThisKindError,
     StorageError,
     UsageError,
 )
@@ -121,20 +120,20 @@ def test_damage_shows_in_a_large_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
     write(tmp_path / "index", kind=FolderKind("index", version=2))
-    with pytest.raises(NewerFormatError, match="has format 2, .* reads up to format 1. Upgrade ralm"):
+    with pytest.raises(FolderError, match="has format 2, .* reads up to format 1. Upgrade ralm"):
         read_manifest(tmp_path / "index", kind=INDEX)
 
 
 def test_other_things_are_no_index(tmp_path: Path) -> None:
-    with pytest.raises(NotAFolderOfThisKindError, match="it does not exist"):
+    with pytest.raises(FolderError, match="it does not exist"):
         read_manifest(tmp_path / "nowhere", kind=INDEX)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(NotAFolderOfThisKindError, match="it is a file"):
+    with pytest.raises(FolderError, match="it is a file"):
         read_manifest(tmp_path / "file", kind=INDEX)
-    with pytest.raises(NotAFolderOfThisKindError, match=r"it has no manifest\.json"):
+    with pytest.raises(FolderError, match=r"it has no manifest\.json"):
         read_manifest(tmp_path, kind=INDEX)
     write(tmp_path / "index")
-    with pytest.raises(NotAFolderOfThisKindError, match="is a ralm index, not a ralm run"):
+    with pytest.raises(FolderError, match="is a ralm index, not a ralm run"):
         read_manifest(tmp_path / "index", kind=RUN)
 
 

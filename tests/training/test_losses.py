@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -10,7 +11,8 @@ from sentence_transformers.cross_encoder.losses import ListNetLoss
 from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
 from torch import Tensor
 
-from ralm.training.losses import divergence_loss, marginal_loss
+from ralm.reading.mixture import mix, similarity_log_weights
+from ralm.training.losses import divergence_loss, marginal_loss, torch_mix
 from tests.reference import learning
 
 INFINITE = float("-inf")
@@ -33,6 +35,14 @@ def padded(rows: list[list[tuple[float, float]]], fill: float = float("nan")) ->
         full[:, place, : len(row)] = torch.tensor(row).T
         there[place, : len(row)] = True
     return full[0].clone().requires_grad_(), full[1].clone(), there
+
+
+@given(ROWS)
+def test_the_mixture_in_torch_is_that_of_reading(row: list[tuple[float, float]]) -> None:
+    scores_K, log_probs_K = np.array(row).T
+    [expected] = mix(log_probs_K[:, None], similarity_log_weights(scores_K))
+    found = torch_mix(torch.tensor(log_probs_K)[None], torch.tensor(scores_K)[None])
+    assert found.item() == pytest.approx(expected, abs=1e-9)
 
 
 def gradient(loss: Callable[..., Tensor], scores: Tensor, *rest: Tensor, **options: float) -> Tensor:

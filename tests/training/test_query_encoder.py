@@ -11,7 +11,7 @@ import torch
 from pydantic import JsonValue
 from sentence_transformers import SentenceTransformer
 
-from ralm.errors import DamagedFolderError, OtherEncoderError, RalmWarning, UsageError
+from ralm.errors import DamagedFolderError, FolderError, RalmWarning, UsageError
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions, VectorOptions
@@ -141,11 +141,11 @@ def test_the_encoder_belongs_to_the_vectors_it_was_trained_for(root: Path, tmp_p
     opened = open_index(tmp_path / "fewer")
     assert len(opened.dense(encoder=encoder(root / "bert", tuned)).retrieve(["sea"], 9).of(0)) == 4
     add_vectors(tmp_path / "fewer", encoder(root / "other"), name="other")
-    with pytest.raises(OtherEncoderError, match="was trained for passages encoded by other weights"):
+    with pytest.raises(FolderError, match="was trained for passages encoded by other weights"):
         open_index(tmp_path / "fewer").dense(vectors="other", encoder=encoder(root / "other", tuned))
     first_token = SentenceEncoder(EncoderOptions(encoder=str(root / "bert"), pooling="cls"))
     add_vectors(tmp_path / "fewer", first_token, name="first-token")
-    with pytest.raises(OtherEncoderError, match=r"pooling is \['mean'\] here and was \['cls'\] there"):
+    with pytest.raises(FolderError, match=r"pooling is \['mean'\] here and was \['cls'\] there"):
         open_index(tmp_path / "fewer").dense(vectors="first-token", encoder=encoder(root / "bert", tuned))
     (tuned / "config.json").write_text("{}")
     with pytest.raises(DamagedFolderError, match="config.json has 2 bytes"):
@@ -207,11 +207,11 @@ def test_what_does_not_belong_together(root: Path, tmp_path: Path) -> None:
     fails(UsageError, "keeps only approximations", tmp_path / "signals", tmp_path / "index")
     fails(UsageError, "has no vectors 'fine'", tmp_path / "signals", tmp_path / "index", vectors="fine")
     for init, what in (("other", "was built with another encoder"), ("wide", "32 dimensions and .* gives 40")):
-        fails(OtherEncoderError, what, root / "signals", root / "index", init=str(root / init))
+        fails(FolderError, what, root / "signals", root / "index", init=str(root / init))
     cls = SentenceTransformer(str(root / "bert"))
     cls[1].pooling_mode = "cls"
     cls.save_pretrained(str(tmp_path / "cls"))
-    fails(OtherEncoderError, "pooling is", root / "signals", root / "index", init=str(tmp_path / "cls"))
+    fails(FolderError, "pooling is", root / "signals", root / "index", init=str(tmp_path / "cls"))
 
 
 def test_permuted_preferences_teach_nothing_about_unseen_queries(root: Path, tmp_path: Path) -> None:

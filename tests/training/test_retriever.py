@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.errors import FolderExistsError, OtherEncoderError, StorageError, UsageError
+from ralm.errors import FolderError, FolderExistsError, StorageError, UsageError
 from ralm.protocols import Retriever
 from ralm.records import Hits, IntArray
 from ralm.retrieval.build import build_index
@@ -221,7 +221,7 @@ def test_what_does_not_belong_together(root: Path, index: Path, tmp_path: Path) 
     save_tiny_bert(tmp_path / "bert")
     add_vectors(tmp_path / "words", SentenceEncoder(EncoderOptions(encoder=str(tmp_path / "bert"))))
     save_tiny_bert(tmp_path / "bert", seed=5)
-    fails(OtherEncoderError, "was built with another encoder", tmp_path / "words")
+    fails(FolderError, "was built with another encoder", tmp_path / "words")
     update_index(index, remove=[next(iter(open_index(index).passages)).document_id], encoders={"main": shared(root)})
     fails(UsageError, "passages were removed from .*merge its segments", index)
 

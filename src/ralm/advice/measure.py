@@ -19,7 +19,7 @@ from ralm.corpus.numbering import StoredPassages
 from ralm.errors import BudgetError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Retriever
-from ralm.reading.log_space import log_softmax, log_sum_exp
+from ralm.reading.mixture import mix, similarity_log_weights
 from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits
 from ralm.retrieval.random import RandomRetriever
@@ -180,8 +180,8 @@ class Meter:
         if half:
             _add(sums, ATTAINABLE.format(count), gains_KT[gains_KT[:, :half].sum(axis=1).argmax(), half:])
         some_KT, scores_K = gains_KT[: self.options.documents], scores_K[: self.options.documents]
-        weights_K = log_softmax(scores_K)
-        _add(sums, ENSEMBLE.format(self.options.documents), log_sum_exp(weights_K[:, None] + some_KT, axis=0))
+        mixed_T = mix(some_KT, similarity_log_weights(scores_K))
+        _add(sums, ENSEMBLE.format(self.options.documents), mixed_T)
 
     def _add_kinds(self, kinds: dict[str, Sum], unit: Unit, row: int, gains_T: DoubleArray, passage: int) -> None:
         """Gains by kind of token, and by whether the passage holds the token."""

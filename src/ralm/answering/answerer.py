@@ -19,7 +19,8 @@ from ralm.answering.sources import PromptBuilder, QuestionInput, QuestionSource,
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, WritingModel
-from ralm.reading import concatenation, ensemble, in_context, pieces
+from ralm.reading import concatenation, in_context, pieces
+from ralm.reading.mixture import mix, shares
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, used_passages
 from ralm.records import FloatArray, IntArray, Passages, Provenance, Request
 from ralm.validation import scores_given_texts
@@ -150,7 +151,7 @@ class Answerer:
         [one], passages = self._inputs([question])
         tokens = tokens_after(one.prompts[0].tokens, text, self._model.tokenizer)
         [read] = likelihoods([(one, tokens)], self._scorer)
-        numbers_K = np.array([prompt.passage for prompt in one.prompts], dtype=np.int64)
+        numbers_K = one.prompts.passages_K
         written = pieces.StoppedText(one.prompts[0].tokens, self._model.tokenizer)
         found: list[pieces.GeneratedText] = []
         for token, log_prob, shares_K in zip(tokens.tolist(), read.log_probs_T.tolist(), read.shares_TK, strict=True):
@@ -238,7 +239,7 @@ class Answerer:
             log_probs_KT = np.stack([scored([number], places[number]) for number in numbers])
             gains_K = (log_probs_KT.astype(np.float64) - baseline_T).sum(axis=1).tolist()
             alone = {passages[number].number: gain for number, gain in zip(numbers, gains_K, strict=True)}
-            shares_TK = ensemble.posterior(log_probs_KT, np.zeros(len(numbers), dtype=np.float64))
+            shares_TK = shares(log_probs_KT, np.zeros(len(numbers))).astype(np.float32)
             numbers_K = np.array(numbers, dtype=np.int64)
             tokens = [
                 replace(token, passages_K=numbers_K, posteriors_K=shares_K)
@@ -277,7 +278,7 @@ def _mixed_texts(log_probs_RT: FloatArray) -> FloatArray:
     """The log-probability (float32, T) of each token of a text under an equal mixture of R predictions of the whole
     text, so that their sum is that of the text."""
     joint_RT = np.cumsum(log_probs_RT, axis=1, dtype=np.float64)
-    joint_T = np.logaddexp.reduce(joint_RT, axis=0) - math.log(len(log_probs_RT))
+    joint_T = mix(joint_RT, np.full(len(joint_RT), -math.log(len(joint_RT))))
     return np.diff(joint_T, prepend=0.0).astype(np.float32)
 
 

@@ -28,7 +28,7 @@ from ralm.reading.in_context import CheckedReader
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, passage_shares
 from ralm.reading.rows import PromptState
 from ralm.reading.sampling import GenerationOptions, Sampling
-from ralm.records import IntArray, PromptPrefix
+from ralm.records import IntArray, Readings
 from ralm.storage.store import Store
 from ralm.validation import check_length, config_of
 
@@ -39,7 +39,6 @@ _NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 AnsweredInput: TypeAlias = tuple[int, "Answer", GoldScore | None]
 """The number of a question, its answer, and the score of its gold answer."""
-_Prompts: TypeAlias = Sequence[PromptPrefix]
 _TokenTable: TypeAlias = NDArray[np.void]
 """A row of `_token_type` for each token of an answer."""
 
@@ -243,11 +242,7 @@ class _AnswerWriter:
         if self._options.join == "tokens":
             written = iter(self._continuations([one for one in inputs if one.prompts]))
             return [next(written) if one.prompts else Answer("", [], {}) for one in inputs]
-        alone = [
-            QuestionInput(one.question, [PromptPrefix(prompt.tokens, prompt.passages, shared=prompt.shared)], ())
-            for one in inputs
-            for prompt in one.prompts
-        ]
+        alone = [QuestionInput(one.question, Readings.single(prompt), ()) for one in inputs for prompt in one.prompts]
         written = iter(self._continuations(alone))
         return [
             _most_voted(
@@ -293,9 +288,9 @@ class _AnswerWriter:
         types = (_token_type(len(one.prompts)) for one in inputs.values())
         return [np.array(rows, dtype=kind) for rows, kind in zip(drawn.values(), types, strict=True)]
 
-    def _answer(self, prompts: _Prompts, drawn: _TokenTable) -> Answer:
+    def _answer(self, prompts: Readings, drawn: _TokenTable) -> Answer:
         """The answer that consists of these tokens."""
-        passages_K = np.array([prompt.passage for prompt in prompts], dtype=np.int64)
+        passages_K = prompts.passages_K
         text = self._text_after(prompts)
         found: list[GeneratedText] = []
         for row in drawn:
@@ -303,7 +298,7 @@ class _AnswerWriter:
             found += text.add(GeneratedToken(token, log_prob, passages_K, shares_K, bound_width, certified))
         return Answer.of([*found, *text.rest()])
 
-    def _text_after(self, prompts: _Prompts) -> StoppedText:
+    def _text_after(self, prompts: Readings) -> StoppedText:
         return StoppedText(prompts[0].tokens, self._model.tokenizer, self._options.stop)
 
 
@@ -340,15 +335,16 @@ def _key(one: QuestionInput, sampling: Sampling) -> bytes:
         digest.update(repr(drawn).encode())
     if one.mixer is not None:
         digest.update(json.dumps([config_of(one.mixer.mixer, "mixer"), one.evidence], sort_keys=True).encode())
-    for prompt in one.prompts:
+    for prompt, log_weight in zip(one.prompts, one.prompts.log_weights_K.tolist(), strict=True):
         digest.update(len(prompt.tokens).to_bytes(8, "little"))
         digest.update(prompt.tokens.tobytes())
-        numbers = [prompt.log_weight, prompt.score, 0]  # the key seeds the draws: without the 0 all would be others
+        score = 0.0 if one.mixer is None else prompt.score
+        numbers = [log_weight, score, 0]  # the key seeds the draws: without the 0 all would be others
         digest.update(np.array(numbers, dtype=np.float64).tobytes())
     return digest.digest()
 
 
-def _most_voted(answers: Sequence[Answer], prompts: _Prompts) -> Answer:
+def _most_voted(answers: Sequence[Answer], prompts: Readings) -> Answer:
     """The answer with the largest sum of weight x exp(mean log-probability of a token) over prompts; the first of
     several. Without prompts, an empty answer.
 
@@ -358,9 +354,9 @@ def _most_voted(answers: Sequence[Answer], prompts: _Prompts) -> Answer:
     if not answers:
         return Answer("", [], {})
     weights = []
-    for answer, prompt in zip(answers, prompts, strict=True):
+    for answer, log_weight in zip(answers, prompts.log_weights_K.tolist(), strict=True):
         likelihood = 0.0 if np.isnan(answer.log_prob) else answer.log_prob / max(1, len(answer.tokens))
-        weights.append(float(np.exp(prompt.log_weight + likelihood)) if answer.tokens else 0.0)
+        weights.append(float(np.exp(log_weight + likelihood)) if answer.tokens else 0.0)
     texts = [answer.text.strip() for answer in answers]
     totals: dict[str, float] = {}
     for text, weight in zip(texts, weights, strict=True):

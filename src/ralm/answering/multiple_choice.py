@@ -24,8 +24,8 @@ from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
-from ralm.reading.log_space import log_softmax
-from ralm.records import IntArray, PromptPrefix
+from ralm.reading.mixture import log_softmax
+from ralm.records import IntArray, Readings
 from ralm.storage.store import Store
 from ralm.validation import MAX_COUNT, check_length
 
@@ -259,7 +259,7 @@ def _normalised(scores_C: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.exp(log_softmax(scores_C))
 
 
-def _shares_by_passage(prompts: Sequence[PromptPrefix], likelihood: TextLikelihood) -> dict[int, float]:
+def _shares_by_passage(prompts: Readings, likelihood: TextLikelihood) -> dict[int, float]:
     """The share of each passage in a text's probability, largest first."""
     shares: dict[int, float] = {}
     for prompt, share in zip(prompts, likelihood.shares_K.tolist(), strict=True):

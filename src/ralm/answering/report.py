@@ -55,7 +55,7 @@ class AnswersReport:
 def report_of_answers(path: Path | str, shown: int | None = None) -> AnswersReport:
     """The report of a folder that `ralm qa --out` wrote, with its first `shown` questions (None: all).
 
-    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
+    Raises FolderError or DamagedFolderError.
     """
     path = Path(path)
     summary, answers, passages = open_consistently(path, lambda: _read(path))

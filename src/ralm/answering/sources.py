@@ -17,7 +17,7 @@ from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
 from ralm.reading import concatenation, in_context, sampling, sources, tokens
 from ralm.reading.mixing import CheckedMixer
 from ralm.reading.rows import PromptRows, PromptState
-from ralm.records import NO_PASSAGE, Hits, IntArray, Passage, Passages, PromptPrefix
+from ralm.records import NO_PASSAGE, NO_READINGS, Hits, IntArray, Passage, Passages, PromptPrefix, Readings
 from ralm.reranking import CheckedReranker
 from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
 from ralm.validation import config_of, retrieve_checked
@@ -79,7 +79,7 @@ class RerankedPassages:
         queries = [one.text for one in questions]
         hits = retrieve_checked(self.source.retriever, queries, self.reranker.candidates, len(passages))
         documents = tokens.PassageDocuments(passages, tokenizer, self.options.document_tokens, self.options.bos)
-        prompts = [PromptState(tokenizer.encode(one.stem or one.text), None, ()) for one in questions]
+        prompts = [PromptState(tokenizer.encode(one.stem or one.text), None, NO_READINGS) for one in questions]
         rows = PromptRows(prompts, queries, self.model, documents, passages, self.options)
         return CheckedReranker(self.reranker).choose(rows, hits, passages, k), passages
 
@@ -144,7 +144,7 @@ def first_passages(questions: Sequence[Question], source: QuestionSource | None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuestionInput:
-    """The prompts of a question, each with its weight and its passages, and what was cut of each.
+    """The prompts of a question, with their weights and passages, and what was cut of each.
 
     A question without prompts is not answered. It may be a message of a `conversation`. With a `mixer` it looks at what
     is predicted after the prompts; the evidence before an answer is the last `evidence` tokens, the same in all
@@ -152,7 +152,7 @@ class QuestionInput:
     """
 
     question: Question
-    prompts: Sequence[PromptPrefix]
+    prompts: Readings
     cuts: Sequence[Cut]
     conversation: Conversation | None = None
     mixer: CheckedMixer | None = None
@@ -214,7 +214,7 @@ class PromptBuilder:
         not fit into the model, ChatError if the model's chat template rejects the conversation.
         """
         if self._official and any(_are_equal(one, question) for one, _ in self._demonstrations):
-            return QuestionInput(question, (), ())
+            return QuestionInput(question, NO_READINGS, ())
         shown = [parts for one, parts in self._demonstrations if not _are_equal(one, question)]
         name = f"question {question.id}"
         asked = conversation
@@ -232,12 +232,12 @@ class PromptBuilder:
         if isinstance(reader, concatenation.Concatenation) and hits:
             numbers = tuple(number for number, _ in hits)
             tokens_N = documents.encoded(numbers, self._reader.hits > 1 if self._official else None, reader.in_order)
-            prompts: Sequence[PromptPrefix] = [PromptPrefix(tokens_N, numbers)]
+            prompts = Readings.single(PromptPrefix(tokens_N, numbers))
         else:
-            prompts = self._reader.prompt_prefixes(hits, documents)
+            prompts = self._reader.readings(hits, documents)
         found = QuestionInput(
             question,
-            [replace(one, shared=documents.shared(one)) for one in prompts],
+            replace(prompts, prompt_prefixes=[replace(one, shared=documents.shared(one)) for one in prompts]),
             [documents.written[one.passages].cut if one.passages in documents.written else Cut() for one in prompts],
             conversation,
         )
@@ -248,7 +248,7 @@ class PromptBuilder:
         return replace(found, mixer=mixer, evidence=evidence)
 
 
-def _common_end(name: str, prompts: Sequence[PromptPrefix], documents: "_PromptDocuments") -> int:
+def _common_end(name: str, prompts: Readings, documents: "_PromptDocuments") -> int:
     """The number of tokens after the passages that all prompts end with; UsageError if there are none."""
     after = [documents.written[one.passages].after_passages for one in prompts if one.passages in documents.written]
     ends = [one.tokens[:0:-1] for one in prompts]  # nothing is before the first token

@@ -149,8 +149,8 @@ class Contexts:
         hits, evidence = self._hits(queries), self._reader.mixer.evidence
         endings = []
         for query, context, (_, targets) in zip(queries, contexts, texts, strict=True):
-            prefixes = self._reader.prompt_prefixes(hits.get(query, []), self._documents)
-            endings.append(score.Ending.after(prefixes, context, targets, self._plan.max_length, self.prefix, evidence))
+            readings = self._reader.readings(hits.get(query, []), self._documents)
+            endings.append(score.Ending.after(readings, context, targets, self._plan.max_length, self.prefix, evidence))
         self.warn_of_cuts(sum(one.dropped > 0 for one in endings), len(endings))
         return endings
 

@@ -5,9 +5,9 @@ tokens.py          texts and passages as token ids
 sources.py         where passages come from: a retriever, or a file
 in_context.py      the best passage before the context (In-Context RALM, Eq. 2); the check of any reader
 concatenation.py   several passages in one context
-ensemble.py        each passage alone: weights, mixture, posterior (REPLUG, Eq. 2 and 3)
+ensemble.py        each passage alone
+mixture.py         weights, average and shares of predictions as arrays (REPLUG, Eq. 2 and 3)
 mixers.py          weights of an ensemble: by similarity, uniform, or by evidence
-log_space.py       sums and weights of probabilities in log space
 contrast.py        the distribution of the next token contrasted with that without a passage (CAD)
 mixing.py          the check of any mixer, and what it is given
 bounds.py          the same if only the top tokens of each prediction are known

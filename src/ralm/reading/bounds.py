@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.reading.log_space import log_sum_exp
+from ralm.reading.mixture import mix
 from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens
 
 
@@ -45,7 +45,7 @@ class Bounds:
     @property
     def tail_bound(self) -> float:
         """The upper bound of a token that no document lists."""
-        return float(log_sum_exp(self.rest_K + self.log_weights_K))
+        return float(mix(self.rest_K[:, None], self.log_weights_K)[0])
 
     @property
     def best(self) -> int:
@@ -76,8 +76,7 @@ class Bounds:
         return replace(self, log_probs_KY=log_probs_KY, listed_KY=listed_KY)
 
     def _average(self, not_listed: float | DoubleArray) -> DoubleArray:
-        log_probs_KY = np.where(self.listed_KY, self.log_probs_KY, not_listed)
-        return log_sum_exp(log_probs_KY + self.log_weights_K[:, None], axis=0)
+        return mix(np.where(self.listed_KY, self.log_probs_KY, not_listed), self.log_weights_K)
 
 
 def bounds_of(given: NextTokens, log_weights_K: DoubleArray) -> Bounds:

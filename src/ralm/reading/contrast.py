@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.options import Option, check_options
-from ralm.reading.log_space import log_softmax
+from ralm.reading.mixture import log_softmax
 from ralm.records import DoubleArray
 
 _LOWEST: Final = -1e4

@@ -16,7 +16,7 @@ import numpy as np
 from ralm.errors import UsageError
 from ralm.lm.scoring import SharedCache
 from ralm.protocols import Reader, Reranker, WritingModel, traits_of
-from ralm.reading import ensemble, in_context, score
+from ralm.reading import in_context, score
 from ralm.reading.mixing import CheckedMixer, Evidence
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.rows import PromptRows, PromptState
@@ -138,7 +138,7 @@ class TokenWriter:
             raise UsageError("the prompt is empty: give at least one token to continue.")
         text = without_first(prompt, self._documents.first)
         generator = None if seed is None else np.random.default_rng(seed)
-        without = self._reader.prompt_prefixes([], self._documents)
+        without = self._reader.readings([], self._documents)
         return self._decoder.add(PromptState(text, query, without, generator))
 
     def end(self, number: int) -> None:
@@ -163,9 +163,9 @@ class TokenWriter:
             rows = PromptRows(prompts, queries, self._model, self._documents, source.passages, self._options)
             hits = self._reranker.choose(rows, hits, source.passages, self._reader.hits)
         for row, prompt in enumerate(prompts):
-            prompt.prompt_prefixes = self._reader.prompt_prefixes(hits.of(row), self._documents)
-            prompt.prefixes_end = prompt.written + self._options.stride
-            self._reader.check_room(prompt.prompt_prefixes, self._options.stride, self._max_length)
+            prompt.readings = self._reader.readings(hits.of(row), self._documents)
+            prompt.readings_end = prompt.written + self._options.stride
+            self._reader.check_room(prompt.readings, self._options.stride, self._max_length)
         self._decoder.read_evidence(prompts, self._reader.mixer)
 
 
@@ -190,19 +190,19 @@ class Decoder:
 
     @property
     def unfinished(self) -> Sequence[PromptState]:
-        """The texts that have not ended; their prompt prefixes may be changed before a step."""
+        """The texts that have not ended; their readings may be changed before a step."""
         return list(self._states.values())
 
     def add(self, state: PromptState) -> int:
         """Add a text, to be continued from the next step on; returns its number. With its prompt prefixes it has at
         least one token. Without a `generator` it draws with one that is seeded with the `seed` of the options."""
-        if len(state.prompt_prefixes) > 1 and self._model.tier == "text":
+        if len(state.readings) > 1 and self._model.tier == "text":
             raise UsageError(
                 f"{self._model.name} gives text alone, so that its predictions cannot be averaged over "
-                f"{len(state.prompt_prefixes)} passages: read one passage, several in one context, or let each passage "
+                f"{len(state.readings)} passages: read one passage, several in one context, or let each passage "
                 "answer."
             )
-        self._cache.mark(state.prompt_prefixes)
+        self._cache.mark(state.readings)
         state.generator = state.generator or np.random.default_rng(self._options.seed)
         self._states[self._added] = state
         self._added += 1
@@ -216,12 +216,12 @@ class Decoder:
         """Read the end of each text after its prompt prefixes, as much as the mixer looks at and all of them have."""
         sequences: list[ScoringSequence] = []
         for state in states:
-            self._cache.mark(state.prompt_prefixes)
+            self._cache.mark(state.readings)
             state.evidence = None
-            if mixer.looks_at(state.prompt_prefixes):
+            if mixer.looks_at(state.readings):
                 texts = self._texts(state)
                 shared = min(
-                    len(text) - max(1, len(one.tokens)) for text, one in zip(texts, state.prompt_prefixes, strict=True)
+                    len(text) - max(1, len(one.tokens)) for text, one in zip(texts, state.readings, strict=True)
                 )
                 last = min(mixer.evidence, shared)
                 state.evidence = Evidence(mixer, np.zeros((len(texts), last), dtype=np.float32))
@@ -244,7 +244,7 @@ class Decoder:
         given = self._cache.continuations.next_tokens([text for some in texts.values() for text in some])
         written, row = [], 0
         for number, state in states:
-            own = slice(row, row := row + len(state.prompt_prefixes))
+            own = slice(row, row := row + len(state.readings))
             token = self._draw(state, texts[number], given.of(own))
             state.text = np.append(state.text, token.token)
             state.written += 1
@@ -257,29 +257,28 @@ class Decoder:
     def _texts(self, state: PromptState) -> list[IntArray]:
         """The texts to read: each prompt prefix and the text, whose oldest tokens are dropped until both and the next
         token fit into the model."""
-        begins = [max(0, len(one.tokens) + len(state.text) + 1 - self._max_length) for one in state.prompt_prefixes]
+        begins = [max(0, len(one.tokens) + len(state.text) + 1 - self._max_length) for one in state.readings]
         return [
-            np.concatenate([one.tokens, state.text[begin:]])
-            for one, begin in zip(state.prompt_prefixes, begins, strict=True)
+            np.concatenate([one.tokens, state.text[begin:]]) for one, begin in zip(state.readings, begins, strict=True)
         ]
 
     def _ahead(self, state: PromptState, texts: Sequence[IntArray]) -> TextsAhead:
         """The texts of an average, which only grow until they are retrieved for again or fill the model's length."""
-        left = min(state.prefixes_end, self._options.new_tokens) - state.written
+        left = min(state.readings_end, self._options.new_tokens) - state.written
         room = self._max_length - max(map(len, texts))
-        return TextsAhead(texts, ensemble.log_weights_of(state.prompt_prefixes), min(left, room), state.written)
+        return TextsAhead(texts, state.readings.log_weights_K, min(left, room), state.written)
 
     def _draw(self, state: PromptState, texts: Sequence[IntArray], given: NextTokens) -> GeneratedToken:
         assert state.generator is not None, "set when the text was added"
         chosen = partial(self._cache.continuations.next_tokens, texts) if self._model.tier == "chosen" else None
         if state.evidence is None:
-            return draw_token(given, state.prompt_prefixes, state.generator, self._options, chosen)
+            return draw_token(given, state.readings, state.generator, self._options, chosen)
         mixer = state.evidence.mixer
         if mixer.contrasts:
-            mixed_V = mixer.next_token(state.prompt_prefixes, given.log_probs_BC)
-            return draw_token(given, state.prompt_prefixes, state.generator, self._options, mixed_V=mixed_V)
-        prompt_prefixes = state.evidence.weighed(state.prompt_prefixes)
-        token = draw_token(given, prompt_prefixes, state.generator, self._options, chosen)
+            mixed_V = mixer.next_token(state.readings, given.log_probs_BC)
+            return draw_token(given, state.readings, state.generator, self._options, mixed_V=mixed_V)
+        weighed = state.evidence.weighed(state.readings)
+        token = draw_token(given, weighed, state.generator, self._options, chosen)
         if token.token in self._model.end_tokens:
             return token  # the end may have no id to ask for
         if chosen is not None:

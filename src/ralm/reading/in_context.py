@@ -6,23 +6,20 @@
 reader, and any other one, where it enters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import ReaderError, UsageError
+from ralm.errors import PartError, UsageError
 from ralm.protocols import Documents, Reader
-from ralm.reading.ensemble import log_weights_of
 from ralm.reading.mixers import SimilarityWeights
 from ralm.reading.mixing import CheckedMixer
 from ralm.reading.plan import Plan, PlanOptions
-from ralm.records import NO_PASSAGE, IntArray, PromptPrefix, Request
+from ralm.records import NO_PASSAGE, IntArray, PromptPrefix, Readings, Request
 from ralm.validation import check_count, config_of
-
-_ROUNDING: Final = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +51,7 @@ class CheckedReader:
         self._name = type(reader).__name__
         check_count("hits", self.hits)
         if hasattr(reader, "mixer") and config_of(reader, "reader").get("mixer") != config_of(reader.mixer, "mixer"):
-            raise ReaderError(
+            raise PartError(
                 f"the reader {self._name} has a mixer, whose `config` is not in its own: add it under the key `mixer`."
             )
 
@@ -63,19 +60,17 @@ class CheckedReader:
         """The reader, wrapped unless it is already; `InContext` if there is none."""
         return reader if isinstance(reader, cls) else cls(reader or InContext())  # type: ignore[arg-type]
 
-    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
-        """The prompt prefixes of one row, weighed by the mixer unless it needs evidence; without hits, the one without
-        a passage. ReaderError if they are not of these hits, or their weights do not sum to 1."""
+    def readings(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Readings:
+        """Return the readings of one row; without hits, the one without a passage. PartError if they are not of these
+        hits."""
         if not hits:
-            return [PromptPrefix(documents[NO_PASSAGE])]
+            return Readings.single(PromptPrefix(documents[NO_PASSAGE]))
         prompt_prefixes = self.reader.prompt_prefixes(hits, documents)
         if fault := _fault_of(prompt_prefixes, {number for number, _ in hits}):
-            raise ReaderError(f"the reader {self._name} gives {fault}; see `Reader` for what it should give.")
-        if isinstance(self.mixer.mixer, SimilarityWeights):
-            return prompt_prefixes
-        return self.mixer.begin(prompt_prefixes, dict(hits), documents)
+            raise PartError(f"the reader {self._name} gives {fault}; see `Reader` for what it should give.")
+        return self.mixer.readings(prompt_prefixes, documents)
 
-    def check_room(self, prompt_prefixes: Sequence[PromptPrefix], after: int, max_length: int) -> None:
+    def check_room(self, prompt_prefixes: Iterable[PromptPrefix], after: int, max_length: int) -> None:
         """Raise UsageError if the longest prompt prefix leaves no room for the `after` tokens that must follow it."""
         longest = max((len(one.tokens) for one in prompt_prefixes), default=0)
         if longest + after > max_length:
@@ -97,8 +92,7 @@ def _fault_of(prompt_prefixes: Sequence[PromptPrefix], found: set[int]) -> str:
             return "a prompt prefix whose tokens are not an int64 vector"
         if foreign := [number for number in one.passages if number not in found]:
             return f"a prompt prefix of passage {foreign[0]}, which is not among the hits of its row"
-    total = float(np.exp(log_weights_of(prompt_prefixes)).sum())
-    return "" if abs(total - 1) < _ROUNDING else f"prompt prefixes whose weights sum to {total:g}, not 1"
+    return "" if len(prompt_prefixes) else "no prompt prefix"
 
 
 def check_tokens_before(

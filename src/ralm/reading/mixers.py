@@ -1,13 +1,8 @@
-"""Mixers: the weights with which the predictions after several passages become one.
+"""Mixers: the weights with which the predictions after several passages become one (`mixture.py`).
 
-    p(x_t | x_<t) = sum over d of  w(d, t) p(x_t | [d; x_<t])          (REPLUG, Eq. 2, where w is lambda(d, x))
-
-`PosteriorWeights` are Bayes' rule with forgetting: a passage that predicted the last tokens well gets more weight.
-
-    w(d, t) = w(d, 0) exp( eta sum over s < t of exp(-(t - s) / decay) log p(x_s | [d; x_<s]) ),  normalised over d
-
-The evidence for a target is read from the tokens before it alone. Weights are float64, in log space. Letters of shapes:
-K predictions of a row, T targets, E tokens of evidence.
+A mixer is a function of the scores of the K readings of a row and of their evidence: the log-probabilities of the last
+tokens before a target, the oldest first, after each prompt prefix (K x E). It never sees the target, so its weights are
+causal. Weights are float64, in log space.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -19,15 +14,15 @@ from pydantic import JsonValue
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import DistributionMixer, Mixer
 from ralm.reading.contrast import Contrast
-from ralm.reading.log_space import log_softmax
-from ralm.records import DoubleArray, FloatArray, Predictions
+from ralm.reading.mixture import posterior_log_weights, similarity_log_weights
+from ralm.records import DoubleArray, FloatArray
 
 MixerName = Literal["similarity", "uniform", "posterior", "contrast"]
 
 
 @dataclass(frozen=True, slots=True)
 class SimilarityWeights:
-    """The weights of the reader; an `Ensemble` gives the softmax of the retrieval scores (REPLUG, Eq. 3)."""
+    """The softmax of the scores (REPLUG, Eq. 3)."""
 
     evidence: ClassVar[int] = 0
 
@@ -36,9 +31,9 @@ class SimilarityWeights:
         """The name; there are no options."""
         return {"mixer": "similarity"}
 
-    def log_weights(self, given: Predictions) -> DoubleArray:
-        """The weights of the reader."""
-        return given.log_weights_K
+    def __call__(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:  # noqa: ARG002
+        """Return the weights, whatever the evidence."""
+        return similarity_log_weights(scores_K)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +47,18 @@ class UniformWeights:
         """The name; there are no options."""
         return {"mixer": "uniform"}
 
-    def log_weights(self, given: Predictions) -> DoubleArray:
-        """1 / K each."""
-        return np.full_like(given.log_weights_K, -np.log(len(given.log_weights_K)))
+    def __call__(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:  # noqa: ARG002
+        """Return 1 / K for each."""
+        return np.full(len(scores_K), -np.log(len(scores_K)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PosteriorWeights:
     """Weights by how well each passage predicted the last `evidence` tokens: Bayes' rule with forgetting.
 
-    The weights before any evidence are those of the reader. With `eta` 0 they stay; with `eta` 1 and a large `decay`
-    the weights are the posterior of a Bayesian who read these tokens. Raises UsageError if a value is out of range.
+    The weights before any evidence are the softmax of the scores. With `eta` 0 they stay; with `eta` 1 and a large
+    `decay` the weights are the posterior of a Bayesian who read these tokens. Raises UsageError if a value is out of
+    range.
     """
 
     eta: Annotated[float, Option("Posterior: the weight of the evidence.", maximum=100)] = 0.7
@@ -79,9 +75,10 @@ class PosteriorWeights:
         """All options, by name."""
         return {"mixer": "posterior", **asdict(self)}
 
-    def log_weights(self, given: Predictions) -> DoubleArray:
-        """The weights for each target (T x K)."""
-        return log_softmax(_updated(given.log_weights_K, given.evidence_TKE, self.eta, self.decay))
+    def __call__(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:
+        """Return the weights for the token after the evidence."""
+        with_next_KT = np.pad(evidence_KE, ((0, 0), (0, 1)))
+        return posterior_log_weights(with_next_KT, similarity_log_weights(scores_K), self.eta, self.decay)[:, -1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +116,3 @@ class MixerOptions:
                 return self.posterior
             case "contrast":
                 return self.contrast
-
-
-def _updated(start_K: DoubleArray, evidence_TKE: FloatArray, eta: float, decay: float) -> DoubleArray:
-    """The logarithms of weights (T x K), not normalised, after evidence that is forgotten."""
-    shares_E = eta * np.exp(-np.arange(evidence_TKE.shape[2], 0, -1) / decay)
-    counted_E = shares_E > 0  # 0 times the log-probability of an impossible token would be NaN
-    weighted_TK = start_K + evidence_TKE[:, :, counted_E].astype(np.float64) @ shares_E[counted_E]
-    impossible_T = np.isneginf(weighted_TK).all(axis=1)
-    weighted_TK[impossible_T] = start_K  # the tokens before were impossible after every passage
-    return weighted_TK

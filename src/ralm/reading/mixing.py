@@ -1,8 +1,4 @@
-"""The mixer of a reader where it is used: checks its weights, and keeps the evidence that it is given.
-
-`CheckedMixer` wraps any mixer of `mixers.py`, `contrast.py` or your own. Letters of shapes: K predictions of a row, T
-targets, E tokens of evidence, V vocabulary.
-"""
+"""The mixer of a reader where it is used: checks its weights, and keeps the evidence that it is given."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,10 +6,10 @@ from typing import Final, NoReturn
 
 import numpy as np
 
-from ralm.errors import MixerError, UsageError
+from ralm.errors import PartError, UsageError
 from ralm.protocols import DistributionMixer, Documents, LanguageModel, Mixer, WritingModel, traits_of
-from ralm.reading.ensemble import log_weights_of, mixture
-from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Predictions, PromptPrefix
+from ralm.reading.mixture import mix, similarity_log_weights
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, PromptPrefix, Readings
 from ralm.validation import scores_given_texts
 
 _ROUNDING: Final = 1e-5
@@ -32,43 +28,39 @@ class CheckedMixer:
         self._name = type(mixer).__name__
         if not isinstance(mixer, Mixer | DistributionMixer):
             raise UsageError(
-                f"the mixer {self._name} has neither `log_weights` nor `log_probs`, or no `config` or `evidence`: see "
+                f"the mixer {self._name} has neither `__call__` nor `log_probs`, or no `config` or `evidence`: see "
                 "`Mixer` and `DistributionMixer`."
             )
         self.evidence = mixer.evidence if isinstance(mixer, Mixer) else 0
 
-    def looks_at(self, prompt_prefixes: Sequence[PromptPrefix]) -> bool:
-        """Return whether the prediction after these prompt prefixes depends on more than their weights."""
+    def looks_at(self, readings: Readings) -> bool:
+        """Return whether the prediction of a row depends on more than the weights of its readings."""
         if self.contrasts:
-            return any(one.passages for one in prompt_prefixes)
-        return self.evidence > 0 and len(prompt_prefixes) > 1
+            return any(one.passages for one in readings)
+        return self.evidence > 0 and len(readings) > 1
 
-    def begin(
-        self, prompt_prefixes: Sequence[PromptPrefix], scores: dict[int, float], documents: Documents
-    ) -> list[PromptPrefix]:
-        """Return the prompt prefixes of a row with the scores of their passages, and for contrast the one without a
-        passage. Their weights are final unless the mixer needs evidence."""
-        prompt_prefixes = [replace(one, score=scores.get(one.passage, 0.0)) for one in prompt_prefixes]
+    def readings(self, prompt_prefixes: Sequence[PromptPrefix], documents: Documents) -> Readings:
+        """Return the prompt prefixes of a row with their weights before any evidence, and for contrast the one without
+        a passage, which has no weight. PartError if the weights do not sum to 1."""
         if self.contrasts:
-            return [*prompt_prefixes, PromptPrefix(documents[NO_PASSAGE], log_weight=-np.inf, score=-np.inf)]
-        if self.evidence:
-            return prompt_prefixes
-        no_evidence_TKE = np.zeros((1, len(prompt_prefixes), 0), dtype=np.float32)
-        [log_weights_K] = self._log_weights(prompt_prefixes, no_evidence_TKE)
-        return weighed(prompt_prefixes, log_weights_K)
+            prompt_prefixes = [*prompt_prefixes, PromptPrefix(documents[NO_PASSAGE], score=-np.inf)]
+        scores_K = np.array([one.score for one in prompt_prefixes], dtype=np.float64)
+        if self.contrasts:
+            return Readings(prompt_prefixes, similarity_log_weights(scores_K))
+        return Readings(prompt_prefixes, self._log_weights(scores_K, np.zeros((len(scores_K), 0), dtype=np.float32)))
 
-    def weights_by_evidence(
-        self, prompt_prefixes: Sequence[PromptPrefix], log_probs_KN: FloatArray, targets: int
-    ) -> DoubleArray:
-        """Return the logarithms of the weights (float64, T x K) for the last T of N tokens, with the log-probabilities
-        of the tokens before each as evidence. MixerError if it does not give weights that sum to 1."""
-        return self._log_weights(prompt_prefixes, evidence_of(log_probs_KN, targets, self.evidence))
+    def weights_by_evidence(self, readings: Readings, log_probs_KN: FloatArray, targets: int) -> DoubleArray:
+        """Return the logarithms of the weights (float64, K x T) for the last T of N tokens, with the log-probabilities
+        of the tokens before each as evidence. PartError if it does not give weights that sum to 1."""
+        evidence_TKE = evidence_of(log_probs_KN, targets, self.evidence)
+        scores_K = readings.scores_K
+        return np.stack([self._log_weights(scores_K, evidence_KE) for evidence_KE in evidence_TKE], axis=1)
 
-    def next_token(self, prompt_prefixes: Sequence[PromptPrefix], log_probs_KV: FloatArray) -> FloatArray:
+    def next_token(self, readings: Readings, log_probs_KV: FloatArray) -> FloatArray:
         """Return the contrasted log-probabilities (float32, V) of the next token; the last of the K predictions is the
-        one without a passage. MixerError if they are no distribution."""
+        one without a passage. PartError if they are no distribution."""
         assert isinstance(self.mixer, DistributionMixer), "only contrast makes distributions"
-        average_V = mixture(log_probs_KV, log_weights_of(prompt_prefixes)).astype(np.float64)
+        average_V = mix(log_probs_KV, readings.log_weights_K)
         log_probs_V = np.asarray(self.mixer.log_probs(average_V, log_probs_KV[-1].astype(np.float64)))
         if log_probs_V.shape != average_V.shape:
             self._reject(f"log-probabilities of shape {log_probs_V.shape} for a vocabulary of {len(average_V)}")
@@ -77,23 +69,15 @@ class CheckedMixer:
             self._reject(f"probabilities that sum to {total:g}, not 1")
         return log_probs_V.astype(np.float32)
 
-    def _log_weights(self, prompt_prefixes: Sequence[PromptPrefix], evidence_TKE: FloatArray) -> DoubleArray:
+    def _log_weights(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:
         assert isinstance(self.mixer, Mixer), "contrast has no weights"
-        targets, count, _ = evidence_TKE.shape
-        predictions = Predictions(
-            log_weights_K=np.array([one.log_weight for one in prompt_prefixes], dtype=np.float64),
-            scores_K=np.array([one.score for one in prompt_prefixes], dtype=np.float64),
-            evidence_TKE=evidence_TKE,
-        )
-        log_weights = np.asarray(self.mixer.log_weights(predictions))
-        if log_weights.shape not in ((count,), (targets, count)) or log_weights.dtype.kind != "f":
-            self._reject(
-                f"{log_weights.dtype} values of shape {log_weights.shape} for {targets} targets and {count} predictions"
-            )
-        total_T = np.exp(np.atleast_2d(log_weights)).sum(axis=1)
-        if not (abs(total_T - 1) < _ROUNDING).all():
-            self._reject(f"weights that sum to {total_T[int(abs(total_T - 1).argmax())]:g}, not 1")
-        return np.broadcast_to(log_weights.astype(np.float64), (targets, count))
+        log_weights_K = np.asarray(self.mixer(scores_K, evidence_KE))
+        if log_weights_K.shape != scores_K.shape or log_weights_K.dtype.kind != "f":
+            self._reject(f"{log_weights_K.dtype} values of shape {log_weights_K.shape} for {len(scores_K)} readings")
+        total = float(np.exp(log_weights_K).sum())
+        if not abs(total - 1) < _ROUNDING:
+            self._reject(f"weights that sum to {total:g}, not 1")
+        return log_weights_K.astype(np.float64, copy=False)
 
     def require_average(self, what: str) -> None:
         """Raise UsageError if the mixer makes distributions of the next token, which `what` does not use."""
@@ -127,7 +111,7 @@ class CheckedMixer:
 
     def _reject(self, fault: str) -> NoReturn:
         protocol = "DistributionMixer" if self.contrasts else "Mixer"
-        raise MixerError(f"the mixer {self._name} gives {fault}; see `{protocol}` for what it should give.")
+        raise PartError(f"the mixer {self._name} gives {fault}; see `{protocol}` for what it should give.")
 
 
 @dataclass(slots=True, eq=False)
@@ -137,22 +121,16 @@ class Evidence:
     mixer: CheckedMixer
     log_probs_KN: FloatArray
 
-    def weighed(self, prompt_prefixes: Sequence[PromptPrefix]) -> Sequence[PromptPrefix]:
-        """The prompt prefixes with their weights for the next token."""
-        next_KN = np.hstack([self.log_probs_KN, np.zeros((len(prompt_prefixes), 1), dtype=np.float32)])
-        [log_weights_K] = self.mixer.weights_by_evidence(prompt_prefixes, next_KN, 1)
-        return weighed(prompt_prefixes, log_weights_K)
+    def weighed(self, readings: Readings) -> Readings:
+        """The readings with their weights for the next token."""
+        next_KN = np.hstack([self.log_probs_KN, np.zeros((len(readings), 1), dtype=np.float32)])
+        log_weights_K1 = self.mixer.weights_by_evidence(readings, next_KN, 1)
+        return replace(readings, log_weights_K=log_weights_K1[:, 0])
 
     def add(self, log_probs_K: FloatArray) -> None:
         """Add the token that was drawn."""
         kept_KN = self.log_probs_KN[:, max(0, self.log_probs_KN.shape[1] + 1 - self.mixer.evidence) :]
         self.log_probs_KN = np.hstack([kept_KN, log_probs_K.astype(np.float32)[:, None]])
-
-
-def weighed(prompt_prefixes: Sequence[PromptPrefix], log_weights_K: DoubleArray) -> list[PromptPrefix]:
-    """The prompt prefixes with these weights."""
-    pairs = zip(prompt_prefixes, log_weights_K.tolist(), strict=True)
-    return [replace(one, log_weight=weight) for one, weight in pairs]
 
 
 def evidence_of(log_probs_KN: FloatArray, targets: int, count: int) -> FloatArray:

@@ -13,7 +13,7 @@ from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import in_context, sampling
 from ralm.reading.mixing import Evidence
 from ralm.reading.tokens import PassageDocuments, PreparedText
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, PromptPrefix, Request
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, PromptPrefix, Readings, Request
 from ralm.validation import MAX_COUNT
 
 
@@ -127,15 +127,14 @@ class StrideRows:
 
 @dataclass(slots=True, eq=False)
 class PromptState:
-    """A growing text, the query that replaces it for the retriever (or None), its prompt prefixes until `prefixes_end`
-    tokens are written, and the generator of its random draws. `evidence` weighs the prompt prefixes if their mixer
-    needs it."""
+    """A growing text, the query that replaces it for the retriever (or None), its readings until `readings_end` tokens
+    are written, and the generator of its random draws. `evidence` weighs the readings if their mixer needs it."""
 
     text: IntArray
     query: str | None
-    prompt_prefixes: Sequence[PromptPrefix]
+    readings: Readings
     generator: np.random.Generator | None = None
-    prefixes_end: int = MAX_COUNT
+    readings_end: int = MAX_COUNT
     written: int = 0
     evidence: Evidence | None = None
 

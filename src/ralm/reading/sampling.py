@@ -4,7 +4,7 @@ A model may predict its whole vocabulary, or list its top tokens only. In the se
 drawn by bounds (`ralm.reading.bounds`). Letters of shapes: K prompt prefixes, V vocabulary, C tokens that are listed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -13,10 +13,11 @@ import numpy as np
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.reading.bounds import Bounds, bounds_of
-from ralm.reading.ensemble import MIN_TEMPERATURE, credited_passages, log_weights_of, mixture, posterior
+from ralm.reading.ensemble import MIN_TEMPERATURE
+from ralm.reading.mixture import mix, shares
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.plan import BosOption, PlanOptions, QueryTokens, Stride
-from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens, PromptPrefix
+from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens, Readings
 
 _DRAWN: Final = Needs("a `temperature` above 0", lambda options: options.temperature > 0)
 _PLAN: Final = PlanOptions()
@@ -93,22 +94,22 @@ class GenerationOptions(Sampling):
 
 def draw_token(
     given: NextTokens,
-    prompt_prefixes: Sequence[PromptPrefix],
+    readings: Readings,
     generator: np.random.Generator,
     sampling: Sampling,
     chosen: Callable[[IntArray], NextTokens] | None = None,
     mixed_V: FloatArray | None = None,
 ) -> GeneratedToken:
-    """The next token, drawn from the mixture of the predictions after K prompt prefixes (REPLUG, Eq. 2), or from other
+    """The next token, drawn from the mixture of the predictions of K readings (REPLUG, Eq. 2), or from other
     log-probabilities `mixed_V`, of which no passage has a share. `chosen` returns the predictions of more tokens, NaN
     where there is none. UsageError if a draw needs more than the listed tokens."""
-    passages_K, log_weights_K = credited_passages(prompt_prefixes), log_weights_of(prompt_prefixes)
+    passages_K, log_weights_K = readings.passages_K, readings.log_weights_K
     if given.tokens_BC is None:
-        log_probs_V = mixture(given.log_probs_BC, log_weights_K) if mixed_V is None else mixed_V
+        log_probs_V = mix(given.log_probs_BC, log_weights_K).astype(np.float32) if mixed_V is None else mixed_V
         token = sample(log_probs_V, generator, sampling)
         posteriors_K = np.full(len(passages_K), np.nan, dtype=np.float32)
         if mixed_V is None:
-            posteriors_K = posterior(given.log_probs_BC[:, [token]], log_weights_K)[0]
+            posteriors_K = shares(given.log_probs_BC[:, [token]], log_weights_K)[0].astype(np.float32)
         top = _top(log_probs_V, sampling.top_logprobs)
         return GeneratedToken(token, float(log_probs_V[token]), passages_K, posteriors_K, top_logprobs=top)
     if len(passages_K) == 1:
@@ -156,7 +157,7 @@ def _greedy(
         token=int(bounds.tokens_Y[best]),
         log_prob=float(bounds.lower_Y[best]),
         passages_K=passages_K,
-        posteriors_K=posterior(bounds.log_probs_KY[:, [best]].astype(np.float32), bounds.log_weights_K)[0],
+        posteriors_K=shares(bounds.log_probs_KY[:, [best]], bounds.log_weights_K)[0].astype(np.float32),
         bound_width=0.0 if bounds.exact else float(bounds.upper_Y[best] - bounds.lower_Y[best]),
         certified=bounds.certified,
         top_logprobs=_top(bounds.lower_Y, top_logprobs, bounds.tokens_Y),

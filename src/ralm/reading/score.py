@@ -23,9 +23,9 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Continuations, LanguageModel, Reader, Reranker, WritingModel
 from ralm.reading.bounds import bounds_of
-from ralm.reading.ensemble import credited_passages, log_weights_of, mixture, posterior
 from ralm.reading.in_context import CheckedReader, check_plan_before, rows_with_targets, stride_request
 from ralm.reading.mixing import CheckedMixer
+from ralm.reading.mixture import mix, shares
 from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import StrideRows
 from ralm.reading.tokens import PreparedText
@@ -35,8 +35,8 @@ from ralm.records import (
     Hits,
     IntArray,
     Passages,
-    PromptPrefix,
     Provenance,
+    Readings,
     Request,
     ScoredTokens,
 )
@@ -70,21 +70,20 @@ def score_text(
 
     The default reader reads the best passage alone. Without `hits` no passage is read.
 
-    Raises ReaderError, MixerError or RerankerError if one of them breaks its contract, UsageError if lengths do not
-    fit.
+    Raises PartError if one of them breaks its contract, UsageError if lengths do not fit.
     """
     plan, scorer, checked = prepared.plan, Scorer.of(model), CheckedReader.of(reader)
-    rows, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, passages, checked, reranker)
+    rows, readings_R = rows_and_readings(prepared, scorer, hits, passages, checked, reranker)
     log_probs: list[FloatArray] = []
     sources: list[tuple[IntArray, FloatArray]] = []
-    pairs = [*zip(rows_with_targets(plan), prefixes_R, strict=True)]
+    pairs = [*zip(rows_with_targets(plan), readings_R, strict=True)]
     scored = _scored_rows(prepared, scorer, rows, pairs, checked.mixer.evidence)
-    for (row, prompt_prefixes), log_probs_KN in zip(pairs, scored, strict=True):
+    for (row, readings), log_probs_KN in zip(pairs, scored, strict=True):
         targets = int(plan.end_R[row] - plan.target_begin_R[row])
-        log_probs_T, posteriors_TK = mixed(checked.mixer, prompt_prefixes, log_probs_KN, targets)
+        log_probs_T, shares_TK = mixed(checked.mixer, readings, log_probs_KN, targets)
         log_probs.append(log_probs_T)
-        passages_K = credited_passages(prompt_prefixes)
-        sources += [(passages_K, posteriors_K) for posteriors_K in posteriors_TK]
+        passages_K = readings.passages_K
+        sources += [(passages_K, shares_K) for shares_K in shares_TK]
     positions_T = np.arange(plan.target_begin_R.min(), plan.end_R.max(), dtype=np.int64)
     return ScoredTokens(
         positions_T=positions_T,
@@ -95,56 +94,56 @@ def score_text(
 
 
 def mixed(
-    mixer: CheckedMixer, prompt_prefixes: Sequence[PromptPrefix], log_probs_KN: FloatArray, targets: int
+    mixer: CheckedMixer, readings: Readings, log_probs_KN: FloatArray, targets: int
 ) -> tuple[FloatArray, FloatArray]:
-    """The log-probability (float32, T) of each of the last T of N tokens after the prompt prefixes of a row, and the
-    shares (float32, T x K) of these in it."""
-    log_probs_KT, log_weights = log_probs_KN[:, -targets:], log_weights_of(prompt_prefixes)
-    if mixer.looks_at(prompt_prefixes):
-        log_weights = mixer.weights_by_evidence(prompt_prefixes, log_probs_KN, targets)
-    return mixture(log_probs_KT, log_weights), posterior(log_probs_KT, log_weights)
+    """Return the log-probability (float32, T) of each of the last T of N tokens of a row, and the share (float32,
+    T x K) of each reading in it."""
+    log_probs_KT, log_weights = log_probs_KN[:, -targets:], readings.log_weights_K
+    if mixer.looks_at(readings):
+        log_weights = mixer.weights_by_evidence(readings, log_probs_KN, targets)
+    return mix(log_probs_KT, log_weights).astype(np.float32), shares(log_probs_KT, log_weights).astype(np.float32)
 
 
 def _scored_rows(
     prepared: PreparedText,
     scorer: Scorer,
     rows: StrideRows,
-    prefixes_R: Sequence[tuple[int, Sequence[PromptPrefix]]],
+    readings_R: Sequence[tuple[int, Readings]],
     evidence: int,
 ) -> list[FloatArray]:
     """The log-probabilities (float32, K x N) of each row's targets after its prompt prefixes, with those of up to
     `evidence` tokens before the targets of an average."""
-    readings = [(row, one, evidence * (len(some) > 1)) for row, some in prefixes_R for one in some]
-    known = [None if before else rows.ranked(row, one) for row, one, before in readings]  # scored by ranking
+    prefixes = [(row, one, evidence * (len(some) > 1)) for row, some in readings_R for one in some]
+    known = [None if before else rows.ranked(row, one) for row, one, before in prefixes]  # scored by ranking
     new = [
         stride_request(prepared.tokens, prepared.plan, row, one.tokens, before)
-        for (row, one, before), found in zip(readings, known, strict=True)
+        for (row, one, before), found in zip(prefixes, known, strict=True)
         if found is None
     ]
     answers = iter(scorer.log_probs(new))
     scored = iter([next(answers) if found is None else found for found in known])
-    return [np.stack([next(scored) for _ in some]) for _, some in prefixes_R]
+    return [np.stack([next(scored) for _ in some]) for _, some in readings_R]
 
 
-def rows_and_prompt_prefixes(
+def rows_and_readings(
     prepared: PreparedText,
     model: LanguageModel,
     hits: Hits | None = None,
     passages: Passages = (),
     reader: Reader | CheckedReader | None = None,
     reranker: Reranker | CheckedReranker | None = None,
-) -> tuple[StrideRows, list[Sequence[PromptPrefix]]]:
-    """The rows of a text, and the prompt prefixes of each row that has targets; arguments as for `score_text`."""
+) -> tuple[StrideRows, list[Readings]]:
+    """The rows of a text, and the readings of each row that has targets; arguments as for `score_text`."""
     plan, scorer, checked = prepared.plan, Scorer.of(model), CheckedReader.of(reader)
     hits = Hits.none(len(plan), 1) if hits is None else hits
     rows = StrideRows(prepared, scorer.tokenizer, hits, passages, scorer)
     if (choice := CheckedReranker.of(reranker)) is not None:
         hits = choice.choose(rows, hits, passages, checked.hits)
-    prefixes_R = [checked.prompt_prefixes(hits.of(row), rows.documents) for row in rows_with_targets(plan)]
+    readings_R = [checked.readings(hits.of(row), rows.documents) for row in rows_with_targets(plan)]
     after = check_evidence(checked.mixer, scorer, plan.options) + plan.options.after_document
-    every = [one for prompt_prefixes in prefixes_R for one in prompt_prefixes]
+    every = (one for readings in readings_R for one in readings)
     checked.check_room(every, after, plan.options.max_length)
-    return rows, prefixes_R
+    return rows, readings_R
 
 
 def check_evidence(mixer: CheckedMixer, model: LanguageModel, options: PlanOptions) -> int:
@@ -159,13 +158,13 @@ def check_evidence(mixer: CheckedMixer, model: LanguageModel, options: PlanOptio
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ending:
-    """A given ending of a context: a request for each of its K prompt prefixes, the logarithms of their weights for
-    each target (float64, T x K), and how many tokens of the context the longest prompt prefix pushed out (`dropped`).
+    """A given ending of a context: a request for each of its K readings, the logarithms of their weights for each
+    target (float64, K x T), and how many tokens of the context the longest prompt prefix pushed out (`dropped`).
     The first `evidence` targets of the requests are the end of the context."""
 
-    prompt_prefixes: Sequence[PromptPrefix]
+    readings: Readings
     requests: Sequence[Request]
-    log_weights_TK: DoubleArray
+    log_weights_KT: DoubleArray
     dropped: int
     evidence: int
 
@@ -177,14 +176,14 @@ class Ending:
     @classmethod
     def after(
         cls,
-        prompt_prefixes: Sequence[PromptPrefix],
+        readings: Readings,
         context: IntArray,
         targets: IntArray,
         max_length: int,
         first_token: int | None,
         evidence: int = 0,
     ) -> "Ending":
-        """The ending `targets` (int64, not empty) of a context (int64) that follows each of the prompt prefixes. With
+        """The ending `targets` (int64, not empty) of a context (int64) that follows each prompt prefix. With
         several, up to `evidence` tokens before it are scored too.
 
         If the context is too long for a model that reads `max_length` tokens, its oldest tokens are dropped, never
@@ -192,7 +191,7 @@ class Ending:
         prefix and the targets do not fit, or if a `first_token` is needed and there is none.
         """
         contexts, begins = [], []
-        for prompt_prefix in prompt_prefixes:
+        for prompt_prefix in readings:
             document, before = prompt_prefix.tokens, context
             room = max_length + 1 - len(targets) - len(document)  # the last target is not read
             if room < 0 or room + len(document) < 1:
@@ -208,36 +207,34 @@ class Ending:
                 before = np.array([first_token], dtype=np.int64)
             begins.append(max(0, len(context) - room))
             contexts.append(before[begins[-1] :])
-        pairs = [*zip(prompt_prefixes, contexts, strict=True)]
+        pairs = [*zip(readings, contexts, strict=True)]
         known = [len(before) - (len(one.tokens) == 0) for one, before in pairs]  # nothing is before a first token
         evidence = min(evidence, *known) if len(pairs) > 1 else 0
         requests = [
             Request(one.tokens, before[: len(before) - evidence], np.append(before[len(before) - evidence :], targets))
             for one, before in pairs
         ]
-        log_weights_TK = np.tile(log_weights_of(prompt_prefixes), (len(targets), 1))
-        return cls(prompt_prefixes, requests, log_weights_TK, max(begins), evidence)
+        log_weights_KT = np.tile(readings.log_weights_K[:, None], len(targets))
+        return cls(readings, requests, log_weights_KT, max(begins), evidence)
 
 
 def weighed_endings(endings: Sequence[Ending], mixer: CheckedMixer, scorer: Scorer) -> list[Ending]:
     """The endings with the weights that a mixer gives by evidence, if it needs any."""
     if not mixer.evidence:
         return [*endings]
-    weighed = []
-    for one, log_probs_KN in zip(endings, _request_log_probs(endings, scorer), strict=True):
-        found = one
-        if len(log_probs_KN) > 1:
-            log_weights_TK = mixer.weights_by_evidence(one.prompt_prefixes, log_probs_KN, len(one.targets))
-            found = replace(one, log_weights_TK=log_weights_TK)
-        weighed.append(found)
-    return weighed
+    return [
+        replace(one, log_weights_KT=mixer.weights_by_evidence(one.readings, log_probs_KN, len(one.targets)))
+        if len(one.readings) > 1
+        else one
+        for one, log_probs_KN in zip(endings, _request_log_probs(endings, scorer), strict=True)
+    ]
 
 
 def ending_log_probs(endings: Sequence[Ending], scorer: Scorer) -> list[FloatArray]:
     """The natural log-probability (float32, T) of each target of each ending."""
     scored = _request_log_probs(endings, scorer)
     return [
-        mixture(log_probs_KN[:, one.evidence :], one.log_weights_TK)
+        mix(log_probs_KN[:, one.evidence :], one.log_weights_KT).astype(np.float32)
         for one, log_probs_KN in zip(endings, scored, strict=True)
     ]
 
@@ -277,9 +274,9 @@ def _best_tokens(group: Sequence[Ending], place: int, continuations: Continuatio
     for one, texts in zip(group, texts_K, strict=True):
         own = given.of([rows[text.tobytes()] for text in texts])
         if own.tokens_BC is None:
-            best.append(int(mixture(own.log_probs_BC, one.log_weights_TK[place]).argmax()))
+            best.append(int(mix(own.log_probs_BC, one.log_weights_KT[:, place]).astype(np.float32).argmax()))
             continue
-        bounds = bounds_of(own, one.log_weights_TK[place])
+        bounds = bounds_of(own, one.log_weights_KT[:, place])
         if not bounds.certified:
             raise UsageError(
                 f"the model lists only its {own.tokens_BC.shape[1]} top next tokens, which does not decide the most "

@@ -9,10 +9,10 @@ from typing import Protocol, Self
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import RetrievalFileError, UsageError
+from ralm.errors import InputError, UsageError
 from ralm.protocols import Retriever, Tokenizer
 from ralm.reading.tokens import PreparedText
-from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
+from ralm.records import NO_PASSAGE, Hits, Passages
 from ralm.retrieval.expansion import expanded
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, numbered_passages, read_retrieval_file
@@ -60,15 +60,13 @@ class FromRetriever:
         return self._config
 
     @classmethod
-    def of_index(
-        cls, index: Index | Path | str, options: RetrieverOptions | None = None, *, only: IntArray | None = None
-    ) -> Self:
-        """The passages of an index, or `only` those of these numbers, retrieved according to `options`.
+    def of_index(cls, index: Index | Path | str, options: RetrieverOptions | None = None) -> Self:
+        """The passages of an index, retrieved according to `options`.
 
         Raises what `open_retriever` raises.
         """
         opened = index if isinstance(index, Index) else open_index(index)
-        retriever = open_retriever(opened, options, only=only)
+        retriever = open_retriever(opened, options)
         expand = None if options is None else options.expand
         where: dict[str, JsonValue] = {"index": path_text(opened.path), "fingerprint": opened.fingerprint}
         where |= {} if expand is None else {"expand": expand}
@@ -76,7 +74,7 @@ class FromRetriever:
         return cls(retriever, passages, where | config_of(retriever, "retriever"))
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
-        """The hits of the queries of the strides; RetrieverError if the retriever does not return valid hits."""
+        """The hits of the queries of the strides; PartError if the retriever does not return valid hits."""
         rows = np.flatnonzero(prepared.plan.retrieves_R)
         queries = prepared.queries(tokenizer)
         hits = retrieve_checked(self.retriever, [queries[row] for row in rows], k, len(self.passages))
@@ -92,17 +90,17 @@ class FromFile:
 
     @classmethod
     def read(cls, file: Path | str) -> Self:
-        """The passages in a file of the official format; RetrievalFileError if it is not such a file."""
+        """The passages in a file of the official format; InputError if it is not such a file."""
         return cls(read_retrieval_file(file), config=file_config(Path(file)))
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """The hits of the file.
 
-        Raises RetrievalFileError if it was made for another text, stride, model length or tokenizer.
+        Raises InputError if it was made for another text, stride, model length or tokenizer.
         """
         plan = prepared.plan
         if len(self.strides) != len(plan):
-            raise RetrievalFileError(
+            raise InputError(
                 f"the retrieval file has {len(self.strides):,} strides, but this text has {len(plan):,} with stride "
                 f"{plan.options.stride}, model length {plan.options.max_length} and {plan.options.semantics} "
                 "semantics: it was made with other settings or another `limit_tokens`, for another text or tokenizer."
@@ -110,12 +108,12 @@ class FromFile:
         for row, stride in enumerate(self.strides):
             begin, end = int(plan.begin_R[row]), int(plan.end_R[row])
             if (stride.begin_location, stride.end_location) != (begin, end):
-                raise RetrievalFileError(
+                raise InputError(
                     f"stride {row} of the retrieval file is tokens {stride.begin_location} to {stride.end_location}, "
                     f"here {begin} to {end}: it was made for another stride, model length or semantics."
                 )
             if stride.future != (future := tokenizer.decode(prepared.tokens[begin:end])):
-                raise RetrievalFileError(
+                raise InputError(
                     f"stride {row} of the retrieval file continues with {stride.future[:60]!r}, the text here with "
                     f"{future[:60]!r}: it was made for another text or tokenizer."
                 )
@@ -136,7 +134,7 @@ def open_source(
 ) -> PassageSource:
     """The source of passages: an index, searched according to `options`, or a file of `retrieved` passages.
 
-    Raises UsageError if both or neither are given, RetrievalFileError, and what `open_retriever` raises.
+    Raises UsageError if both or neither are given, InputError, and what `open_retriever` raises.
     """
     if index is not None and retrieved is None:
         return FromRetriever.of_index(index, options)

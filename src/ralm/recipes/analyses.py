@@ -11,7 +11,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.recipes import measures, replug_figures_4_5_6_7_8, resources, steps
 from ralm.recipes.readings import (
     DENSE_SEARCH,
-    Readings,
+    TextReadings,
     ensemble_of,
     on_wikitext_dev,
     wikipedia,
@@ -84,7 +84,7 @@ def paper_or_code(scale: Scale) -> Entries:
 def _of_texts(scale: Scale) -> _Pairs:
     """In the code of In-Context RALM, the document overwrites the oldest tokens, the first window is read without a
     document, and words are counted by their spaces. In the code of REPLUG, weights are inner products, not cosines."""
-    code = Readings(
+    code = TextReadings(
         scale=scale, text=resources.WIKITEXT_TEST, index=wikipedia(), tokenizer=resources.GPT2[0], per="token"
     )
     paper = code.at(PlanOptions(semantics="paper"))

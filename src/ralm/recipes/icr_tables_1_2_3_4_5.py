@@ -6,7 +6,7 @@ from typing import Final
 
 from ralm.reading import ReadingOptions, concatenation
 from ralm.recipes import measures, resources
-from ralm.recipes.readings import DENSE_SEARCH, ICR_SEMANTICS, Readings, wikipedia
+from ralm.recipes.readings import DENSE_SEARCH, ICR_SEMANTICS, TextReadings, wikipedia
 from ralm.recipes.recipe import Entries, Figure, Order, Scale, cells_of, orders_of, recipe
 from ralm.recipes.steps import Step, index_step, qa_step
 
@@ -136,13 +136,13 @@ def icr_table_5(scale: Scale) -> Entries:
     return perplexities(texts_of(scale, resources.NEO[0]), resources.NEO, FIRST_OF_BM25, _TABLE_5)
 
 
-def _readings(scale: Scale, text: resources.Resource, index: Step, tokenizer: resources.Resource) -> Readings:
-    return Readings(scale=scale, text=text, index=index, tokenizer=tokenizer, per="token")
+def _readings(scale: Scale, text: resources.Resource, index: Step, tokenizer: resources.Resource) -> TextReadings:
+    return TextReadings(scale=scale, text=text, index=index, tokenizer=tokenizer, per="token")
 
 
-def texts_of(scale: Scale, tokenizer: resources.Resource) -> dict[str, Readings]:
+def texts_of(scale: Scale, tokenizer: resources.Resource) -> dict[str, TextReadings]:
     """The readings of WikiText-103 and RealNews."""
-    wikitext = Readings(scale=scale, text=resources.WIKITEXT_TEST, index=wikipedia(), tokenizer=tokenizer)
+    wikitext = TextReadings(scale=scale, text=resources.WIKITEXT_TEST, index=wikipedia(), tokenizer=tokenizer)
     return {
         "WikiText-103": wikitext,
         "RealNews": _readings(scale, resources.REALNEWS_DEV, index_step(resources.REALNEWS_TRAIN), tokenizer),
@@ -150,7 +150,7 @@ def texts_of(scale: Scale, tokenizer: resources.Resource) -> dict[str, Readings]
 
 
 def perplexities(
-    texts: Mapping[str, Readings], models: Sequence[resources.Resource], hows: Sequence[str], published: Published
+    texts: Mapping[str, TextReadings], models: Sequence[resources.Resource], hows: Sequence[str], published: Published
 ) -> Entries:
     """A cell for each text, model and way of reading, and the orders among the ways; the predictive reranker was
     trained for WikiText-103 alone."""

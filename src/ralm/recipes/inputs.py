@@ -134,7 +134,7 @@ def stand_in(kind: ResourceKind, folder: Path) -> str:
 def make_stand_ins(folder: Path) -> None:
     """Write the folder of stand-ins, unless it exists. The same Python gives the same files.
 
-    Raises NotAFolderOfThisKindError or DamagedFolderError if something else is there, or if a file was changed.
+    Raises FolderError or DamagedFolderError if something else is there, or if a file was changed.
     """
     if (folder / outputs.MANIFEST).exists():
         manifest.read_manifest(folder, kind=_KIND)

@@ -57,7 +57,7 @@ def ensemble_of(documents: int) -> ReadingOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
+class TextReadings:
     """The readings of a text. Passages are retrieved once for all of them, from `index` unless another one is given.
 
     `tokenizer` is the model whose tokens strides are counted in: models with the same tokenizer share the passages.
@@ -70,7 +70,7 @@ class Readings:
     index: steps.Step | None = None
     plan: PlanOptions = ICR_PLAN
 
-    def at(self, plan: PlanOptions) -> "Readings":
+    def at(self, plan: PlanOptions) -> "TextReadings":
         """The same readings with another plan."""
         return replace(self, plan=plan)
 
@@ -150,9 +150,9 @@ class Readings:
         )
 
 
-def on_wikitext_dev(scale: recipe.Scale) -> Readings:
+def on_wikitext_dev(scale: recipe.Scale) -> TextReadings:
     """WikiText-103's development set with passages of Wikipedia, as In-Context RALM reads it."""
-    return Readings(scale=scale, text=resources.WIKITEXT_DEV, index=wikipedia(), tokenizer=resources.GPT2[0])
+    return TextReadings(scale=scale, text=resources.WIKITEXT_DEV, index=wikipedia(), tokenizer=resources.GPT2[0])
 
 
 def predictive_reranker(scale: recipe.Scale) -> steps.Step:

@@ -13,7 +13,7 @@ from ralm.recipes.readings import (
     REPLUG_PLAN,
     REPLUG_SUPERVISION,
     REPLUG_WINDOWS,
-    Readings,
+    TextReadings,
     pile_index,
     trained_retriever,
 )
@@ -40,7 +40,7 @@ def replug_figure_4(scale: Scale) -> Entries:
     is not that of averaging. The paper shows a plot of GPT-3 Curie without figures."""
     lm, numbers = resources.NEO[-1], (1, 2, 4) if scale.small else (1, 2, 4, 6, 8, 10)
     few, most = numbers[0], numbers[-1]
-    readings = Readings(scale=scale, text=resources.PILE_ALL_TEST, tokenizer=lm, per="byte", plan=REPLUG_PLAN)
+    readings = TextReadings(scale=scale, text=resources.PILE_ALL_TEST, tokenizer=lm, per="byte", plan=REPLUG_PLAN)
 
     def line(retrieval: RetrieverOptions, vectors: steps.Step | None = None) -> dict[int, Measure]:
         return {
@@ -134,9 +134,9 @@ def _retrievers(scale: Scale, models: Sequence[resources.Resource], hows: Sequen
         yield from orders_of(lm.label, measured, *pairs)
 
 
-def replug_readings(scale: Scale, tokenizer: resources.Resource) -> Readings:
+def replug_readings(scale: Scale, tokenizer: resources.Resource) -> TextReadings:
     """WikiText-103 as REPLUG reads it."""
-    return Readings(scale=scale, text=resources.WIKITEXT_TEST, tokenizer=tokenizer, plan=REPLUG_PLAN)
+    return TextReadings(scale=scale, text=resources.WIKITEXT_TEST, tokenizer=tokenizer, plan=REPLUG_PLAN)
 
 
 def gains_by_token(model: str, read: Measure, plain: Measure, index: steps.Step) -> Entries:

@@ -9,7 +9,7 @@ from ralm.recipes.readings import (
     REPLUG_PLAN,
     REPLUG_SUPERVISION,
     REPLUG_WINDOWS,
-    Readings,
+    TextReadings,
     ensemble_of,
     pile_index,
     trained_retriever,
@@ -102,7 +102,7 @@ _ORDERS: Final = (("REPLUG", "none"), ("REPLUG LSR", "REPLUG"))
 def replug_table_1(scale: Scale) -> Entries:
     """Bits per byte of the Pile: without retrieval, with an ensemble over Contriever's first {documents} passages, and
     with Contriever trained by LSR. The gain is how much lower they are, in percent."""
-    readings = Readings(
+    readings = TextReadings(
         scale=scale, text=resources.PILE_ALL_TEST, tokenizer=resources.GPT2[0], per="byte", plan=REPLUG_PLAN
     )
     for lm in resources.GPT2:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from ralm.errors import RerankerError, UsageError
+from ralm.errors import PartError, UsageError
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.protocols import LanguageModel, Reranker, Rows
 from ralm.records import NO_PASSAGE, Hits, Passages
@@ -162,7 +162,7 @@ class CheckedReranker:
         return reranker if reranker is None or isinstance(reranker, cls) else cls(reranker)  # type: ignore[arg-type]
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
-        """The k hits of each row that the reranker chooses; RerankerError if they are not hits, or not among those of
+        """The k hits of each row that the reranker chooses; PartError if they are not hits, or not among those of
         the row."""
         hits = hits.first(self.candidates)
         best = self._reranker.choose(rows, hits, passages, k)
@@ -172,5 +172,5 @@ class CheckedReranker:
             foreign = best.numbers_QK[(best.numbers_QK != NO_PASSAGE) & ~among_QK]
             fault = f"gives passage {foreign[0]}, which is not among the hits of its row" if len(foreign) else ""
         if fault:
-            raise RerankerError(f"the reranker {self.name} {fault}; see `Reranker` for what it should give.")
+            raise PartError(f"the reranker {self.name} {fault}; see `Reranker` for what it should give.")
         return Hits(best.numbers_QK.astype(np.int64, copy=False), best.scores_QK.astype(np.float32, copy=False))

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import RerankerError, extra
+from ralm.errors import PartError, extra
 from ralm.protocols import Rows
 from ralm.records import FloatArray, Hits, Passages
 from ralm.reranking.oracle import best_hits
@@ -98,14 +98,14 @@ class PairScorer:
         scores = np.asarray(self.cross_encoder.scores(pairs))
         name = type(self.cross_encoder).__name__
         if scores.shape != (len(pairs),) or scores.dtype.kind not in "fiu":
-            raise RerankerError(
+            raise PartError(
                 f"the cross-encoder {name} gives scores of shape {scores.shape} and type {scores.dtype} for "
                 f"{len(pairs):,} pairs; it should give one number for each."
             )
         scores = scores.astype(np.float32)
         if not np.isfinite(scores).all():
             end, passage = pairs[int(np.flatnonzero(~np.isfinite(scores))[0])]
-            raise RerankerError(
+            raise PartError(
                 f"the cross-encoder {name} gives a score that is not finite for the passage {passage[:40]!r} after "
                 f"{end[-40:]!r}; its weights are damaged or overflow in their number format."
             )

@@ -85,13 +85,13 @@ class Hybrid:
         return interpolated_scores(rankings, [1 - options.dense_weight, options.dense_weight], k)
 
 
-def reciprocal_ranks(rankings: Sequence[Hits], k: int, constant: int = 60) -> Hits:
-    """Reciprocal rank fusion: a passage scores the sum over rankings of 1 / (constant + its rank, from 1).
+def reciprocal_ranks(rankings: Sequence[Hits], k: int) -> Hits:
+    """Reciprocal rank fusion: a passage scores the sum over rankings of 1 / (60 + its rank, from 1).
 
     Cormack, Clarke and Büttcher, Reciprocal Rank Fusion outperforms Condorcet and individual Rank Learning Methods,
-    SIGIR 2009, which sets the constant to 60.
+    SIGIR 2009.
     """
-    shares = [np.where(_found(hits), 1 / (constant + 1 + np.arange(hits.numbers_QK.shape[1])), 0) for hits in rankings]
+    shares = [np.where(_found(hits), 1 / (61 + np.arange(hits.numbers_QK.shape[1])), 0) for hits in rankings]
     return _summed(rankings, shares, k)
 
 

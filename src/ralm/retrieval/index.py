@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import JsonValue
 
 from ralm.corpus import numbering, store
-from ralm.errors import DamagedFolderError, NewerFormatError, OtherAnalyserError, UsageError
+from ralm.errors import DamagedFolderError, FolderError, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval import layout
 from ralm.retrieval.analysis import Analysis, analysis_as_recorded
@@ -91,7 +91,7 @@ class Index:
     def bm25(self) -> search.BM25:
         """BM25 over the passages.
 
-        Raises UsageError if the index was not built for it, OtherAnalyserError if the installed stemming library gives
+        Raises UsageError if the index was not built for it, FolderError if the installed stemming library gives
         other terms than the one that the index was built with.
         """
         if self.bm25_options is None:
@@ -122,7 +122,7 @@ class Index:
         """Dense retrieval of the passages by the vectors with this name, or the default ones. Queries are encoded by
         `encoder`, or by the encoder that the index names.
 
-        Raises UsageError if the index has no such vectors, OtherEncoderError if the encoder of queries has other
+        Raises UsageError if the index has no such vectors, FolderError if the encoder of queries has other
         weights than the one the index was built with and was not trained for it (unless `any_encoder`), or gives
         vectors of another length, ModelError if it cannot be loaded, MissingExtraError if the extra `dense` is not
         installed.
@@ -161,7 +161,7 @@ class Index:
 def open_index(path: Path | str, options: formula.BM25Options | None = None) -> Index:
     """Open an index; `options` override the constants of BM25 that it was built with.
 
-    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
+    Raises FolderError or DamagedFolderError.
     """
     path = Path(path)
     return open_consistently(path, lambda: _open(path, options))
@@ -170,7 +170,7 @@ def open_index(path: Path | str, options: formula.BM25Options | None = None) -> 
 def check_index(path: Path | str) -> list[str]:
     """Check every byte of an index, and every posting, term and passage; of vectors only the number and the checksum.
 
-    Returns the damages, a few words each. Raises NotAFolderOfThisKindError, NewerFormatError, or DamagedFolderError if
+    Returns the damages, a few words each. Raises FolderError, or DamagedFolderError if
     the manifest itself is invalid.
     """
     path = Path(path)
@@ -211,7 +211,7 @@ def _open(path: Path, options: formula.BM25Options | None) -> Index:
         options = options or formula.BM25Options(k1=bm25.k1, b=bm25.b)
         analysis = analysis_as_recorded(bm25.analysis)
         if analysis is None:
-            raise NewerFormatError(
+            raise FolderError(
                 f"{path} was built by ralm {manifest.ralm_version} with the analyser {bm25.analysis!r}, which this "
                 f"version, {__version__}, does not have. Upgrade ralm, or build the index again."
             )
@@ -235,25 +235,25 @@ def _fingerprints(index: Index) -> dict[str, str]:
 
 
 def check_stemmer(index: Index) -> None:
-    """Raise OtherAnalyserError if the installed stemming library is not of the version that built the index, so that
+    """Raise FolderError if the installed stemming library is not of the version that built the index, so that
     the terms of added passages might differ."""
     built_with, installed = _stemmers(index)
     if installed != built_with:
-        raise OtherAnalyserError(
+        raise FolderError(
             f"{index.path} was built with {built_with}, and {installed} is installed, which may stem words of added "
             f"passages differently. Install {built_with}, or build the index again."
         )
 
 
 def _check_stems(index: Index, segments: list[Segment], analysis: Analysis) -> None:
-    """Raise OtherAnalyserError if another version of the stemming library built the index and the terms differ."""
+    """Raise FolderError if another version of the stemming library built the index and the terms differ."""
     built_with, installed = _stemmers(index)
     if installed == built_with:
         return
     for opened, segment in zip(index.segments, segments, strict=True):
         word = find_changed_word(opened.store, segment.arrays, analysis)
         if word is not None:
-            raise OtherAnalyserError(
+            raise FolderError(
                 f"{index.path} was built with {built_with}; {installed} stems some words differently, such as "
                 f"{word!r}. Install {built_with}, or build the index again."
             )

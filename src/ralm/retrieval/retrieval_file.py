@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from ralm.corpus import documents, files
-from ralm.errors import RetrievalFileError
+from ralm.errors import InputError
 from ralm.records import Hits, Passage
 from ralm.storage.outputs import replaced_file
 
@@ -69,21 +69,21 @@ def write_retrieval_file(path: Path | str, strides: Iterable[RetrievedStride]) -
 def read_retrieval_file(path: Path | str) -> list[RetrievedStride]:
     """The strides of a retrieval file, written by this package or by the official code.
 
-    Raises RetrievalFileError if the file is missing or has another format.
+    Raises InputError if the file is missing or has another format.
     """
     path = Path(path)
     if not path.exists():
-        raise RetrievalFileError(f"{path} does not exist; `ralm retrieve` writes such a file.")
+        raise InputError(f"{path} does not exist; `ralm retrieve` writes such a file.")
     try:
-        strides = _FILE.validate_json(files.read_bytes(path, RetrievalFileError))
+        strides = _FILE.validate_json(files.read_bytes(path, InputError))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the top"
-        raise RetrievalFileError(
+        raise InputError(
             f"{path} is not a retrieval file in the official format: at {where}, {first['msg']}."
         ) from None
     if not strides:
-        raise RetrievalFileError(f"{path} has no strides.")
+        raise InputError(f"{path} has no strides.")
     return strides
 
 

@@ -22,7 +22,7 @@ from pydantic import JsonValue
 
 from ralm.corpus import numbering, store
 from ralm.corpus.file_table import FileTableWriter
-from ralm.errors import CorpusError, FolderExistsError, OtherEncoderError, UsageError
+from ralm.errors import CorpusError, FolderError, FolderExistsError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import IntArray, Passage
 from ralm.retrieval import layout
@@ -73,8 +73,8 @@ def update_index(
     analyse. `table`: the files of the index after the update, for `sync_index`.
 
     Raises UsageError if there is nothing to do or nothing would be left; CorpusError if an id in `remove` is not in the
-    index or belongs to several documents, or if an added id occurs twice or is already in the index; OtherEncoderError
-    if an encoder is not the one that made the vectors; OtherAnalyserError if the index was built with another version
+    index or belongs to several documents, or if an added id occurs twice or is already in the index; FolderError
+    if an encoder is not the one that made the vectors; FolderError if the index was built with another version
     of the stemming library; FolderExistsError if another process is writing the index, or has just changed it; and
     the errors of `open_index`, `build_index` and `DenseBuilder`.
     """
@@ -130,7 +130,7 @@ def _encoders(index: Index, given: Mapping[str, Encoder]) -> dict[str, Encoder]:
         made, own = index.vector_sets.sets[name].encoder, encoder.config
         other = sorted(key for key in made.keys() - {*_FOLDER_NAMES} if made[key] != own.get(key))
         if other:
-            raise OtherEncoderError(
+            raise FolderError(
                 f"the vectors {name!r} of {index.path} were made with another encoder than this one: {other[0]} is "
                 f"{own.get(other[0])!r} here and was {made[other[0]]!r} there. Use that encoder, or encode the "
                 "whole index again with this one (`ralm encode`)."

@@ -76,7 +76,7 @@ class Run:
 def open_run(path: Path | str) -> Run:
     """Read a run folder for a report.
 
-    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError, and UsageError if the run has no baseline.
+    Raises FolderError or DamagedFolderError, and UsageError if the run has no baseline.
     """
     path = Path(path)
 
@@ -94,7 +94,7 @@ def open_run(path: Path | str) -> Run:
 def read_tokens(path: Path | str) -> RunTokens:
     """Read the targets of a run folder and their log-probabilities; the run needs no baseline.
 
-    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
+    Raises FolderError or DamagedFolderError.
     """
     path = Path(path)
     return manifest.open_consistently(path, lambda: parse_tokens(path, *_read_tables(path, RUN_TOKENS)))
@@ -210,7 +210,7 @@ def verify_folder(folder: Path | str) -> tuple[str, Sequence[str]]:
     """The kind of a folder of ralm, and its damage, a few words each: checks the checksums of all files, and the
     consistency of an index or run.
 
-    Raises NotAFolderOfThisKindError for any other folder, and DamagedFolderError or NewerFormatError if its manifest is
+    Raises FolderError for any other folder, and DamagedFolderError or FolderError if its manifest is
     invalid.
     """
     folder = Path(folder)

@@ -16,7 +16,7 @@ from ralm.errors import RalmError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Documents, LanguageModel, Reader, Reranker, Retriever, Rows
 from ralm.reading import ReadingOptions, in_context, sources
-from ralm.records import NO_PASSAGE, Hits, Passages, PromptPrefix
+from ralm.records import NO_PASSAGE, Hits, Passages, Readings
 from ralm.reranking import RerankOptions
 from ralm.retrieval.filters import Filter, Passing, filter_retriever
 from ralm.retrieval.index import Index, open_index
@@ -152,9 +152,9 @@ class NotedReader(in_context.CheckedReader):
         super().__init__(reader)
         self.ranks: dict[int, int] = {}
 
-    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
+    def readings(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Readings:
         """As of `CheckedReader`."""
-        found = super().prompt_prefixes(hits, documents)
+        found = super().readings(hits, documents)
         numbers = [number for one in found for number in one.passages if number != NO_PASSAGE]
         for rank, number in enumerate(numbers, 1):
             self.ranks[number] = min(rank, self.ranks.get(number, rank))

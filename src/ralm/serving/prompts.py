@@ -20,10 +20,11 @@ from ralm.evaluation.perplexity import check_plan
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
-from ralm.reading import ensemble, in_context, plan, score
+from ralm.reading import in_context, plan, score
+from ralm.reading.mixture import mix, shares
 from ralm.reading.pieces import GeneratedToken, StoppedText
 from ralm.reading.tokens import PreparedText, first_tokens, prepare_text
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, PromptPrefix, Request, ScoringSequence
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Readings, Request, ScoringSequence
 from ralm.reranking import CheckedReranker
 from ralm.serving import errors, indexes
 from ralm.serving.model import SharedModel
@@ -39,7 +40,7 @@ _LONG: Final = 10**18
 _BEFORE: Final = "a"
 """Text that is decoded before a token: some tokenizers write the space of a token only after other text."""
 _TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
-_Rows: TypeAlias = Sequence[tuple[int, Sequence[PromptPrefix]]]
+_Rows: TypeAlias = Sequence[tuple[int, Readings]]
 _NUMBERS_AT_ONCE: Final = 1 << 24
 """Log-probabilities of whole vocabularies that are held at once: 64 MiB of them."""
 _NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
@@ -284,30 +285,31 @@ def _score_with_top(
     """Score the targets of a text, with the top log-probabilities of each place."""
     mixer = in_context.CheckedReader.of(reads.reader).mixer
     scorer = Scorer(model, progress=False)
-    _, prefixes_R = score.rows_and_prompt_prefixes(prepared, scorer, hits, reads.passages, reads.reader, reads.reranker)
-    rows = [*zip(in_context.rows_with_targets(prepared.plan), prefixes_R, strict=True)]
+    _, readings_R = score.rows_and_readings(prepared, scorer, hits, reads.passages, reads.reader, reads.reranker)
+    rows = [*zip(in_context.rows_with_targets(prepared.plan), readings_R, strict=True)]
     for some in _chunks(rows, prepared, model.vocabulary or 1):
         by_prefix = _read_rows(some, prepared, model, mixer.evidence)
-        for row, prefixes in some:
-            log_weights_TK = np.tile(ensemble.log_weights_of(prefixes), (len(_targets(prepared, row)), 1))
-            if mixer.looks_at(prefixes):
-                log_probs_KN = np.array([by_prefix[row, number].own for number in range(len(prefixes))], np.float32)
-                log_weights_TK = mixer.weights_by_evidence(prefixes, log_probs_KN, len(log_weights_TK))
-            for place, log_weights_K in zip(_targets(prepared, row), log_weights_TK, strict=True):
+        for row, readings in some:
+            targets = _targets(prepared, row)
+            log_weights_KT = np.tile(readings.log_weights_K[:, None], len(targets))
+            if mixer.looks_at(readings):
+                log_probs_KN = np.array([by_prefix[row, number].own for number in range(len(readings))], np.float32)
+                log_weights_KT = mixer.weights_by_evidence(readings, log_probs_KN, len(targets))
+            for place, log_weights_K in zip(targets, log_weights_KT.T, strict=True):
                 token = scored[place]
                 log_probs_KV = np.stack(
-                    [by_prefix[row, number].distributions[place] for number in range(len(prefixes))]
+                    [by_prefix[row, number].distributions[place] for number in range(len(readings))]
                 )
-                log_probs_V = ensemble.mixture(log_probs_KV, log_weights_K)
+                log_probs_V = mix(log_probs_KV, log_weights_K).astype(np.float32)
                 token.log_prob = float(log_probs_V[token.token])
-                token.passages_K = ensemble.credited_passages(prefixes)
-                token.posteriors_K = ensemble.posterior(log_probs_KV[:, [token.token]], log_weights_K)[0]
+                token.passages_K = readings.passages_K
+                token.posteriors_K = shares(log_probs_KV[:, [token.token]], log_weights_K)[0].astype(np.float32)
                 token.top_logprobs = _top(log_probs_V, top_logprobs)
 
 
 def _chunks(rows: _Rows, prepared: PreparedText, vocabulary: int) -> Iterator[_Rows]:
     """Rows in order, as many at a time as there is room for their distributions, at least one."""
-    some: list[tuple[int, Sequence[PromptPrefix]]] = []
+    some: list[tuple[int, Readings]] = []
     held = 0
     for row, prefixes in rows:
         needed = len(_targets(prepared, row)) * len(prefixes) * vocabulary

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, field_validator
 
-from ralm.errors import DamagedFolderError, FolderError, NewerFormatError, NotAFolderOfThisKindError, RalmWarning
+from ralm.errors import DamagedFolderError, FolderError, RalmWarning
 from ralm.removed import removed_settings
 from ralm.storage.outputs import MANIFEST, FolderKind, restore
 from ralm.version import __version__
@@ -127,13 +127,13 @@ def manifest_checksum(content: dict[str, JsonValue]) -> str:
 def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
     """Return the manifest of a folder of this kind whose files are unchanged; warns of settings that were removed.
 
-    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
+    Raises FolderError or DamagedFolderError.
     """
     manifest, content = _parse(folder, kind.name)
     if manifest.kind != kind.name:
-        raise NotAFolderOfThisKindError(f"{folder} is a ralm {manifest.kind}, not a ralm {kind}.")
+        raise FolderError(f"{folder} is a ralm {manifest.kind}, not a ralm {kind}.")
     if manifest.format_version > kind.version:
-        raise NewerFormatError(
+        raise FolderError(
             f"{folder} has format {manifest.format_version}, written by ralm {manifest.ralm_version}; this is ralm "
             f"{__version__}, which reads up to format {kind.version}. Upgrade ralm, or build the {kind} again."
         )
@@ -149,7 +149,7 @@ def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
 def is_current(folder: Path, manifest: Manifest) -> bool:
     """Whether a folder still has this manifest, which was read from it.
 
-    Raises NotAFolderOfThisKindError or DamagedFolderError.
+    Raises FolderError or DamagedFolderError.
     """
     return _parse(folder, manifest.kind)[0] == manifest
 
@@ -157,7 +157,7 @@ def is_current(folder: Path, manifest: Manifest) -> bool:
 def kind_of(folder: Path) -> str:
     """The name of a folder's kind, from its manifest.
 
-    Raises NotAFolderOfThisKindError or DamagedFolderError.
+    Raises FolderError or DamagedFolderError.
     """
     return _parse(folder, "folder")[0].kind
 
@@ -165,7 +165,7 @@ def kind_of(folder: Path) -> str:
 def check_every_byte(folder: Path) -> list[str]:
     """Compare every byte of a folder with its manifest; returns the damaged files, with a few words each.
 
-    Raises NotAFolderOfThisKindError, and DamagedFolderError if the manifest itself is damaged.
+    Raises FolderError, and DamagedFolderError if the manifest itself is damaged.
     """
     manifest, content = _parse(folder, "folder")
     _check_itself(folder, manifest, content)
@@ -238,7 +238,7 @@ def _parse(folder: Path, kind: str) -> tuple[Manifest, dict[str, JsonValue]]:
     file = folder / MANIFEST
     if not file.is_file():
         fault = "does not exist" if not folder.exists() else "is a file" if folder.is_file() else f"has no {MANIFEST}"
-        raise NotAFolderOfThisKindError(f"{folder} is not a ralm {kind}: it {fault}.")
+        raise FolderError(f"{folder} is not a ralm {kind}: it {fault}.")
     try:
         content = json.loads(file.read_bytes())
         return Manifest.model_validate(content), content

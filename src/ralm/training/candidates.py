@@ -45,7 +45,7 @@ def find_candidates(
     """The k best passages for each example; with `exclude`, only those that do not give its continuation away.
 
     Hits that are skipped are replaced by further hits of the retriever, until there are k or it has no more. Raises
-    RetrieverError if it does not give valid hits, UsageError if a passage has no document id, so that nobody can tell
+    PartError if it does not give valid hits, UsageError if a passage has no document id, so that nobody can tell
     whether it is of the example's own document.
     """
     if not exclude:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
-from ralm.reading.log_space import log_softmax, log_sum_exp
+from ralm.reading.mixture import mix, similarity_log_weights
 from ralm.records import DoubleArray, IntArray
 from ralm.training.options import TrainingOptions
 from ralm.training.signals import Signals, evenly_spaced, split_documents
@@ -88,8 +88,12 @@ class ReadCandidates:
 
     def ensemble_ET(self, temperature: float) -> DoubleArray:
         """The log-probabilities of the ensemble of all candidates."""
-        weights_EK = log_softmax(self.scores_EK / temperature)
-        return log_sum_exp(weights_EK[:, :, None] + self.log_probs_EKT, axis=1)
+        return np.stack(
+            [
+                mix(log_probs_KT, similarity_log_weights(scores_K, temperature))
+                for log_probs_KT, scores_K in zip(self.log_probs_EKT, self.scores_EK, strict=True)
+            ]
+        )
 
     def best_temperature(self, count: int) -> float:
         """The temperature at which the first examples, so many, are most likely."""

@@ -13,9 +13,15 @@ def marginal_loss(scores_BK: torch.Tensor, log_probs_BK: torch.Tensor, there_BK:
     `log_probs_BK`: log p_LM of the whole continuation y after each candidate; -inf marks a candidate after which y is
     impossible. The gradient with respect to the scores is p_rank - r with r in proportion to p_rank p_LM.
     """
-    scores_BK = _only(scores_BK, there_BK)
-    joint_BK = scores_BK + _only(log_probs_BK, there_BK).detach()
-    return scores_BK.logsumexp(dim=1) - joint_BK.logsumexp(dim=1)
+    return -torch_mix(_only(log_probs_BK, there_BK).detach(), _only(scores_BK, there_BK))
+
+
+def torch_mix(log_probs_BK: torch.Tensor, scores_BK: torch.Tensor) -> torch.Tensor:
+    """Return the log-probability of each continuation under the average with weights softmax(scores), in torch.
+
+    It is `ralm.reading.mixture.mix` (REPLUG, Eq. 2) with `similarity_log_weights`, with a gradient for the scores.
+    """
+    return (scores_BK + log_probs_BK).logsumexp(dim=1) - scores_BK.logsumexp(dim=1)
 
 
 def divergence_loss(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import OtherEncoderError, RalmWarning, UsageError
+from ralm.errors import FolderError, RalmWarning, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR, is_trained, load_encoder, trained_options
 from ralm.retrieval.index import Index, open_index
@@ -73,7 +73,7 @@ def train_query_encoder(
     encoder what it should not find. Warns that Q is nearly uniform with the `semantics` of the paper.
 
     Raises MissingExtraError if the extra `train` is not installed; UsageError if the index is another one, has no
-    vectors or only approximations of them, or too few examples have two candidates; OtherEncoderError if `init` does
+    vectors or only approximations of them, or too few examples have two candidates; FolderError if `init` does
     not belong to the vectors; and what `train_retriever` raises of folders, losses and disks.
     """
     options = options or QueryEncoderOptions()
@@ -154,7 +154,7 @@ def train_retriever(
     also if it was killed while it made the new vectors. `ahead` may encode passages before this machine would.
 
     Raises MissingExtraError if the extra `train` is not installed; UsageError if the index has no vectors, or a
-    training with other settings was begun there; OtherEncoderError if the encoders are not those that made the vectors;
+    training with other settings was begun there; FolderError if the encoders are not those that made the vectors;
     FolderExistsError if `out` exists and `force` is not set, another training is writing it, or the index has vectors
     of the new name; ModelError if a loss is not finite (the last checkpoint stays); StorageError if the disk is full.
     """
@@ -184,7 +184,7 @@ def train_retriever(
         first = index.dense(vectors=options.vectors, encoder=encoder)
         encoded_by, own = chosen.passage_fingerprint, encoder.config["passage_fingerprint"]
         if encoded_by not in (None, own):
-            raise OtherEncoderError(
+            raise FolderError(
                 f"the passages of {index.path} were encoded by other weights ({encoded_by}) than those of the encoder "
                 f"that it names now ({own}); encode them again (`ralm encode`)."
             )
@@ -227,7 +227,7 @@ def train_retriever(
 def _query_encoder(
     index: Index, chosen: VectorSet, dimension: int, options: QueryEncoderOptions, device: str
 ) -> "SentenceEncoder":
-    """The encoder to train. Raises OtherEncoderError if its queries do not belong to the vectors."""
+    """The encoder to train. Raises FolderError if its queries do not belong to the vectors."""
     from ralm.retrieval.dense.encoder import SentenceEncoder
     from ralm.retrieval.dense.search import check_encoder
 
@@ -235,7 +235,7 @@ def _query_encoder(
     wanted = named if options.init is None else replace(named, query_encoder=options.init)
     encoder = SentenceEncoder(wanted, device=device)
     if encoder.dimension != dimension:
-        raise OtherEncoderError(
+        raise FolderError(
             f"the index at {index.path} has vectors of {dimension} dimensions and {options.init} gives "
             f"{encoder.dimension}; {_ADVICE}"
         )

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.errors import DamagedFolderError, FolderError, NotAFolderOfThisKindError, UsageError
+from ralm.errors import DamagedFolderError, FolderError, UsageError
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
 from ralm.removed import removal_of
 from ralm.retrieval.index import Index, open_index
@@ -189,14 +189,14 @@ def split_documents(documents_E: Sequence[str], held_out: float, seed: int) -> t
 def is_signals(path: Path) -> bool:
     """Whether a path is a folder of signals; anything that ralm did not write is not.
 
-    Raises NotAFolderOfThisKindError if ralm wrote it, and it is of another kind.
+    Raises FolderError if ralm wrote it, and it is of another kind.
     """
     try:
         kind = kind_of(path)
     except FolderError:
         return False
     if kind != SIGNALS_KIND.name:
-        raise NotAFolderOfThisKindError(f"{path} is a ralm {kind}, not a ralm {SIGNALS_KIND}.")
+        raise FolderError(f"{path} is a ralm {kind}, not a ralm {SIGNALS_KIND}.")
     return True
 
 
@@ -204,7 +204,7 @@ def open_signals(path: Path | str, *more: Path | str) -> Signals:
     """Read a folder of signals, or several as one: those of several texts, say, or of two rounds of training.
 
     Folders that are read together are of the same index, language model, lengths and options of candidates; texts,
-    seeds, numbers of examples and retrievers may differ. Raises NotAFolderOfThisKindError, NewerFormatError or
+    seeds, numbers of examples and retrievers may differ. Raises FolderError or
     DamagedFolderError, and UsageError if folders do not go together, one is given twice, or one is of questions.
     """
     parts = [open_consistently(Path(one), partial(_open, Path(one))) for one in (path, *more)]

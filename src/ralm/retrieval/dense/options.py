@@ -196,7 +196,7 @@ def trained_for(name: str) -> str | None:
     """The fingerprint of the passage encoder that the query encoder in a folder was trained for; None if it was not
     trained for one, or is not a folder of ralm.
 
-    Raises DamagedFolderError if the folder was altered since it was trained, NewerFormatError.
+    Raises DamagedFolderError if the folder was altered since it was trained.
     """
     folder = Path(name)
     if not is_trained(folder):

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus.numbering import Numbering, hash_of_numbers, rising, union
-from ralm.errors import DamagedFolderError, ModelError, OtherEncoderError, UsageError
+from ralm.errors import DamagedFolderError, FolderError, ModelError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from ralm.retrieval.dense.build import keeps_vectors
@@ -62,7 +62,7 @@ class Dense:
     passages.
 
     `removed`: the rows (int64, rising), counted through all segments, whose passages were removed. `fingerprint`: a
-    hash that identifies the index; without one the vectors are hashed when `config` is read. Raises OtherEncoderError
+    hash that identifies the index; without one the vectors are hashed when `config` is read. Raises FolderError
     if the encoder's vectors have another length than those of the index, UsageError if an option is for another kind of
     index.
     """
@@ -78,7 +78,7 @@ class Dense:
     ) -> None:
         for index in vectors:
             if encoder.dimension != index.d:
-                raise OtherEncoderError(
+                raise FolderError(
                     f"the index has vectors of {index.d} dimensions and this encoder gives {encoder.dimension}; use "
                     "the encoder that the index was built with, or build it again with this one."
                 )
@@ -264,7 +264,7 @@ def _ordered(found: tuple[FloatArray, IntArray], k: int) -> tuple[IntArray, Floa
 
 
 def check_encoder(index: Path, encoder: Encoder, vectors: VectorSet, *, advice: str = _ADVICE) -> None:
-    """Raise OtherEncoderError if an encoder of queries does not match a set of vectors of an index.
+    """Raise FolderError if an encoder of queries does not match a set of vectors of an index.
 
     It matches if its weights and the way it reads a text are those that the index records. Weights that were trained
     for vectors of the same passage encoder match too. `advice` ends the message.
@@ -272,12 +272,12 @@ def check_encoder(index: Path, encoder: Encoder, vectors: VectorSet, *, advice: 
     is_same = encoder.query_fingerprint == vectors.query_fingerprint
     trained_for = getattr(encoder, "trained_for", None)
     if not is_same and trained_for is None:
-        raise OtherEncoderError(
+        raise FolderError(
             f"the index at {index} was built with another encoder than this one (its weights are "
             f"{vectors.query_fingerprint}, these {encoder.query_fingerprint}); {advice}"
         )
     if not is_same and trained_for != vectors.passage_fingerprint:
-        raise OtherEncoderError(
+        raise FolderError(
             f"this query encoder was trained for passages encoded by other weights ({trained_for}) than those of the "
             f"index at {index} ({vectors.passage_fingerprint}); {advice}"
         )
@@ -285,7 +285,7 @@ def check_encoder(index: Path, encoder: Encoder, vectors: VectorSet, *, advice: 
     for name, value in vectors.query_reading.items():
         own = reading.get(name, value) if isinstance(reading, dict) else value
         if own != value:
-            raise OtherEncoderError(
+            raise FolderError(
                 f"the index at {index} was built with another encoder than this one (the same weights, but "
                 f"{name.replace('_', ' ')} is {own!r} here and was {value!r} there); {advice}"
             )
