@@ -32,6 +32,7 @@ from ralm.corpus.splitting import Splitting, make_passages
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.parts import Parts
 from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, Passage, Passages
 from ralm.retrieval.build import build_index
@@ -107,7 +108,7 @@ def main() -> None:
         build_index(make_passages(corpus, Splitting(words=WORDS)), Path(folder) / "index")
         source = QuestionRetriever(FromRetriever.of_index(Path(folder) / "index"))
         found, planted = (
-            Answerer(model, prompt, one, reader=reader, options=options, control=given.control)
+            Answerer(model, prompt, one, parts=Parts(reader=reader), options=options, control=given.control)
             for one in (source, Planted(source))
         )
         copied = str(prompt.same_words(several=given.reader == "concatenation").text("", ())).strip()

@@ -45,6 +45,7 @@ from ralm.lm.registry import load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixture import mix
+from ralm.reading.parts import Parts
 from ralm.records import DoubleArray, FloatArray, Hits, IntArray, Passage, Passages
 from ralm.terminal import no_progress
 
@@ -93,7 +94,7 @@ class Task:
         """The prompts of the questions."""
         hits, passages = self.find(self.questions, READER.hits)
         shown = [(one, [passages[int(one.id)]]) for one in self.shown]
-        builder = PromptBuilder(PROMPT, model.tokenizer, room_for_prompts(model, OPTIONS), READER, shown)
+        builder = PromptBuilder(PROMPT, model.tokenizer, room_for_prompts(model, OPTIONS), Parts(reader=READER), shown)
         return [builder.build(one, hits.of(row), passages) for row, one in enumerate(self.questions)]
 
 
@@ -157,7 +158,13 @@ def measured(name: str, case: str, task: Task, model: WritingModel, library: Pre
     asked = task.asked(model)
     begin = time.process_time()
     rows = evaluate_questions(
-        task.questions, model, PROMPT, source=task, reader=READER, demonstrations=task.shown, options=OPTIONS
+        task.questions,
+        model,
+        PROMPT,
+        source=task,
+        parts=Parts(reader=READER),
+        demonstrations=task.shown,
+        options=OPTIONS,
     ).rows
     seconds = (time.process_time() - begin) / len(rows)
     golds = [model.tokenizer.encode(PROMPT.format_answer(one.answers[0])) for one in task.questions]

@@ -28,6 +28,7 @@ from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.registry import Dtype, ModelOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter
+from ralm.reading.parts import Parts
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, IntArray, Passage
@@ -142,7 +143,7 @@ def ensemble(
         top_p=0.95 if sampled else 1.0,
     )
     source = FromRetriever(ChangingHits(case.changed), passages, config={}) if case.documents else None
-    writer = TokenWriter(model, options, source, reader=Ensemble(documents=max(1, case.documents)))
+    writer = TokenWriter(model, options, source, parts=Parts(reader=Ensemble(documents=max(1, case.documents))))
     for shift in range(case.prompts):
         writer.add(np.roll(prompt, shift))
     return writer.step

@@ -33,6 +33,7 @@ from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reranker
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments
@@ -113,7 +114,7 @@ def rerank_strides(index: Index, encoder_name: str, strides: int) -> None:
     }
     for name, reranker in rerankers.items():
         begin = time.perf_counter()
-        evaluate_text(text, model, PlanOptions(), source=source, reranker=reranker, limit_tokens=tokens)
+        evaluate_text(text, model, PlanOptions(), source=source, parts=Parts(reranker=reranker), limit_tokens=tokens)
         seconds[name] = time.perf_counter() - begin
         print(f"{name:<28}{1000 * seconds[name] / strides:>15.1f}")
     choosing = {name: seconds[name] - seconds["none"] for name in ("zero-shot", "cross-encoder")}

@@ -29,6 +29,7 @@ from ralm.lm.registry import ModelOptions, load_local_model
 from ralm.lm.tokenizer import has_chat_template
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.parts import Parts
 from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, Passage
 
@@ -85,7 +86,7 @@ def main() -> None:
     reader = Ensemble(documents=args.k) if args.reader == "ensemble" else Concatenation(documents=args.k)
     prompt = open_prompt("chat" if has_chat_template(loaded.tokenizer) else "replug")
     cold, warm = (
-        Answerer(model, prompt, source, reader=reader, options=AnswerOptions(new_tokens=1), measured=False)
+        Answerer(model, prompt, source, parts=Parts(reader=reader), options=AnswerOptions(new_tokens=1), measured=False)
         for model in (without, loaded)
     )
     rows = []

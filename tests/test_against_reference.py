@@ -14,6 +14,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromFile
@@ -159,6 +160,6 @@ def test_golden_reranking(method: Method, name: str) -> None:
     numbers_QK, passages = golden.candidates(16)
     hits = Hits(numbers_QK=numbers_QK, scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
     reranker = RerankOptions(method=method).reranker()
-    scored = score_text(golden.prepared, golden.model, hits, passages, reranker=reranker)
+    scored = score_text(golden.prepared, golden.model, hits, passages, Parts(reranker=reranker))
     golden.check(scored, name)
     golden.check_chosen(scored, name, numbers_QK)

@@ -1,11 +1,8 @@
 """Requirements, the lock, the environment that tests run in, and what is said of calls that do not fit a library."""
 
 import ast
-import re
-import subprocess
 import sys
 import tomllib
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ralm import environment
-from ralm.errors import LibraryWarning, ModelError
-from ralm.lm.local.loading import loading_errors
-from tools import lock, python_version
+from tools import lock
 
 
 @pytest.mark.locked
@@ -40,58 +34,6 @@ def test_the_lock_has_every_package_that_is_declared_in_an_allowed_version() -> 
     for one in declared():
         versions = locked[canonicalize_name(one.name)]
         assert all(one.specifier.contains(each) for each in versions), (one, versions)
-
-
-def test_the_lock_is_a_file_of_constraints_with_its_date_and_its_pythons() -> None:
-    lines = lock.LOCK.read_text(encoding="utf-8").splitlines()
-    first, last = lock.supported_pythons()
-    assert re.fullmatch(
-        r"# A constraints file of pip, written by `make lock` on \d{4}-\d\d-\d\d; do not edit\.", lines[1]
-    )
-    assert lines[2] == f"# Python: {first} to {last}"
-    for line in lines[3:]:
-        one = Requirement(line)
-        assert [bound.operator for bound in one.specifier] == ["=="], line
-        assert not one.extras, "pip rejects extras in constraints"
-
-
-def test_the_pythons_are_stated_alike() -> None:
-    first, last = lock.supported_pythons()
-    assert tuple(tuple(map(int, one.split("."))) for one in (first, last)) == (
-        python_version.FIRST,
-        python_version.LAST,
-    )
-
-
-def test_another_python_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "import sys; sys.version_info = (3, 10, 1); exec(open('tools/python_version.py').read())"
-    ended = subprocess.run([sys.executable, "-c", script], cwd=lock.ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert ended.stderr == (
-        f"ralm needs Python 3.11 to 3.14, and {sys.executable} is Python 3.10: "
-        "use `make PYTHON=/path/to/another ...`.\n"
-    )
-
-
-def test_what_the_newest_versions_are_installed_from_has_no_upper_bounds() -> None:
-    lines = {canonicalize_name(Requirement(line).name): Requirement(line) for line in lock.unbounded()}
-    assert lines.keys() >= {canonicalize_name(one.name) for one in declared()}
-    assert not [line for line in lines.values() if any(bound.operator.startswith("<") for bound in line.specifier)]
-    assert str(lines[canonicalize_name("transformers")].specifier).startswith(">=")
-
-
-def test_a_call_that_does_not_fit_names_the_version() -> None:
-    with pytest.warns(
-        LibraryWarning, match=rf"It failed\. The call does not fit pyarrow {version('pyarrow')}: this is"
-    ):
-        environment.warn_of_mismatch("pyarrow", "It failed")
-
-
-def test_an_error_of_a_library_names_the_version() -> None:
-    with pytest.raises(ModelError) as raised, loading_errors("model", "x"):
-        raise TypeError("forward() got an unexpected keyword argument 'cache'")
-    assert "forward() got an unexpected keyword" in str(raised.value)
-    assert f"TypeError with transformers {version('transformers')}:" in str(raised.value)
 
 
 ROOT = Path(__file__).parents[1]

@@ -13,6 +13,7 @@ from ralm.protocols import Documents, Rows
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
 from ralm.reading.mixers import PosteriorWeights
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
@@ -85,16 +86,16 @@ def model() -> CountingModel:
 
 
 def evaluated(**parts: Any) -> None:
-    evaluate_text(TEXT, model(), PLAN, source=source(), **parts)
+    evaluate_text(TEXT, model(), PLAN, source=source(), parts=Parts(**parts))
 
 
 def generated(**parts: Any) -> None:
-    list(generate("a b b", model(), WRITING, source(), **parts))
+    list(generate("a b b", model(), WRITING, source(), Parts(**parts)))
 
 
 def test_they_work_in_evaluation_and_generation() -> None:
     reads = model()
-    evaluation = evaluate_text(TEXT, reads, PLAN, source=source(), reranker=Shortest(), reader=Sources())
+    evaluation = evaluate_text(TEXT, reads, PLAN, source=source(), parts=Parts(reader=Sources(), reranker=Shortest()))
     provenance = evaluation.reading.scored.provenance
     assert provenance is not None
     with_passages = provenance.passages_TK[:, 0] != NO_PASSAGE
@@ -105,40 +106,18 @@ def test_they_work_in_evaluation_and_generation() -> None:
     spelt = [reads.tokenizer.decode(tokens) for tokens in reads.reads]
     assert {text.startswith("source : ") for text in spelt} == {True, False}, "the first stride has none"
     writes = model()
-    pieces = list(generate("a b c b", writes, WRITING, source(), reranker=Shortest(), reader=Sources()))
+    pieces = list(generate("a b c b", writes, WRITING, source(), Parts(reader=Sources(), reranker=Shortest())))
     assert pieces[0].tokens[0].passages_K.tolist() == [3, 4]
     assert all(writes.tokenizer.decode(read).startswith("source : ") for read in writes.reads[:2])
 
 
 def test_a_mixer_weighs_the_passages_of_an_own_reader() -> None:
-    @dataclass(frozen=True)
-    class Mixed(Sources):
-        mixer = Recent()
-        config = {"reader": "mixed", "mixer": Recent.config}  # noqa: RUF012
+    def scored(**parts: Any) -> Any:
+        return evaluate_text(TEXT, model(), PLAN, source=source(), parts=Parts(**parts)).reading.scored.log_probs_T
 
-    reader = CountingModel(WordTokenizer("abcdefgh"))
-    mixed, plain = (
-        evaluate_text(TEXT, reader, PLAN, source=source(), reader=one).reading.scored for one in (Mixed(), Sources())
-    )
-    same = PosteriorWeights(eta=1, decay=1e6, evidence=2)
-    assert (mixed.log_probs_T != plain.log_probs_T).any()
-    both, ours = (
-        evaluate_text(
-            TEXT, reader, PLAN, source=source(), reader=Ensemble(documents=2, temperature=1e6, mixer=mixer)
-        ).reading.scored
-        for mixer in (Recent(), same)
-    )
-    np.testing.assert_allclose(both.log_probs_T, ours.log_probs_T, atol=1e-4)
-
-
-def test_a_mixer_that_no_run_would_record() -> None:
-    @dataclass(frozen=True)
-    class Unrecorded(Sources):
-        mixer = Recent()
-
-    for use in (evaluated, generated):
-        with pytest.raises(PartError, match="Unrecorded has a mixer, whose `config` is not in its own: add it under"):
-            use(reader=Unrecorded())
+    assert (scored(reader=Sources(), mixer=Recent()) != scored(reader=Sources())).any()
+    ensemble, same = Ensemble(documents=2, temperature=1e6), PosteriorWeights(eta=1, decay=1e6, evidence=2)
+    np.testing.assert_allclose(scored(reader=ensemble, mixer=Recent()), scored(reader=ensemble, mixer=same), atol=1e-4)
 
 
 def test_evidence_that_a_long_prompt_prefix_would_push_out_is_rejected() -> None:
@@ -146,15 +125,12 @@ def test_evidence_that_a_long_prompt_prefix_would_push_out_is_rejected() -> None
     class Long(Sources):
         """Reads more tokens than `document_tokens`."""
 
-        mixer = Recent()
-        config = {"reader": "long", "mixer": Recent.config}  # noqa: RUF012
-
         def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
             long_N = np.ones(PLAN.max_length - PLAN.stride - 1, dtype=np.int64)
             return [replace(one, tokens=long_N) for one in super().prompt_prefixes(hits, documents)]
 
     with pytest.raises(UsageError, match=f"the {PLAN.stride + 2} that must follow them do not fit into `max_length`"):
-        evaluated(reader=Long())
+        evaluated(reader=Long(), mixer=Recent())
 
 
 @dataclass(frozen=True)
@@ -182,7 +158,7 @@ class Given:
 )
 def test_a_mixer_that_breaks_its_contract(use: Any, weights: Any, message: str) -> None:
     with pytest.raises(PartError, match=f"^the mixer Given {message}.*; see `Mixer` for what it should give"):
-        use(reader=Ensemble(documents=2, mixer=Given(weights)))
+        use(reader=Ensemble(documents=2), mixer=Given(weights))
 
 
 @dataclass(frozen=True)

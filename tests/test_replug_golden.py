@@ -13,6 +13,7 @@ from ralm.protocols import Reader
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromFile
@@ -82,7 +83,7 @@ def test_every_log_probability(model: Scorer, case: str, name: str) -> None:
     else:
         source = FromFile(read_retrieval_file(folder / reading["retrieved"]), config={})
         hits, passages = source.find(prepared, model.tokenizer, reader.hits)
-        scored = score_text(prepared, model, hits, passages, reader)
+        scored = score_text(prepared, model, hits, passages, Parts(reader=reader))
     assert len(scored) == prepared.plan.counted_tokens == expected["targets"]
     assert scored.nll == pytest.approx(expected["nll"], rel=1e-6)
     rounding = 1e-4 if torch.cuda.is_available() else 1e-5

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from benchmarks.api.material import Material, percent
 from ralm.reading.ensemble import Ensemble
-from ralm.reading.in_context import CheckedReader, stride_request
+from ralm.reading.in_context import stride_request
 from ralm.reading.mixers import SimilarityWeights, UniformWeights
 from ralm.reading.mixture import mix
+from ralm.reading.parts import Parts
 from ralm.reading.sampling import GenerationOptions, draw_token
 from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, NO_READINGS, FloatArray, IntArray, NextTokens, Readings, Request
@@ -53,7 +54,7 @@ def likeliest(log_probs_KV: FloatArray, count: int) -> NextTokens:
     return NextTokens(np.take_along_axis(log_probs_KV, tokens_KC, axis=1), tokens_KC)
 
 
-def greedy_steps(material: Material, prompt: IntArray, reader: Ensemble, options: GenerationOptions) -> Iterator[Step]:
+def greedy_steps(material: Material, prompt: IntArray, parts: Parts, options: GenerationOptions) -> Iterator[Step]:
     """The steps of greedy generation behind a prompt, with whole predictions."""
     model, source, text = material.model, material.source, prompt
     documents = PassageDocuments(source.passages, model.tokenizer, options.document_tokens, options.bos)
@@ -62,8 +63,8 @@ def greedy_steps(material: Material, prompt: IntArray, reader: Ensemble, options
     for written in range(options.new_tokens):
         if written % options.stride == 0:
             query = model.tokenizer.decode(text[-options.query_tokens :])
-            hits = retrieve_checked(source.retriever, [query], reader.hits, len(source.passages)).of(0)
-            readings = CheckedReader.of(reader).readings(hits, documents)
+            hits = retrieve_checked(source.retriever, [query], parts.hits, len(source.passages)).of(0)
+            readings = parts.readings(hits, documents)
         given = continuations.next_tokens([np.concatenate([prompt_prefix.tokens, text]) for prompt_prefix in readings])
         step = Step(given.log_probs_BC, readings)
         yield step
@@ -79,9 +80,9 @@ def certified_table(
     given = material.prompts(prompts)
     for mixer in (SimilarityWeights(), UniformWeights()):
         for documents in several:
-            reader = Ensemble(documents=documents, mixer=mixer)
+            parts = Parts(reader=Ensemble(documents=documents), mixer=mixer)
             counts = (*LISTED, material.model.vocabulary)
-            steps = (step for prompt in given for step in greedy_steps(material, prompt, reader, GREEDY))
+            steps = (step for prompt in given for step in greedy_steps(material, prompt, parts, GREEDY))
             drawn_SC2 = np.array([[step.drawn(count) for count in counts] for step in steps])
             found = dict(zip(counts, drawn_SC2.swapaxes(0, 1), strict=True))
             yield {

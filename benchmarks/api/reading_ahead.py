@@ -8,6 +8,7 @@ from benchmarks.api.material import Material, asked_model
 from ralm.lm.api.model import ApiContinuations, ApiModel
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter
+from ralm.reading.parts import Parts
 from ralm.reading.sampling import GenerationOptions
 from ralm.records import IntArray, TextsAhead
 
@@ -36,7 +37,7 @@ def written(
     """The tokens that are written behind each prompt, one prompt after the other."""
     found = []
     for prompt in prompts:
-        writer = TokenWriter(model, options, material.source, reader=reader)
+        writer = TokenWriter(model, options, material.source, parts=Parts(reader=reader))
         writer.add(prompt)
         found.append([token.token for step in iter(writer.step, []) for _, token in step])
     return found

@@ -12,6 +12,7 @@ from ralm.lm.api.model import ApiModel
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Tokenizer
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.parts import Parts
 from ralm.reading.plan import Windows
 from ralm.reading.score import score_text
 from ralm.records import FloatArray, ScoringSequence
@@ -41,7 +42,7 @@ def planned(
     hits, passages = material.source.find(prepared, material.model.tokenizer, documents)
     model = Passes(material.model.tokenizer, prepared.plan.options.max_length)
     scorer = Scorer(model)
-    score_text(prepared, scorer, hits, passages, Ensemble(documents=documents))
+    score_text(prepared, scorer, hits, passages, Parts(reader=Ensemble(documents=documents)))
     counts: dict[str, object] = {
         "windows": windows,
         "strides": len(prepared.plan),

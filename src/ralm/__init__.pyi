@@ -92,6 +92,7 @@ from .reading.mixers import (
     SimilarityWeights as SimilarityWeights,
     UniformWeights as UniformWeights,
 )
+from .reading.parts import Parts as Parts
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
 from .reading.sampling import GenerationOptions as GenerationOptions
 from .reading.sources import FromFile as FromFile, FromRetriever as FromRetriever, open_source as open_source

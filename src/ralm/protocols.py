@@ -312,12 +312,11 @@ class Documents(Protocol):
 
 
 class Reader(Protocol):
-    """Decides what the model reads before each row's context: which passages, in which layout, with which weights.
+    """Decides what the model reads before each row's context: which passages, in which layout, with which scores.
 
     If there are several prompt prefixes, the model reads the row once after each prompt prefix, and the distributions
     are averaged (REPLUG, Eq. 2). An optional attribute `joined` is the largest number of passages in one prompt prefix
-    (default 1), so that lengths that cannot fit are rejected before retrieval. An optional attribute `mixer` is the
-    `Mixer` that changes the weights of the average; `config` then holds that of the mixer under the key `mixer`.
+    (default 1), so that lengths that cannot fit are rejected before retrieval.
     """
 
     @property
@@ -339,7 +338,7 @@ class Reader(Protocol):
 class Mixer(Protocol):
     """A function that weighs the K readings of a row; the average of their predictions predicts the text.
 
-    A mixer belongs to a reader: `Ensemble(mixer=...)`, or the attribute `mixer` of your own.
+    `Parts` has it beside the reader.
     """
 
     @property

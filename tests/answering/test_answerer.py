@@ -20,6 +20,7 @@ from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
+from ralm.reading.parts import Parts
 from ralm.reading.sources import FromRetriever
 from ralm.records import Passage
 from tests.cli.program import failed, ralm
@@ -94,8 +95,8 @@ def prompts_of(
 def test_what_each_passage_gave_is_what_the_plain_loop_says(
     model: WritingModel, source: QuestionRetriever, question: str
 ) -> None:
-    reader = Ensemble(documents=2, mixer=UniformWeights())
-    [answer] = Answerer(model, PROMPT, source, reader=reader, options=AnswerOptions(new_tokens=5)).answers([question])
+    parts = Parts(reader=Ensemble(documents=2), mixer=UniformWeights())
+    [answer] = Answerer(model, PROMPT, source, parts=parts, options=AnswerOptions(new_tokens=5)).answers([question])
     (without, *prompts), numbers = prompts_of(model, source, question, 2)
     assert len(numbers) == 2
     log_probs_KT = forced(model, prompts, answer)
@@ -113,7 +114,9 @@ def test_what_each_passage_gave_is_what_the_plain_loop_says(
 
 
 def test_a_stream_is_the_same_answer(model: WritingModel, source: QuestionRetriever) -> None:
-    answerer = Answerer(model, PROMPT, source, reader=Ensemble(documents=2), options=AnswerOptions(new_tokens=12))
+    answerer = Answerer(
+        model, PROMPT, source, parts=Parts(reader=Ensemble(documents=2)), options=AnswerOptions(new_tokens=12)
+    )
     together = list(answerer.answers(QUESTIONS))
     for question, whole in zip(QUESTIONS, together, strict=True):
         stream = answerer.stream(question)
@@ -140,7 +143,7 @@ def test_unrelated_passages_are_the_control(model: WritingModel, source: Questio
     passages = [*source.source.passages, Passage(3, "other", "Other", "Rain falls.")]
     four = QuestionRetriever(FromRetriever(source.source.retriever, passages))
     reader = Concatenation(documents=2)
-    answerer = Answerer(model, PROMPT, four, reader=reader, options=options, control=True)
+    answerer = Answerer(model, PROMPT, four, parts=Parts(reader=reader), options=options, control=True)
     [answer] = answerer.answers(QUESTIONS[1:2])
     found = {one.passage.number for one in answer.sources}
     builder = PromptBuilder(PROMPT, model.tokenizer, room_for_prompts(model, options))
@@ -158,14 +161,14 @@ def test_unrelated_passages_are_the_control(model: WritingModel, source: Questio
     np.testing.assert_allclose(again.control_T, answer.control_T, atol=1e-3)
     assert [one.known for one in again.sources] == [one.known for one in answer.sources]
     with pytest.raises(UsageError, match="reads 2 passages beside those that were found, and there are 1"):
-        Answerer(model, PROMPT, source, reader=reader, control=True).given(QUESTIONS[1], "whales")
+        Answerer(model, PROMPT, source, parts=Parts(reader=reader), control=True).given(QUESTIONS[1], "whales")
     with pytest.raises(UsageError, match="nothing is measured"):
         Answerer(model, PROMPT, source, measured=False, control=True)
 
 
 def test_words_of_the_instruction_credit_nobody(model: WritingModel, source: QuestionRetriever) -> None:
     prompt = open_prompt("in-context-ralm")
-    answerer = Answerer(model, prompt, source, reader=Concatenation(documents=2))
+    answerer = Answerer(model, prompt, source, parts=Parts(reader=Concatenation(documents=2)))
     for copied in ("Based on these texts, answer these questions:", QUESTIONS[0]):
         answer = answerer.given(QUESTIONS[0], copied)
         assert {one.known for one in answer.sources} == {"retrieved"}, copied

@@ -25,6 +25,7 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.sources import QuestionRetriever
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
+from ralm.reading.parts import Parts
 from ralm.reading.provenance import TracedText
 from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
@@ -125,9 +126,9 @@ def test_an_answer_cites_the_passage_that_its_words_come_from() -> None:
     passages = [Passage(0, "a", "", "where " + "paris " * 12), Passage(1, "b", "", "where else is it")]
     model = CountingModel(WordTokenizer(), vocabulary=30, max_length=100)
     source = QuestionRetriever(FromRetriever(SharedWordsRetriever(passages), passages))
-    reader = Ensemble(documents=2, mixer=UniformWeights())
+    parts = Parts(reader=Ensemble(documents=2), mixer=UniformWeights())
     options = AnswerOptions(new_tokens=4, stop=())
-    [answer] = Answerer(model, open_prompt("replug"), source, reader=reader, options=options).answers(["where is it"])
+    [answer] = Answerer(model, open_prompt("replug"), source, parts=parts, options=options).answers(["where is it"])
     [found] = citations(answer.text)
     assert answer.answer.text.split() == ["paris"] * 4
     assert found.passage.document_id == "a"

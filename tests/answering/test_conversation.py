@@ -15,12 +15,13 @@ from ralm.errors import ChatError, UsageError
 from ralm.lm.api.tokenizers import PlainTokenizer
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import Reader, WritingModel
+from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
-from ralm.reading.in_context import InContext
 from ralm.reading.mixers import UniformWeights
+from ralm.reading.parts import Parts
 from ralm.reading.sampling import GenerationOptions
+from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.records import Message, Passage
 from ralm.reranking.oracle import Oracle
@@ -85,17 +86,17 @@ def log_probs(model: WritingModel, prompt: list[int], answer: SourcedAnswer) -> 
 
 
 @pytest.mark.parametrize(
-    ("reader", "prompt_prefixes"),
+    ("parts", "prompt_prefixes"),
     [
-        (InContext(), [[1]]),
-        (Ensemble(documents=2, mixer=UniformWeights()), [[1], [2]]),
-        (Concatenation(documents=2), [[1, 2]]),
+        (IN_CONTEXT, [[1]]),
+        (Parts(reader=Ensemble(documents=2), mixer=UniformWeights()), [[1], [2]]),
+        (Parts(reader=Concatenation(documents=2)), [[1, 2]]),
     ],
 )
 def test_an_answer_in_a_conversation_is_that_of_the_plain_loop(
-    folder: Path, model: WritingModel, source: QuestionRetriever, reader: Reader, prompt_prefixes: list[list[int]]
+    folder: Path, model: WritingModel, source: QuestionRetriever, parts: Parts, prompt_prefixes: list[list[int]]
 ) -> None:
-    stream = Answerer(model, PROMPT, source, reader=reader, options=OPTIONS).stream(Conversation(SAID))
+    stream = Answerer(model, PROMPT, source, parts=parts, options=OPTIONS).stream(Conversation(SAID))
     text = "".join(piece.text for piece in stream)
     answer = stream.with_sources()
     assert answer.answer.text == text
@@ -121,7 +122,9 @@ def test_passages_of_one_prompt_share_the_credit_as_an_ensemble_would(
     folder: Path, model: WritingModel, source: QuestionRetriever
 ) -> None:
     reader = Concatenation(documents=2)
-    [answer] = Answerer(model, PROMPT, source, reader=reader, options=OPTIONS).answers([Conversation(SAID)])
+    [answer] = Answerer(model, PROMPT, source, parts=Parts(reader=reader), options=OPTIONS).answers(
+        [Conversation(SAID)]
+    )
     log_probs_KT = np.stack(
         [log_probs(model, prompt_ids(folder, SAID, [number], several=True), answer) for number in (1, 2)]
     )

@@ -16,6 +16,8 @@ from ralm.answering.sources import GivenPassages
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.parts import Parts
+from ralm.reading.score import IN_CONTEXT
 from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.storage.manifest import read_manifest
 from tests.cli.program import failed, ralm
@@ -38,10 +40,8 @@ def test_a_row_is_what_an_evaluation_with_so_many_passages_gives(model: WritingM
     for row in rows:
         number = row["documents"]
         source = SOURCE if number else None
-        reader = several_in_context(number) if number else None
-        alone: Any = evaluate_questions(
-            QUESTIONS, model, PROMPT, source=source, reader=reader, options=OPTIONS
-        ).summary()
+        parts = several_in_context(number) if number else IN_CONTEXT
+        alone: Any = evaluate_questions(QUESTIONS, model, PROMPT, source=source, parts=parts, options=OPTIONS).summary()
         for metric in ("exact_match", "f1", "gold_log_prob"):
             low, high = alone[f"{metric}_interval"]
             assert (row[metric], row[f"{metric}_low"], row[f"{metric}_high"]) == pytest.approx(
@@ -52,9 +52,9 @@ def test_a_row_is_what_an_evaluation_with_so_many_passages_gives(model: WritingM
 
 
 def test_the_folder_has_the_table_and_the_plot(model: WritingModel, tmp_path: Path) -> None:
-    ensembles: Any = lambda number: Ensemble(documents=number)  # noqa: E731
+    ensembles: Any = lambda number: Parts(reader=Ensemble(documents=number))  # noqa: E731
     curve = run_curve(
-        tmp_path / "out", [0, 1, 3], QUESTIONS, model, PROMPT, SOURCE, reader_of=ensembles, options=OPTIONS
+        tmp_path / "out", [0, 1, 3], QUESTIONS, model, PROMPT, SOURCE, parts_of=ensembles, options=OPTIONS
     )
     with (tmp_path / "out" / "curve.csv").open() as table:
         written = list(csv.DictReader(table))

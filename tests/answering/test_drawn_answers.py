@@ -18,6 +18,7 @@ from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.errors import UsageError
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
+from ralm.reading.parts import Parts
 from ralm.records import FloatArray, IntArray, NextTokens, Passage, ScoringSequence
 from ralm.storage.store import Store
 from tests.cli.program import failed, ralm
@@ -65,7 +66,7 @@ class Letters:
 
 
 def asked(documents: int = 3, questions: Sequence[Question] = QUESTIONS) -> list[QuestionInput]:
-    builder = PromptBuilder(PROMPT, Bytes(), 300, Ensemble(documents=documents))
+    builder = PromptBuilder(PROMPT, Bytes(), 300, Parts(reader=Ensemble(documents=documents)))
     hits = [(number, 1.0 - number) for number in range(3)]
     return [builder.build(one, hits, PASSAGES) for one in questions]
 
@@ -127,7 +128,7 @@ def test_other_prompts_draw_independently() -> None:
 def test_the_equal_prompts_of_one_question_answer_alike() -> None:
     """Two passages with the same text make equal prompts; a third answers for itself."""
     same = [Passage(0, "0", "", "Hill."), Passage(1, "1", "", "Hill."), Passage(2, "2", "", "Hull.")]
-    one = PromptBuilder(PROMPT, Bytes(), 300, Ensemble(documents=3, mixer=UniformWeights())).build(
+    one = PromptBuilder(PROMPT, Bytes(), 300, Parts(reader=Ensemble(documents=3), mixer=UniformWeights())).build(
         QUESTIONS[0], [(number, 0.0) for number in range(3)], same
     )
     options = AnswerOptions(new_tokens=12, temperature=1.0, stop=("-",), join="answers")

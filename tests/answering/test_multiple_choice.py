@@ -20,10 +20,11 @@ from ralm.answering.questions import ChoiceQuestion
 from ralm.answering.run import run_choices, run_questions
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import Reader, WritingModel
+from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
+from ralm.reading.parts import Parts
 from ralm.reading.sources import FromRetriever
 from ralm.reranking.lexical import ends_of, shared_words, spaced
 from tests.answering.given import PASSAGES, Given, order_for
@@ -43,9 +44,9 @@ SHOWN = [
 ]
 LETTER, BARE = open_prompt("replug-choice"), open_prompt("replug")
 READERS = [
-    Ensemble(documents=3, temperature=2),
-    Ensemble(documents=2, mixer=UniformWeights()),
-    Concatenation(documents=2),
+    Parts(reader=Ensemble(documents=3, temperature=2)),
+    Parts(reader=Ensemble(documents=2), mixer=UniformWeights()),
+    Parts(reader=Concatenation(documents=2)),
 ]
 
 
@@ -65,7 +66,7 @@ def plain_log_probs(
     return total, len(tokens)
 
 
-def plain_prompts(question: ChoiceQuestion, reader: Reader, *, letters: bool) -> tuple[list[str], list[float]]:
+def plain_prompts(question: ChoiceQuestion, parts: Parts, *, letters: bool) -> tuple[list[str], list[float]]:
     """The prompts of a question with the passages of `Given`, written out, and their weights."""
 
     def asked(one: ChoiceQuestion, texts: Sequence[str]) -> str:
@@ -80,34 +81,34 @@ def plain_prompts(question: ChoiceQuestion, reader: Reader, *, letters: bool) ->
     before = "".join(
         f"{asked(one, found(one, 1))} {'ABCD'[one.gold] if letters else one.choices[one.gold]}\n\n" for one in shown
     )
-    texts = found(question, reader.hits)
-    if isinstance(reader, Concatenation):
+    texts = found(question, parts.hits)
+    if isinstance(parts.reader, Concatenation):
         return [before + asked(question, texts)], [1.0]
-    uniform = isinstance(getattr(reader, "mixer", None), UniformWeights)
+    uniform = isinstance(parts.mixer, UniformWeights)
     weights = np.ones(len(texts)) if uniform else np.exp((3 - np.arange(3.0)) / 2)
     return [before + asked(question, [text]) for text in texts], (weights / weights.sum()).tolist()
 
 
-def chosen(model: WritingModel, prompt: QuestionPrompt, reader: Reader, score: Any) -> ChoiceEvaluation:
+def chosen(model: WritingModel, prompt: QuestionPrompt, parts: Parts, score: Any) -> ChoiceEvaluation:
     return evaluate_choices(
         QUESTIONS,
         model,
         prompt,
         source=Given(),
-        reader=reader,
+        parts=parts,
         demonstrations=SHOWN,
         options=ChoiceOptions(score=score),
         baseline=True,
     )
 
 
-@pytest.mark.parametrize("reader", READERS, ids=lambda reader: str(reader.config["reader"]))
+@pytest.mark.parametrize("parts", READERS, ids=lambda parts: type(parts.reader).__name__)
 @pytest.mark.parametrize("score", ["letter", "text"])
-def test_choices_are_those_of_the_plain_loop(model: WritingModel, reader: Reader, score: str) -> None:
+def test_choices_are_those_of_the_plain_loop(model: WritingModel, parts: Parts, score: str) -> None:
     letters = score == "letter"
-    evaluation = chosen(model, LETTER if letters else BARE, reader, score)
+    evaluation = chosen(model, LETTER if letters else BARE, parts, score)
     for row in evaluation.rows:
-        prompts, weights = plain_prompts(row.question, reader, letters=letters)
+        prompts, weights = plain_prompts(row.question, parts, letters=letters)
         texts = ["A", "B", "C", "D"][: len(row.question.choices)] if letters else row.question.choices
         found = [plain_log_probs(model, prompts, weights, f" {text}") for text in texts]
         worths = np.array([total if letters else total / tokens for total, tokens in found])
@@ -132,10 +133,10 @@ def test_the_retriever_is_asked_with_question_and_choices(model: WritingModel) -
 
 
 def test_the_shares_of_passages_are_those_of_what_was_chosen(model: WritingModel) -> None:
-    reader = Ensemble(documents=3, temperature=2)
-    [row, *_] = chosen(model, LETTER, reader, "letter").rows
+    parts = Parts(reader=Ensemble(documents=3, temperature=2))
+    [row, *_] = chosen(model, LETTER, parts, "letter").rows
     assert row.choice.chosen is not None
-    prompts, weights = plain_prompts(row.question, reader, letters=True)
+    prompts, weights = plain_prompts(row.question, parts, letters=True)
     letter = " " + "ABC"[row.choice.chosen]
     joint = [w * np.exp(plain_log_probs(model, [p], [1.0], letter)[0]) for p, w in zip(prompts, weights, strict=True)]
     for passage, share in zip(row.passages, joint / np.sum(joint), strict=True):
@@ -143,7 +144,7 @@ def test_the_shares_of_passages_are_those_of_what_was_chosen(model: WritingModel
 
 
 def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
-    evaluation = chosen(model, LETTER, Ensemble(documents=2), "letter")
+    evaluation = chosen(model, LETTER, Parts(reader=Ensemble(documents=2)), "letter")
     summary: Any = evaluation.summary()
     right = np.array([float(row.choice.right) for row in evaluation.rows])
     closed = np.array([float(row.closed.right) for row in evaluation.rows if row.closed])
@@ -200,7 +201,7 @@ def test_written_letters_add_up(model: WritingModel, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patched:
         patched.setattr(multiple_choice, "answer_all", answer_all)
-        rows = chosen(model, LETTER, Ensemble(documents=2), "generated").rows
+        rows = chosen(model, LETTER, Parts(reader=Ensemble(documents=2)), "generated").rows
     assert [row.choice.chosen for row in rows] == [0, None, 3]
     assert [row.choice.right for row in rows] == [True, False, True]
     assert [row.choice.answer for row in rows] == ["(A)", "", "d"]
@@ -215,7 +216,7 @@ def test_brier_score_by_hand() -> None:
 
 
 def test_written_letters_of_a_model(model: WritingModel) -> None:
-    evaluation = chosen(model, LETTER, Ensemble(documents=2), "generated")
+    evaluation = chosen(model, LETTER, Parts(reader=Ensemble(documents=2)), "generated")
     summary: Any = evaluation.summary()
     assert summary["no_choice"] == sum(row.choice.chosen is None for row in evaluation.rows)
     assert not {"brier_score", "gold_log_prob"} & summary.keys(), "nothing is known of them"
@@ -314,7 +315,7 @@ def test_an_impossible_right_choice_leaves_out_its_logarithm(model: WritingModel
     assert summary["brier_score"] == 2
 
 
-ASKED: Any = {"source": Given(), "reader": Ensemble(documents=2), "baseline": True}
+ASKED: Any = {"source": Given(), "parts": Parts(reader=Ensemble(documents=2)), "baseline": True}
 
 
 @pytest.mark.parametrize(

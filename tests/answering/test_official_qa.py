@@ -15,6 +15,7 @@ from ralm.answering.questions import Question, read_questions
 from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
+from ralm.reading.parts import Parts
 from ralm.records import Passage
 from tests.shared_data import shared
 
@@ -50,7 +51,7 @@ def test_as_the_official_evaluation(name: str, documents: int, model: WritingMod
     room = room_for_prompts(model, options)
     assert room == expected["settings"]["input_limit"]
     builder = PromptBuilder(
-        prompt, model.tokenizer, room, Concatenation(documents=max(1, documents)), semantics="official"
+        prompt, model.tokenizer, room, Parts(reader=Concatenation(documents=max(1, documents))), semantics="official"
     )
     asked = [asked_as_published(builder, question, documents)[0] for question in questions]
     compared = 0

@@ -23,6 +23,7 @@ from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
+from ralm.reading.parts import Parts
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray
 from ralm.reranking.lexical import ends_of, shared_words, spaced
@@ -47,7 +48,7 @@ def next_log_probs(model: WritingModel, tokens: IntArray) -> FloatArray:
 def test_an_ensemble_answers_token_by_token_as_the_plain_loop(model: WritingModel) -> None:
     options = AnswerOptions(new_tokens=5)
     builder = PromptBuilder(
-        PROMPT, model.tokenizer, room_for_prompts(model, options), Ensemble(documents=3, temperature=2)
+        PROMPT, model.tokenizer, room_for_prompts(model, options), Parts(reader=Ensemble(documents=3, temperature=2))
     )
     hits = [(0, 3.0), (2, 2.0), (1, 0.5)]
     asked = builder.build(QUESTIONS[0], hits, PASSAGES)
@@ -76,7 +77,7 @@ def test_an_ensemble_answers_token_by_token_as_the_plain_loop(model: WritingMode
 
 
 def test_the_gold_answer_is_scored_as_the_plain_loop(model: WritingModel) -> None:
-    builder = PromptBuilder(PROMPT, model.tokenizer, 400, Ensemble(documents=2, mixer=UniformWeights()))
+    builder = PromptBuilder(PROMPT, model.tokenizer, 400, Parts(reader=Ensemble(documents=2), mixer=UniformWeights()))
     asked = builder.build(QUESTIONS[1], [(1, 2.0), (0, 1.0)], PASSAGES)
     [found] = gold_log_probs([asked], PROMPT, model)
     gold = model.tokenizer.encode(" whales")
@@ -91,7 +92,7 @@ def test_the_gold_answer_is_scored_as_the_plain_loop(model: WritingModel) -> Non
 
 def test_answers_that_add_up(model: WritingModel) -> None:
     options = AnswerOptions(new_tokens=4, join="answers")
-    builder = PromptBuilder(PROMPT, model.tokenizer, 400, Ensemble(documents=3))
+    builder = PromptBuilder(PROMPT, model.tokenizer, 400, Parts(reader=Ensemble(documents=3)))
     asked = builder.build(QUESTIONS[2], [(0, 2.0), (1, 1.5), (2, 1.0)], PASSAGES)
     alone = [answer for _, answer in answer_all([asked], model, options)]
     single = AnswerOptions(new_tokens=4)
@@ -106,7 +107,7 @@ def test_answers_that_add_up(model: WritingModel) -> None:
 
 def test_several_documents_in_one_prompt_and_demonstrations(model: WritingModel) -> None:
     shown = [(Question("d", "who barks", ("dogs",)), PASSAGES[:1]), (QUESTIONS[0], PASSAGES[1:2])]
-    builder = PromptBuilder(PROMPT, model.tokenizer, 400, Concatenation(documents=2), shown)
+    builder = PromptBuilder(PROMPT, model.tokenizer, 400, Parts(reader=Concatenation(documents=2)), shown)
     [prompt_prefix] = builder.build(QUESTIONS[1], [(1, 2.0), (2, 1.0)], PASSAGES).prompts
     text = model.tokenizer.decode(prompt_prefix.tokens)
     assert prompt_prefix.passages == (1, 2)
@@ -118,7 +119,9 @@ def test_several_documents_in_one_prompt_and_demonstrations(model: WritingModel)
     )
     reader = Concatenation(documents=2, order="best-last")
     [last] = (
-        PromptBuilder(PROMPT, model.tokenizer, 400, reader).build(QUESTIONS[1], [(1, 2.0), (2, 1.0)], PASSAGES).prompts
+        PromptBuilder(PROMPT, model.tokenizer, 400, Parts(reader=reader))
+        .build(QUESTIONS[1], [(1, 2.0), (2, 1.0)], PASSAGES)
+        .prompts
     )
     assert last.passages == (1, 2), "the best passage is named first in either order"
     assert model.tokenizer.decode(last.tokens).endswith(
@@ -136,7 +139,7 @@ def test_a_question_among_the_demonstrations(model: WritingModel, join: Any) -> 
     """The paper's reading leaves it out of its own demonstrations; REPLUG's code skips it, and counts it as wrong."""
     named_a = Question("a", QUESTIONS[0].text, ("A", *QUESTIONS[0].answers))  # an empty answer equals "A"
     asking = [named_a, *QUESTIONS[1:]]
-    parts: Any = {"source": Given(), "reader": Ensemble(documents=2), "demonstrations": [named_a]}
+    parts: Any = {"source": Given(), "parts": Parts(reader=Ensemble(documents=2)), "demonstrations": [named_a]}
     parts |= {"options": AnswerOptions(new_tokens=3, join=join), "baseline": True}
     paper = evaluate_questions(asking, model, PROMPT, **parts)
     official = evaluate_questions(asking, model, PROMPT, semantics="official", **parts)
@@ -159,7 +162,7 @@ def test_a_question_among_the_demonstrations(model: WritingModel, join: Any) -> 
 
 def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
     reader = Ensemble(documents=2)
-    evaluation = evaluate_questions(QUESTIONS, model, PROMPT, source=Given(), baseline=True, reader=reader)
+    evaluation = evaluate_questions(QUESTIONS, model, PROMPT, source=Given(), baseline=True, parts=Parts(reader=reader))
     summary: Any = evaluation.summary()
     rows = evaluation.rows
     assert [row.question.id for row in rows] == ["a", "b", "c"]
@@ -257,7 +260,7 @@ def test_a_question_that_the_file_of_passages_lacks(model: WritingModel) -> None
     with pytest.raises(InputError, match="does not have question a"):
         source.find(QUESTIONS, 1)
     with pytest.raises(UsageError, match="has no answer"):
-        PromptBuilder(PROMPT, model.tokenizer, 100, None, [(Question("1", "known"), [])])
+        PromptBuilder(PROMPT, model.tokenizer, 100, Parts(), [(Question("1", "known"), [])])
 
 
 def test_questions_without_gold_answers_are_answered_but_not_judged(model: WritingModel, tmp_path: Path) -> None:
@@ -323,7 +326,14 @@ def test_shares_of_a_passage_that_a_file_lists_twice(model: WritingModel, tmp_pa
         RetrievedPassage(text=text) for text in ("The dog keeps the sheep.", "The dog keeps the sheep.", "Whales.")
     ]
     asked = [Question("a", "what keeps the sheep", ("a dog",), tuple(twice))]
-    run_questions(tmp_path / "run", asked, model, PROMPT, source=GivenPassages(asked, {}), reader=Ensemble(documents=3))
+    run_questions(
+        tmp_path / "run",
+        asked,
+        model,
+        PROMPT,
+        source=GivenPassages(asked, {}),
+        parts=Parts(reader=Ensemble(documents=3)),
+    )
     [row] = pq.read_table(tmp_path / "run" / "answers.parquet").to_pylist()
     assert row["passages"] == [0, 0, 1]
     assert sum(row["shares"]) == pytest.approx(1)

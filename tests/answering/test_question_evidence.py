@@ -21,6 +21,7 @@ from ralm.errors import UsageError
 from ralm.protocols import Documents
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import PosteriorWeights
+from ralm.reading.parts import Parts
 from ralm.records import PromptPrefix, Readings
 from ralm.storage.store import Store
 from tests.answering.given import PASSAGES, Given
@@ -47,7 +48,7 @@ def asked(draw: st.DrawFn) -> tuple[Any, QuestionInput, list[list[int]], list[fl
     model, scores = model_of_words(), [1.0, 0.5, -0.5][: len(texts)]
     evidence = draw(st.integers(1, 12))
     mixer = PosteriorWeights(evidence=evidence, **HOW)
-    builder = PromptBuilder(PROMPT, model.tokenizer, 60, Ensemble(documents=3, mixer=mixer))
+    builder = PromptBuilder(PROMPT, model.tokenizer, 60, Parts(reader=Ensemble(documents=3), mixer=mixer))
     question = Question("1", " ".join(words), (" ".join(answer),))
     one = builder.build(question, [*enumerate(scores)], passages_of(*map(" ".join, texts)))
     written = [f"use {' '.join(text)} ask {' '.join(words)} so" for text in texts]
@@ -121,14 +122,14 @@ def test_answers_of_each_passage_count_with_the_weights_before_the_first_token(m
     [weights] = mixers.posterior(start, log_probs, last, evidence=evidence, **HOW)
     sums: dict[str, float] = {}
     for prompt, weight in zip(one.prompts, weights, strict=True):
-        alone = replace(one, prompts=Readings.single(PromptPrefix(prompt.tokens)), mixer=None, evidence=0)
+        alone = replace(one, prompts=Readings.single(PromptPrefix(prompt.tokens)), parts=None, evidence=0)
         [(_, answer)] = answer_all([alone], model, AnswerOptions(new_tokens=2, stop=("?",)))
         text = answer.text.strip()
         sums[text] = sums.get(text, 0) + weight * np.exp(answer.log_prob / len(answer.tokens))
     assert sums[found.text] == pytest.approx(max(sums.values()), rel=1e-5)
 
 
-READER = Ensemble(documents=3, mixer=PosteriorWeights(evidence=12, **HOW))
+READER = Parts(reader=Ensemble(documents=3), mixer=PosteriorWeights(evidence=12, **HOW))
 CHOICES = [
     ChoiceQuestion("a", "Who keeps the sheep?", ("the dog", "a whale"), 0),
     ChoiceQuestion("b", "What is sold?", ("the sea", "wool", "bread"), 1),
@@ -140,7 +141,7 @@ def test_choices_are_those_of_the_plain_loop(score: Any) -> None:
     model: Any = CountingModel(WordTokenizer())
     prompt = open_prompt("replug-choice" if score == "letter" else "replug")
     options = ChoiceOptions(score=score)
-    for row in evaluate_choices(CHOICES, model, prompt, source=Given(), reader=READER, options=options).rows:
+    for row in evaluate_choices(CHOICES, model, prompt, source=Given(), parts=READER, options=options).rows:
         listed = " ".join(f"{letter}. {one}" for letter, one in zip("ABC", row.question.choices, strict=False))
         rest = f"Question: {row.question.text} {listed if score == 'letter' else ''} Answer:"
         texts = [model.tokenizer.encode(f"Knowledge: {one.text} {rest}").tolist() for one in row.passages]
@@ -164,7 +165,9 @@ def test_stored_answers_of_other_weights_are_not_read(tmp_path: Path) -> None:
     found = []
     for eta in (0.5, 5, 0.5):
         mixer = PosteriorWeights(eta=eta)
-        builder = PromptBuilder(open_prompt("replug"), model.tokenizer, 400, Ensemble(documents=3, mixer=mixer))
+        builder = PromptBuilder(
+            open_prompt("replug"), model.tokenizer, 400, Parts(reader=Ensemble(documents=3), mixer=mixer)
+        )
         hits = [(0, 1.0), (1, 0.5), (2, 0.0)]
         one = builder.build(Question("1", "Who sings in the sea?"), hits, PASSAGES)
         [(_, answer)] = answer_all([one], model, options, store)
@@ -177,9 +180,7 @@ class OwnEnds:
 
     hits: ClassVar[int] = 2
 
-    def __init__(self) -> None:
-        self.mixer = PosteriorWeights()
-        self.config = {"reader": "own", "mixer": self.mixer.config}
+    config: ClassVar[Any] = {"reader": "own"}
 
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
         return [PromptPrefix(np.append(documents[n], n + 1), (n,), np.log(1 / len(hits))) for n, _ in hits]
@@ -189,21 +190,21 @@ def test_a_question_that_is_no_evidence() -> None:
     turned = replace(PROMPT, one="ask {question} use {documents} so", several="ask {question} use {documents} so")
     model = model_of_words()
     with pytest.raises(UsageError, match="the prompt own has the question before the passages, and the mixer weighs"):
-        PromptBuilder(turned, model.tokenizer, 40, Ensemble(mixer=PosteriorWeights()))
-    builder = PromptBuilder(PROMPT, model.tokenizer, 40, OwnEnds())
+        PromptBuilder(turned, model.tokenizer, 40, Parts(reader=Ensemble(), mixer=PosteriorWeights()))
+    builder = PromptBuilder(PROMPT, model.tokenizer, 40, Parts(reader=OwnEnds(), mixer=PosteriorWeights()))
     question, passages = Question("7", "a b"), passages_of("c", "d")
     with pytest.raises(UsageError, match="the prompts of question 7 end with different tokens, and the mixer"):
         builder.build(question, [(0, 0.0), (1, 0.0)], passages)
-    assert builder.build(question, [(0, 0.0)], passages).mixer is None, "one passage has the whole weight"
+    assert builder.build(question, [(0, 0.0)], passages).parts is None, "one passage has the whole weight"
 
 
 def test_models_without_evidence_are_rejected_before_a_question_is_asked() -> None:
     model, listed = model_of_words(), AnswerOptions(join="answers")
     model.tier = "text"
     for call in (
-        lambda: Answerer(model, PROMPT, Given(), reader=READER),
-        lambda: evaluate_questions([Question("a", "a")], model, PROMPT, source=Given(), reader=READER, options=listed),
-        lambda: evaluate_choices(CHOICES, model, open_prompt("replug-choice"), source=Given(), reader=READER),
+        lambda: Answerer(model, PROMPT, Given(), parts=READER),
+        lambda: evaluate_questions([Question("a", "a")], model, PROMPT, source=Given(), parts=READER, options=listed),
+        lambda: evaluate_choices(CHOICES, model, open_prompt("replug-choice"), source=Given(), parts=READER),
     ):
         with pytest.raises(
             UsageError, match="counting does not return log-probabilities of given texts, which are the"
@@ -211,4 +212,4 @@ def test_models_without_evidence_are_rejected_before_a_question_is_asked() -> No
             call()
     model.tier = "top_k"
     with pytest.raises(UsageError, match="gives its top next tokens alone, and the mixer PosteriorWeights needs"):
-        Answerer(model, PROMPT, Given(), reader=READER)
+        Answerer(model, PROMPT, Given(), parts=READER)

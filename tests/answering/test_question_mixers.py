@@ -18,6 +18,7 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.reading.contrast import Contrast
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.parts import Parts
 from ralm.records import IntArray
 from ralm.storage.store import Store
 from tests.answering.given import PASSAGES, Given
@@ -36,7 +37,7 @@ def counting() -> Any:
 
 
 def asked(model: Any, mixer: Any, hits: Any = None) -> QuestionInput:
-    builder = PromptBuilder(PROMPT, model.tokenizer, 60, Ensemble(documents=3, mixer=mixer))
+    builder = PromptBuilder(PROMPT, model.tokenizer, 60, Parts(reader=Ensemble(documents=3), mixer=mixer))
     return builder.build(QUESTION, HITS if hits is None else hits, PASSAGES)
 
 
@@ -79,19 +80,19 @@ def test_gold_answers_have_no_likelihood_by_contrast_except_without_passages(cou
     one, without = asked(counting, Contrast()), asked(counting, Contrast(), [])
     assert gold_log_probs([one, without], PROMPT, counting) == [
         None,
-        *gold_log_probs([replace(without, mixer=None)], PROMPT, counting),
+        *gold_log_probs([replace(without, parts=None)], PROMPT, counting),
     ]
     with pytest.raises(UsageError, match="and the likelihood of an answer reads given tokens: choose another mixer"):
         likelihoods([(one, gold)], Scorer(counting))
 
 
 def test_votes_choices_and_models_that_list_top_tokens_are_rejected(counting: Any) -> None:
-    reader, options = Ensemble(documents=3, mixer=Contrast()), AnswerOptions()
-    check_mixer(reader, counting, options)
+    parts, options = Parts(reader=Ensemble(documents=3), mixer=Contrast()), AnswerOptions()
+    check_mixer(parts, counting, options)
     with pytest.raises(UsageError, match='and a vote of `join="answers"` reads given tokens'):
-        check_mixer(reader, counting, replace(options, join="answers"))
+        check_mixer(parts, counting, replace(options, join="answers"))
     with pytest.raises(UsageError, match="and a choice reads given tokens: choose another mixer"):
-        evaluate_choices(CHOICES, counting, open_prompt("replug"), source=Given(), reader=reader)
+        evaluate_choices(CHOICES, counting, open_prompt("replug"), source=Given(), parts=parts)
     counting.tier = "chosen"
     with pytest.raises(UsageError, match="needs whole distributions"):
-        check_mixer(reader, counting, options)
+        check_mixer(parts, counting, options)

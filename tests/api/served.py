@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm import FromRetriever, GenerationOptions, Reader, generate
+from ralm import FromRetriever, GenerationOptions, generate
 from ralm.lm.api import tokenizers
 from ralm.lm.api.backends import Backend, BackendConfig
 from ralm.lm.api.client import Client
@@ -22,6 +22,7 @@ from ralm.lm.api.tokenizers import ApiTokenizer
 from ralm.lm.registry import load_local_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
+from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken
 from tests.api.backings import Backing, CharacterTokenizer, OfModel, OfTable
 from tests.api.dialects import VLLM, Call, Dialect, Handler, LlamaCpp, OpenAI, SGLang, error
@@ -133,11 +134,11 @@ SOURCE = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
 
 
 def tokens_of(
-    model: WritingModel, prompt: str, reader: Reader, source: FromRetriever = SOURCE, **options: Any
+    model: WritingModel, prompt: str, parts: Parts, source: FromRetriever = SOURCE, **options: Any
 ) -> list[GeneratedToken]:
     """The tokens that a model generates, from passages of a source."""
     chosen = GenerationOptions(**{"new_tokens": 12, "document_tokens": 16, **options})
-    return [token for piece in generate(prompt, model, chosen, source, reader=reader) for token in piece.tokens]
+    return [token for piece in generate(prompt, model, chosen, source, parts) for token in piece.tokens]
 
 
 def check_tokens(found: Sequence[GeneratedToken], expected: Sequence[GeneratedToken], atol: float = 1e-5) -> None:

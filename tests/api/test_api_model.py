@@ -15,7 +15,6 @@ from ralm import (
     PlanOptions,
     PosteriorWeights,
     Question,
-    Reader,
     UniformWeights,
     ZeroShot,
     evaluate_text,
@@ -27,6 +26,8 @@ from ralm.answering.sources import PromptBuilder
 from ralm.errors import BudgetError, ServerError, UsageError
 from ralm.lm.api.model import ApiModel
 from ralm.lm.scoring import Scorer
+from ralm.reading.parts import Parts
+from ralm.reading.score import IN_CONTEXT
 from ralm.records import Request
 from tests.api.backings import OfTable
 from tests.api.dialects import Dialect, OpenAI
@@ -104,22 +105,20 @@ def test_scores_of_every_kind_of_token(of_tiny: ApiModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reader", "reranker"),
+    "parts",
     [
-        (InContext(), None),
-        (Ensemble(documents=3), None),
-        (Ensemble(documents=2, mixer=UniformWeights()), None),
-        (InContext(), ZeroShot(candidates=3)),
-        (InContext(), Oracle(candidates=3)),
+        IN_CONTEXT,
+        Parts(reader=Ensemble(documents=3)),
+        Parts(reader=Ensemble(documents=2), mixer=UniformWeights()),
+        Parts(reranker=ZeroShot(candidates=3)),
+        Parts(reranker=Oracle(candidates=3)),
     ],
     ids=["in-context", "ensemble", "uniform", "zero-shot", "oracle"],
 )
-def test_evaluations(of_tiny: ApiModel, reader: Reader, reranker: Any) -> None:
+def test_evaluations(of_tiny: ApiModel, parts: Parts) -> None:
     options = PlanOptions(stride=6, query_tokens=12, document_tokens=16, max_length=40)
     mine, theirs = (
-        evaluate_text(
-            TEXT, model, options, source=SOURCE, reader=reader, reranker=reranker, limit_tokens=48, baseline=True
-        )
+        evaluate_text(TEXT, model, options, source=SOURCE, parts=parts, limit_tokens=48, baseline=True)
         for model in (of_tiny, tiny())
     )
     for found, expected in ((mine.reading, theirs.reading), (mine.baseline, theirs.baseline)):
@@ -130,24 +129,27 @@ def test_evaluations(of_tiny: ApiModel, reader: Reader, reranker: Any) -> None:
         np.testing.assert_array_equal(found.scored.passages_T, expected.scored.passages_T)
 
 
-@pytest.mark.parametrize("reader", [InContext(), Ensemble(documents=2), Ensemble(documents=3, mixer=UniformWeights())])
+@pytest.mark.parametrize(
+    "parts",
+    [IN_CONTEXT, Parts(reader=Ensemble(documents=2)), Parts(reader=Ensemble(documents=3), mixer=UniformWeights())],
+)
 @pytest.mark.parametrize("prompt", ["The list of the river", "In the city the \u2014\u2014"])
-def test_what_is_generated(of_tiny: ApiModel, reader: Reader, prompt: str) -> None:
+def test_what_is_generated(of_tiny: ApiModel, parts: Parts, prompt: str) -> None:
     if of_tiny.backend.name in ("echo", "bias") and "\u2014" in prompt:
         with pytest.raises(ServerError, match="the text of several tokens or of none"):
-            tokens_of(of_tiny, prompt, reader)
+            tokens_of(of_tiny, prompt, parts)
         return
-    check_tokens(tokens_of(of_tiny, prompt, reader), tokens_of(tiny(), prompt, reader), 1e-4)
+    check_tokens(tokens_of(of_tiny, prompt, parts), tokens_of(tiny(), prompt, parts), 1e-4)
 
 
 def test_evidence_from_a_server(of_tiny: ApiModel) -> None:
     """Also where the drawn token is not among those that each passage lists."""
-    prompt, reader = "The list of the river", Ensemble(documents=2, mixer=PosteriorWeights(evidence=5))
+    prompt, parts = "The list of the river", Parts(reader=Ensemble(documents=2), mixer=PosteriorWeights(evidence=5))
     if of_tiny.tier not in ("all", "chosen") or of_tiny.bounds:
         with pytest.raises(UsageError, match="the mixer PosteriorWeights"):
-            tokens_of(of_tiny, prompt, reader)
+            tokens_of(of_tiny, prompt, parts)
         return
-    check_tokens(tokens_of(of_tiny, prompt, reader), tokens_of(tiny(), prompt, reader), 1e-4)
+    check_tokens(tokens_of(of_tiny, prompt, parts), tokens_of(tiny(), prompt, parts), 1e-4)
 
 
 @pytest.mark.parametrize("documents", [None, 1, 3])
@@ -161,7 +163,7 @@ def test_answers(of_tiny: ApiModel, documents: int | None) -> None:
     reader = InContext() if documents is None else Ensemble(documents=documents)
     found = []
     for model in (of_tiny, tiny()):
-        builder = PromptBuilder(prompt, model.tokenizer, room_for_prompts(tiny(), options) - 8, reader)
+        builder = PromptBuilder(prompt, model.tokenizer, room_for_prompts(tiny(), options) - 8, Parts(reader=reader))
         hits = [(0, 1.5), (2, 0.5), (4, 0.25)] if documents else []
         asked = [builder.build(question, hits, PASSAGES) for question in questions]
         found.append(list(answer_and_score(asked, prompt, model, options)))
@@ -195,14 +197,14 @@ def test_the_length_is_the_most_that_works(kind: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp", "echo"])
-@pytest.mark.parametrize("reader", [InContext(), Ensemble(documents=2)])
-def test_generation_up_to_the_length(kind: str, reader: Reader) -> None:
+@pytest.mark.parametrize("parts", [IN_CONTEXT, Parts(reader=Ensemble(documents=2))])
+def test_generation_up_to_the_length(kind: str, parts: Parts) -> None:
     """No request asks for more than fits, and the oldest tokens are dropped as a local model does."""
     backing = OfTable(seed=4, vocabulary=VOCABULARY, max_length=240)
     with served(backing, EXACT[kind]) as (_, model):
         options: dict[str, Any] = {"max_length": 238, "new_tokens": 40, "stride": 40, "document_tokens": 10}
         prompt = "The river " * 21
-        found, expected = (tokens_of(one, prompt, reader, **options) for one in (model, backing))
+        found, expected = (tokens_of(one, prompt, parts, **options) for one in (model, backing))
         check_tokens(found, expected)
 
 
@@ -231,7 +233,9 @@ OPTIONS = PlanOptions(stride=12, query_tokens=12, document_tokens=24, max_length
 
 def evaluated(model: Any) -> Any:
     reader = Ensemble(documents=3)
-    return evaluate_text(TEXT, model, OPTIONS, source=SOURCE, reader=reader, limit_tokens=90).reading.scored
+    return evaluate_text(
+        TEXT, model, OPTIONS, source=SOURCE, parts=Parts(reader=reader), limit_tokens=90
+    ).reading.scored
 
 
 @cache

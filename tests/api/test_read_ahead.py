@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ralm import Ensemble, FromRetriever, InContext
+from ralm import Ensemble, FromRetriever
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.model import ApiContinuations, ApiModel
 from ralm.protocols import WritingModel
 from ralm.reading.bounds import bounds_of
 from ralm.reading.mixture import mix
+from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken
+from ralm.reading.score import IN_CONTEXT
 from ralm.records import DoubleArray, FloatArray, IntArray, ScoringSequence, TextsAhead
 from tests.api.backings import OfTable
 from tests.api.dialects import VLLM, Dialect, LlamaCppPython, OpenAI
@@ -63,8 +65,8 @@ class OfBeginnings(OfTable):
 
 
 def written(model: WritingModel, prompt: str, documents: int, **options: Any) -> list[GeneratedToken]:
-    reader = Ensemble(documents=documents, temperature=2.0) if documents > 1 else InContext()
-    return tokens_of(model, prompt, reader, SOURCE, document_tokens=24, **options)
+    parts = Parts(reader=Ensemble(documents=documents, temperature=2.0)) if documents > 1 else IN_CONTEXT
+    return tokens_of(model, prompt, parts, SOURCE, document_tokens=24, **options)
 
 
 @contextmanager

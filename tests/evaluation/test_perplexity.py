@@ -9,6 +9,7 @@ import pytest
 
 from ralm.errors import InputError, RalmWarning, UsageError
 from ralm.evaluation.perplexity import Measures, evaluate_text
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromFile, FromRetriever, retrieved_strides
@@ -68,7 +69,7 @@ def test_a_text_that_is_read_without_any_passage_is_warned_of(changed: dict[str,
 def test_the_oracle_takes_the_best_candidate_of_every_row() -> None:
     text, model = prepared()
     hits, passages = source().find(text, model.tokenizer, 3)
-    best = score_text(text, model, hits, passages, reranker=Oracle(candidates=3))
+    best = score_text(text, model, hits, passages, Parts(reranker=Oracle(candidates=3)))
     for column in range(3):
         chosen_R = np.where(hits.numbers_QK[:, column] == NO_PASSAGE, hits.numbers_QK[:, 0], hits.numbers_QK[:, column])
         other = score_text(text, model, chosen_hits(chosen_R), passages)

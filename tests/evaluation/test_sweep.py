@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
-from ralm.protocols import Reader, Reranker, Retriever
+from ralm.protocols import Reader, Retriever
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reading.mixers import UniformWeights
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
 from ralm.reranking.oracle import Oracle
@@ -33,20 +35,16 @@ RANDOM = FromRetriever(RandomRetriever(len(PASSAGES), seed=1), PASSAGES, config=
 
 
 def point(
-    value: object,
-    reader: Reader,
-    plan: PlanOptions = PLAN,
-    source: FromRetriever = WORDS,
-    reranker: Reranker | None = None,
+    value: object, reader: Reader, plan: PlanOptions = PLAN, source: FromRetriever = WORDS, **more: Any
 ) -> SweepPoint:
-    return SweepPoint(value=str(value), plan=plan, reader=reader, source=source, reranker=reranker)
+    return SweepPoint(value=str(value), plan=plan, parts=Parts(reader=reader, **more), source=source)
 
 
 def swept(*points: SweepPoint) -> Sweep:
     return sweep(TEXT, CountingModel(WordTokenizer()), "option", points)
 
 
-ENSEMBLES = [point(k, Ensemble(documents=k, mixer=UniformWeights()), source=RANDOM) for k in (1, 2, 4)]
+ENSEMBLES = [point(k, Ensemble(documents=k), source=RANDOM, mixer=UniformWeights()) for k in (1, 2, 4)]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +68,7 @@ def test_every_point_is_what_an_evaluation_gives_for_it(points: list[SweepPoint]
             CountingModel(WordTokenizer()),
             one.plan,
             source=one.source,
-            reader=one.reader,
-            reranker=one.reranker,
+            parts=one.parts,
             baseline=True,
         )
         assert alone.baseline is not None
@@ -104,7 +101,7 @@ def test_every_retriever_gives_the_points_of_a_sweep_what_it_gives_alone(tmp_pat
     plan = replace(PLAN, max_length=40)
     points = [point(k, Concatenation(documents=k), plan, source) for k in (1, 2, 3, 4, 8)]
     for one, found in zip(points, swept(*points).evaluations.values(), strict=True):
-        alone = evaluate_text(TEXT, CountingModel(WordTokenizer()), one.plan, source=source, reader=one.reader)
+        alone = evaluate_text(TEXT, CountingModel(WordTokenizer()), one.plan, source=source, parts=one.parts)
         np.testing.assert_array_equal(found.reading.scored.log_probs_T, alone.reading.scored.log_probs_T)
 
 

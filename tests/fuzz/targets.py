@@ -15,6 +15,7 @@ from ralm.corpus.sources import Skipped, read_documents
 from ralm.errors import DamagedFolderError, RalmWarning
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.reading.plan import PlanOptions
+from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, Metadata, Passage
 from ralm.retrieval.bm25.stream import Stream
@@ -163,7 +164,7 @@ def make_run(folder: Path) -> None:
     source = FromRetriever(SharedWordsRetriever(passages), passages, config={"index": "fake"})
     model = CountingModel(WordTokenizer(), max_length=10)
     evaluation = evaluate_text(RUN_TEXT, model, RUN_OPTIONS, source=source, baseline=True)
-    config = evaluation_config(Path("t.txt"), RUN_TEXT, model, RUN_OPTIONS, source, None)
+    config = evaluation_config(Path("t.txt"), RUN_TEXT, model, RUN_OPTIONS, source, None, IN_CONTEXT)
     write_run(folder / "run", evaluation, config, force=False)
 
 

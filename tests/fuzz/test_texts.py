@@ -25,6 +25,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
 from ralm.reading.in_context import InContext
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions, Semantics, Windows
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
@@ -157,6 +158,7 @@ def test_odd_texts_are_scored_or_refused(model: LocalLanguageModel, index: Path,
     for number, chance in enumerate(cases(f"score {kind_of(model)}")):
         text, plan = PLAIN if number == 0 else odd_text(chance), odd_plan(chance)
         reranker, reader = chance.choice(READINGS)
+        parts = Parts(reader=reader, reranker=reranker)
         limit = chance.choice([None, 2, 7, 30])
         try:
             evaluation = evaluate_text(
@@ -164,8 +166,7 @@ def test_odd_texts_are_scored_or_refused(model: LocalLanguageModel, index: Path,
                 model,
                 plan,
                 source=source,
-                reader=reader,
-                reranker=reranker,
+                parts=parts,
                 limit_tokens=limit,
                 baseline=True,
             )
@@ -174,7 +175,7 @@ def test_odd_texts_are_scored_or_refused(model: LocalLanguageModel, index: Path,
         scored += 1
         adds_up(evaluation, text)
         if scored % 4 == 1:
-            config = evaluation_config(Path("x"), text, model, plan, source, limit, reader, reranker)
+            config = evaluation_config(Path("x"), text, model, plan, source, limit, parts)
             write_run(tmp_path / str(number), evaluation, config, force=False)
             assert json.dumps(build_report(open_run(tmp_path / str(number)), 100).as_json())
     assert scored

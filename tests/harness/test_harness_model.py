@@ -26,8 +26,10 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import Prompt, generate_many
 from ralm.reading.in_context import InContext
 from ralm.reading.mixers import PosteriorWeights
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
+from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from tests.cli.program import ralm
 from tests.harness.local_tasks import PAGES, QUESTIONS, answers, assert_alike, evaluated, of, requests, save_tasks
@@ -118,7 +120,7 @@ def test_endings_are_scored_as_in_the_plain_loop(
     """[d; x] for each passage of the question, without the oldest tokens of a context that does not fit."""
     model, source = load_local_model(str(tiny_folders[family])), FromRetriever.of_index(index)
     plan = PlanOptions(document_tokens=14, max_length=63, query_tokens=20)
-    ralm_lm = RalmLM(model, source, reader=reader, plan=plan)
+    ralm_lm = RalmLM(model, source, parts=Parts(reader=reader), plan=plan)
     first = [256] if family == "llama" else []
     asked = [
         *requests("loglikelihood", ("Q: what sings?\nA:", " whales"), document={"question": "what sings in the sea"}),
@@ -180,8 +182,8 @@ def test_endings_with_evidence_are_scored_as_in_the_plain_loop(index: Path) -> N
     """The end of the context is evidence, and then the ending; greedy decoding writes what `generate_until` does."""
     model, source = load_local_model("ralm-tiny"), FromRetriever.of_index(index)
     mixer = PosteriorWeights(eta=2.0, decay=5.0, evidence=7)
-    reader = Ensemble(documents=3, mixer=mixer)
-    ralm_lm, question = RalmLM(model, source, reader=reader), {"question": "what sings in the sea by night"}
+    parts = Parts(reader=Ensemble(documents=3), mixer=mixer)
+    ralm_lm, question = RalmLM(model, source, parts=parts), {"question": "what sings in the sea by night"}
     before = "Sheep graze on the green hill, a dog keeps the sheep together, and ships cross the deep blue sea. "
     context, ending = f"{before}The answer to it: what sings in the sea? Something in the deep", " blue whales"
     [asked] = requests("loglikelihood", (context, ending), document=question)
@@ -206,17 +208,22 @@ def test_endings_with_evidence_are_scored_as_in_the_plain_loop(index: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "reader", [InContext(), Ensemble(documents=2, mixer=PosteriorWeights()), Concatenation(documents=2)]
+    "parts",
+    [
+        IN_CONTEXT,
+        Parts(reader=Ensemble(documents=2), mixer=PosteriorWeights()),
+        Parts(reader=Concatenation(documents=2)),
+    ],
 )
-def test_texts_are_written_as_by_ralm_generate(index: Path, tasks: Path, reader: Any) -> None:
+def test_texts_are_written_as_by_ralm_generate(index: Path, tasks: Path, parts: Parts) -> None:
     model, source = load_local_model("ralm-tiny"), FromRetriever.of_index(index)
     lengths: dict[str, Any] = {"stride": 5, "query_tokens": 30, "document_tokens": 20, "max_length": 200}
     plan = PlanOptions(**lengths)
-    found = answers(evaluated(RalmLM(model, source, reader=reader, plan=plan), tasks, ["writing"]), "writing")
+    found = answers(evaluated(RalmLM(model, source, parts=parts, plan=plan), tasks, ["writing"]), "writing")
     options = GenerationOptions(**lengths, new_tokens=12, stop=("\n", "e"))
     prompts = [Prompt(f"Question: {one['question']}\nAnswer:", str(one["question"])) for one in QUESTIONS]
     written = [""] * len(prompts)
-    for number, piece in generate_many(prompts, model, options, source, reader=reader):
+    for number, piece in generate_many(prompts, model, options, source, parts):
         written[number] += piece.text
     assert found == written
     assert all(found)

@@ -19,6 +19,7 @@ from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter
+from ralm.reading.parts import Parts
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, Request
@@ -110,18 +111,16 @@ def check_writing(model: LocalLanguageModel, plain: PreTrainedModel | None = Non
     """Greedy, two documents that change at every stride, two prompts at once."""
     read_plainly = plain or model.model
     prompts = [model.tokenizer.encode(text) for text in PROMPTS]
-    source, reader = FromRetriever(TurningHits(), PASSAGES, config={}), Ensemble(documents=2)
+    source, parts = FromRetriever(TurningHits(), PASSAGES, config={}), Parts(reader=Ensemble(documents=2))
 
     def probabilities(read: Sequence[int]) -> np.ndarray:
         with torch.no_grad():
             logits_V = read_plainly(input_ids=torch.tensor([list(read)]), use_cache=False).logits[0, -1]
         return np.asarray(logits_V.double().softmax(-1).numpy())
 
-    for prompt, found in zip(
-        prompts, written(TokenWriter(model, OPTIONS, source, reader=reader), *prompts), strict=True
-    ):
+    for prompt, found in zip(prompts, written(TokenWriter(model, OPTIONS, source, parts=parts), *prompts), strict=True):
         expected = plain_generation(
-            prompt, model, OPTIONS, source, reader, probabilities, lambda average: int(average.argmax())
+            prompt, model, OPTIONS, source, parts, probabilities, lambda average: int(average.argmax())
         )
         assert [one.token for one in found] == [step.token for step in expected]
         log_probs = [np.log(step.probability) for step in expected]

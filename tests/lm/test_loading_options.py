@@ -18,6 +18,7 @@ from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder
 from ralm.errors import InputError, ModelError, UsageError
 from ralm.lm.registry import ModelOptions, load_language_model, load_local_model, load_tokenizer
+from ralm.reading.parts import Parts
 from ralm.records import FloatArray, Message, Passage, ScoringSequence
 from tests.chat_models import TEMPLATE, save_chat_model
 from tests.cli.program import failed, printed, ralm
@@ -176,7 +177,7 @@ SHOWN: list[tuple[Question, list[Passage]]] = [
 
 
 def written(prompt: Any, tokenizer: Any, room: int = 500, conversation: Conversation | None = None) -> tuple[str, Any]:
-    builder = PromptBuilder(prompt, tokenizer, room, None, SHOWN)
+    builder = PromptBuilder(prompt, tokenizer, room, Parts(), SHOWN)
     built = builder.build(QUESTION, [], (), conversation)
     return tokenizer.decode(built.prompts[0].tokens), built.largest_cut
 
@@ -221,7 +222,7 @@ def test_a_chat_is_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(tokenizer, "encode_chat", counted)
     for room, expected in ((500, [5]), (60, [5, 3, 1])):
-        builder = PromptBuilder(turns, tokenizer, room, None, SHOWN)
+        builder = PromptBuilder(turns, tokenizer, room, Parts(), SHOWN)
         read.clear()
         builder.build(QUESTION, [], (), None)
         assert read == expected

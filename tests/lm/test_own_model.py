@@ -12,9 +12,11 @@ from ralm.errors import ModelError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
+from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, ScoringSequence, SpecialTokens
 from ralm.reranking.oracle import Oracle
@@ -51,9 +53,9 @@ PASSAGES = passages_of("whales sing in the sea and nowhere else", "sheep graze o
 PLAN = PlanOptions(stride=4, query_tokens=16, document_tokens=24, max_length=96)
 
 
-def evaluated(model: LanguageModel, reranker: Reranker | None = None, reader: Reader | None = None) -> Evaluation:
+def evaluated(model: LanguageModel, parts: Parts = IN_CONTEXT) -> Evaluation:
     source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
-    return evaluate_text(TEXT, model, PLAN, source=source, reranker=reranker, reader=reader, baseline=True)
+    return evaluate_text(TEXT, model, PLAN, source=source, parts=parts, baseline=True)
 
 
 def plain_loop() -> list[float]:
@@ -73,15 +75,20 @@ def plain_loop() -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("reranker", "reader"),
-    [(None, None), (ZeroShot(candidates=3), None), (Oracle(), None), (None, Ensemble(documents=2))],
+    "parts",
+    [
+        IN_CONTEXT,
+        Parts(reranker=ZeroShot(candidates=3)),
+        Parts(reranker=Oracle()),
+        Parts(reader=Ensemble(documents=2)),
+    ],
     ids=["in-context", "zero-shot", "oracle", "ensemble"],
 )
-def test_every_way_of_reading_takes_a_model_that_only_scores(reranker: Reranker | None, reader: Reader | None) -> None:
-    evaluation = evaluated(Bigrams(), reranker, reader)
+def test_every_way_of_reading_takes_a_model_that_only_scores(parts: Parts) -> None:
+    evaluation = evaluated(Bigrams(), parts)
     assert evaluation.baseline is not None
     assert evaluation.reading.scored.nll < evaluation.baseline.scored.nll, "the passages say what followed"
-    if reranker is None and reader is None:
+    if parts is IN_CONTEXT:
         np.testing.assert_allclose(evaluation.reading.scored.log_probs_T, plain_loop(), rtol=1e-6)
         assert evaluation.reading.measures.bytes == len(TEXT.encode())
 

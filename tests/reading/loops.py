@@ -6,9 +6,9 @@ import numpy as np
 
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter
 from ralm.reading.mixers import UniformWeights
+from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
@@ -48,7 +48,7 @@ def plain_generation(
     model: WritingModel,
     settings: GenerationOptions,
     source: FromRetriever,
-    chosen: Ensemble,
+    parts: Parts,
     probabilities: Callable[[Sequence[int]], np.ndarray],
     pick: Callable[[np.ndarray], int],
 ) -> list[generation.Step]:
@@ -57,11 +57,12 @@ def plain_generation(
 
     def retrieve(text: Sequence[int]) -> list[tuple[int, float]]:
         query = model.tokenizer.decode(np.array(text[-settings.query_tokens :]))
-        return source.retriever.retrieve([query], chosen.documents).of(0)
+        return source.retriever.retrieve([query], parts.hits).of(0)
 
     def weights(scores: Sequence[float]) -> list[float]:
-        flat = isinstance(chosen.mixer, UniformWeights)
-        return [1 / len(scores)] * len(scores) if flat else ensemble.weights(scores, chosen.temperature)
+        flat = isinstance(parts.mixer, UniformWeights)
+        temperature = getattr(parts.reader, "temperature", 1.0)
+        return [1 / len(scores)] * len(scores) if flat else ensemble.weights(scores, temperature)
 
     return generation.generate(
         prompt.tolist(),

@@ -9,6 +9,7 @@ from ralm.lm.local.model import LocalLanguageModel
 from ralm.protocols import Reader
 from ralm.reading.concatenation import Concatenation, PassageOrder
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
@@ -42,7 +43,7 @@ def test_the_papers_loop(model: LocalLanguageModel, documents: int, order: Passa
     blocked: dict[str, object] = {} if block is None else {"windows": "blocked", "block": block}
     prepared = prepare_text(TEXT, model.tokenizer, options("paper", **blocked), limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = score_text(prepared, model, hits, PASSAGES, Concatenation(documents=documents, order=order))
+    scored = score_text(prepared, model, hits, PASSAGES, Parts(reader=Concatenation(documents=documents, order=order)))
     expected = paper.log_probs(
         model.model,
         prepared.tokens.tolist(),
@@ -60,7 +61,7 @@ def test_the_papers_loop(model: LocalLanguageModel, documents: int, order: Passa
 def test_the_official_loop(model: LocalLanguageModel) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options("official"), limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = score_text(prepared, model, hits, PASSAGES, Concatenation())
+    scored = score_text(prepared, model, hits, PASSAGES, Parts(reader=Concatenation()))
     candidates = [[ids] if (ids := joined(model, hits, row, 2)) else [] for row in range(len(prepared.plan))]
     windows = official.evaluate(model.model, prepared.tokens.tolist(), candidates, stride=4, max_length=40)
     expected = np.concatenate([window.target_log_probs for window in windows])
@@ -71,7 +72,7 @@ def test_the_official_loop(model: LocalLanguageModel) -> None:
 def test_of_one_document_is_in_context_reading(model: LocalLanguageModel, reader: Reader) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options())
     hits = some_hits(prepared, 3)
-    scored = score_text(prepared, model, hits, PASSAGES, reader)
+    scored = score_text(prepared, model, hits, PASSAGES, Parts(reader=reader))
     plain = score_text(prepared, model, hits.first(1), PASSAGES)
     np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-6)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
@@ -82,10 +83,10 @@ def test_what_does_not_fit_is_refused_before_anything_is_retrieved() -> None:
     model = CountingModel(WordTokenizer(), max_length=40)
     source = FromRetriever(RandomRetriever(len(PASSAGES)), PASSAGES, config={})
     fits = Concatenation(documents=4)
-    assert evaluate_text(TEXT, model, options(), source=source, reader=fits).reading.measures.tokens == 21
+    assert evaluate_text(TEXT, model, options(), source=source, parts=Parts(reader=fits)).reading.measures.tokens == 21
     message = "`documents` 5 of `document_tokens` 8 and `stride` 4 do not fit together into `max_length` 40: lower"
     with pytest.raises(UsageError, match=message):
-        evaluate_text(TEXT, model, options(), source=source, reader=Concatenation(documents=5))
+        evaluate_text(TEXT, model, options(), source=source, parts=Parts(reader=Concatenation(documents=5)))
     with pytest.raises(UsageError, match="`documents` 2 of `document_tokens` 8 and `block` 28 do not fit"):
         options(windows="blocked", block=28).check_documents(2)
 
@@ -99,7 +100,7 @@ def test_the_order_decides_what_is_read_and_the_identity_of_runs() -> None:
 
     def read(hits: Hits, reader: Concatenation) -> list[list[int]]:
         model.reads.clear()
-        score_text(prepared, model, hits, PASSAGES, reader)
+        score_text(prepared, model, hits, PASSAGES, Parts(reader=reader))
         return [tokens.tolist() for tokens in model.reads]
 
     assert read(hits, readers[1]) == read(swapped, readers[0]) != read(hits, readers[0])

@@ -14,8 +14,7 @@ from ralm.lm.local.model import LocalLanguageModel
 from ralm.reading.contrast import Contrast
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
-from ralm.reading.in_context import CheckedReader
-from ralm.reading.mixing import CheckedMixer
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
@@ -42,7 +41,7 @@ def contrasted(
 def test_one_passage_gives_the_arithmetic_of_cad_on_logits(one: list[float], other: list[float], alpha: float) -> None:
     """(1 + a) z_d - a z_0."""
     log_probs_KV = torch.tensor([one, other]).log_softmax(-1).numpy()
-    cad_V = CheckedMixer(Contrast(alpha=alpha)).next_token(READINGS, log_probs_KV)
+    cad_V = Parts(mixer=Contrast(alpha=alpha)).next_token(READINGS, log_probs_KV)
     np.testing.assert_allclose(np.exp(cad_V), np.exp(mixers.contrast(np.array(one), np.array(other), alpha)), atol=1e-5)
 
 
@@ -50,7 +49,7 @@ def test_one_passage_gives_the_arithmetic_of_cad_on_logits(one: list[float], oth
 def test_impossible_tokens_stay_impossible(mixer: Contrast) -> None:
     """A token that no passage allows stays impossible, and one that only the passages allow makes no NaN."""
     log_probs_KV = torch.tensor([[0.5, 0.5, 0, 0], [0, 0.5, 0, 0.5]]).log().numpy()
-    mixed_V = CheckedMixer(mixer).next_token(READINGS, log_probs_KV)
+    mixed_V = Parts(mixer=mixer).next_token(READINGS, log_probs_KV)
     assert np.isneginf(mixed_V[2:]).all()
     assert np.exp(mixed_V).sum() == pytest.approx(1, abs=1e-5)
 
@@ -72,7 +71,9 @@ def test_generation_equals_the_plain_loop() -> None:
     )
     model, mixer = CountingModel(WordTokenizer("abcdefgh"), vocabulary=9), Contrast(alpha=0.7)
     tokens = model.tokenizer.encode("c e b a f")
-    (fast,) = written(TokenWriter(model, options, source, reader=Ensemble(documents=3, mixer=mixer)), tokens)
+    (fast,) = written(
+        TokenWriter(model, options, source, parts=Parts(reader=Ensemble(documents=3), mixer=mixer)), tokens
+    )
     documents = PassageDocuments(passages, model.tokenizer, 4)
     text = tokens.tolist()
     hits: list[tuple[int, float]] = []
@@ -116,7 +117,7 @@ def test_what_is_no_distribution_is_an_error(model: LocalLanguageModel, made: An
     source = FromRetriever(Found(), PASSAGES, config={})
     options = GenerationOptions(new_tokens=2, document_tokens=10)
     with pytest.raises(PartError, match=f"the mixer Own gives {message}"):
-        list(generate("What", model, options, source, reader=Ensemble(documents=2, mixer=Own(made))))
+        list(generate("What", model, options, source, Parts(reader=Ensemble(documents=2), mixer=Own(made))))
 
 
 class Neither:
@@ -127,7 +128,7 @@ class Neither:
 
 def test_a_mixer_without_weights_and_distributions_is_rejected() -> None:
     with pytest.raises(UsageError, match="Neither has neither `__call__` nor `log_probs`"):
-        CheckedReader(Ensemble(mixer=Neither()))  # type: ignore[arg-type]
+        Parts(reader=Ensemble(), mixer=Neither())  # type: ignore[arg-type]
 
 
 def test_alpha_out_of_range_is_rejected() -> None:
@@ -139,10 +140,10 @@ def test_given_texts_and_models_that_list_top_tokens_are_rejected() -> None:
     passages = passages_of("a b", "b a")
     source = FromRetriever(SharedWordsRetriever(passages), passages, config={})
     model: Any = CountingModel(WordTokenizer("ab"))
-    reader = Ensemble(documents=2, mixer=Contrast())
+    parts = Parts(reader=Ensemble(documents=2), mixer=Contrast())
     plan = PlanOptions(stride=2, query_tokens=2, document_tokens=4, max_length=30)
     with pytest.raises(UsageError, match="the mixer Contrast makes the distribution of the next token"):
-        evaluate_text("a b a b a b", model, plan, source=source, reader=reader)
+        evaluate_text("a b a b a b", model, plan, source=source, parts=parts)
     model.tier = "top_k"
     with pytest.raises(UsageError, match="counting gives its top next tokens alone, and the mixer"):
-        next(generate("a b", model, GenerationOptions(document_tokens=4), source, reader=reader))
+        next(generate("a b", model, GenerationOptions(document_tokens=4), source, parts))

@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings, strategies as st
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_transformers_model
 from ralm.lm.scoring import Scorer
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import PosteriorWeights
-from ralm.reading.mixing import CheckedMixer
+from ralm.reading.parts import Parts
 from ralm.reading.score import Ending, are_greedy, ending_log_probs, weighed_endings
 from ralm.records import IntArray, NextTokens, PromptPrefix, Readings
 from tests.fakes import CountingModel, WordTokenizer
@@ -95,9 +96,11 @@ def test_endings_with_evidence_are_as_likely_as_in_the_plain_loop(
 ) -> None:
     model: Any = CountingModel(WordTokenizer(), vocabulary=10)
     start = ensemble.weights([0.3 * len(some) for some in passages])
-    mixer, scorer = CheckedMixer(PosteriorWeights(eta=2, decay=3, evidence=evidence)), Scorer(model, progress=False)
+    mixer, scorer = PosteriorWeights(eta=2, decay=3, evidence=evidence), Scorer(model, progress=False)
     [ending] = weighed_endings(
-        [Ending.after(weighed(passages, start), ids(*context), ids(*targets), LENGTH, 5, evidence)], mixer, scorer
+        [Ending.after(weighed(passages, start), ids(*context), ids(*targets), LENGTH, 5, evidence)],
+        Parts(reader=Ensemble(), mixer=mixer),
+        scorer,
     )
     read = [
         [*some, *context[max(0, len(some) + len(context) + len(targets) - LENGTH - 1) :]] or [5] for some in passages

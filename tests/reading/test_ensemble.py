@@ -10,6 +10,7 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import stride_request
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.mixture import mix, shares, similarity_log_weights
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
@@ -29,7 +30,7 @@ def options(semantics: Semantics) -> PlanOptions:
 def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, temperature: float) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options(semantics), limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=4, temperature=temperature))
+    scored = score_text(prepared, model, hits, PASSAGES, Parts(reader=Ensemble(documents=4, temperature=temperature)))
     provenance = scored.provenance
     documents = PassageDocuments(PASSAGES, model.tokenizer, 10, "auto" if semantics == "paper" else None)
     at = 0
@@ -56,12 +57,12 @@ def test_the_order_of_documents_and_room_for_more_make_no_difference(
 ) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options(semantics), limit_tokens=60)
     hits = some_hits(prepared, 4)
-    scored = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=4))
-    more = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=10))
+    scored = score_text(prepared, model, hits, PASSAGES, Parts(reader=Ensemble(documents=4)))
+    more = score_text(prepared, model, hits, PASSAGES, Parts(reader=Ensemble(documents=10)))
     turned = Hits(numbers_QK=hits.numbers_QK[:, ::-1].copy(), scores_QK=hits.scores_QK[:, ::-1].copy())
     full = (hits.numbers_QK != NO_PASSAGE).all(axis=1)  # rows with fewer hits than places end in those without
     turned.numbers_QK[~full], turned.scores_QK[~full] = hits.numbers_QK[~full], hits.scores_QK[~full]
-    other = score_text(prepared, model, turned, PASSAGES, Ensemble(documents=4))
+    other = score_text(prepared, model, turned, PASSAGES, Parts(reader=Ensemble(documents=4)))
     np.testing.assert_array_equal(more.log_probs_T, scored.log_probs_T)
     np.testing.assert_array_equal(more.provenance.passages_TK[:, :4], scored.provenance.passages_TK)
     assert not more.provenance.posteriors_TK[:, 4:].any()
@@ -137,7 +138,7 @@ def test_a_text_with_tokens_that_a_model_deems_impossible() -> None:
             prepared,
             model,
             *FromRetriever(SharedWordsRetriever(some), some).find(prepared, model.tokenizer, 3),
-            Ensemble(documents=3, mixer=UniformWeights()),
+            Parts(reader=Ensemble(documents=3), mixer=UniformWeights()),
         )
         for some in (passages, passages[1:])
     )

@@ -13,6 +13,7 @@ from ralm.protocols import Retriever
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate, generate_many
 from ralm.reading.mixers import SimilarityWeights, UniformWeights
+from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken, spans
 from ralm.reading.sampling import GenerationOptions, sample
 from ralm.reading.sources import FromRetriever
@@ -36,7 +37,7 @@ def test_a_new_passage_is_read_again_and_is_named() -> None:
     passages, model = passages_of("c d d d d d", "a b c c c"), CountingModel(WordTokenizer())
     settings = options(new_tokens=8, document_tokens=7, query_tokens=2)
     source = found_by(SharedWordsRetriever(passages), passages)
-    pieces = list(generate("a b", model, settings, source, reader=Ensemble(documents=1)))
+    pieces = list(generate("a b", model, settings, source, Parts(reader=Ensemble(documents=1))))
     assert [(span.text, span.passage) for span in spans(pieces)] == [("c c ", 1), ("d " * 6, 0)]
     assert len(model.reads) == 2
     assert all(piece.passage == piece.tokens[-1].passage for piece in pieces)
@@ -85,10 +86,12 @@ def test_equals_reading_everything_anew_for_every_token(
     passages = passages_of(*(" ".join(words) for words in corpus))
     source = found_by(SharedWordsRetriever(passages), passages)
     settings = options(new_tokens=12, stride=stride, max_length=max_length, document_tokens=6, temperature=temperature)
-    reader = Ensemble(documents=documents, mixer=UniformWeights() if weights == "uniform" else SimilarityWeights())
+    parts = Parts(
+        reader=Ensemble(documents=documents), mixer=UniformWeights() if weights == "uniform" else SimilarityWeights()
+    )
     model = CountingModel(WordTokenizer("abcdefgh"), vocabulary=9)
     tokens = model.tokenizer.encode(" ".join(prompt))
-    (fast,) = written(TokenWriter(model, settings, source, reader=reader), tokens)
+    (fast,) = written(TokenWriter(model, settings, source, parts=parts), tokens)
     drawn = iter([token.token for token in fast])
 
     def same(average: np.ndarray) -> int:
@@ -100,7 +103,7 @@ def test_equals_reading_everything_anew_for_every_token(
     def probabilities(read: Sequence[int]) -> np.ndarray:
         return np.exp(model.next_log_probs_V(np.array(read)).astype(np.float64))
 
-    check(fast, plain_generation(tokens, model, settings, source, reader, probabilities, same))
+    check(fast, plain_generation(tokens, model, settings, source, parts, probabilities, same))
 
 
 class Drawn:
@@ -137,10 +140,10 @@ class SomeHits:
 
 
 ENSEMBLES = [
-    Ensemble(documents=1),
-    Ensemble(documents=4),
-    Ensemble(documents=9, temperature=0.3),
-    Ensemble(documents=3, mixer=UniformWeights()),
+    Parts(reader=Ensemble(documents=1)),
+    Parts(reader=Ensemble(documents=4)),
+    Parts(reader=Ensemble(documents=9, temperature=0.3)),
+    Parts(reader=Ensemble(documents=3), mixer=UniformWeights()),
 ]
 
 
@@ -151,7 +154,7 @@ ENSEMBLES = [
     ids=["one", "four", "nine", "uniform"],
 )
 def test_many_prompts_equal_the_plain_loop(
-    model: LocalLanguageModel, chosen: Ensemble, max_length: int | None, temperature: float
+    model: LocalLanguageModel, chosen: Parts, max_length: int | None, temperature: float
 ) -> None:
     """Also where the text outgrows the model, and the window slides."""
     settings = options(
@@ -167,7 +170,7 @@ def test_many_prompts_equal_the_plain_loop(
     prompts = [model.tokenizer.encode(text) for text in (TEXT[:46], "The", "What it is worth")]
     source = found_by(SomeHits(PASSAGES), PASSAGES)
     probabilities = generation.model_probabilities(model.model)
-    writer = TokenWriter(model, settings, source, reader=chosen)
+    writer = TokenWriter(model, settings, source, parts=chosen)
     for prompt, fast in zip(prompts, written(writer, *prompts), strict=True):
         pick = Drawn(settings)
         expected = plain_generation(prompt, model, settings, source, chosen, probabilities, pick)
@@ -180,7 +183,8 @@ def test_the_order_of_documents_makes_no_difference(model: LocalLanguageModel) -
     prompt = model.tokenizer.encode(TEXT[:40])
     sources = [found_by(SomeHits(PASSAGES, way), PASSAGES) for way in (False, True)]
     (one,), (other,) = (
-        written(TokenWriter(model, settings, source, reader=Ensemble(documents=5)), prompt) for source in sources
+        written(TokenWriter(model, settings, source, parts=Parts(reader=Ensemble(documents=5))), prompt)
+        for source in sources
     )
     assert [token.token for token in one] == [token.token for token in other]
     np.testing.assert_allclose([token.log_prob for token in one], [token.log_prob for token in other], rtol=1e-5)
@@ -209,7 +213,7 @@ def test_only_documents_that_changed_are_read_anew() -> None:
     model = CountingModel(WordTokenizer("abcdefgh"))
     settings = options(new_tokens=10)
     source = found_by(FixedHits([0, 1, 2], [2, 0, 1], [1, 3, 2], [], [3]), passages)
-    writer = TokenWriter(model, settings, source, reader=Ensemble(documents=3))
+    writer = TokenWriter(model, settings, source, parts=Parts(reader=Ensemble(documents=3)))
     (fast,) = written(writer, model.tokenizer.encode("a a a"))
     assert [token.passages_K.tolist() for token in fast[::2]] == [[0, 1, 2], [2, 0, 1], [1, 3, 2], [NO_PASSAGE], [3]]
     spelt = [model.tokenizer.decode(read).split()[0] for read in model.reads]

@@ -18,6 +18,7 @@ from ralm.reading.generate import TokenWriter, generate
 from ralm.reading.in_context import stride_request
 from ralm.reading.mixers import MixerOptions, PosteriorWeights, UniformWeights
 from ralm.reading.mixture import posterior_log_weights, similarity_log_weights
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import score_text
@@ -42,7 +43,9 @@ POSTERIOR = PosteriorWeights(eta=0.6, decay=3, evidence=12)
 
 
 def read(model: Any, prepared: PreparedText, hits: Hits, mixer: Mixer, temperature: float = 1.0) -> ScoredTokens:
-    return score_text(prepared, model, hits, PASSAGES, Ensemble(documents=3, temperature=temperature, mixer=mixer))
+    return score_text(
+        prepared, model, hits, PASSAGES, Parts(reader=Ensemble(documents=3, temperature=temperature), mixer=mixer)
+    )
 
 
 @pytest.mark.parametrize("windows", PLANS)
@@ -74,7 +77,7 @@ def test_posterior_weights_equal_the_plain_loop(model: LocalLanguageModel, windo
 def test_without_evidence_posterior_weights_are_the_first_ones(model: LocalLanguageModel) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, PLANS["sliding"], limit_tokens=60)
     hits = some_hits(prepared, 3)
-    similarity = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=3))
+    similarity = score_text(prepared, model, hits, PASSAGES, Parts(reader=Ensemble(documents=3)))
     uniform = read(model, prepared, hits, UniformWeights())
     for temperature, plain in ((1.0, similarity), (1e6, uniform)):
         mixed = read(model, prepared, hits, PosteriorWeights(eta=0), temperature)
@@ -96,9 +99,9 @@ def test_generation_with_posterior_weights_equals_reading_everything_from_the_st
         new_tokens=9, stride=stride, query_tokens=2, document_tokens=4, max_length=max_length, temperature=0.0
     )
     model = CountingModel(WordTokenizer("abcdefgh"), vocabulary=9)
-    reader = Ensemble(documents=3, mixer=PosteriorWeights(eta=0.8, decay=4, evidence=evidence))
+    parts = Parts(reader=Ensemble(documents=3), mixer=PosteriorWeights(eta=0.8, decay=4, evidence=evidence))
     tokens = model.tokenizer.encode(" ".join(prompt))
-    (fast,) = written(TokenWriter(model, options, source, reader=reader), tokens)
+    (fast,) = written(TokenWriter(model, options, source, parts=parts), tokens)
     drawn = iter([token.token for token in fast])
     documents = PassageDocuments(passages, model.tokenizer, 4)
 
@@ -134,9 +137,9 @@ def test_a_model_generates_with_posterior_weights_alike_with_and_without_its_cac
     """The passages change with every stride, and the tokens of two prompts are read in one batch."""
     source = FromRetriever(SomeHits(PASSAGES), PASSAGES, config={})
     options = GenerationOptions(new_tokens=8, stride=3, query_tokens=2, document_tokens=10, max_length=40)
-    reader = Ensemble(documents=3, mixer=POSTERIOR)
+    parts = Parts(reader=Ensemble(documents=3), mixer=POSTERIOR)
     prompts = [model.tokenizer.encode(text) for text in (TEXT[:46], "What it is worth")]
-    together = written(TokenWriter(model, options, source, reader=reader), *prompts)
+    together = written(TokenWriter(model, options, source, parts=parts), *prompts)
     documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     for prompt, fast in zip(prompts, together, strict=True):
         retrieved = {step: prompt.tolist() + [token.token for token in fast[:step]] for step in range(0, len(fast), 3)}
@@ -173,8 +176,8 @@ def test_no_evidence_is_requested_of_a_token_that_ends_the_text(monkeypatch: pyt
         return answer(self, texts, wanted)
 
     monkeypatch.setattr(UnigramContinuations, "next_tokens", noted)
-    reader = Ensemble(documents=2, mixer=PosteriorWeights(evidence=2))
-    assert list(generate("a b", model, GenerationOptions(document_tokens=4), source, reader=reader)) == []
+    parts = Parts(reader=Ensemble(documents=2), mixer=PosteriorWeights(evidence=2))
+    assert list(generate("a b", model, GenerationOptions(document_tokens=4), source, parts)) == []
     assert requested == [None]
 
 
@@ -215,19 +218,6 @@ def test_posterior_log_weights_are_those_of_the_plain_loop(
     np.testing.assert_allclose(found_KT.T, np.reshape(expected, found_KT.T.shape), atol=1e-9)
 
 
-def test_a_text_that_one_passage_foretells() -> None:
-    """The weight moves to the passage that predicts the text, whatever the scores say."""
-    passages = passages_of("z z z z", "a b c d e f g h")
-    model = CountingModel(WordTokenizer("abcdefghz"))
-    plan = PlanOptions(stride=2, query_tokens=2, document_tokens=8, max_length=40)
-    prepared = prepare_text("a b c d e f g h", model.tokenizer, plan)
-    hits = Hits.of_rows([([0, 1], [3.0, 0.0])] * len(prepared.plan))
-    mixer = PosteriorWeights(eta=1, decay=100, evidence=8)
-    scored = score_text(prepared, model, hits, passages, Ensemble(documents=2, mixer=mixer))
-    shares_T = scored.provenance.posteriors_TK[:, 1]
-    assert (np.diff(shares_T) > 0).all()
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -239,7 +229,7 @@ def test_a_text_that_one_passage_foretells() -> None:
             "`mixer` must be one of similarity, uniform, posterior, contrast, not 'best'",
         ),
         (
-            lambda: Ensemble(documents=1, mixer=PosteriorWeights()),
+            lambda: Parts(reader=Ensemble(documents=1), mixer=PosteriorWeights()),
             "the mixer PosteriorWeights weighs several passages: set `documents` to 2 or more",
         ),
         (
@@ -267,11 +257,11 @@ class Never:
 def test_evidence_that_does_not_fit_or_is_not_read() -> None:
     passages = passages_of("a b", "b a")
     source = FromRetriever(SharedWordsRetriever(passages), passages, config={})
-    model, reader = CountingModel(WordTokenizer("ab")), Ensemble(documents=2, mixer=PosteriorWeights())
+    model, parts = CountingModel(WordTokenizer("ab")), Parts(reader=Ensemble(documents=2), mixer=PosteriorWeights())
     plan = PlanOptions(stride=2, query_tokens=2, document_tokens=4, max_length=30)
     with pytest.raises(UsageError, match="`document_tokens` 4 and `evidence` 32 do not fit together into 30 tokens"):
-        evaluate_text("a b a b a b", model, plan, source=FromRetriever(Never(), passages, config={}), reader=reader)
+        evaluate_text("a b a b a b", model, plan, source=FromRetriever(Never(), passages, config={}), parts=parts)
     listing: Any = CountingModel(WordTokenizer("ab"))
     listing.tier = "top_k"
     with pytest.raises(UsageError, match="gives its top next tokens alone, and the mixer PosteriorWeights needs"):
-        next(generate("a b", listing, GenerationOptions(document_tokens=4), source, reader=reader))
+        next(generate("a b", listing, GenerationOptions(document_tokens=4), source, parts))

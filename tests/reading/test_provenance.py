@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
+from ralm.reading.parts import Parts
 from ralm.reading.provenance import (
     Contribution,
     TracedText,
@@ -86,7 +87,7 @@ def traced(prompt: str, passages: Passages) -> TracedText:
     model = CountingModel(WordTokenizer())
     settings = GenerationOptions(new_tokens=9, stride=2, query_tokens=3, document_tokens=4)
     source = FromRetriever(SharedWordsRetriever(passages), passages, config={})
-    pieces = list(generate(prompt, model, settings, source, reader=Ensemble(documents=2)))
+    pieces = list(generate(prompt, model, settings, source, Parts(reader=Ensemble(documents=2))))
     return traced_generation(prompt, pieces, model, passages)
 
 

@@ -10,6 +10,7 @@ from ralm.errors import ModelError, UsageError
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import stride_request
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions, make_plan
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
@@ -66,7 +67,7 @@ def test_an_ensemble_of_every_family(model: LocalLanguageModel, tokens: int) -> 
     prepared = prepare_text(TEXT, model.tokenizer, ROLLING, limit_tokens=tokens)
     hits, _ = FromRetriever(RandomRetriever(len(PASSAGES)), PASSAGES).find(prepared, model.tokenizer, 3)
     hits.scores_QK[:] = np.sin(np.arange(hits.scores_QK.size)).reshape(hits.scores_QK.shape)
-    scored = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=3))
+    scored = score_text(prepared, model, hits, PASSAGES, Parts(reader=Ensemble(documents=3)))
     documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     text = model.tokenizer.encode_document(TEXT[:tokens], 1000).tolist()
     made = replug.windows(text, EOS, 6, 8)
@@ -94,10 +95,10 @@ def test_reranking_by_the_tokens_before_the_targets() -> None:
     prepared = prepare_text("a b c d e f g h i j k", model.tokenizer, options)
     passages = passages_of("zz zz", "d e d e")
     hits, _ = FromRetriever(RandomRetriever(2), passages).find(prepared, model.tokenizer, 2)
-    scored = score_text(prepared, model, hits, passages, reranker=ZeroShot(tokens=2))
+    scored = score_text(prepared, model, hits, passages, Parts(reranker=ZeroShot(tokens=2)))
     assert scored.passages_T[5:8].tolist() == [1, 1, 1]
     with pytest.raises(UsageError, match="`RerankOptions.tokens` 3 are more than the `query_tokens` 2 that"):
-        score_text(prepared, model, hits, passages, reranker=ZeroShot(tokens=3))
+        score_text(prepared, model, hits, passages, Parts(reranker=ZeroShot(tokens=3)))
 
 
 def test_a_model_without_an_end_of_text_token_is_refused() -> None:

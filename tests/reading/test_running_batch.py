@@ -12,6 +12,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import Prompt, TokenWriter, generate, generate_many
 from ralm.reading.in_context import InContext
+from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
@@ -61,7 +62,7 @@ class Writing:
     def writer(self) -> tuple[TokenWriter, CountingModel]:
         model = CountingModel(WordTokenizer(LETTERS), vocabulary=9)
         source = FromRetriever(NarrowRetriever(PASSAGES), PASSAGES, config={})
-        return TokenWriter(model, self.options, source, reader=self.reader, reranker=self.reranker), model
+        return TokenWriter(model, self.options, source, parts=Parts(reader=self.reader, reranker=self.reranker)), model
 
     def alone(self, words: str) -> list[GeneratedToken]:
         writer, model = self.writer()

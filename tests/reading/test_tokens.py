@@ -16,6 +16,7 @@ from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
+from ralm.reading.parts import Parts
 from ralm.reading.plan import Bos, PlanOptions, Semantics
 from ralm.reading.provenance import traced_generation
 from ralm.reading.sampling import GenerationOptions
@@ -76,7 +77,7 @@ def test_a_bos_that_is_not_there_is_refused_before_anything_is_retrieved(ranks: 
     source = FromRetriever(retriever, PASSAGES, config={})
     model, reranker = (begins(), ZeroShot(model=without)) if ranks else (without, None)
     with pytest.raises(ModelError, match='`bos="always"`'):
-        evaluate_text("a b c d e f g", model, options, source=source, reranker=reranker)
+        evaluate_text("a b c d e f g", model, options, source=source, parts=Parts(reranker=reranker))
     assert retriever.queries == []
 
 
@@ -181,10 +182,10 @@ def test_random_plans_equal_the_plain_loop(
 
     one = expected([[] if number == NO_PASSAGE else document(number) for number in numbers_QK[:, 0].tolist()])
     np.testing.assert_allclose(score_text(prepared, model, hits.first(1), PASSAGES).log_probs_T, one, rtol=1e-5)
-    ensemble = score_text(prepared, model, hits, PASSAGES, Ensemble(documents=1))
+    ensemble = score_text(prepared, model, hits, PASSAGES, Parts(reader=Ensemble(documents=1)))
     np.testing.assert_allclose(ensemble.log_probs_T, one, rtol=1e-5)
     several = Concatenation(cut_together=together)
-    scored = score_text(prepared, model, hits, PASSAGES, several)
+    scored = score_text(prepared, model, hits, PASSAGES, Parts(reader=several))
     two = expected([[] if pair[0] == NO_PASSAGE else joined(pair) for pair in numbers_QK.tolist()])
     np.testing.assert_allclose(scored.log_probs_T, two, rtol=1e-5)
 
@@ -212,7 +213,7 @@ def test_another_model_ranks_behind_its_own_bos() -> None:
     prepared = prepare_text("a b c d e a b h", reader.tokenizer, options)
     numbers_QK = np.tile(np.array([0, 1]), (len(prepared.plan), 1))
     hits = Hits(numbers_QK=numbers_QK, scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
-    score_text(prepared, reader, hits, PASSAGES, reranker=ZeroShot(tokens=2, model=ranker))
+    score_text(prepared, reader, hits, PASSAGES, Parts(reranker=ZeroShot(tokens=2, model=ranker)))
     assert {int(tokens[0]) for tokens in ranker.reads} == {BEGIN}
     assert all(tokens.tolist().count(BEGIN) == 1 for tokens in ranker.reads)
 

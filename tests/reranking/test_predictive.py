@@ -13,6 +13,7 @@ from transformers import XLNetConfig, XLNetForSequenceClassification
 
 import ralm
 from ralm.errors import ModelError, PartError, UsageError
+from ralm.reading.parts import Parts
 from ralm.records import FloatArray, Hits, IntArray, Passages
 from ralm.reranking import RerankOptions
 from ralm.reranking.cross_encoder import load_pair_model
@@ -199,7 +200,7 @@ def test_a_run_that_was_stopped_keeps_the_scores_of_pairs(tmp_path: Path) -> Non
         source = ralm.FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={"retriever": "words"})
         reranker = Predictive(cross_encoder=cross_encoder, candidates=3)
         model = CountingModel(WordTokenizer("a b c d e".split()))
-        evaluation = ralm.run_evaluation(out, TEXT, model, PLAN, source=source, reranker=reranker)
+        evaluation = ralm.run_evaluation(out, TEXT, model, PLAN, source=source, parts=Parts(reranker=reranker))
         return evaluation.reading.scored.passages_T
 
     with pytest.MonkeyPatch.context() as patched:

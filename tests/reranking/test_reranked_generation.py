@@ -11,6 +11,7 @@ from ralm.errors import UsageError
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
+from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
@@ -53,7 +54,7 @@ def total(ranker: CountingModel, text: str, number: int) -> float:
 
 def writes_after(prompt: IntArray, model: CountingModel, how: GenerationOptions, **parts: Any) -> list[GeneratedToken]:
     source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
-    return written(TokenWriter(model, how, source, **parts), prompt)[0]
+    return written(TokenWriter(model, how, source, Parts(**parts)), prompt)[0]
 
 
 PROMPTS = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=20).map(" ".join)
@@ -135,10 +136,10 @@ def test_a_ranker_that_cannot_read_a_passage_and_the_tokens_is_refused() -> None
     for model, length in ((None, 16), (ranks(), 13)):
         message = f"`document_tokens` 4 and `RerankOptions.tokens` 12 do not fit together into {length} tokens: lower"
         with pytest.raises(UsageError, match=message):
-            list(generate("a b", writes(), options(), source, reranker=ZeroShot(tokens=12, model=model)))
+            list(generate("a b", writes(), options(), source, Parts(reranker=ZeroShot(tokens=12, model=model))))
 
 
 def test_the_oracle_is_refused_since_nobody_knows_what_will_be_written() -> None:
     source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
     with pytest.raises(UsageError, match="the reranker Oracle looks at the text to be predicted, which generation"):
-        list(generate("a b", writes(), options(), source, reranker=Oracle()))
+        list(generate("a b", writes(), options(), source, Parts(reranker=Oracle())))

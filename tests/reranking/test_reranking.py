@@ -11,6 +11,7 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import Reranker
 from ralm.reading.generate import TokenWriter
 from ralm.reading.in_context import rows_with_targets
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import StrideRows
 from ralm.reading.sampling import GenerationOptions
@@ -48,7 +49,7 @@ def check_choice(
     blocked = {} if block is None else {"windows": "blocked", "block": block}
     prepared = prepare_text(TEXT, reader.tokenizer, options(**blocked), limit_tokens=94)
     hits = some_hits(prepared, 3)
-    scored = score_text(prepared, reader, hits, PASSAGES, reranker=reranker)
+    scored = score_text(prepared, reader, hits, PASSAGES, Parts(reranker=reranker))
     documents = PassageDocuments(PASSAGES, ranker.tokenizer, 10)
     tokens = ranker.tokenizer.encode(prepared.text).tolist()
     chosen_R = hits.numbers_QK[:, 0].copy()
@@ -77,7 +78,7 @@ def test_the_official_code(model: LocalLanguageModel, method: str) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options(semantics="official"), limit_tokens=94)
     hits = some_hits(prepared, 3)
     rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
-    scored = score_text(prepared, model, hits, PASSAGES, reranker=rerank.reranker())
+    scored = score_text(prepared, model, hits, PASSAGES, Parts(reranker=rerank.reranker()))
     documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     windows = official.evaluate(
         model.model,
@@ -106,7 +107,7 @@ def test_a_ranker_of_other_tokens_sees_whole_words_of_the_prefix_alone(tiny_fold
     every = np.tile(np.arange(4, dtype=np.int64), (len(prepared.plan), 1))
     hits = Hits(numbers_QK=every, scores_QK=np.zeros(every.shape, dtype=np.float32))
     ranker = CountingModel(WordTokenizer(), max_length=WINDOW)
-    chosen_T = score_text(prepared, reader, hits, passages, reranker=ZeroShot(tokens=1, model=ranker)).passages_T
+    chosen_T = score_text(prepared, reader, hits, passages, Parts(reranker=ZeroShot(tokens=1, model=ranker))).passages_T
     last_whole_word = {4: "aa", 5: "bb", 6: "bb", 7: "bb", 8: "aa", 11: "cc", 13: "cc", 14: "dd", 16: "dd"}
     for position, word in last_whole_word.items():
         expected = 0 if position == 4 else {"aa": 0, "bb": 1, "cc": 2, "dd": 3}[word]
@@ -142,7 +143,7 @@ def test_a_second_copy_of_the_writing_model_ranks_as_it_does(tiny_folders: dict[
     how = GenerationOptions(new_tokens=12, stride=1, query_tokens=8, document_tokens=10)
     texts = []
     for ranker in (None, copy):
-        writer = TokenWriter(model, how, source, reranker=ZeroShot(candidates=3, tokens=6, model=ranker))
+        writer = TokenWriter(model, how, source, parts=Parts(reranker=ZeroShot(candidates=3, tokens=6, model=ranker)))
         prompt = model.tokenizer.encode("What is \N{ROCKET}")[:-2]
         texts.append([(one.token, one.passage) for one in written(writer, prompt)[0]])
     assert texts[0] == texts[1]
@@ -154,7 +155,7 @@ def test_random_is_any_of_the_candidates_and_seeded() -> None:
     hits = some_hits(prepared, 3)
 
     def chosen(seed: int) -> list[int]:
-        return list(score_text(prepared, model, hits, PASSAGES, reranker=RandomChoice(seed=seed)).passages_T)
+        return list(score_text(prepared, model, hits, PASSAGES, Parts(reranker=RandomChoice(seed=seed))).passages_T)
 
     assert chosen(0) == chosen(0) != chosen(1)
     places = {
@@ -171,7 +172,9 @@ def test_tokens_to_rank_by_that_do_not_fit() -> None:
     message = "`document_tokens` 10 and `RerankOptions.tokens` 6 do not fit together into 20 tokens"
     for ranker in (None, CountingModel(WordTokenizer(), max_length=20), model):
         with pytest.raises(UsageError, match=message):
-            score_text(prepared, model, some_hits(prepared, 3), PASSAGES, reranker=ZeroShot(tokens=6, model=ranker))
+            score_text(
+                prepared, model, some_hits(prepared, 3), PASSAGES, Parts(reranker=ZeroShot(tokens=6, model=ranker))
+            )
 
 
 @pytest.mark.parametrize(
@@ -196,6 +199,6 @@ def test_one_pass_ranks_a_candidate_and_reads_the_targets(method: Method) -> Non
     prepared = prepare_text("a b c d e f " * 20, model.tokenizer, options(stride=2))
     hits, scorer = some_hits(prepared, 3), Scorer(model)
     reranker = RerankOptions(method=method, tokens=3, candidates=3).reranker()
-    score_text(prepared, scorer, hits, PASSAGES, reranker=reranker)
+    score_text(prepared, scorer, hits, PASSAGES, Parts(reranker=reranker))
     rows = rows_with_targets(prepared.plan)
     assert scorer.asked == sum(max(1, len(hits.of(row))) for row in rows), "a request for each candidate, and no more"

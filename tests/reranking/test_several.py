@@ -10,6 +10,7 @@ from ralm.protocols import Reranker
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import score_text
@@ -60,7 +61,7 @@ def test_an_ensemble_of_the_best_equals_the_plain_loop(
     text, model = prepared(" ".join(words))
     hits = some_hits(text, shift)
     reranker: Reranker = ZeroShot(candidates=4, tokens=3) if method == "zero-shot" else Oracle(candidates=4)
-    scored = score_text(text, model, hits, PASSAGES, Ensemble(documents=documents), reranker)
+    scored = score_text(text, model, hits, PASSAGES, Parts(reader=Ensemble(documents=documents), reranker=reranker))
     provenance = scored.provenance
     at = 0
     for row, (first, end) in enumerate(zip(text.plan.target_begin_R.tolist(), text.plan.end_R.tolist(), strict=True)):
@@ -89,11 +90,13 @@ def test_an_ensemble_of_the_best_equals_the_plain_loop(
 def test_the_first_of_several_is_the_one_that_is_read_alone(reranker: Reranker) -> None:
     text, model = prepared()
     hits = some_hits(text)
-    alone = score_text(text, model, hits, PASSAGES, reranker=reranker)
+    alone = score_text(text, model, hits, PASSAGES, Parts(reranker=reranker))
     for documents in (2, 4):
-        several = score_text(text, model, hits, PASSAGES, Ensemble(documents=documents), reranker).provenance
+        several = score_text(
+            text, model, hits, PASSAGES, Parts(reader=Ensemble(documents=documents), reranker=reranker)
+        ).provenance
         np.testing.assert_array_equal(several.passages_TK[:, 0], alone.passages_T)
-        joined = score_text(text, model, hits, PASSAGES, Concatenation(documents=2), reranker)
+        joined = score_text(text, model, hits, PASSAGES, Parts(reader=Concatenation(documents=2), reranker=reranker))
         np.testing.assert_array_equal(joined.passages_T, alone.passages_T)
 
 
@@ -132,8 +135,10 @@ def test_a_reranker_with_fewer_candidates_than_are_read_is_refused_before_anythi
     model = CountingModel(WordTokenizer(LETTERS))
     message = "the reader reads 3 passages and the reranker chooses from 2 `candidates`: raise them"
     with pytest.raises(UsageError, match=message):
-        evaluate_text(TEXT, model, PLAN, source=source, reader=Ensemble(documents=3), reranker=ZeroShot(candidates=2))
+        evaluate_text(
+            TEXT, model, PLAN, source=source, parts=Parts(reader=Ensemble(documents=3), reranker=ZeroShot(candidates=2))
+        )
     options, reader = GenerationOptions(document_tokens=4), Ensemble(documents=3)
     with pytest.raises(UsageError, match=message):
-        list(generate("a", model, options, source, reader=reader, reranker=RandomChoice(candidates=2)))
+        list(generate("a", model, options, source, Parts(reader=reader, reranker=RandomChoice(candidates=2))))
     assert retriever.queries == []

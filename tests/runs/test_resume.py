@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 import ralm
 from ralm.errors import FolderExistsError, UsageError
+from ralm.reading.parts import Parts
 from ralm.records import FloatArray, IntArray
 from ralm.runs.resume import unfinished_run
 from tests.fakes import SharedWordsRetriever, passages_of
@@ -63,7 +64,7 @@ def source() -> ralm.FromRetriever:
 
 
 def start(out: Path, model: Bigrams, text: str = TEXT, **changed: Any) -> ralm.Evaluation:
-    options: dict[str, Any] = {"source": source(), "reranker": Longest(), "baseline": True}
+    options: dict[str, Any] = {"source": source(), "parts": Parts(reranker=Longest()), "baseline": True}
     return ralm.run_evaluation(out, text, model, PLAN, **options | changed)
 
 
@@ -95,15 +96,15 @@ def test_a_run_is_resumed_whatever_stands_beyond_its_limit(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"reranker": None}, r"begun with other settings \(reranker"),
-        ({"reader": ralm.Concatenation(documents=2)}, r"begun with other settings \(reader"),
+        (ralm.Parts(), r"begun with other settings \(reranker"),
+        (ralm.Parts(reader=ralm.Concatenation(documents=2), reranker=Longest()), r"begun with other settings \(reader"),
     ],
 )
-def test_a_run_of_other_parts_is_not_resumed(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_run_of_other_parts_is_not_resumed(changed: ralm.Parts, message: str, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path / "run", Bigrams(passes=5))
     with pytest.raises(UsageError, match=message):
-        start(tmp_path / "run", Bigrams(), **changed)
+        start(tmp_path / "run", Bigrams(), parts=changed)
     with pytest.raises(UsageError, match=r"begun with other settings \(model"):
         start(tmp_path / "run", Bigrams(smoothing=1))
 
@@ -112,7 +113,7 @@ def test_parts_that_do_not_say_what_decides_their_results(tmp_path: Path) -> Non
     unsaid = Longest()
     unsaid.config = None
     with pytest.raises(UsageError, match="the reranker Longest does not say what decides its results; give it a `conf"):
-        start(tmp_path / "run", Bigrams(), reranker=unsaid)
+        start(tmp_path / "run", Bigrams(), parts=Parts(reranker=unsaid))
     with pytest.raises(UsageError, match="the `config` of the language model Bigrams cannot be written as JSON"):
         start(tmp_path / "run", Bigrams(weights=np.zeros(1)))
     assert list(tmp_path.iterdir()) == []
@@ -120,7 +121,7 @@ def test_parts_that_do_not_say_what_decides_their_results(tmp_path: Path) -> Non
 
 def test_a_sweep_of_own_parts_is_resumed(tmp_path: Path) -> None:
     points = [
-        ralm.SweepPoint(value=name, plan=PLAN, source=source(), reader=ralm.InContext(), reranker=reranker)
+        ralm.SweepPoint(value=name, plan=PLAN, source=source(), parts=Parts(reader=ralm.InContext(), reranker=reranker))
         for name, reranker in {"first": None, "longest": Longest()}.items()
     ]
     expected = ralm.run_sweep(tmp_path / "whole", TEXT, whole := Bigrams(), "reranker", points, plot=False)

@@ -15,7 +15,9 @@ from ralm.errors import DamagedFolderError, FolderExistsError, RalmWarning, Usag
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.runs.report import build_report, render_report
 from ralm.runs.run import PASSAGES, evaluation_config, open_run, write_run
@@ -27,13 +29,13 @@ TEXT = "a b c d e a b c d e f g h a b c d e f g"
 OPTIONS = PlanOptions(stride=3, query_tokens=2, document_tokens=4, max_length=10)
 
 
-def written(out: Path, *, baseline: bool = True, reader: Ensemble | None = None, config: Any = None) -> Evaluation:
+def written(out: Path, *, baseline: bool = True, parts: Parts = IN_CONTEXT, config: Any = None) -> Evaluation:
     """An evaluation whose run is in the folder `out`."""
     passages = passages_of("c d c d", "e f e f")
     source = FromRetriever(SharedWordsRetriever(passages), passages, config={"index": "fake"})
     model = CountingModel(WordTokenizer(), max_length=10)
-    evaluation = evaluate_text(TEXT, model, OPTIONS, source=source, reader=reader, baseline=baseline)
-    settings = evaluation_config(Path("t.txt"), TEXT, model, OPTIONS, source, None) if config is None else config
+    evaluation = evaluate_text(TEXT, model, OPTIONS, source=source, parts=parts, baseline=baseline)
+    settings = evaluation_config(Path("t.txt"), TEXT, model, OPTIONS, source, None, parts) if config is None else config
     write_run(out, evaluation, settings, force=False)
     return evaluation
 
@@ -69,9 +71,9 @@ def test_the_manifest_holds_configuration_and_environment(tmp_path: Path) -> Non
     assert manifest["counts"] == {"targets": 19}
 
 
-@pytest.mark.parametrize("reader", [None, Ensemble(documents=2, mixer=UniformWeights())])
-def test_what_each_passage_was_worth_adds_up_in_every_file(tmp_path: Path, reader: Ensemble | None) -> None:
-    evaluation = written(tmp_path / "run", reader=reader)
+@pytest.mark.parametrize("parts", [IN_CONTEXT, Parts(reader=Ensemble(documents=2), mixer=UniformWeights())])
+def test_what_each_passage_was_worth_adds_up_in_every_file(tmp_path: Path, parts: Parts) -> None:
+    evaluation = written(tmp_path / "run", parts=parts)
     rows = pq.read_table(tmp_path / "run" / "tokens.parquet").to_pylist()
     passages = pq.read_table(tmp_path / "run" / "passages.parquet").to_pylist()
     gain = json.loads((tmp_path / "run" / "summary.json").read_text())["gain"]
@@ -93,9 +95,9 @@ def test_what_each_passage_was_worth_adds_up_in_every_file(tmp_path: Path, reade
     assert {row["text"] for row in passages} == {"c d c d", "e f e f"}
 
 
-@pytest.mark.parametrize("reader", [None, Ensemble(documents=2)])
-def test_a_run_is_read_back_as_it_was_written(tmp_path: Path, reader: Ensemble | None) -> None:
-    evaluation = written(tmp_path / "run", reader=reader)
+@pytest.mark.parametrize("parts", [IN_CONTEXT, Parts(reader=Ensemble(documents=2))])
+def test_a_run_is_read_back_as_it_was_written(tmp_path: Path, parts: Parts) -> None:
+    evaluation = written(tmp_path / "run", parts=parts)
     assert evaluation.baseline is not None
     traced = evaluation.traced
     run = open_run(tmp_path / "run")

@@ -23,6 +23,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import generate
 from ralm.reading.in_context import InContext
+from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
@@ -59,7 +60,7 @@ class Job:
     def tokens(self, model: WritingModel) -> list[GeneratedToken]:
         source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
         written: list[GeneratedToken] = []
-        for piece in generate(self.prompt, model, self.options, source, reader=self.reader):
+        for piece in generate(self.prompt, model, self.options, source, Parts(reader=self.reader)):
             time.sleep(self.pauses)
             written += piece.tokens
         return written

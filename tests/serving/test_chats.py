@@ -21,12 +21,13 @@ from ralm.answering.sources import QuestionRetriever, RerankedPassages
 from ralm.errors import InputError, UsageError
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import Reader, Reranker, WritingModel
+from ralm.protocols import Reranker, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
-from ralm.reading.in_context import InContext
 from ralm.reading.mixers import PosteriorWeights, UniformWeights
+from ralm.reading.parts import Parts
 from ralm.reading.sampling import GenerationOptions
+from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
 from ralm.reranking.random import RandomChoice
@@ -52,17 +53,20 @@ AT_LEAST = "the text of `messages` has at least 200,"  # thousand tokens: none i
 IMAGE = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
 QUESTION: list[Any] = [{"role": "user", "content": "Who keeps the sheep?"}]
 CONVERSATIONS = (SAID, QUESTION, SAID[3:], SAID[1:2])
-READERS: list[tuple[dict[str, Any], Reader]] = [
-    ({}, InContext()),
-    ({"reader": "ensemble", "documents": 2, "mixer": "uniform"}, Ensemble(documents=2, mixer=UniformWeights())),
+READERS: list[tuple[dict[str, Any], Parts]] = [
+    ({}, IN_CONTEXT),
+    (
+        {"reader": "ensemble", "documents": 2, "mixer": "uniform"},
+        Parts(reader=Ensemble(documents=2), mixer=UniformWeights()),
+    ),
     (
         {"reader": "ensemble", "documents": 2, "mixer": "posterior", "eta": 2.0},
-        Ensemble(documents=2, mixer=PosteriorWeights(eta=2.0)),
+        Parts(reader=Ensemble(documents=2), mixer=PosteriorWeights(eta=2.0)),
     ),
-    ({"reader": "concatenation", "documents": 2}, Concatenation(documents=2)),
+    ({"reader": "concatenation", "documents": 2}, Parts(reader=Concatenation(documents=2))),
     (
         {"reader": "concatenation", "documents": 2, "order": "best-last"},
-        Concatenation(documents=2, order="best-last"),
+        Parts(reader=Concatenation(documents=2, order="best-last")),
     ),
 ]
 
@@ -91,14 +95,14 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def answered(
-    model: WritingModel, index: Path, said: list[Any], reader: Reader | None = None, **options: Any
+    model: WritingModel, index: Path, said: list[Any], parts: Parts = IN_CONTEXT, **options: Any
 ) -> SourcedAnswer:
     """What the library answers."""
     answerer = Answerer(
         model,
         open_prompt("chat"),
         QuestionRetriever(FromRetriever.of_index(index)),
-        reader=reader,
+        parts=parts,
         options=AnswerOptions(**{"stop": (), "new_tokens": 24, **options}),
     )
     return answerer.stream(Conversation(messages_of(said))).with_sources()
@@ -127,7 +131,7 @@ def asked(client: openai.OpenAI | openai.AsyncOpenAI, said: list[Any], **more: A
     )
 
 
-@pytest.mark.parametrize(("chosen", "reader"), READERS)
+@pytest.mark.parametrize(("chosen", "parts"), READERS)
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 5, "top_p": 0.9}])
 @pytest.mark.parametrize("said", [SAID, QUESTION])
 def test_the_answer_is_that_of_the_library(
@@ -135,11 +139,11 @@ def test_the_answer_is_that_of_the_library(
     model: WritingModel,
     index: Path,
     chosen: dict[str, Any],
-    reader: Reader,
+    parts: Parts,
     sampling: dict[str, Any],
     said: list[Any],
 ) -> None:
-    expected = answered(model, index, said, reader, **sampling)
+    expected = answered(model, index, said, parts, **sampling)
     found = asked(client, said, logprobs=True, extra_body={"ralm": chosen}, **sampling)
     [choice] = found.choices
     assert choice.message.content == expected.answer.text
@@ -180,13 +184,13 @@ def test_passages_may_be_chosen_by_a_reranker(client: openai.OpenAI, model: Writ
     assert len(read) > 1
 
 
-@pytest.mark.parametrize(("chosen", "reader"), READERS)
+@pytest.mark.parametrize(("chosen", "parts"), READERS)
 def test_annotations_are_the_citations_of_the_library(
-    client: openai.OpenAI, url: str, model: WritingModel, index: Path, chosen: dict[str, Any], reader: Reader
+    client: openai.OpenAI, url: str, model: WritingModel, index: Path, chosen: dict[str, Any], parts: Parts
 ) -> None:
     cited = 0
     for said in CONVERSATIONS:
-        expected = answered(model, index, said, reader)
+        expected = answered(model, index, said, parts)
         [choice] = asked(client, said, extra_body={"ralm": chosen}).choices
         spans = sorted((span, one.passage) for one in expected.sources for span in one.answer_spans)
         found = [one.url_citation for one in choice.message.annotations]
@@ -201,8 +205,8 @@ def test_annotations_are_the_citations_of_the_library(
     assert cited > 0
 
 
-@pytest.mark.parametrize(("chosen", "reader"), READERS)
-def test_a_stream_is_the_same_answer(client: openai.OpenAI, chosen: dict[str, Any], reader: Reader) -> None:
+@pytest.mark.parametrize(("chosen", "parts"), READERS)
+def test_a_stream_is_the_same_answer(client: openai.OpenAI, chosen: dict[str, Any], parts: Parts) -> None:
     more: dict[str, Any] = {"logprobs": True, "n": 2, "temperature": 0.9, "seed": 3, "extra_body": {"ralm": chosen}}
     whole = asked(client, SAID, **more)
     pieces = list(asked(client, SAID, stream=True, stream_options={"include_usage": True}, **more))

@@ -13,6 +13,7 @@ from ralm import Ensemble, FromRetriever, GenerationOptions, InContext, PlanOpti
 from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
+from ralm.reading.parts import Parts
 from ralm.serving.service import Service
 from tests.serving.served import MODEL, PROMPTS, tiny
 
@@ -111,7 +112,7 @@ def test_our_own_api_model_is_of_the_first_tier(
         plan = PlanOptions(max_length=512, document_tokens=64)
         for reader in (InContext(), Ensemble(documents=2)):
             one, other = (
-                evaluate_text(PROMPTS[1], Scorer(each, progress=False), plan, source=source, reader=reader)
+                evaluate_text(PROMPTS[1], Scorer(each, progress=False), plan, source=source, parts=Parts(reader=reader))
                 for each in (model, tiny())
             )
             np.testing.assert_allclose(one.reading.scored.log_probs_T, other.reading.scored.log_probs_T, atol=1e-4)

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,7 +16,6 @@ from ralm import (
     Ensemble,
     FromRetriever,
     GenerationOptions,
-    InContext,
     Oracle,
     PlanOptions,
     Prompt,
@@ -26,18 +26,19 @@ from ralm import (
 )
 from ralm.lm.scoring import Scorer
 from ralm.reading.mixers import PosteriorWeights
+from ralm.reading.parts import Parts
 from ralm.reading.provenance import traced_generation
-from ralm.reading.score import score_text
+from ralm.reading.score import IN_CONTEXT, score_text
 from ralm.reading.tokens import prepare_text
 from ralm.serving.service import Service
 from tests.api.backings import OfTable
 from tests.serving.served import MODEL, PROMPTS, events_of, serving, tiny
 
-READERS: dict[str, Any] = {
-    "in-context": InContext(),
-    "ensemble": Ensemble(documents=3),
-    "concatenation": Concatenation(documents=2),
-    "posterior": Ensemble(documents=3, mixer=PosteriorWeights(eta=0.5)),
+READERS: dict[str, Parts] = {
+    "in-context": IN_CONTEXT,
+    "ensemble": Parts(reader=Ensemble(documents=3)),
+    "concatenation": Parts(reader=Concatenation(documents=2)),
+    "posterior": Parts(reader=Ensemble(documents=3), mixer=PosteriorWeights(eta=0.5)),
 }
 RERANKERS: dict[str, Any] = {"none": None, "zero-shot": ZeroShot(candidates=4), "oracle": Oracle(candidates=4)}
 
@@ -49,7 +50,7 @@ def drawn(draw: random.Random, *, echo: bool) -> dict[str, Any]:
     if draw.random() < 0.75:
         choice = {"reader": reader, "stride": draw.choice([2, 4, 7])}
         if reader != "in-context":
-            choice["documents"] = READERS[reader].hits
+            choice["documents"] = READERS[reader].reader.hits
             if reader == "ensemble" and draw.random() < 0.5:
                 choice |= {"mixer": "posterior", "eta": 0.5}
         elif draw.random() < 0.4:
@@ -74,8 +75,10 @@ def source_of(service: Service, choice: Mapping[str, Any]) -> FromRetriever | No
 def parts_of(service: Service, choice: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "source": source_of(service, choice),
-        "reader": READERS[choice.get("mixer") or choice.get("reader", "in-context")],
-        "reranker": RERANKERS[choice.get("rerank", "none")],
+        "parts": replace(
+            READERS[choice.get("mixer") or choice.get("reader", "in-context")],
+            reranker=RERANKERS[choice.get("rerank", "none")],
+        ),
     }
 
 
@@ -197,7 +200,7 @@ def test_sources_and_gains_of_what_is_written(client: httpx.Client, service: Ser
     options = GenerationOptions(new_tokens=9)
     source = source_of(service, {})
     assert source is not None
-    pieces = list(generate(PROMPTS[0], tiny(), options, source, reader=Ensemble(documents=3)))
+    pieces = list(generate(PROMPTS[0], tiny(), options, source, Parts(reader=Ensemble(documents=3))))
     traced = traced_generation(PROMPTS[0], pieces, tiny(), source.passages)
     tokens = [token for piece in pieces for token in piece.tokens]
     told = answer["ralm"]["choices"][0]
@@ -216,7 +219,9 @@ def test_sources_and_gains_of_what_is_written(client: httpx.Client, service: Ser
 
 @pytest.mark.parametrize("reader", READERS)
 def test_likeliest_tokens_of_a_prompt(client: httpx.Client, service: Service, reader: str) -> None:
-    choice = {"reader": reader} if reader == "in-context" else {"reader": reader, "documents": READERS[reader].hits}
+    choice = (
+        {"reader": reader} if reader == "in-context" else {"reader": reader, "documents": READERS[reader].reader.hits}
+    )
     if reader == "posterior":
         choice |= {"reader": "ensemble", "mixer": reader}
     body = {"model": MODEL, "prompt": PROMPTS[1], "max_tokens": 0, "echo": True, "ralm": {**choice, "gain": True}}

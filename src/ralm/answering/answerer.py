@@ -18,10 +18,12 @@ from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder, QuestionInput, QuestionSource, found_passages
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
-from ralm.protocols import Reader, WritingModel
-from ralm.reading import concatenation, in_context, pieces
+from ralm.protocols import WritingModel
+from ralm.reading import concatenation, pieces
 from ralm.reading.mixture import mix, shares
+from ralm.reading.parts import Parts
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, used_passages
+from ralm.reading.score import IN_CONTEXT
 from ralm.records import FloatArray, IntArray, Passages, Provenance, Request
 from ralm.validation import scores_given_texts
 
@@ -72,7 +74,7 @@ class Answerer:
     """Answers questions with a frozen language model, and gives the sources of each answer.
 
     A question may be the last message of the user in a `Conversation`, if `prompt` is a chat. The passages are those of
-    `source`, without it there are none; `reader` says how they are read, one in context by default. An ensemble is
+    `source`, without it there are none; `parts` say how they are read, one in context by default. An ensemble is
     averaged for every token.
 
     With `measured`, an answer is also scored after the same prompt without passages. If several passages share a
@@ -87,7 +89,7 @@ class Answerer:
         prompt: QuestionPrompt,
         source: QuestionSource | None = None,
         *,
-        reader: Reader | None = None,
+        parts: Parts = IN_CONTEXT,
         options: AnswerOptions | None = None,
         measured: bool = True,
         control: bool = False,
@@ -97,12 +99,12 @@ class Answerer:
         if self._options.join != "tokens":
             raise UsageError('answers with their sources are drawn token by token: leave out `join="answers"`.')
         self._source = source
-        self._reader = reader or in_context.InContext()
-        check_mixer(self._reader, model, self._options)
+        self._parts = parts
+        check_mixer(parts, model, self._options)
         self._scorer = Scorer(model, progress=False)
         self._prompt = prompt
         self._room = room_for_prompts(model, self._options)
-        self._with_passages = PromptBuilder(prompt, model.tokenizer, self._room, self._reader)
+        self._with_passages = PromptBuilder(prompt, model.tokenizer, self._room, parts)
         self._measures = measured and source is not None and scores_given_texts(model)
         if control and not self._measures:
             raise UsageError(
@@ -139,7 +141,7 @@ class Answerer:
                 if not text.strip():
                     raise UsageError(f"{name} is empty: ask with at least one word.")
         found = [Question(str(place), one.search_query) for place, one in enumerate(conversations, 1)]
-        hits, passages = found_passages(found, self._source, self._reader.hits)
+        hits, passages = found_passages(found, self._source, self._parts.reader.hits)
         inputs = [
             self._with_passages.build(Question(str(row + 1), one.question), hits.of(row), passages, one)
             for row, one in enumerate(conversations)
@@ -205,7 +207,7 @@ class Answerer:
 
     def _in_prompt(self, numbers: Sequence[int]) -> Sequence[int]:
         """Passages, given best first, in the order in which a prompt has them."""
-        reader = in_context.CheckedReader.of(self._reader).reader
+        reader = self._parts.reader
         return reader.in_order(tuple(numbers)) if isinstance(reader, concatenation.Concatenation) else numbers
 
     def _compared(

@@ -22,9 +22,9 @@ from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.sources import QuestionInput
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer, SharedCache
-from ralm.protocols import Reader, WritingModel
+from ralm.protocols import WritingModel
 from ralm.reading.generate import Decoder, pieces_of
-from ralm.reading.in_context import CheckedReader
+from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, passage_shares
 from ralm.reading.rows import PromptState
 from ralm.reading.sampling import GenerationOptions, Sampling
@@ -74,15 +74,13 @@ class Answer:
         return float(np.mean([token.certified for token in self.tokens])) if self.tokens else 1.0
 
 
-def check_mixer(reader: Reader, model: WritingModel, options: AnswerOptions) -> None:
-    """Raise UsageError if the mixer of a reader needs what the model does not give, or what a vote of answers does not
+def check_mixer(parts: Parts, model: WritingModel, options: AnswerOptions) -> None:
+    """Raise UsageError if the mixer needs what the model does not give, or what a vote of answers does not
     read."""
-    mixer = CheckedReader.of(reader).mixer
     if options.join == "tokens":
-        mixer.require_every_token(model)
+        parts.check_generation(model)
     else:
-        mixer.require_average('a vote of `join="answers"`')
-        mixer.require_exact(model)
+        parts.check_scoring(model, 'a vote of `join="answers"`')
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,12 +331,12 @@ def _key(one: QuestionInput, sampling: Sampling) -> bytes:
     if sampling.temperature > 0:
         drawn = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
         digest.update(repr(drawn).encode())
-    if one.mixer is not None:
-        digest.update(json.dumps([config_of(one.mixer.mixer, "mixer"), one.evidence], sort_keys=True).encode())
+    if one.parts is not None:
+        digest.update(json.dumps([config_of(one.parts.mixer, "mixer"), one.evidence], sort_keys=True).encode())
     for prompt, log_weight in zip(one.prompts, one.prompts.log_weights_K.tolist(), strict=True):
         digest.update(len(prompt.tokens).to_bytes(8, "little"))
         digest.update(prompt.tokens.tobytes())
-        score = 0.0 if one.mixer is None else prompt.score
+        score = 0.0 if one.parts is None else prompt.score
         numbers = [log_weight, score, 0]  # the key seeds the draws: without the 0 all would be others
         digest.update(np.array(numbers, dtype=np.float64).tobytes())
     return digest.digest()

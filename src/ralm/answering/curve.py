@@ -20,8 +20,10 @@ from ralm.answering import answers, prompts, run, sources
 from ralm.answering.evaluation import METRICS, AnswerParts, QuestionEvaluation, evaluate_questions
 from ralm.answering.questions import Question
 from ralm.errors import UsageError
-from ralm.protocols import Reader, WritingModel
-from ralm.reading import concatenation, in_context
+from ralm.protocols import WritingModel
+from ralm.reading import concatenation
+from ralm.reading.parts import Parts
+from ralm.reading.score import IN_CONTEXT
 from ralm.runs.run import check_plot
 from ralm.storage import outputs
 
@@ -56,9 +58,9 @@ class AnswerCurve:
         return rows
 
 
-def several_in_context(number: int, order: concatenation.PassageOrder = "best-first") -> Reader:
+def several_in_context(number: int, order: concatenation.PassageOrder = "best-first") -> Parts:
     """The reader of Figure 8: that many passages in one prompt."""
-    return in_context.InContext() if number == 1 else concatenation.Concatenation(documents=number, order=order)
+    return IN_CONTEXT if number == 1 else Parts(reader=concatenation.Concatenation(documents=number, order=order))
 
 
 def answer_curve(
@@ -68,13 +70,13 @@ def answer_curve(
     prompt: prompts.QuestionPrompt,
     source: sources.QuestionSource,
     *,
-    reader_of: Callable[[int], Reader] = several_in_context,
+    parts_of: Callable[[int], Parts] = several_in_context,
     stores: answers.AnswerStores | None = None,
-    **parts: Unpack[AnswerParts],
+    **how: Unpack[AnswerParts],
 ) -> AnswerCurve:
     """Evaluate questions with each of these numbers of passages; 0 is the closed book.
 
-    `reader_of` gives the reader of so many passages. `parts` are other arguments of `evaluate_questions`. Raises
+    `parts_of` gives the parts that read so many passages. `how` are other arguments of `evaluate_questions`. Raises
     UsageError if a number is negative or a duplicate, and the errors of `evaluate_questions`.
     """
     check_numbers(numbers)
@@ -84,9 +86,9 @@ def answer_curve(
             model,
             prompt,
             source=source if number else None,
-            reader=reader_of(number) if number else None,
+            parts=parts_of(number) if number else IN_CONTEXT,
             stores=stores,
-            **parts,
+            **how,
         )
         for number in numbers
     }
@@ -101,9 +103,9 @@ def run_curve(
     prompt: prompts.QuestionPrompt,
     source: sources.QuestionSource,
     *,
-    reader_of: Callable[[int], Reader] = several_in_context,
+    parts_of: Callable[[int], Parts] = several_in_context,
     force: bool = False,
-    **parts: Unpack[AnswerParts],
+    **how: Unpack[AnswerParts],
 ) -> AnswerCurve:
     """Evaluate as `answer_curve` does, and write the folder `out` atomically, with the plot.
 
@@ -116,9 +118,9 @@ def run_curve(
     check_plot()
     from ralm.runs.plot import draw_curve
 
-    config = curve_config(numbers, questions, model, prompt, source, reader_of, **parts)
+    config = curve_config(numbers, questions, model, prompt, source, parts_of, **how)
     with run.answer_stores(out, config, force=force) as stores:
-        curve = answer_curve(numbers, questions, model, prompt, source, reader_of=reader_of, stores=stores, **parts)
+        curve = answer_curve(numbers, questions, model, prompt, source, parts_of=parts_of, stores=stores, **how)
         rows = curve.rows()
         with run.run_folder(out, CURVE_KIND, {"rows": [*rows]}, config, {"points": len(rows)}, force=force) as folder:
             pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / CURVE_TABLE)
@@ -132,12 +134,12 @@ def curve_config(
     model: WritingModel,
     prompt: prompts.QuestionPrompt,
     source: sources.QuestionSource,
-    reader_of: Callable[[int], Reader] = several_in_context,
-    **parts: Unpack[AnswerParts],
+    parts_of: Callable[[int], Parts] = several_in_context,
+    **how: Unpack[AnswerParts],
 ) -> dict[str, JsonValue]:
     """Everything that determines a curve, by name; the reader is that of the largest number."""
-    reader = reader_of(max(1, *numbers))
-    config = run.questions_config(questions, model, prompt, source=source, reader=reader, **parts)
+    parts = parts_of(max(1, *numbers))
+    config = run.questions_config(questions, model, prompt, source=source, parts=parts, **how)
     return {**config, "numbers": [*numbers]}
 
 

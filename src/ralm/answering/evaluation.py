@@ -18,9 +18,10 @@ from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.errors import UsageError
 from ralm.evaluation.retrieval import RetrievalRun
-from ralm.protocols import Reader, WritingModel
+from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
-from ralm.reading.in_context import CheckedReader, InContext
+from ralm.reading.parts import Parts
+from ralm.reading.score import IN_CONTEXT
 from ralm.records import Hits, IntArray, Passage, Passages
 from ralm.terminal import progress_bar
 
@@ -167,7 +168,7 @@ class QuestionParts(AnswerParts, total=False):
     """The same with the source of passages."""
 
     source: sources.QuestionSource | None
-    reader: Reader | None
+    parts: Parts
 
 
 def evaluate_questions(
@@ -176,7 +177,7 @@ def evaluate_questions(
     prompt: prompts.QuestionPrompt,
     *,
     source: sources.QuestionSource | None = None,
-    reader: Reader | None = None,
+    parts: Parts = IN_CONTEXT,
     demonstrations: Sequence[Question] = (),
     options: AnswerOptions | None = None,
     semantics: AnswerSemantics = "paper",
@@ -186,7 +187,7 @@ def evaluate_questions(
 ) -> QuestionEvaluation:
     """Answer questions, with the passages of `source` in their prompts if it is given, and judge the answers.
 
-    `reader` says how passages are read: one in context (the default), several as an ensemble or concatenated.
+    `parts` say how passages are read: one in context (the default), several as an ensemble or concatenated.
     `demonstrations` are questions with answers that stand before every prompt, each with its own first passage. A
     `judge` also decides whether answers agree with gold answers. With `baseline` every question is also answered
     without passages: after the same prompt, and after the one that asks without passages. `stores` keep scores, answers
@@ -194,15 +195,15 @@ def evaluate_questions(
     Raises UsageError if lengths do not fit into the model.
     """
     begun = perf_counter()
-    options, reader = options or AnswerOptions(), reader or InContext()
-    check_mixer(reader, model, options)
+    options = options or AnswerOptions()
+    check_mixer(parts, model, options)
     room = room_for_prompts(model, options)
 
     def answer(book: _Book) -> list[tuple[prompts.Cut, JudgedAnswer]]:
         shown = list(zip(demonstrations, book.shown, strict=True))
-        several = isinstance(reader, Concatenation) and reader.hits > 1
+        several = isinstance(parts.reader, Concatenation) and parts.reader.hits > 1
         asks = prompt.same_words(several=several) if book.same_words else prompt
-        builder = sources.PromptBuilder(asks, model.tokenizer, room, book.reader, shown, semantics=semantics)
+        builder = sources.PromptBuilder(asks, model.tokenizer, room, book.parts, shown, semantics=semantics)
         inputs = [builder.build(one, book.hits.of(row), book.passages) for row, one in enumerate(questions)]
         judged = []
         with progress_bar(f"Answering{book.name}", len(inputs)) as advance:
@@ -218,7 +219,7 @@ def evaluate_questions(
         return [(one.largest_cut, answer) for one, answer in zip(inputs, judged, strict=True)]
 
     rows = []
-    results = _in_books(answer, questions, demonstrations, source, reader, baseline=baseline, same_words=True)
+    results = _in_books(answer, questions, demonstrations, source, parts, baseline=baseline, same_words=True)
     for one, ((cut, judged), without, closed, read) in zip(questions, results, strict=True):
         ranks = (rank for rank, passage in enumerate(read, 1) if metrics.has_answer(passage.text, one.answers))
         rows.append(
@@ -234,7 +235,7 @@ def evaluate_questions(
         )
     return QuestionEvaluation(
         rows=rows,
-        documents=0 if source is None else reader.hits,
+        documents=0 if source is None else parts.reader.hits,
         seconds=perf_counter() - begun,
         judge=None if judge is None else judge.name,
     )
@@ -260,7 +261,7 @@ class _Book(NamedTuple):
     """How questions are read: the passages of the demonstrations and of the questions, or none."""
 
     name: str
-    reader: Reader
+    parts: Parts
     shown: Sequence[Sequence[Passage]]
     hits: Hits
     passages: Passages
@@ -273,7 +274,7 @@ def _in_books(
     queries: Sequence[Question],
     shown: Sequence[Question],
     source: sources.QuestionSource | None,
-    reader: Reader,
+    parts: Parts,
     *,
     baseline: bool,
     same_words: bool = False,
@@ -283,16 +284,16 @@ def _in_books(
     Of the results without passages, the first is that of a prompt with the `same_words`, the second that of the prompt
     that asks without passages.
     """
-    hits, passages = sources.found_passages(queries, source, reader.hits)
-    found = answer(_Book("", reader, sources.first_passages(shown, source), hits, passages))
+    hits, passages = sources.found_passages(queries, source, parts.reader.hits)
+    found = answer(_Book("", parts, sources.first_passages(shown, source), hits, passages))
     closed: Sequence[_Result | None] = [None] * len(queries)
     without = closed
     if baseline and source is not None:
         nothing, empty = Hits.none(len(queries), 1), [()] * len(shown)
-        closed = answer(_Book(" closed book", InContext(), empty, nothing, ()))
+        closed = answer(_Book(" closed book", IN_CONTEXT, empty, nothing, ()))
         if same_words:
-            without = answer(_Book(" without passages", InContext(), empty, nothing, (), same_words=True))
-    read = ([passages[number] for number, _ in hits.of(row)[: reader.hits]] for row in range(len(queries)))
+            without = answer(_Book(" without passages", IN_CONTEXT, empty, nothing, (), same_words=True))
+    read = ([passages[number] for number, _ in hits.of(row)[: parts.reader.hits]] for row in range(len(queries)))
     return zip(found, without, closed, read, strict=True)
 
 
@@ -344,7 +345,7 @@ class ChoiceParts(TypedDict, total=False):
     """The arguments that say how multiple choice is answered, see `evaluate_choices`."""
 
     source: sources.QuestionSource | None
-    reader: Reader | None
+    parts: Parts
     demonstrations: Sequence[ChoiceQuestion]
     options: ChoiceOptions | None
 
@@ -355,7 +356,7 @@ def evaluate_choices(
     prompt: prompts.QuestionPrompt,
     *,
     source: sources.QuestionSource | None = None,
-    reader: Reader | None = None,
+    parts: Parts = IN_CONTEXT,
     demonstrations: Sequence[ChoiceQuestion] = (),
     options: ChoiceOptions | None = None,
     baseline: bool = False,
@@ -368,10 +369,8 @@ def evaluate_choices(
     if two of its choices have the same tokens.
     """
     begun = perf_counter()
-    reader, options = reader or InContext(), options or ChoiceOptions()
-    mixer = CheckedReader.of(reader).mixer
-    mixer.require_average("a choice")
-    mixer.require_exact(model)
+    options = options or ChoiceOptions()
+    parts.check_scoring(model, "a choice")
     method = multiple_choice.choice_method(model, prompt, options, stores or AnswerStores())
     for subject in sorted({one.subject for one in questions}):
         _of_subject(subject, demonstrations)
@@ -383,7 +382,7 @@ def evaluate_choices(
         def builder(subject: str, room: int) -> sources.PromptBuilder:
             own = _of_subject(subject, demonstrations)
             shown = [(method.as_question(demonstrations[place]), book.shown[place]) for place in own]
-            return sources.PromptBuilder(prompt, model.tokenizer, room, book.reader, shown)
+            return sources.PromptBuilder(prompt, model.tokenizer, room, book.parts, shown)
 
         chosen: list[multiple_choice.Choice] = []
         with progress_bar(f"Choosing{book.name}", len(questions)) as advance:
@@ -397,12 +396,13 @@ def evaluate_choices(
         return chosen
 
     queries, shown = [one.query for one in questions], [one.query for one in demonstrations]
-    results = _in_books(choose, queries, shown, source, reader, baseline=baseline)
+    results = _in_books(choose, queries, shown, source, parts, baseline=baseline)
     rows = [
         ChosenQuestion(question=one, passages=read, choice=choice, closed=closed)
         for one, (choice, _, closed, read) in zip(questions, results, strict=True)
     ]
-    return ChoiceEvaluation(rows=rows, documents=0 if source is None else reader.hits, seconds=perf_counter() - begun)
+    documents = 0 if source is None else parts.reader.hits
+    return ChoiceEvaluation(rows=rows, documents=documents, seconds=perf_counter() - begun)
 
 
 def _of_subject(subject: str, demonstrations: Sequence[ChoiceQuestion]) -> list[int]:

@@ -15,15 +15,12 @@ from ralm.answering.prompts import QuestionPrompt, tokens_after
 from ralm.answering.sources import QuestionInput
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Tokenizer
-from ralm.reading.mixers import SimilarityWeights
-from ralm.reading.mixing import CheckedMixer, Evidence
-from ralm.reading.score import mixed
+from ralm.reading.parts import Evidence
+from ralm.reading.score import IN_CONTEXT, mixed
 from ralm.records import DoubleArray, FloatArray, IntArray, Request
 from ralm.validation import scores_given_texts
 
 _NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
-_FIXED: Final = CheckedMixer(SimilarityWeights())
-"""The mixer of prompts whose weights are known before they are read."""
 
 GoldScore: TypeAlias = tuple[float, int]
 """The natural log-probability of a gold answer, and its number of tokens."""
@@ -59,9 +56,9 @@ def likelihoods(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer)
     Raises ModelError if a prompt and its text are longer than the model reads, UsageError if a mixer is for generation.
     """
     for one, _ in texts:
-        (one.mixer or _FIXED).require_average("the likelihood of an answer")
+        (one.parts or IN_CONTEXT).require_average("the likelihood of an answer")
     return [
-        TextLikelihood(*mixed(one.mixer or _FIXED, one.prompts, log_probs_KN, len(tokens)))
+        TextLikelihood(*mixed(one.parts or IN_CONTEXT, one.prompts, log_probs_KN, len(tokens)))
         for (one, tokens), log_probs_KN in zip(texts, scored_texts(texts, scorer), strict=True)
     ]
 
@@ -72,7 +69,7 @@ def evidence_before_answers(inputs: Sequence[QuestionInput], scorer: Scorer) -> 
     found: list[Evidence | None] = []
     for one in inputs:
         nothing = np.zeros((len(one.prompts), 0), dtype=np.float32)
-        found.append(None if one.mixer is None else Evidence(one.mixer, next(scored) if one.evidence else nothing))
+        found.append(None if one.parts is None else Evidence(one.parts, next(scored) if one.evidence else nothing))
     return found
 
 
@@ -111,7 +108,7 @@ def gold_log_probs(
     length = (max_length or model.max_length) + 1  # the last token is predicted, not read
     texts: list[tuple[QuestionInput, IntArray] | None] = []
     for one in inputs:
-        contrasts = one.mixer is not None and one.mixer.contrasts
+        contrasts = one.parts is not None and one.parts.contrasts
         gold = _NO_TOKENS if contrasts else gold_tokens(one, prompt, model.tokenizer)
         longest = max((len(prompt.tokens) for prompt in one.prompts), default=length)
         texts.append((one, gold) if 0 < len(gold) <= length - longest else None)

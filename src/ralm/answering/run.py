@@ -32,7 +32,7 @@ from ralm.answering.answers import AnswerStores
 from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.protocols import WritingModel
-from ralm.reading.in_context import InContext
+from ralm.reading.score import IN_CONTEXT
 from ralm.records import Passage
 from ralm.runs import resume, run, tables
 from ralm.storage import manifest, outputs
@@ -100,9 +100,9 @@ def run_questions(
     *,
     baseline: bool = False,
     force: bool = False,
-    **parts: Unpack[evaluation.QuestionParts],
+    **how: Unpack[evaluation.QuestionParts],
 ) -> evaluation.QuestionEvaluation:
-    """Evaluate questions as `evaluate_questions` does, whose arguments `parts` are, and write the folder `out`
+    """Evaluate questions as `evaluate_questions` does, whose arguments `how` are, and write the folder `out`
     atomically.
 
     If it is killed, call it again with the same arguments to resume. Raises the errors of `evaluate_questions`,
@@ -110,9 +110,9 @@ def run_questions(
     there.
     """
     outputs.check_output(Path(out), kind=ANSWERS_KIND, force=force)
-    config = questions_config(questions, model, prompt, **parts)
+    config = questions_config(questions, model, prompt, **how)
     with answer_stores(out, config, force=force) as stores:
-        found = evaluation.evaluate_questions(questions, model, prompt, baseline=baseline, stores=stores, **parts)
+        found = evaluation.evaluate_questions(questions, model, prompt, baseline=baseline, stores=stores, **how)
         table = pa.Table.from_pylist([_answer_row(row) for row in found.rows], pa.schema(ANSWERS_COLUMNS))
         _write(out, ANSWERS_KIND, {ANSWERS_TABLE: table}, found, config, force=force)
     return found
@@ -126,17 +126,17 @@ def run_choices(
     *,
     baseline: bool = False,
     force: bool = False,
-    **parts: Unpack[evaluation.ChoiceParts],
+    **how: Unpack[evaluation.ChoiceParts],
 ) -> evaluation.ChoiceEvaluation:
-    """Evaluate multiple choice as `evaluate_choices` does, whose arguments `parts` are, and write the folder `out`
+    """Evaluate multiple choice as `evaluate_choices` does, whose arguments `how` are, and write the folder `out`
     atomically.
 
     Resumes and raises errors as `run_questions` does.
     """
     outputs.check_output(Path(out), kind=CHOICES_KIND, force=force)
-    config = choices_config(questions, model, prompt, **parts)
+    config = choices_config(questions, model, prompt, **how)
     with answer_stores(out, config, force=force) as stores:
-        found = evaluation.evaluate_choices(questions, model, prompt, baseline=baseline, stores=stores, **parts)
+        found = evaluation.evaluate_choices(questions, model, prompt, baseline=baseline, stores=stores, **how)
         table = pa.Table.from_pylist([_choice_row(row) for row in found.rows], pa.schema(_CHOICES_COLUMNS))
         _write(out, CHOICES_KIND, {CHOICES_TABLE: table}, found, config, force=force)
     return found
@@ -161,14 +161,14 @@ def questions_config(
     questions: Sequence[Question],
     model: WritingModel,
     prompt: prompts.QuestionPrompt,
-    **parts: Unpack[evaluation.QuestionParts],
+    **how: Unpack[evaluation.QuestionParts],
 ) -> _Config:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
-    options = asdict(parts.get("options") or AnswerOptions())
+    options = asdict(how.get("options") or AnswerOptions())
     del options["top_logprobs"]  # it changes no draw
-    options |= {"stop": [*options["stop"]], "semantics": parts.get("semantics", "paper")}
-    judge = parts.get("judge")
-    found = _config(questions, model, prompt, options, parts)
+    options |= {"stop": [*options["stop"]], "semantics": how.get("semantics", "paper")}
+    judge = how.get("judge")
+    found = _config(questions, model, prompt, options, how)
     return {**found, "judge": None if judge is None else judge.config}
 
 
@@ -176,10 +176,10 @@ def choices_config(
     questions: Sequence[ChoiceQuestion],
     model: WritingModel,
     prompt: prompts.QuestionPrompt,
-    **parts: Unpack[evaluation.ChoiceParts],
+    **how: Unpack[evaluation.ChoiceParts],
 ) -> _Config:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
-    return _config(questions, model, prompt, asdict(parts.get("options") or ChoiceOptions()), parts)
+    return _config(questions, model, prompt, asdict(how.get("options") or ChoiceOptions()), how)
 
 
 def _config(
@@ -187,15 +187,15 @@ def _config(
     model: WritingModel,
     prompt: prompts.QuestionPrompt,
     options: _Config,
-    parts: evaluation.QuestionParts | evaluation.ChoiceParts,
+    how: evaluation.QuestionParts | evaluation.ChoiceParts,
 ) -> _Config:
-    source = parts.get("source")
+    source = how.get("source")
     return {
         "questions": identity_of_questions(questions, source),
-        "demonstrations": identity_of_questions(parts.get("demonstrations", ()), source),
+        "demonstrations": identity_of_questions(how.get("demonstrations", ()), source),
         "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
-        "reader": None if source is None else config_of(parts.get("reader") or InContext(), "reader"),
+        "reader": None if source is None else how.get("parts", IN_CONTEXT).config["reader"],
         "prompt": prompts.prompt_config(prompt, model.tokenizer),
         "options": options,
     }

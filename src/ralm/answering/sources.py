@@ -13,12 +13,12 @@ from ralm.answering.prompts import Conversation, Cut, Encoded, PromptEncoder, Pr
 from ralm.answering.questions import Question, read_choice_questions, read_questions
 from ralm.errors import InputError, UsageError
 from ralm.lm.scoring import common_prefix_length
-from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
-from ralm.reading import concatenation, in_context, sampling, sources, tokens
-from ralm.reading.mixing import CheckedMixer
+from ralm.protocols import LanguageModel, Reranker, Tokenizer
+from ralm.reading import concatenation, sampling, sources, tokens
+from ralm.reading.parts import Parts
 from ralm.reading.rows import PromptRows, PromptState
+from ralm.reading.score import IN_CONTEXT
 from ralm.records import NO_PASSAGE, NO_READINGS, Hits, IntArray, Passage, Passages, PromptPrefix, Readings
-from ralm.reranking import CheckedReranker
 from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
 from ralm.validation import config_of, retrieve_checked
 
@@ -81,7 +81,7 @@ class RerankedPassages:
         documents = tokens.PassageDocuments(passages, tokenizer, self.options.document_tokens, self.options.bos)
         prompts = [PromptState(tokenizer.encode(one.stem or one.text), None, NO_READINGS) for one in questions]
         rows = PromptRows(prompts, queries, self.model, documents, passages, self.options)
-        return CheckedReranker(self.reranker).choose(rows, hits, passages, k), passages
+        return Parts(reranker=self.reranker).choose(rows, hits, passages, k), passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +146,8 @@ def first_passages(questions: Sequence[Question], source: QuestionSource | None)
 class QuestionInput:
     """The prompts of a question, with their weights and passages, and what was cut of each.
 
-    A question without prompts is not answered. It may be a message of a `conversation`. With a `mixer` it looks at what
-    is predicted after the prompts; the evidence before an answer is the last `evidence` tokens, the same in all
+    A question without prompts is not answered. It may be a message of a `conversation`. With `parts` their mixer looks
+    at what is predicted after the prompts; the evidence before an answer is the last `evidence` tokens, the same in all
     prompts.
     """
 
@@ -155,7 +155,7 @@ class QuestionInput:
     prompts: Readings
     cuts: Sequence[Cut]
     conversation: Conversation | None = None
-    mixer: CheckedMixer | None = None
+    parts: Parts | None = None
     evidence: int = 0
 
     @property
@@ -174,7 +174,7 @@ class PromptBuilder:
     `demonstrations` stand before every prompt (in a chat with `turns`, as messages before its own), except before a
     question that is one of them. With `official` semantics such a question has no prompts, as in the code of REPLUG;
     too long a prompt loses its special tokens first, and the wording for several passages depends on how many were
-    requested, as in the code of In-Context RALM. Raises UsageError if the mixer of `reader` needs evidence, and the
+    requested, as in the code of In-Context RALM. Raises UsageError if the mixer needs evidence, and the
     prompt has the question before its passages.
     """
 
@@ -183,14 +183,14 @@ class PromptBuilder:
         prompt: QuestionPrompt,
         tokenizer: Tokenizer,
         room: int,
-        reader: Reader | None = None,
+        parts: Parts = IN_CONTEXT,
         demonstrations: Sequence[tuple[Question, Sequence[Passage]]] = (),
         *,
         semantics: AnswerSemantics = "paper",
     ) -> None:
         self._prompt = prompt
-        self._reader = in_context.CheckedReader.of(reader)
-        if self._reader.mixer.evidence and not prompt.asks_after_passages:
+        self._parts = parts
+        if parts.evidence and not prompt.asks_after_passages:
             raise UsageError(
                 f"the prompt {prompt.name} has the question before the passages, and the mixer weighs these by the "
                 "tokens after them: choose another prompt or mixer."
@@ -228,24 +228,24 @@ class PromptBuilder:
             text = "".join(self._prompt.demonstration(*parts) for parts in shown)
             encode = partial(self._encoder.encode, demonstrations=text, name=name, conversation=asked)
         documents = _PromptDocuments(question, passages, self._prompt, encode)
-        reader = self._reader.reader
+        reader = self._parts.reader
         if isinstance(reader, concatenation.Concatenation) and hits:
             numbers = tuple(number for number, _ in hits)
-            tokens_N = documents.encoded(numbers, self._reader.hits > 1 if self._official else None, reader.in_order)
+            tokens_N = documents.encoded(numbers, reader.hits > 1 if self._official else None, reader.in_order)
             prompts = Readings.single(PromptPrefix(tokens_N, numbers))
         else:
-            prompts = self._reader.readings(hits, documents)
+            prompts = self._parts.readings(hits, documents)
         found = QuestionInput(
             question,
             replace(prompts, prompt_prefixes=[replace(one, shared=documents.shared(one)) for one in prompts]),
             [documents.written[one.passages].cut if one.passages in documents.written else Cut() for one in prompts],
             conversation,
         )
-        mixer = self._reader.mixer
-        if not mixer.looks_at(prompts):
+        if not self._parts.looks_at(prompts):
             return found
-        evidence = min(mixer.evidence, _common_end(name, prompts, documents)) if mixer.evidence else 0
-        return replace(found, mixer=mixer, evidence=evidence)
+        most = self._parts.evidence
+        evidence = min(most, _common_end(name, prompts, documents)) if most else 0
+        return replace(found, parts=self._parts, evidence=evidence)
 
 
 def _common_end(name: str, prompts: Readings, documents: "_PromptDocuments") -> int:

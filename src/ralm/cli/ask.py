@@ -66,7 +66,7 @@ def ask_command(
     chosen = options.with_messages(chosen, system)
     if reranking.method != "none":
         source = options.reranked_questions(reranking, source, model, reading)
-    answerer = ralm.Answerer(model, chosen, source, reader=reading.chosen_reader, options=answering, control=control)
+    answerer = ralm.Answerer(model, chosen, source, parts=reading.parts(), options=answering, control=control)
     if json:
         for answer in answerer.answers(texts):
             output.print_json(answer.as_json())

@@ -13,7 +13,6 @@ from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Tokenizer
 from ralm.reading import ReadingOptions
-from ralm.reading.in_context import CheckedReader
 from ralm.reading.plan import PlanOptions
 
 _RETRIEVES: Final = Needs("`index`", lambda job: job.index is not None or job.plan.windows == "rolling")
@@ -45,7 +44,7 @@ class EvaluationJob:
         check_options(self)
         self.plan.check_documents(1)
         options.check_passage_sources(self.index, self.retrieved, self.reading)
-        CheckedReader.of(self.reading.chosen_reader).mixer.require_average("a perplexity")
+        self.reading.parts().require_average("a perplexity")
         if self.reading.reranks and not self.has_passages:
             raise UsageError("`rerank` chooses among retrieved passages: give `index` or `retrieved` too.")
 
@@ -95,8 +94,7 @@ def eval_command(
     ranker = models.open_scorer(ranks, job.model.of(ranks, job.lm), job.ray) if ranks else None
     parts: Any = {
         "source": source,
-        "reranker": reading.reranking.reranker(ranker),
-        "reader": reading.chosen_reader,
+        "parts": reading.parts(reading.reranking.reranker(ranker)),
         "limit_tokens": job.limit_tokens,
     }
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)

@@ -78,14 +78,13 @@ def generate_command(
         )
     reranker = reading.reranking.reranker(open_model(reading.ranks_with, model_options) if reading.ranks_with else None)
     _warn_of_long_prompts(texts, model, settings.max_length or model.max_length)
-    reader, passages = reading.chosen_reader, source.passages if source else ()
-    pieces = ralm.generate_many(texts, model, settings, source, reader=reader, reranker=reranker)
+    parts, passages = reading.parts(reranker), source.passages if source else ()
+    pieces = ralm.generate_many(texts, model, settings, source, parts)
     written = output.by_prompt(len(texts), pieces) if json else output.print_generations(texts, pieces, passages)
     config: dict[str, JsonValue] = {
         "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
-        "reranker": config_of(reranker, "reranker") if reranker else None,
-        "reader": config_of(reader, "reader"),
+        **parts.config,
         "plan": {"stride": settings.stride, "bos": settings.bos},
     }
     for text, own in zip(texts, written, strict=True):

@@ -159,9 +159,6 @@ def reranked_questions(
     """The passages that a reranker chooses among those of a source, if one is chosen; for `zero-shot` the `ranker`
     ranks, by default the reading model. UsageError if there are fewer candidates than the reader reads."""
     from ralm.answering.sources import RerankedPassages
-    from ralm.reading.in_context import CheckedReader
-    from ralm.reading.score import hits_needed
-    from ralm.reranking import CheckedReranker
 
     if (reranker := reranking.reranker(ranker)) is None:
         return source
@@ -169,7 +166,7 @@ def reranked_questions(
         print_note(
             "--rerank lexical is for text; on questions it chose worse passages than BM25's first: read an ensemble"
         )
-    hits_needed(CheckedReader.of(reading.chosen_reader), CheckedReranker.of(reranker))
+    reading.parts(reranker)  # raises if it has too few candidates
     return RerankedPassages(source.source, reranker, model, sampling.GenerationOptions())
 
 

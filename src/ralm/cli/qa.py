@@ -17,12 +17,12 @@ from ralm.cli.sweep import swept_jobs
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option, check_options
-from ralm.reading.in_context import CheckedReader
 from ralm.reranking import RerankOptions
 
 if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt
-    from ralm.protocols import Reader, WritingModel
+    from ralm.protocols import WritingModel
+    from ralm.reading.parts import Parts
     from ralm.storage.outputs import FolderKind
 
 _DEMONSTRATIONS: Final = Needs("`demonstrations`", lambda job: job.demonstrations is not None)
@@ -172,13 +172,13 @@ class _Evaluation:
     describe: Callable[..., JsonValue]
     show: Callable[[Any, Path | None, str], None]
 
-    def of(self, asked: _Arguments, reader: "Reader", out: Path | None, **how: bool) -> tuple[Any, Any]:
+    def of(self, asked: _Arguments, parts: "Parts", out: Path | None, **how: bool) -> tuple[Any, Any]:
         """The result of a job with these arguments, and a function that describes it."""
-        arguments, parts = asked
-        parts["reader"] = reader
+        arguments, keywords = asked
+        keywords["parts"] = parts
         force = how.pop("force")
         run = self.evaluate if out is None else partial(self.run, out, force=force)
-        return run(*arguments, **how, **parts), partial(self.describe, *arguments, **parts)
+        return run(*arguments, **how, **keywords), partial(self.describe, *arguments, **keywords)
 
 
 def _evaluate(
@@ -212,7 +212,7 @@ def _evaluate(
     models: dict[str, WritingModel] = {}
     opened = [job.opened(given, models) for job in jobs.values()]
     results = [
-        evaluation.of(asked, job.reading.chosen_reader, folder, **how)
+        evaluation.of(asked, job.reading.parts(), folder, **how)
         for asked, job, folder in zip(opened, jobs.values(), folders, strict=True)
     ]
 
@@ -293,12 +293,12 @@ def curve_command(
     if out is not None:
         check_output(out, kind=CURVE_KIND, force=force)
 
-    def ensemble_of(number: int) -> "Reader":
-        return replace(job.reading.mixed_ensemble, documents=number)
+    def ensemble_of(number: int) -> "Parts":
+        return replace(job.reading.parts(), reader=replace(job.reading.ensemble, documents=number))
 
     asked, parts = job.opened(given, {})
     several_of = partial(several_in_context, order=job.reading.concatenation.order)
-    parts["reader_of"] = ensemble_of if job.reading.reader == "ensemble" else several_of
+    parts["parts_of"] = ensemble_of if job.reading.reader == "ensemble" else several_of
     run: Any = answer_curve if out is None else partial(run_curve, out, force=force)
     curve = run(several, *asked, **parts)
     return TableOutput(
@@ -345,7 +345,7 @@ class ChoiceJob(_PassagesJob):
 
     def __post_init__(self) -> None:
         _PassagesJob.__post_init__(self)
-        CheckedReader.of(self.reading.chosen_reader).mixer.require_average("a choice")
+        self.reading.parts().require_average("a choice")
 
     @property
     def has_fields(self) -> bool:

@@ -100,7 +100,7 @@ def retrieve_command(
 
     from ralm.cli.output import print_line
     from ralm.reading import rows, sources, tokens
-    from ralm.reranking import CheckedReranker
+    from ralm.reading.parts import Parts
     from ralm.storage.outputs import check_output_file
 
     check_output_file(out, force)
@@ -111,6 +111,6 @@ def retrieve_command(
     prepared = tokens.prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
     hits, passages = source.find(prepared, tokenizer, k if reranker is None else reranker.candidates)
     if reranker is not None:
-        hits = CheckedReranker(reranker).choose(rows.StrideRows(prepared, tokenizer, hits), hits, passages, k)
+        hits = Parts(reranker=reranker).choose(rows.StrideRows(prepared, tokenizer, hits), hits, passages, k)
     ralm.write_retrieval_file(out, sources.retrieved_strides(prepared, tokenizer, hits, passages))
     print_line(f"{len(prepared.plan):,} strides of {len(prepared.tokens):,} tokens: {out}")

@@ -75,8 +75,8 @@ def sweep_command(
             cross_encoder = cross_encoders[read]
         reranker = reranking.reranker(ranker if job.reading.rerank_lm else None, cross_encoder)
         source = sources[job.index, job.retrieved, job.retrieval]
-        reader = job.reading.chosen_reader
-        points.append(ralm.SweepPoint(value=value, plan=job.plan, reader=reader, source=source, reranker=reranker))
+        parts = job.reading.parts(reranker)
+        points.append(ralm.SweepPoint(value=value, plan=job.plan, source=source, parts=parts))
     run: Any = ralm.sweep
     if out is not None:
         run = partial(ralm.run_sweep, out, name=first.text, plot=plot, force=force)

@@ -22,6 +22,7 @@ from ralm.errors import FolderError, UsageError
 from ralm.evaluation.perplexity import Reading, timed
 from ralm.protocols import LanguageModel, WritingModel
 from ralm.reading import plan, provenance, score, sources
+from ralm.reading.parts import Parts
 from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import Document, FloatArray, Passages
 from ralm.reranking.oracle import Oracle
@@ -141,15 +142,14 @@ def demonstrate(
     prepared = prepare_text(text, model.tokenizer, replace(PLAN, stride=stride), limit_tokens=limit_tokens)
     candidates, passages = bm25.find(prepared, model.tokenizer, ORACLE_CANDIDATES)
     random, _ = control.find(prepared, model.tokenizer, 1)
+    oracle = Parts(reranker=Oracle())
     return Demonstration(
         prepared=prepared,
         readings={
             "none": timed(prepared, lambda: score.score_text(prepared, model)),
             "random": timed(prepared, lambda: score.score_text(prepared, model, random, passages)),
             "bm25": timed(prepared, lambda: score.score_text(prepared, model, candidates, passages)),
-            "oracle": timed(
-                prepared, lambda: score.score_text(prepared, model, candidates, passages, reranker=Oracle())
-            ),
+            "oracle": timed(prepared, lambda: score.score_text(prepared, model, candidates, passages, oracle)),
         },
         passages=passages,
         stride=stride,

@@ -19,12 +19,12 @@ from pydantic import JsonValue
 
 from ralm.errors import RalmWarning, UsageError
 from ralm.lm.scoring import Scorer
-from ralm.protocols import LanguageModel, Reader, Reranker, traits_of
-from ralm.reading import in_context, plan, provenance, sources
-from ralm.reading.score import check_evidence, hits_needed, score_text
+from ralm.protocols import LanguageModel, traits_of
+from ralm.reading import plan, provenance, sources
+from ralm.reading.parts import Parts
+from ralm.reading.score import IN_CONTEXT, check_evidence, score_text
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import Hits, Passages, ScoredTokens
-from ralm.reranking import CheckedReranker
 from ralm.validation import check_length
 
 _BOUNDED: Final = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte")
@@ -148,30 +148,27 @@ def evaluate_text(
     options: plan.PlanOptions | None = None,
     *,
     source: sources.PassageSource | None = None,
-    reranker: Reranker | None = None,
-    reader: Reader | None = None,
+    parts: Parts = IN_CONTEXT,
     limit_tokens: int | None = None,
     baseline: bool = False,
 ) -> Evaluation:
     """Score a text stride by stride, each read with the passages of `source` (In-Context RALM, section 5; REPLUG).
 
-    `reranker` chooses among the hits (`ZeroShot`, `Predictive`, `Oracle`, `RandomChoice`); without one, the retriever's
-    order is kept. `reader` decides what comes before the text: the best passage (`InContext`, the default), each of
-    several alone (`Ensemble`) or several together (`Concatenation`). You can write your own of both: see
-    docs/extending.md. `model` may be a `Scorer`, so that evaluations share its cache. With `baseline` the same targets
-    are scored without passages too. If the model lists its top tokens only, the measures are bounds (`Reading.upper`).
+    `parts` say how: the reranker chooses among the hits, the reader decides what comes before the text, and the mixer
+    weighs its readings. By default the best passage is read alone. You can write your own: see docs/extending.md.
+    `model` may be a `Scorer`, so that evaluations share its cache. With `baseline` the same targets are scored without
+    passages too. If the model lists its top tokens only, the measures are bounds (`Reading.upper`).
 
     Raises UsageError if lengths do not fit into the model, TextError if the text is too short, ModelError if `bos` is
     always and the tokenizer has no BOS.
     """
-    scorer, options, checked = Scorer.of(model), options or plan.PlanOptions(), in_context.CheckedReader.of(reader)
-    choice = CheckedReranker.of(reranker)
+    scorer, options = Scorer.of(model), options or plan.PlanOptions()
     check_plan(scorer, options)
-    options.check_documents(checked.joined)
-    check_evidence(checked.mixer, scorer, options)
+    options.check_documents(parts.joined)
+    check_evidence(parts, scorer, options)
     PassageDocuments.planned((), scorer.tokenizer, options)  # raises if special tokens cannot come first
-    if choice is not None and choice.model is not None:
-        PassageDocuments.planned((), choice.model.tokenizer, options)
+    if parts.ranking_model is not None:
+        PassageDocuments.planned((), parts.ranking_model.tokenizer, options)
     prepared = prepare_text(text, scorer.tokenizer, options, limit_tokens=limit_tokens)
     hits: Hits | None = None
     passages: Passages = ()
@@ -184,10 +181,10 @@ def evaluate_text(
                 RalmWarning,
                 stacklevel=2,
             )
-        hits, passages = source.find(prepared, scorer.tokenizer, hits_needed(checked, choice))
+        hits, passages = source.find(prepared, scorer.tokenizer, parts.hits)
     return Evaluation(
         prepared=prepared,
-        reading=_reading(prepared, scorer, lambda one: score_text(prepared, one, hits, passages, checked, choice)),
+        reading=_reading(prepared, scorer, lambda one: score_text(prepared, one, hits, passages, parts)),
         baseline=_reading(prepared, scorer, lambda one: score_text(prepared, one)) if baseline else None,
         passages=passages,
     )

@@ -12,10 +12,10 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm.scoring import Scorer
-from ralm.protocols import LanguageModel, Reader, Reranker
-from ralm.reading import in_context, score, sources
+from ralm.protocols import LanguageModel
+from ralm.reading import sources
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
-from ralm.reranking import CheckedReranker
 from ralm.retrieval.retriever import MemoizedRetriever
 
 
@@ -25,9 +25,8 @@ class SweepPoint:
 
     value: str
     plan: PlanOptions
-    reader: Reader
     source: sources.PassageSource
-    reranker: Reranker | None = None
+    parts: Parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,18 +85,17 @@ def sweep(
         )
     evaluations, models = {}, [scorer]
     for point in points:
-        source, reranker = point.source, CheckedReranker.of(point.reranker)
+        source, ranking_model = point.source, point.parts.ranking_model
         if isinstance(source, sources.FromRetriever):
             source = source.with_retriever(retrievers[id(source)])
-        if reranker is not None and isinstance(reranker.model, Scorer):
-            models.append(reranker.model)
+        if isinstance(ranking_model, Scorer):
+            models.append(ranking_model)
         evaluations[point.value] = evaluate_text(
             text,
             scorer,
             point.plan,
             source=source,
-            reader=point.reader,
-            reranker=point.reranker,
+            parts=point.parts,
             limit_tokens=limit_tokens,
             baseline=True,
         )
@@ -115,8 +113,7 @@ def _shared_retrievers(points: Sequence[SweepPoint]) -> dict[int, MemoizedRetrie
     """For each source with a retriever, one that retrieves once, as many hits as any of its points needs."""
     needed: dict[int, int] = {}
     for point in points:
-        hits = score.hits_needed(in_context.CheckedReader.of(point.reader), CheckedReranker.of(point.reranker))
-        needed[id(point.source)] = max(needed.get(id(point.source), 0), hits)
+        needed[id(point.source)] = max(needed.get(id(point.source), 0), point.parts.hits)
     return {
         id(point.source): MemoizedRetriever(point.source.retriever, needed[id(point.source)])
         for point in points

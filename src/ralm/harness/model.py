@@ -27,9 +27,11 @@ from ralm.harness import lm_eval_installed
 from ralm.harness.options import HarnessOptions, parse_arguments
 from ralm.harness.requests import Contexts, GenerationAnswer, parse_generation_kwargs
 from ralm.lm import registry, scoring
-from ralm.protocols import Reader, WritingModel
-from ralm.reading import generate, in_context, sampling, score, sources
+from ralm.protocols import WritingModel
+from ralm.reading import generate, sampling, score, sources
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.score import IN_CONTEXT
 from ralm.records import IntArray, Request
 from ralm.terminal import progress_bar, track
 from ralm.validation import MAX_COUNT, MAX_SEED, check_length, config_of
@@ -75,7 +77,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         model: WritingModel,
         source: sources.FromRetriever | None = None,
         *,
-        reader: Reader | None = None,
+        parts: Parts = IN_CONTEXT,
         plan: PlanOptions | None = None,
         question_field: str | None = None,
         batch_size: int | None = None,
@@ -85,14 +87,13 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         self._model = model
         self._scorer = scoring.Scorer(model)
         self._source = source
-        self._reader = in_context.CheckedReader.of(reader)
-        self._reader.mixer.require_average("a task of the harness")
-        self._reader.mixer.require_exact(model)
+        self._parts = parts
+        parts.check_scoring(model, "a task of the harness")
         self._plan = _plan_of(model, plan, None if plan is None else plan.max_length, passages=source is not None)
-        self._plan.check_documents(self._reader.joined)
+        self._plan.check_documents(parts.joined)
         self._question_field = question_field
-        self._together = batch_size or max(1, min(_TEXTS_AT_ONCE // self._reader.hits, max_batch_size or MAX_COUNT))
-        self._contexts = Contexts(model.tokenizer, self._plan, source, self._reader, question_field)
+        self._together = batch_size or max(1, min(_TEXTS_AT_ONCE // parts.reader.hits, max_batch_size or MAX_COUNT))
+        self._contexts = Contexts(model.tokenizer, self._plan, source, parts, question_field)
         self._template: str | None = None
 
     @classmethod
@@ -103,7 +104,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return cls(
             model,
             source,
-            reader=options.reading.chosen_reader,
+            parts=options.reading.parts(),
             plan=_plan_of(model, options.plan, options.max_length, passages=source is not None),
             question_field=options.question_field,
             batch_size=options.batch_size,
@@ -139,7 +140,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             "ralm": __version__,
             "model": config_of(self._model, "language model"),
             "passages": None if self._source is None else self._source.config,
-            "reader": None if self._source is None else config_of(self._reader.reader, "reader"),
+            "reader": None if self._source is None else self._parts.config["reader"],
             "plan": asdict(self._plan),
             "question_field": self._question_field,
         }
@@ -178,7 +179,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return answers
 
     def _scored(self, endings: Sequence[score.Ending]) -> list[tuple[float, bool]]:
-        endings = score.weighed_endings(endings, self._reader.mixer, self._scorer)
+        endings = score.weighed_endings(endings, self._parts, self._scorer)
         log_probs = score.ending_log_probs(endings, self._scorer)
         greedy = score.are_greedy(endings, self._model)
         return [(float(one.sum(dtype=np.float64)), held) for one, held in zip(log_probs, greedy, strict=True)]
@@ -202,7 +203,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return answers
 
     def _evaluated(self, text: str) -> float:
-        evaluation = evaluate_text(text, self._scorer, self._plan, source=self._source, reader=self._reader.reader)
+        evaluation = evaluate_text(text, self._scorer, self._plan, source=self._source, parts=self._parts)
         return -evaluation.reading.scored.nll
 
     def _rolling(self, text: str) -> float:
@@ -257,7 +258,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         self, requests: Sequence[Instance], numbers: Sequence[int], options: sampling.GenerationOptions
     ) -> Iterator[tuple[int, str]]:
         """The numbers of some requests, each with its text."""
-        writer = generate.TokenWriter(self._model, options, self._source, reader=self._reader.reader)
+        writer = generate.TokenWriter(self._model, options, self._source, self._parts)
         were_cut = 0
         for begin in range(0, len(numbers), self._together):
             some = numbers[begin : begin + self._together]

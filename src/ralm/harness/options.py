@@ -11,7 +11,6 @@ from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.lm.registry import ModelOptions
 from ralm.options import Arguments, Needs, Option, check_options, coerce
 from ralm.reading import ReadingOptions
-from ralm.reading.in_context import CheckedReader
 from ralm.reading.mixers import MixerOptions
 from ralm.reading.plan import PlanOptions
 from ralm.removed import removal_of
@@ -66,7 +65,7 @@ class HarnessOptions:
         check_options(self)
         if self.reading.reader != "in-context" and self.index is None:
             raise UsageError(f'`reader="{self.reading.reader}"` reads passages: give `index` too.')
-        CheckedReader.of(self.reading.chosen_reader).mixer.require_average("a task of the harness")
+        self.reading.parts().require_average("a task of the harness")
         if self.model.api.dry_run:
             raise UsageError("`dry_run` would give the harness figures that mean nothing: leave it out.")
         if not is_api(self.lm) and self.model.api != ApiOptions():

@@ -13,7 +13,8 @@ import numpy as np
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
-from ralm.reading import in_context, pieces, sampling, score, sources
+from ralm.reading import pieces, sampling, score, sources
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.tokens import PassageDocuments, without_first
 from ralm.records import IntArray
@@ -75,13 +76,13 @@ class Contexts:
         tokenizer: Tokenizer,
         plan: PlanOptions,
         source: sources.FromRetriever | None,
-        reader: in_context.CheckedReader,
+        parts: Parts,
         question_field: str | None = None,
     ) -> None:
         self._tokenizer = full_tokenizer(tokenizer)
         self._plan = plan
         self._source = source
-        self._reader = reader
+        self._parts = parts
         self._question_field = question_field
         special = self._tokenizer.special_tokens
         self._around = (special.before, special.after)
@@ -146,10 +147,10 @@ class Contexts:
             self._tokenizer.decode(context[-self._plan.query_tokens :]) if question is None else question
             for context, question in zip(contexts, questions, strict=True)
         ]
-        hits, evidence = self._hits(queries), self._reader.mixer.evidence
+        hits, evidence = self._hits(queries), self._parts.evidence
         endings = []
         for query, context, (_, targets) in zip(queries, contexts, texts, strict=True):
-            readings = self._reader.readings(hits.get(query, []), self._documents)
+            readings = self._parts.readings(hits.get(query, []), self._documents)
             endings.append(score.Ending.after(readings, context, targets, self._plan.max_length, self.prefix, evidence))
         self.warn_of_cuts(sum(one.dropped > 0 for one in endings), len(endings))
         return endings
@@ -159,7 +160,7 @@ class Contexts:
         searched = [query for query in dict.fromkeys(queries) if query.strip()]
         if self._source is None or not searched:
             return {}
-        hits = retrieve_checked(self._source.retriever, searched, self._reader.hits, len(self._source.passages))
+        hits = retrieve_checked(self._source.retriever, searched, self._parts.reader.hits, len(self._source.passages))
         return {query: hits.of(row) for row, query in enumerate(searched)}
 
     def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray]:

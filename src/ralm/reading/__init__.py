@@ -3,13 +3,13 @@
 plan.py            the rows of a text: targets, query and context of each stride (In-Context RALM, Eq. 3 and 4)
 tokens.py          texts and passages as token ids
 sources.py         where passages come from: a retriever, or a file
-in_context.py      the best passage before the context (In-Context RALM, Eq. 2); the check of any reader
+in_context.py      the best passage before the context (In-Context RALM, Eq. 2)
 concatenation.py   several passages in one context
 ensemble.py        each passage alone
 mixture.py         weights, average and shares of predictions as arrays (REPLUG, Eq. 2 and 3)
 mixers.py          weights of an ensemble: by similarity, uniform, or by evidence
 contrast.py        the distribution of the next token contrasted with that without a passage (CAD)
-mixing.py          the check of any mixer, and what it is given
+parts.py           reranker, reader and mixer where they are used, with checks of what they give
 bounds.py          the same if only the top tokens of each prediction are known
 rows.py            what rerankers see of a text or of unfinished prompts
 score.py           scores a text; lists the files from `ralm eval` to a log-probability
@@ -21,16 +21,17 @@ provenance.py      the gain from passages, token by token
 This file has the options that select a reader and a reranker.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
-from ralm.protocols import Reader
+from ralm.protocols import Reader, Reranker
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
-from ralm.reading.mixers import MixerOptions
+from ralm.reading.mixers import MixerOptions, SimilarityWeights
+from ralm.reading.parts import Parts
 from ralm.reranking import RerankOptions
 
 ReaderName = Literal["in-context", "ensemble", "concatenation"]
@@ -105,14 +106,14 @@ class ReadingOptions:
             case "in-context":
                 return InContext()
             case "ensemble":
-                return self.mixed_ensemble
+                return self.ensemble
             case "concatenation":
                 return self.concatenation
 
-    @property
-    def mixed_ensemble(self) -> Ensemble:
-        """The ensemble with the selected mixer; its own if none is selected."""
-        return self.ensemble if self.mixing.mixer == "similarity" else replace(self.ensemble, mixer=self.mixing.chosen)
+    def parts(self, reranker: Reranker | None = None) -> Parts:
+        """The selected reader and mixer, with a reranker."""
+        mixer = self.mixing.chosen if self.reader == "ensemble" else SimilarityWeights()
+        return Parts(reader=self.chosen_reader, mixer=mixer, reranker=reranker)
 
     @property
     def ranks_with(self) -> str | None:

@@ -1,17 +1,14 @@
 """REPLUG's ensemble: each passage is read alone, and the predictions are averaged (REPLUG, Eq. 2)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated, Final
 
 from pydantic import JsonValue
 
-from ralm.errors import UsageError
 from ralm.options import Option, check_options
-from ralm.protocols import DistributionMixer, Documents, Mixer
-from ralm.reading.mixers import SimilarityWeights
+from ralm.protocols import Documents
 from ralm.records import PromptPrefix
-from ralm.validation import config_of
 
 MIN_TEMPERATURE: Final = 1e-6
 """The lowest temperature: the best document has all the weight, and the most likely token is drawn."""
@@ -21,10 +18,9 @@ MIN_TEMPERATURE: Final = 1e-6
 class Ensemble:
     """Reads each of the first `documents` hits of a row alone (REPLUG, Eq. 2; 10 documents as in the paper).
 
-    The scores of its prompt prefixes are similarity / `temperature`, with temperature 1 as in the paper; `mixer` makes
-    weights of them, by default their softmax.
+    The scores of its prompt prefixes are similarity / `temperature`, with temperature 1 as in the paper.
 
-    Raises UsageError if a value is out of range, or if one document is read by a mixer that weighs several.
+    Raises UsageError if a value is out of range.
     """
 
     documents: Annotated[int, Option("Passages that are read together.")] = 10
@@ -37,20 +33,14 @@ class Ensemble:
             flag="weights-temperature",
         ),
     ] = 1.0
-    mixer: Mixer | DistributionMixer = field(default_factory=SimilarityWeights)
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.documents == 1 and isinstance(self.mixer, Mixer) and self.mixer.evidence:
-            raise UsageError(
-                f"the mixer {type(self.mixer).__name__} weighs several passages: set `documents` to 2 or more."
-            )
 
     @property
     def config(self) -> dict[str, JsonValue]:
         """All options, by name."""
-        mixer = config_of(self.mixer, "mixer")
-        return {"reader": "ensemble", "documents": self.documents, "temperature": self.temperature, "mixer": mixer}
+        return {"reader": "ensemble", **asdict(self)}
 
     @property
     def hits(self) -> int:

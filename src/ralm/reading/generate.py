@@ -15,16 +15,15 @@ import numpy as np
 
 from ralm.errors import UsageError
 from ralm.lm.scoring import SharedCache
-from ralm.protocols import Reader, Reranker, WritingModel, traits_of
-from ralm.reading import in_context, score
-from ralm.reading.mixing import CheckedMixer, Evidence
+from ralm.protocols import WritingModel, traits_of
+from ralm.reading.parts import Evidence, Parts
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.sampling import GenerationOptions, draw_token
+from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, without_first
 from ralm.records import IntArray, NextTokens, ScoringSequence, TextsAhead
-from ralm.reranking import CheckedReranker
 from ralm.validation import check_length, retrieve_checked
 
 
@@ -44,17 +43,15 @@ def generate(
     model: WritingModel,
     options: GenerationOptions | None = None,
     source: FromRetriever | None = None,
-    *,
-    reader: Reader | None = None,
-    reranker: Reranker | None = None,
+    parts: Parts = IN_CONTEXT,
 ) -> Iterator[GeneratedText]:
     """Continue a prompt; pieces come as soon as they cannot belong to a stop string.
 
-    Without a `source` no passage is read. `reader` and `reranker` are as for `evaluate_text`. Raises UsageError if the
+    Without a `source` no passage is read; `parts` say how passages are read. Raises UsageError if the
     prompt is empty, if the document and a stride do not fit into the model's length, if `max_length` exceeds it, or if
     the reranker looks at the text to be predicted.
     """
-    pieces = generate_many([prompt], model, options, source, reader=reader, reranker=reranker)
+    pieces = generate_many([prompt], model, options, source, parts)
     return (piece for _, piece in pieces)
 
 
@@ -63,9 +60,7 @@ def generate_many(
     model: WritingModel,
     options: GenerationOptions | None = None,
     source: FromRetriever | None = None,
-    *,
-    reader: Reader | None = None,
-    reranker: Reranker | None = None,
+    parts: Parts = IN_CONTEXT,
 ) -> Iterator[tuple[int, GeneratedText]]:
     """Continue many prompts together; yields the number of a prompt and its next piece.
 
@@ -78,7 +73,7 @@ def generate_many(
         if len(text) == 0:
             which = "the prompt" if len(prompts) == 1 else f"prompt {number + 1} of {len(prompts)}"
             raise UsageError(f"{which} is empty: give at least one word to continue.")
-    writer = TokenWriter(model, options, source, reader=reader, reranker=reranker)
+    writer = TokenWriter(model, options, source, parts)
     for text, prompt in zip(tokens, given, strict=True):
         writer.add(text, prompt.query)
     return pieces_of(writer, [StoppedText(text, model.tokenizer, options.stop) for text in tokens])
@@ -96,31 +91,22 @@ class TokenWriter:
         model: WritingModel,
         options: GenerationOptions | None = None,
         source: FromRetriever | None = None,
-        *,
-        reader: Reader | in_context.CheckedReader | None = None,
-        reranker: Reranker | None = None,
+        parts: Parts = IN_CONTEXT,
     ) -> None:
         self._model = model
         self._options = options or GenerationOptions()
         self._source = source
-        self._reader = in_context.CheckedReader.of(reader)
-        self._reader.mixer.require_every_token(model)
-        self._reranker = CheckedReranker.of(reranker)
+        self._parts = parts
+        parts.check_generation(model)
         self._max_length = self._options.max_length or model.max_length
         self._check_lengths()
-        self._hits = score.hits_needed(self._reader, self._reranker)
-        if self._reranker is not None and self._reranker.needs_targets:
-            raise UsageError(
-                f"the reranker {self._reranker.name} looks at the text to be predicted, which generation does not "
-                "have: choose another one."
-            )
         passages = source.passages if source else ()
         self._documents = PassageDocuments(passages, model.tokenizer, self._options.document_tokens, self._options.bos)
         self._decoder = Decoder(model, self._options, self._max_length)
 
     def _check_lengths(self) -> None:
         check_length(self._model, self._max_length)
-        documents, options = self._reader.joined, self._options
+        documents, options = self._parts.joined, self._options
         if documents * options.document_tokens + options.stride > self._max_length:
             several = f"{documents} documents of " if documents > 1 else ""
             raise UsageError(
@@ -138,7 +124,7 @@ class TokenWriter:
             raise UsageError("the prompt is empty: give at least one token to continue.")
         text = without_first(prompt, self._documents.first)
         generator = None if seed is None else np.random.default_rng(seed)
-        without = self._reader.readings([], self._documents)
+        without = self._parts.readings([], self._documents)
         return self._decoder.add(PromptState(text, query, without, generator))
 
     def end(self, number: int) -> None:
@@ -158,15 +144,14 @@ class TokenWriter:
             return
         source, tokenizer, last = self._source, self._model.tokenizer, self._options.query_tokens
         queries = [tokenizer.decode(one.text[-last:]) if one.query is None else one.query for one in prompts]
-        hits = retrieve_checked(source.retriever, queries, self._hits, len(source.passages))
-        if self._reranker is not None:
-            rows = PromptRows(prompts, queries, self._model, self._documents, source.passages, self._options)
-            hits = self._reranker.choose(rows, hits, source.passages, self._reader.hits)
+        hits = retrieve_checked(source.retriever, queries, self._parts.hits, len(source.passages))
+        rows = PromptRows(prompts, queries, self._model, self._documents, source.passages, self._options)
+        hits = self._parts.choose(rows, hits, source.passages)
         for row, prompt in enumerate(prompts):
-            prompt.readings = self._reader.readings(hits.of(row), self._documents)
+            prompt.readings = self._parts.readings(hits.of(row), self._documents)
             prompt.readings_end = prompt.written + self._options.stride
-            self._reader.check_room(prompt.readings, self._options.stride, self._max_length)
-        self._decoder.read_evidence(prompts, self._reader.mixer)
+            self._parts.check_room(prompt.readings, self._options.stride, self._max_length)
+        self._decoder.read_evidence(prompts, self._parts)
 
 
 class Decoder:
@@ -212,19 +197,19 @@ class Decoder:
         """Stop continuing this text."""
         self._states.pop(number, None)
 
-    def read_evidence(self, states: Sequence[PromptState], mixer: CheckedMixer) -> None:
-        """Read the end of each text after its prompt prefixes, as much as the mixer looks at and all of them have."""
+    def read_evidence(self, states: Sequence[PromptState], parts: Parts) -> None:
+        """Read the end of each text after its prompt prefixes, as much as its mixer looks at and all of them have."""
         sequences: list[ScoringSequence] = []
         for state in states:
             self._cache.mark(state.readings)
             state.evidence = None
-            if mixer.looks_at(state.readings):
+            if parts.looks_at(state.readings):
                 texts = self._texts(state)
                 shared = min(
                     len(text) - max(1, len(one.tokens)) for text, one in zip(texts, state.readings, strict=True)
                 )
-                last = min(mixer.evidence, shared)
-                state.evidence = Evidence(mixer, np.zeros((len(texts), last), dtype=np.float32))
+                last = min(parts.evidence, shared)
+                state.evidence = Evidence(parts, np.zeros((len(texts), last), dtype=np.float32))
                 sequences += [ScoringSequence(text, np.arange(len(text) - last, len(text))) for text in texts if last]
         order = sorted(range(len(sequences)), key=lambda number: -len(sequences[number]))
         scored = self._cache.score([sequences[number] for number in order]) if order else ()
@@ -273,9 +258,9 @@ class Decoder:
         chosen = partial(self._cache.continuations.next_tokens, texts) if self._model.tier == "chosen" else None
         if state.evidence is None:
             return draw_token(given, state.readings, state.generator, self._options, chosen)
-        mixer = state.evidence.mixer
-        if mixer.contrasts:
-            mixed_V = mixer.next_token(state.readings, given.log_probs_BC)
+        parts = state.evidence.parts
+        if parts.contrasts:
+            mixed_V = parts.next_token(state.readings, given.log_probs_BC)
             return draw_token(given, state.readings, state.generator, self._options, mixed_V=mixed_V)
         weighed = state.evidence.weighed(state.readings)
         token = draw_token(given, weighed, state.generator, self._options, chosen)

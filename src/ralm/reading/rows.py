@@ -11,7 +11,7 @@ from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import in_context, sampling
-from ralm.reading.mixing import Evidence
+from ralm.reading.parts import Evidence
 from ralm.reading.tokens import PassageDocuments, PreparedText
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, PromptPrefix, Readings, Request
 from ralm.validation import MAX_COUNT

@@ -21,11 +21,11 @@ import numpy as np
 
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
-from ralm.protocols import Continuations, LanguageModel, Reader, Reranker, WritingModel
+from ralm.protocols import Continuations, LanguageModel, WritingModel
 from ralm.reading.bounds import bounds_of
-from ralm.reading.in_context import CheckedReader, check_plan_before, rows_with_targets, stride_request
-from ralm.reading.mixing import CheckedMixer
+from ralm.reading.in_context import check_plan_before, rows_with_targets, stride_request
 from ralm.reading.mixture import mix, shares
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import StrideRows
 from ralm.reading.tokens import PreparedText
@@ -40,22 +40,11 @@ from ralm.records import (
     Request,
     ScoredTokens,
 )
-from ralm.reranking import CheckedReranker
 
+IN_CONTEXT: Final = Parts()
+"""The best passage alone."""
 _TEXTS_AT_ONCE: Final = 32
 """Texts of which the next token is predicted together."""
-
-
-def hits_needed(reader: CheckedReader, reranker: CheckedReranker | None) -> int:
-    """The passages to retrieve for a row; UsageError if a reranker has fewer candidates than the reader reads."""
-    if reranker is None:
-        return reader.hits
-    if reranker.candidates < reader.hits:
-        raise UsageError(
-            f"the reader reads {reader.hits} passages and the reranker chooses from {reranker.candidates} "
-            "`candidates`: raise them."
-        )
-    return reranker.candidates
 
 
 def score_text(
@@ -63,24 +52,21 @@ def score_text(
     model: LanguageModel,
     hits: Hits | None = None,
     passages: Passages = (),
-    reader: Reader | CheckedReader | None = None,
-    reranker: Reranker | CheckedReranker | None = None,
+    parts: Parts = IN_CONTEXT,
 ) -> ScoredTokens:
-    """Score every target, each row read by `reader` with its hits, or with those that `reranker` chooses from them.
-
-    The default reader reads the best passage alone. Without `hits` no passage is read.
+    """Score every target, each row read with its hits as the parts say; without `hits` no passage is read.
 
     Raises PartError if one of them breaks its contract, UsageError if lengths do not fit.
     """
-    plan, scorer, checked = prepared.plan, Scorer.of(model), CheckedReader.of(reader)
-    rows, readings_R = rows_and_readings(prepared, scorer, hits, passages, checked, reranker)
+    plan, scorer = prepared.plan, Scorer.of(model)
+    rows, readings_R = rows_and_readings(prepared, scorer, hits, passages, parts)
     log_probs: list[FloatArray] = []
     sources: list[tuple[IntArray, FloatArray]] = []
     pairs = [*zip(rows_with_targets(plan), readings_R, strict=True)]
-    scored = _scored_rows(prepared, scorer, rows, pairs, checked.mixer.evidence)
+    scored = _scored_rows(prepared, scorer, rows, pairs, parts.evidence)
     for (row, readings), log_probs_KN in zip(pairs, scored, strict=True):
         targets = int(plan.end_R[row] - plan.target_begin_R[row])
-        log_probs_T, shares_TK = mixed(checked.mixer, readings, log_probs_KN, targets)
+        log_probs_T, shares_TK = mixed(parts, readings, log_probs_KN, targets)
         log_probs.append(log_probs_T)
         passages_K = readings.passages_K
         sources += [(passages_K, shares_K) for shares_K in shares_TK]
@@ -93,14 +79,12 @@ def score_text(
     )
 
 
-def mixed(
-    mixer: CheckedMixer, readings: Readings, log_probs_KN: FloatArray, targets: int
-) -> tuple[FloatArray, FloatArray]:
+def mixed(parts: Parts, readings: Readings, log_probs_KN: FloatArray, targets: int) -> tuple[FloatArray, FloatArray]:
     """Return the log-probability (float32, T) of each of the last T of N tokens of a row, and the share (float32,
     T x K) of each reading in it."""
     log_probs_KT, log_weights = log_probs_KN[:, -targets:], readings.log_weights_K
-    if mixer.looks_at(readings):
-        log_weights = mixer.weights_by_evidence(readings, log_probs_KN, targets)
+    if parts.looks_at(readings):
+        log_weights = parts.weights_by_evidence(readings, log_probs_KN, targets)
     return mix(log_probs_KT, log_weights).astype(np.float32), shares(log_probs_KT, log_weights).astype(np.float32)
 
 
@@ -130,30 +114,27 @@ def rows_and_readings(
     model: LanguageModel,
     hits: Hits | None = None,
     passages: Passages = (),
-    reader: Reader | CheckedReader | None = None,
-    reranker: Reranker | CheckedReranker | None = None,
+    parts: Parts = IN_CONTEXT,
 ) -> tuple[StrideRows, list[Readings]]:
     """The rows of a text, and the readings of each row that has targets; arguments as for `score_text`."""
-    plan, scorer, checked = prepared.plan, Scorer.of(model), CheckedReader.of(reader)
+    plan, scorer = prepared.plan, Scorer.of(model)
     hits = Hits.none(len(plan), 1) if hits is None else hits
     rows = StrideRows(prepared, scorer.tokenizer, hits, passages, scorer)
-    if (choice := CheckedReranker.of(reranker)) is not None:
-        hits = choice.choose(rows, hits, passages, checked.hits)
-    readings_R = [checked.readings(hits.of(row), rows.documents) for row in rows_with_targets(plan)]
-    after = check_evidence(checked.mixer, scorer, plan.options) + plan.options.after_document
+    hits = parts.choose(rows, hits, passages)
+    readings_R = [parts.readings(hits.of(row), rows.documents) for row in rows_with_targets(plan)]
+    after = check_evidence(parts, scorer, plan.options) + plan.options.after_document
     every = (one for readings in readings_R for one in readings)
-    checked.check_room(every, after, plan.options.max_length)
+    parts.check_room(every, after, plan.options.max_length)
     return rows, readings_R
 
 
-def check_evidence(mixer: CheckedMixer, model: LanguageModel, options: PlanOptions) -> int:
+def check_evidence(parts: Parts, model: LanguageModel, options: PlanOptions) -> int:
     """The tokens of evidence for which a document must leave room; UsageError if there is none, if the model gives only
     bounds of their log-probabilities, or if the mixer is for generation."""
-    mixer.require_average("a score")
-    mixer.require_exact(model)
-    if mixer.evidence:
-        check_plan_before(options, mixer.evidence, "`evidence`")
-    return 0 if options.windows == "rolling" else mixer.evidence  # rolling windows count their own tokens
+    parts.check_scoring(model, "a score")
+    if parts.evidence:
+        check_plan_before(options, parts.evidence, "`evidence`")
+    return 0 if options.windows == "rolling" else parts.evidence  # rolling windows count their own tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,12 +199,12 @@ class Ending:
         return cls(readings, requests, log_weights_KT, max(begins), evidence)
 
 
-def weighed_endings(endings: Sequence[Ending], mixer: CheckedMixer, scorer: Scorer) -> list[Ending]:
+def weighed_endings(endings: Sequence[Ending], parts: Parts, scorer: Scorer) -> list[Ending]:
     """The endings with the weights that a mixer gives by evidence, if it needs any."""
-    if not mixer.evidence:
+    if not parts.evidence:
         return [*endings]
     return [
-        replace(one, log_weights_KT=mixer.weights_by_evidence(one.readings, log_probs_KN, len(one.targets)))
+        replace(one, log_weights_KT=parts.weights_by_evidence(one.readings, log_probs_KN, len(one.targets)))
         if len(one.readings) > 1
         else one
         for one, log_probs_KN in zip(endings, _request_log_probs(endings, scorer), strict=True)

@@ -13,18 +13,14 @@ This file has the options that select a reranker, and the check of any reranker.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import numpy as np
-
-from ralm.errors import PartError, UsageError
+from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options, seed_option
-from ralm.protocols import LanguageModel, Reranker, Rows
-from ralm.records import NO_PASSAGE, Hits, Passages
+from ralm.protocols import LanguageModel, Reranker
 from ralm.reranking.lexical import Lexical
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.predictive import CrossEncoder, Predictive, load_cross_encoder
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
-from ralm.validation import check_count, fault_of_hits
 
 Method = Literal["none", "lexical", "zero-shot", "predictive", "oracle", "random"]
 
@@ -139,38 +135,3 @@ class RerankOptions:
         """The cross-encoder of `predictive`; raises what `load_cross_encoder` raises."""
         assert self.cross_encoder is not None, "checked when the record was made"
         return load_cross_encoder(self.cross_encoder, self.tokens)
-
-
-class CheckedReranker:
-    """A reranker with its optional members, whose choices are checked.
-
-    `model` is the language model that it ranks with if it has its own; `needs_targets` says that it looks at the text
-    to be predicted.
-    """
-
-    def __init__(self, reranker: Reranker) -> None:
-        self.candidates = reranker.candidates
-        self.model: LanguageModel | None = getattr(reranker, "model", None)
-        self.needs_targets: bool = getattr(reranker, "needs_targets", False)
-        self.name = type(reranker).__name__
-        self._reranker = reranker
-        check_count("candidates", self.candidates)
-
-    @classmethod
-    def of(cls, reranker: "Reranker | CheckedReranker | None") -> "CheckedReranker | None":
-        """The reranker, wrapped unless it is already; None if there is none."""
-        return reranker if reranker is None or isinstance(reranker, cls) else cls(reranker)  # type: ignore[arg-type]
-
-    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
-        """The k hits of each row that the reranker chooses; PartError if they are not hits, or not among those of
-        the row."""
-        hits = hits.first(self.candidates)
-        best = self._reranker.choose(rows, hits, passages, k)
-        fault = fault_of_hits(best, len(hits), k, None)
-        if not fault:
-            among_QK = (best.numbers_QK[:, :, None] == hits.numbers_QK[:, None, :]).any(axis=2)
-            foreign = best.numbers_QK[(best.numbers_QK != NO_PASSAGE) & ~among_QK]
-            fault = f"gives passage {foreign[0]}, which is not among the hits of its row" if len(foreign) else ""
-        if fault:
-            raise PartError(f"the reranker {self.name} {fault}; see `Reranker` for what it should give.")
-        return Hits(best.numbers_QK.astype(np.int64, copy=False), best.scores_QK.astype(np.float32, copy=False))

@@ -21,8 +21,10 @@ from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
 from ralm.lm import scoring
 from ralm.processes import HeldSignals
-from ralm.protocols import LanguageModel, Reader, Reranker
+from ralm.protocols import LanguageModel, Reranker
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import PassageSource
 from ralm.reading.tokens import read_beginning
 from ralm.reranking import predictive, zero_shot
@@ -45,8 +47,7 @@ def run_evaluation(
     name: Path | str | None = None,
     force: bool = False,
     source: PassageSource | None = None,
-    reranker: Reranker | None = None,
-    reader: Reader | None = None,
+    parts: Parts = IN_CONTEXT,
     limit_tokens: int | None = None,
     baseline: bool = False,
 ) -> Evaluation:
@@ -60,15 +61,14 @@ def run_evaluation(
     check_output(Path(out), kind=run.RUN_KIND, force=force)
     # text beyond the limit does not change the configuration
     beginning = read_beginning(text, model.tokenizer, limit_tokens)
-    config = run.evaluation_config(name, beginning, model, options, source, limit_tokens, reader, reranker)
-    with resumable_scorers(out, config, [model, _ranking_model(reranker)], force=force) as scorers:
+    config = run.evaluation_config(name, beginning, model, options, source, limit_tokens, parts)
+    with resumable_scorers(out, config, [model, _ranking_model(parts.reranker)], force=force) as scorers:
         evaluation = evaluate_text(
             text,
             scorers[id(model)],
             options,
             source=source,
-            reranker=_with_scorers(reranker, scorers),
-            reader=reader,
+            parts=_with_scorers(parts, scorers),
             limit_tokens=limit_tokens,
             baseline=baseline,
         )
@@ -97,9 +97,9 @@ def run_sweep(
         run.check_plot(run.WITHOUT_PLOT)
     beginning = read_beginning(text, model.tokenizer, limit_tokens)
     configs = [point_config(name, beginning, model, point, limit_tokens) for point in points]
-    models = [model, *(_ranking_model(point.reranker) for point in points)]
+    models = [model, *(_ranking_model(point.parts.reranker) for point in points)]
     with resumable_scorers(out, {"option": option, "points": [*configs]}, models, force=force) as scorers:
-        shared = [replace(point, reranker=_with_scorers(point.reranker, scorers)) for point in points]
+        shared = [replace(point, parts=_with_scorers(point.parts, scorers)) for point in points]
         swept = sweep(text, scorers[id(model)], option, shared, limit_tokens=limit_tokens)
         run.write_sweep(out, swept, configs, plot=plot, force=force)
     return swept
@@ -109,9 +109,7 @@ def point_config(
     name: Path | str | None, text: str, model: LanguageModel, point: SweepPoint, limit_tokens: int | None
 ) -> dict[str, JsonValue]:
     """All settings that the figures of a point depend on."""
-    return run.evaluation_config(
-        name, text, model, point.plan, point.source, limit_tokens, point.reader, point.reranker
-    )
+    return run.evaluation_config(name, text, model, point.plan, point.source, limit_tokens, point.parts)
 
 
 def _ranking_model(reranker: Reranker | None) -> LanguageModel | predictive.PairScorer | None:
@@ -121,13 +119,14 @@ def _ranking_model(reranker: Reranker | None) -> LanguageModel | predictive.Pair
     return predictive.PairScorer.of(reranker.cross_encoder) if isinstance(reranker, predictive.Predictive) else None
 
 
-def _with_scorers(reranker: Reranker | None, scorers: Mapping[int, Any]) -> Reranker | None:
-    """The reranker with its model replaced by a scorer that stores the scores."""
+def _with_scorers(parts: Parts, scorers: Mapping[int, Any]) -> Parts:
+    """The parts with the model of the reranker replaced by a scorer that stores the scores."""
+    reranker = parts.reranker
     if isinstance(reranker, zero_shot.ZeroShot) and reranker.model is not None:
-        return replace(reranker, model=scorers[id(reranker.model)])
+        return replace(parts, reranker=replace(reranker, model=scorers[id(reranker.model)]))
     if isinstance(reranker, predictive.Predictive):
-        return replace(reranker, cross_encoder=scorers[id(reranker.cross_encoder)])
-    return reranker
+        return replace(parts, reranker=replace(reranker, cross_encoder=scorers[id(reranker.cross_encoder)]))
+    return parts
 
 
 @contextmanager

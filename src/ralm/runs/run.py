@@ -30,8 +30,9 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError, MissingExtraError, UsageError
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.sweep import Sweep
-from ralm.protocols import LanguageModel, Reader, Reranker
-from ralm.reading import in_context, provenance, sources
+from ralm.protocols import LanguageModel
+from ralm.reading import provenance, sources
+from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.index import INDEX_KIND, check_index
 from ralm.runs.tables import RunTokens, build_passage_table, build_token_table, build_traced_text, parse_tokens
@@ -123,8 +124,7 @@ def evaluation_config(
     plan: PlanOptions,
     source: sources.PassageSource | None,
     limit_tokens: int | None,
-    reader: Reader | None = None,
-    reranker: Reranker | None = None,
+    parts: Parts,
 ) -> dict[str, JsonValue]:
     """All settings that the figures of a run depend on: equal configurations give equal figures."""
     return {
@@ -135,8 +135,7 @@ def evaluation_config(
         },
         "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
-        "reranker": None if source is None or reranker is None else config_of(reranker, "reranker"),
-        "reader": None if source is None else config_of(reader or in_context.InContext(), "reader"),
+        **({"reranker": None, "reader": None} if source is None else parts.config),
         "plan": asdict(plan),
     }
 

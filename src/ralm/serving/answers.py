@@ -158,8 +158,7 @@ class ServedAnswer(ABC):
             len(some) if end is None else end.tokens for some, end in zip(written, ends, strict=True)
         )
         ranks = {number: rank for rank, number in enumerate(self._shared, 1)}
-        if self._reads.noted is not None:
-            ranks |= self._reads.noted.ranks
+        ranks |= self._reads.parts.ranks
         index = self._reads.settings.index
         entry.passages = [(index, self._reads.passages[number], rank) for number, rank in ranks.items()]
         entry.answers = {number: choice.text for number, choice in enumerate(self._choices)}

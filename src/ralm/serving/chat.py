@@ -73,7 +73,7 @@ def answer_chat(
             model,
             prompt,
             _source(reads, model),
-            reader=reads.reader,
+            parts=reads.parts,
             options=options,
             measured=chat.measured is not False,
             control=chat.control,
@@ -97,9 +97,10 @@ def _source(reads: indexes.ReadConfig, model: SharedModel) -> sources.QuestionSo
     """The source of passages for a conversation; None for a model without an index."""
     if reads.source is None:
         return None
-    if reads.reranker is None:
+    reranker = reads.parts.reranker
+    if reranker is None:
         return sources.QuestionRetriever(reads.source)
-    return sources.RerankedPassages(reads.source, reads.reranker, model, continuation_options(reads.settings))
+    return sources.RerankedPassages(reads.source, reranker, model, continuation_options(reads.settings))
 
 
 def open_chat_prompt(name: str) -> prompts.QuestionPrompt:

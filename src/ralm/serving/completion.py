@@ -133,8 +133,7 @@ def write(
         _WithoutEnds(model) if show_end else model,
         options,
         reads.source,
-        reader=reads.noted,
-        reranker=reads.reranker,
+        reads.parts,
     )
     texts, ended, tokens = list[pieces.StoppedText](), set[int](), Counter[int]()
     for prompt in prompts:

@@ -6,7 +6,7 @@ with. Retrievers are opened when a request first needs them.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
 from time import perf_counter
@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from ralm.errors import RalmError
 from ralm.lm.scoring import Scorer
-from ralm.protocols import Documents, LanguageModel, Reader, Reranker, Retriever, Rows
-from ralm.reading import ReadingOptions, in_context, sources
+from ralm.protocols import Documents, LanguageModel, Reranker, Retriever, Rows
+from ralm.reading import ReadingOptions, sources
+from ralm.reading.parts import Parts
 from ralm.records import NO_PASSAGE, Hits, Passages, Readings
 from ralm.reranking import RerankOptions
 from ralm.retrieval.filters import Filter, Passing, filter_retriever
@@ -145,16 +146,15 @@ class _LockedReranker:
             return self._reranker.choose(rows, hits, passages, k)
 
 
-class NotedReader(in_context.CheckedReader):
-    """The reader of a request, which notes the best rank of each passage that it put before a text."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NotedParts(Parts):
+    """The parts of a request, which note the best rank of each passage that they put before a text."""
 
-    def __init__(self, reader: Reader) -> None:
-        super().__init__(reader)
-        self.ranks: dict[int, int] = {}
+    ranks: dict[int, int] = field(default_factory=dict)
 
     def readings(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Readings:
-        """As of `CheckedReader`."""
-        found = super().readings(hits, documents)
+        """As of `Parts`."""
+        found = Parts.readings(self, hits, documents)
         numbers = [number for one in found for number in one.passages if number != NO_PASSAGE]
         for rank, number in enumerate(numbers, 1):
             self.ranks[number] = min(rank, self.ranks.get(number, rank))
@@ -163,19 +163,16 @@ class NotedReader(in_context.CheckedReader):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadConfig:
-    """The settings of a request, with the source of passages, the reader and the reranker that they stand for;
-    `noted` is the reader of completions."""
+    """The settings of a request, with the source of passages and the parts that they stand for."""
 
     settings: Settings
     source: sources.FromRetriever | None = None
-    reader: Reader | None = None
-    reranker: Reranker | None = None
-    noted: NotedReader | None = None
+    parts: NotedParts = field(default_factory=NotedParts)
 
     @property
     def read(self) -> Sequence[int]:
         """The passages that a completion put before texts; tokens only name the best of a context."""
-        return () if self.noted is None else [*self.noted.ranks]
+        return [*self.parts.ranks]
 
     @property
     def passages(self) -> Passages:

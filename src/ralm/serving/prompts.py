@@ -25,7 +25,6 @@ from ralm.reading.mixture import mix, shares
 from ralm.reading.pieces import GeneratedToken, StoppedText
 from ralm.reading.tokens import PreparedText, first_tokens, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Readings, Request, ScoringSequence
-from ralm.reranking import CheckedReranker
 from ralm.serving import errors, indexes
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Settings
@@ -206,10 +205,9 @@ def score_prompt(
     `top_logprobs` is the number of top log-probabilities of each token. Raises RequestError if the model cannot return
     them, and what `evaluate_text` raises.
     """
-    scorer, reader = Scorer(model, progress=False), in_context.CheckedReader.of(reads.noted)
-    reranker = CheckedReranker.of(reads.reranker)
+    scorer = Scorer(model, progress=False)
     check_scores(model)
-    reader.mixer.require_average("`echo` with `logprobs`")
+    reads.parts.require_average("`echo` with `logprobs`")
     check_plan(scorer, options)
     spans_N2 = _spans(prompt)
     ends = [0, *np.maximum.accumulate(spans_N2[:-1, 1]).tolist(), len(prompt.text)]
@@ -226,11 +224,11 @@ def score_prompt(
     prepared = _prepare(prompt, tokens, options)
     hits: Hits | None = None
     if reads.source is not None:
-        hits, _ = reads.source.find(prepared, model.tokenizer, score.hits_needed(reader, reranker))
+        hits, _ = reads.source.find(prepared, model.tokenizer, reads.parts.hits)
     if top_logprobs:
         _score_with_top(own, prepared, model, hits, reads, top_logprobs)
     else:
-        read_with = score.score_text(prepared, scorer, hits, reads.passages, reader, reranker)
+        read_with = score.score_text(prepared, scorer, hits, reads.passages, reads.parts)
         for row, place in enumerate(read_with.positions_T.tolist()):
             own[place].log_prob = float(read_with.log_probs_T[row])
             own[place].passages_K = read_with.provenance.passages_TK[row]
@@ -283,18 +281,18 @@ def _score_with_top(
     top_logprobs: int,
 ) -> None:
     """Score the targets of a text, with the top log-probabilities of each place."""
-    mixer = in_context.CheckedReader.of(reads.reader).mixer
+    parts = reads.parts
     scorer = Scorer(model, progress=False)
-    _, readings_R = score.rows_and_readings(prepared, scorer, hits, reads.passages, reads.reader, reads.reranker)
+    _, readings_R = score.rows_and_readings(prepared, scorer, hits, reads.passages, parts)
     rows = [*zip(in_context.rows_with_targets(prepared.plan), readings_R, strict=True)]
     for some in _chunks(rows, prepared, model.vocabulary or 1):
-        by_prefix = _read_rows(some, prepared, model, mixer.evidence)
+        by_prefix = _read_rows(some, prepared, model, parts.evidence)
         for row, readings in some:
             targets = _targets(prepared, row)
             log_weights_KT = np.tile(readings.log_weights_K[:, None], len(targets))
-            if mixer.looks_at(readings):
+            if parts.looks_at(readings):
                 log_probs_KN = np.array([by_prefix[row, number].own for number in range(len(readings))], np.float32)
-                log_weights_KT = mixer.weights_by_evidence(readings, log_probs_KN, len(targets))
+                log_weights_KT = parts.weights_by_evidence(readings, log_probs_KN, len(targets))
             for place, log_weights_K in zip(targets, log_weights_KT.T, strict=True):
                 token = scored[place]
                 log_probs_KV = np.stack(

@@ -184,6 +184,6 @@ class Service(SearchService):
             raise choice_error(error, choice) from None
         if settings.index is None:
             return indexes.ReadConfig(settings)
-        reader = settings.reading.chosen_reader
-        noted = indexes.NotedReader(reader)
-        return indexes.ReadConfig(settings, self._source(settings), reader, reranker, noted)
+        chosen = settings.reading.parts(reranker)
+        parts = indexes.NotedParts(reader=chosen.reader, mixer=chosen.mixer, reranker=reranker)
+        return indexes.ReadConfig(settings, self._source(settings), parts)

@@ -1,0 +1,275 @@
+"""The parts that decide what a model reads: a reranker chooses passages, a reader lays them out, a mixer weighs them.
+
+`Parts` is where they are used: it checks what each gives, so that a part of your own that breaks its contract is named.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NoReturn
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.errors import PartError, UsageError
+from ralm.protocols import (
+    DistributionMixer,
+    Documents,
+    LanguageModel,
+    Mixer,
+    Reader,
+    Reranker,
+    Rows,
+    WritingModel,
+    traits_of,
+)
+from ralm.reading.ensemble import Ensemble
+from ralm.reading.in_context import InContext
+from ralm.reading.mixers import SimilarityWeights
+from ralm.reading.mixture import mix, similarity_log_weights
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, Passages, PromptPrefix, Readings
+from ralm.validation import check_count, config_of, fault_of_hits, scores_given_texts
+
+_ROUNDING: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """A reader, the mixer of its readings, and the reranker of its passages; None keeps the order of the retriever.
+
+    Raises UsageError if the reranker has fewer candidates than the reader reads, or if a mixer looks at evidence and
+    the reader reads one passage.
+    """
+
+    reader: Reader = field(default_factory=InContext)
+    mixer: Mixer | DistributionMixer = field(default_factory=SimilarityWeights)
+    reranker: Reranker | None = None
+
+    def __post_init__(self) -> None:
+        check_count("hits", self.reader.hits)
+        if not isinstance(self.mixer, Mixer | DistributionMixer):
+            raise UsageError(
+                f"the mixer {_name(self.mixer)} has neither `__call__` nor `log_probs`, or no `config` or `evidence`: "
+                "see `Mixer` and `DistributionMixer`."
+            )
+        if self.evidence and self.reader.hits == 1:
+            raise UsageError(f"the mixer {_name(self.mixer)} weighs several passages: set `documents` to 2 or more.")
+        if self.reranker is not None:
+            check_count("candidates", self.reranker.candidates)
+            if self.reranker.candidates < self.reader.hits:
+                raise UsageError(
+                    f"the reader reads {self.reader.hits} passages and the reranker chooses from "
+                    f"{self.reranker.candidates} `candidates`: raise them."
+                )
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything about the parts that affects figures, as JSON; the mixer stands with the reader whose readings it
+        weighs. UsageError if a part has no valid `config`."""
+        reader = config_of(self.reader, "reader")
+        if isinstance(self.reader, Ensemble) or not isinstance(self.mixer, SimilarityWeights):
+            reader["mixer"] = config_of(self.mixer, "mixer")
+        return {"reranker": None if self.reranker is None else config_of(self.reranker, "reranker"), "reader": reader}
+
+    @property
+    def hits(self) -> int:
+        """The number of passages to retrieve for a row."""
+        return self.reader.hits if self.reranker is None else self.reranker.candidates
+
+    @property
+    def joined(self) -> int:
+        """The largest number of passages in one prompt prefix."""
+        return getattr(self.reader, "joined", 1)
+
+    @property
+    def evidence(self) -> int:
+        """How many tokens before each target the mixer looks at."""
+        return self.mixer.evidence if isinstance(self.mixer, Mixer) else 0
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether the mixer makes the distribution of the next token, which is no average."""
+        return isinstance(self.mixer, DistributionMixer)
+
+    @property
+    def ranking_model(self) -> LanguageModel | None:
+        """The language model that the reranker ranks with, if it has its own."""
+        return getattr(self.reranker, "model", None)
+
+    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int | None = None) -> Hits:
+        """Return the k hits of each row that the reranker chooses, by default as many as the reader reads.
+
+        Raises PartError if they are not hits, or not among those of the row.
+        """
+        k = self.reader.hits if k is None else k
+        if self.reranker is None:
+            return hits
+        hits = hits.first(self.reranker.candidates)
+        best = self.reranker.choose(rows, hits, passages, k)
+        fault = fault_of_hits(best, len(hits), k, None)
+        if not fault:
+            among_QK = (best.numbers_QK[:, :, None] == hits.numbers_QK[:, None, :]).any(axis=2)
+            foreign = best.numbers_QK[(best.numbers_QK != NO_PASSAGE) & ~among_QK]
+            fault = f"gives passage {foreign[0]}, which is not among the hits of its row" if len(foreign) else ""
+        if fault:
+            _reject("reranker", self.reranker, fault, "Reranker")
+        return Hits(best.numbers_QK.astype(np.int64, copy=False), best.scores_QK.astype(np.float32, copy=False))
+
+    def readings(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Readings:
+        """Return the readings of one row; without hits, the one without a passage.
+
+        They have their weights before any evidence. A mixer that contrasts adds the reading without a passage, which
+        has no weight. Raises PartError if they are not of these hits, or if the weights do not sum to 1.
+        """
+        if not hits:
+            return Readings.single(PromptPrefix(documents[NO_PASSAGE]))
+        prompt_prefixes = self.reader.prompt_prefixes(hits, documents)
+        if fault := _fault_of(prompt_prefixes, {number for number, _ in hits}):
+            _reject("reader", self.reader, f"gives {fault}", "Reader")
+        if self.contrasts:
+            prompt_prefixes = [*prompt_prefixes, PromptPrefix(documents[NO_PASSAGE], score=-np.inf)]
+        scores_K = np.array([one.score for one in prompt_prefixes], dtype=np.float64)
+        if self.contrasts:
+            return Readings(prompt_prefixes, similarity_log_weights(scores_K))
+        return Readings(prompt_prefixes, self._log_weights(scores_K, np.zeros((len(scores_K), 0), dtype=np.float32)))
+
+    def looks_at(self, readings: Readings) -> bool:
+        """Return whether the prediction of a row depends on more than the weights of its readings."""
+        if self.contrasts:
+            return any(one.passages for one in readings)
+        return self.evidence > 0 and len(readings) > 1
+
+    def weights_by_evidence(self, readings: Readings, log_probs_KN: FloatArray, targets: int) -> DoubleArray:
+        """Return the logarithms of the weights (float64, K x T) for the last T of N tokens.
+
+        The evidence of each target is the log-probabilities of the tokens before it. Raises PartError if the weights do
+        not sum to 1.
+        """
+        evidence_TKE = _evidence_before(log_probs_KN, targets, self.evidence)
+        scores_K = readings.scores_K
+        return np.stack([self._log_weights(scores_K, evidence_KE) for evidence_KE in evidence_TKE], axis=1)
+
+    def next_token(self, readings: Readings, log_probs_KV: FloatArray) -> FloatArray:
+        """Return the contrasted log-probabilities (float32, V) of the next token; the last of the K predictions is the
+        one without a passage. Raises PartError if they are no distribution."""
+        assert isinstance(self.mixer, DistributionMixer), "only contrast makes distributions"
+        average_V = mix(log_probs_KV, readings.log_weights_K)
+        log_probs_V = np.asarray(self.mixer.log_probs(average_V, log_probs_KV[-1].astype(np.float64)))
+        fault, total = "", float(np.exp(log_probs_V.astype(np.float64)).sum())
+        if log_probs_V.shape != average_V.shape:
+            fault = f"gives log-probabilities of shape {log_probs_V.shape} for a vocabulary of {len(average_V)}"
+        elif not abs(total - 1) < _ROUNDING:
+            fault = f"gives probabilities that sum to {total:g}, not 1"
+        if fault:
+            _reject("mixer", self.mixer, fault, "DistributionMixer")
+        return log_probs_V.astype(np.float32)
+
+    def _log_weights(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:
+        assert isinstance(self.mixer, Mixer), "contrast has no weights"
+        log_weights_K = np.asarray(self.mixer(scores_K, evidence_KE))
+        if log_weights_K.shape != scores_K.shape or log_weights_K.dtype.kind != "f":
+            shape = f"{log_weights_K.dtype} values of shape {log_weights_K.shape}"
+            _reject("mixer", self.mixer, f"gives {shape} for {len(scores_K)} readings", "Mixer")
+        total = float(np.exp(log_weights_K).sum())
+        if not abs(total - 1) < _ROUNDING:
+            _reject("mixer", self.mixer, f"gives weights that sum to {total:g}, not 1", "Mixer")
+        return log_weights_K.astype(np.float64, copy=False)
+
+    def check_room(self, prompt_prefixes: Iterable[PromptPrefix], after: int, max_length: int) -> None:
+        """Raise UsageError if the longest prompt prefix leaves no room for the `after` tokens that must follow it."""
+        longest = max((len(one.tokens) for one in prompt_prefixes), default=0)
+        if longest + after > max_length:
+            raise UsageError(
+                f"the reader {_name(self.reader)} puts {longest} tokens before the context, and the {after} that must "
+                f"follow them do not fit into `max_length` {max_length} as well: lower `document_tokens` or raise "
+                "`max_length`."
+            )
+
+    def check_scoring(self, model: LanguageModel, what: str) -> None:
+        """Raise UsageError if `what` cannot be scored: the mixer makes distributions of the next token, or the model
+        does not give the evidence that it needs."""
+        self.require_average(what)
+        self._require_evidence(model)
+
+    def check_generation(self, model: WritingModel) -> None:
+        """Raise UsageError if text cannot be generated: the reranker looks at the text to be predicted, or the model
+        does not give what the mixer needs."""
+        if getattr(self.reranker, "needs_targets", False):
+            raise UsageError(
+                f"the reranker {_name(self.reranker)} looks at the text to be predicted, which generation does not "
+                "have: choose another one."
+            )
+        self._require_evidence(model)
+        if self.contrasts and model.tier != "all":
+            raise UsageError(
+                f"{model.name} gives its top next tokens alone, and the mixer {_name(self.mixer)} needs whole "
+                "distributions: choose another mixer, or a model that runs in this process."
+            )
+        if self.evidence and model.tier not in ("all", "chosen"):
+            raise UsageError(
+                f"{model.name} gives its top next tokens alone, and the mixer {_name(self.mixer)} needs the "
+                "log-probability of each generated token after every passage: choose another mixer."
+            )
+
+    def require_average(self, what: str) -> None:
+        """Raise UsageError if the mixer makes distributions of the next token, which `what` does not use."""
+        if self.contrasts:
+            raise UsageError(
+                f"the mixer {_name(self.mixer)} makes the distribution of the next token to generate text, and {what} "
+                "reads given tokens: choose another mixer."
+            )
+
+    def _require_evidence(self, model: LanguageModel) -> None:
+        if (self.evidence or self.contrasts) and (traits_of(model).bound or not scores_given_texts(model)):
+            raise UsageError(
+                f"{model.name} does not return log-probabilities of given texts, which are the evidence of the mixer "
+                f"{_name(self.mixer)}: choose another mixer, or use a server that returns them."
+            )
+
+
+@dataclass(slots=True, eq=False)
+class Evidence:
+    """The last log-probabilities (float32, K x N) of the readings of a text that is being continued."""
+
+    parts: Parts
+    log_probs_KN: FloatArray
+
+    def weighed(self, readings: Readings) -> Readings:
+        """The readings with their weights for the next token."""
+        next_KN = np.hstack([self.log_probs_KN, np.zeros((len(readings), 1), dtype=np.float32)])
+        log_weights_K1 = self.parts.weights_by_evidence(readings, next_KN, 1)
+        return replace(readings, log_weights_K=log_weights_K1[:, 0])
+
+    def add(self, log_probs_K: FloatArray) -> None:
+        """Add the token that was drawn."""
+        kept_KN = self.log_probs_KN[:, max(0, self.log_probs_KN.shape[1] + 1 - self.parts.evidence) :]
+        self.log_probs_KN = np.hstack([kept_KN, log_probs_K.astype(np.float32)[:, None]])
+
+
+def _evidence_before(log_probs_KN: FloatArray, targets: int, count: int) -> FloatArray:
+    """The log-probabilities (float32, T x K x E) of the `count` tokens before each of the last `targets` of N tokens;
+    0 before the first of the N."""
+    before = np.zeros((len(log_probs_KN), count), dtype=np.float32)
+    padded_KN = np.hstack([before, log_probs_KN])[:, -(targets + count) : -1]
+    return np.lib.stride_tricks.sliding_window_view(padded_KN, count, axis=1).swapaxes(0, 1)
+
+
+def _fault_of(prompt_prefixes: Sequence[PromptPrefix], found: set[int]) -> str:
+    """The fault of the prompt prefixes of a row with the passages `found`; empty if there is none."""
+    if not isinstance(prompt_prefixes, Sequence):
+        return f"{type(prompt_prefixes).__name__} instead of prompt prefixes"
+    for one in prompt_prefixes:
+        if not isinstance(one, PromptPrefix):
+            return f"{type(one).__name__} instead of a PromptPrefix"
+        if not isinstance(one.tokens, np.ndarray) or one.tokens.ndim != 1 or one.tokens.dtype != np.int64:
+            return "a prompt prefix whose tokens are not an int64 vector"
+        if foreign := [number for number in one.passages if number not in found]:
+            return f"a prompt prefix of passage {foreign[0]}, which is not among the hits of its row"
+    return "" if len(prompt_prefixes) else "no prompt prefix"
+
+
+def _name(part: object) -> str:
+    return type(part).__name__
+
+
+def _reject(kind: str, part: Any, fault: str, protocol: str) -> NoReturn:
+    raise PartError(f"the {kind} {_name(part)} {fault}; see `{protocol}` for what it should give.")
