@@ -26,7 +26,6 @@ from ralm.answering.metrics import has_answer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
-from ralm.answering.sources import QuestionRetriever
 from ralm.corpus.sources import read_documents
 from ralm.corpus.splitting import Splitting, make_passages
 from ralm.lm.registry import ModelOptions, load_language_model
@@ -47,7 +46,7 @@ PARTS: Final = ("answered", "planted", "copied")
 class Planted:
     """A source whose best passage repeats the question."""
 
-    source: QuestionRetriever
+    source: FromRetriever
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -56,7 +55,7 @@ class Planted:
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
         """The planted passage of each question, then the best ones."""
-        hits, passages = self.source.find(questions, k - 1)
+        hits, passages = self.source.search([one.text for one in questions], k - 1), self.source.passages
         planted = [
             Passage(len(passages) + row, "planted", "", " ".join([one.text] * 3)) for row, one in enumerate(questions)
         ]
@@ -106,7 +105,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, given.keep.open("a") as kept:
         corpus = read_documents(str(DATA / "popqa" / "passages.jsonl"))
         build_index(make_passages(corpus, Splitting(words=WORDS)), Path(folder) / "index")
-        source = QuestionRetriever(FromRetriever.of_index(Path(folder) / "index"))
+        source = FromRetriever.of_index(Path(folder) / "index")
         found, planted = (
             Answerer(model, prompt, one, parts=Parts(reader=reader), options=options, control=given.control)
             for one in (source, Planted(source))

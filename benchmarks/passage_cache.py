@@ -23,7 +23,6 @@ from benchmarks.answering import DATA
 from ralm.answering.answerer import Answerer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
-from ralm.answering.sources import QuestionRetriever
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import ModelOptions, load_local_model
 from ralm.lm.tokenizer import has_chat_template
@@ -82,7 +81,7 @@ def main() -> None:
         Passage(number, str(number), one["title"], one["text"])
         for number, one in enumerate(read_json("passages.jsonl", args.passages))
     ]
-    source = QuestionRetriever(FromRetriever(Popular(len(passages)), passages))
+    source = FromRetriever(Popular(len(passages)), passages)
     reader = Ensemble(documents=args.k) if args.reader == "ensemble" else Concatenation(documents=args.k)
     prompt = open_prompt("chat" if has_chat_template(loaded.tokenizer) else "replug")
     cold, warm = (

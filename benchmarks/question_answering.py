@@ -21,7 +21,7 @@ from benchmarks.dense import minilm
 from ralm.answering.evaluation import QuestionEvaluation, evaluate_questions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
-from ralm.answering.sources import GivenPassages, QuestionRetriever, QuestionSource
+from ralm.answering.sources import GivenPassages, QuestionSource
 from ralm.corpus.files import lines_of
 from ralm.corpus.sources import read_documents
 from ralm.corpus.splitting import Splitting, make_passages
@@ -77,12 +77,12 @@ def _with_gold(file: Path, corpus: Sequence[Document]) -> Iterator[Question]:
         yield replace(question, passages=tuple(RetrievedPassage(text=one.text, title=one.title) for one in found))
 
 
-def sources(asked: QuestionSet, folder: Path, encoder: str) -> Iterator[tuple[str, QuestionSource]]:
+def sources(asked: QuestionSet, folder: Path, encoder: str) -> Iterator[tuple[str, QuestionSource | FromRetriever]]:
     """Where passages come from, by name."""
     index = _index(asked, folder, encoder)
     for name in get_args(RetrieverName):
         options = RetrieverOptions(retriever=name)
-        yield name, QuestionRetriever(FromRetriever.of_index(index, options))
+        yield name, FromRetriever.of_index(index, options)
     if all(one.passages for one in asked.questions):
         yield "gold", GivenPassages(asked.questions, {"passages": "gold"})
 

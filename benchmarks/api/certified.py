@@ -21,7 +21,6 @@ from ralm.reading.parts import Parts
 from ralm.reading.sampling import GenerationOptions, draw_token
 from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, NO_READINGS, FloatArray, IntArray, NextTokens, Readings, Request
-from ralm.validation import retrieve_checked
 
 LISTED = (5, 20, 100)
 DOCUMENTS = (2, 5, 10)
@@ -63,7 +62,7 @@ def greedy_steps(material: Material, prompt: IntArray, parts: Parts, options: Ge
     for written in range(options.new_tokens):
         if written % options.stride == 0:
             query = model.tokenizer.decode(text[-options.query_tokens :])
-            hits = retrieve_checked(source.retriever, [query], parts.hits, len(source.passages)).of(0)
+            hits = source.search([query], parts.hits).of(0)
             readings = parts.readings(hits, documents)
         given = continuations.next_tokens([np.concatenate([prompt_prefix.tokens, text]) for prompt_prefix in readings])
         step = Step(given.log_probs_BC, readings)

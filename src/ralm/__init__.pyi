@@ -37,11 +37,7 @@ from .answering.questions import (
     read_questions as read_questions,
 )
 from .answering.run import run_choices as run_choices, run_questions as run_questions
-from .answering.sources import (
-    GivenPassages as GivenPassages,
-    QuestionRetriever as QuestionRetriever,
-    RerankedPassages as RerankedPassages,
-)
+from .answering.sources import GivenPassages as GivenPassages
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
 from .corpus.documents import Skipped as Skipped
 from .corpus.sources import Fields as Fields, read_documents as read_documents

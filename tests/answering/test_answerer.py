@@ -13,7 +13,7 @@ from ralm.answering.answers import room_for_prompts
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
-from ralm.answering.sources import PromptBuilder, QuestionRetriever
+from ralm.answering.sources import PromptBuilder
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
@@ -49,8 +49,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def source(index: Path) -> QuestionRetriever:
-    return QuestionRetriever(FromRetriever.of_index(index))
+def source(index: Path) -> FromRetriever:
+    return FromRetriever.of_index(index)
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +75,11 @@ def forced(model: WritingModel, prompts: list[list[int]], answer: SourcedAnswer)
     return np.array(rows)
 
 
-def prompts_of(
-    model: WritingModel, source: QuestionRetriever, question: str, k: int
-) -> tuple[list[list[int]], list[int]]:
+def prompts_of(model: WritingModel, source: FromRetriever, question: str, k: int) -> tuple[list[list[int]], list[int]]:
     """The prompt with the same words and no passage, then that of each of the first k."""
     room = room_for_prompts(model, AnswerOptions())
     asked = Question("1", question)
-    hits, passages = source.find([asked], k)
+    hits, passages = source.search([question], k), source.passages
     without = replace(PROMPT, closed="Knowledge: \nQuestion: {question}\nAnswer:")
     rows = [(without, []), *((PROMPT, [hit]) for hit in hits.of(0))]
     prompts = [
@@ -93,7 +91,7 @@ def prompts_of(
 
 @pytest.mark.parametrize("question", QUESTIONS[1:])
 def test_what_each_passage_gave_is_what_the_plain_loop_says(
-    model: WritingModel, source: QuestionRetriever, question: str
+    model: WritingModel, source: FromRetriever, question: str
 ) -> None:
     parts = Parts(reader=Ensemble(documents=2), mixer=UniformWeights())
     [answer] = Answerer(model, PROMPT, source, parts=parts, options=AnswerOptions(new_tokens=5)).answers([question])
@@ -113,7 +111,7 @@ def test_what_each_passage_gave_is_what_the_plain_loop_says(
     assert sum(one.gain or 0 for one in answer.sources) == pytest.approx(answer.text.gain.nats, abs=1e-4)
 
 
-def test_a_stream_is_the_same_answer(model: WritingModel, source: QuestionRetriever) -> None:
+def test_a_stream_is_the_same_answer(model: WritingModel, source: FromRetriever) -> None:
     answerer = Answerer(
         model, PROMPT, source, parts=Parts(reader=Ensemble(documents=2)), options=AnswerOptions(new_tokens=12)
     )
@@ -137,11 +135,11 @@ def test_without_passages_there_are_no_sources(model: WritingModel) -> None:
     assert {"baseline_log_prob", "gain", "sources"}.isdisjoint(answer.as_json())
 
 
-def test_unrelated_passages_are_the_control(model: WritingModel, source: QuestionRetriever) -> None:
+def test_unrelated_passages_are_the_control(model: WritingModel, source: FromRetriever) -> None:
     """The third passage and that of a fourth document are the only others; the mixture is that of whole texts."""
     options = AnswerOptions(new_tokens=3)
-    passages = [*source.source.passages, Passage(3, "other", "Other", "Rain falls.")]
-    four = QuestionRetriever(FromRetriever(source.source.retriever, passages))
+    passages = [*source.passages, Passage(3, "other", "Other", "Rain falls.")]
+    four = FromRetriever(source.retriever, passages)
     reader = Concatenation(documents=2)
     answerer = Answerer(model, PROMPT, four, parts=Parts(reader=reader), options=options, control=True)
     [answer] = answerer.answers(QUESTIONS[1:2])
@@ -166,7 +164,7 @@ def test_unrelated_passages_are_the_control(model: WritingModel, source: Questio
         Answerer(model, PROMPT, source, measured=False, control=True)
 
 
-def test_words_of_the_instruction_credit_nobody(model: WritingModel, source: QuestionRetriever) -> None:
+def test_words_of_the_instruction_credit_nobody(model: WritingModel, source: FromRetriever) -> None:
     prompt = open_prompt("in-context-ralm")
     answerer = Answerer(model, prompt, source, parts=Parts(reader=Concatenation(documents=2)))
     for copied in ("Based on these texts, answer these questions:", QUESTIONS[0]):

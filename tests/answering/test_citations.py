@@ -22,7 +22,6 @@ from ralm.answering.citations import (
 )
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
-from ralm.answering.sources import QuestionRetriever
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.parts import Parts
@@ -125,7 +124,7 @@ def test_scripts_without_spaces_are_not_widened() -> None:
 def test_an_answer_cites_the_passage_that_its_words_come_from() -> None:
     passages = [Passage(0, "a", "", "where " + "paris " * 12), Passage(1, "b", "", "where else is it")]
     model = CountingModel(WordTokenizer(), vocabulary=30, max_length=100)
-    source = QuestionRetriever(FromRetriever(SharedWordsRetriever(passages), passages))
+    source = FromRetriever(SharedWordsRetriever(passages), passages)
     parts = Parts(reader=Ensemble(documents=2), mixer=UniformWeights())
     options = AnswerOptions(new_tokens=4, stop=())
     [answer] = Answerer(model, open_prompt("replug"), source, parts=parts, options=options).answers(["where is it"])

@@ -10,7 +10,6 @@ from transformers import AutoTokenizer
 from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, open_prompt
-from ralm.answering.sources import QuestionRetriever, RerankedPassages
 from ralm.errors import ChatError, UsageError
 from ralm.lm.api.tokenizers import PlainTokenizer
 from ralm.lm.registry import ModelOptions, load_language_model
@@ -20,7 +19,6 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.parts import Parts
-from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.records import Message, Passage
@@ -55,8 +53,8 @@ def retriever() -> SharedWordsRetriever:
 
 
 @pytest.fixture
-def source(retriever: SharedWordsRetriever) -> QuestionRetriever:
-    return QuestionRetriever(FromRetriever(retriever, PASSAGES))
+def source(retriever: SharedWordsRetriever) -> FromRetriever:
+    return FromRetriever(retriever, PASSAGES)
 
 
 def prompt_ids(folder: Path, messages: list[Message], passages: list[int], *, several: bool = False) -> list[int]:
@@ -94,7 +92,7 @@ def log_probs(model: WritingModel, prompt: list[int], answer: SourcedAnswer) -> 
     ],
 )
 def test_an_answer_in_a_conversation_is_that_of_the_plain_loop(
-    folder: Path, model: WritingModel, source: QuestionRetriever, parts: Parts, prompt_prefixes: list[list[int]]
+    folder: Path, model: WritingModel, source: FromRetriever, parts: Parts, prompt_prefixes: list[list[int]]
 ) -> None:
     stream = Answerer(model, PROMPT, source, parts=parts, options=OPTIONS).stream(Conversation(SAID))
     text = "".join(piece.text for piece in stream)
@@ -119,7 +117,7 @@ def test_an_answer_in_a_conversation_is_that_of_the_plain_loop(
 
 
 def test_passages_of_one_prompt_share_the_credit_as_an_ensemble_would(
-    folder: Path, model: WritingModel, source: QuestionRetriever
+    folder: Path, model: WritingModel, source: FromRetriever
 ) -> None:
     reader = Concatenation(documents=2)
     [answer] = Answerer(model, PROMPT, source, parts=Parts(reader=reader), options=OPTIONS).answers(
@@ -134,13 +132,13 @@ def test_passages_of_one_prompt_share_the_credit_as_an_ensemble_would(
     assert sum(one.gain or 0 for one in answer.sources) == pytest.approx(answer.text.gain.nats, abs=1e-3)
 
 
-def test_an_answer_whose_gain_is_not_measured(model: WritingModel, source: QuestionRetriever) -> None:
+def test_an_answer_whose_gain_is_not_measured(model: WritingModel, source: FromRetriever) -> None:
     [answer] = Answerer(model, PROMPT, source, options=OPTIONS, measured=False).answers([Conversation(SAID)])
     assert np.isnan(answer.text.baseline_T).all()
     assert [(one.share, one.gain, one.known) for one in answer.sources] == [(None, None, "retrieved")]
 
 
-def test_several_answers_to_one_conversation(model: WritingModel, source: QuestionRetriever) -> None:
+def test_several_answers_to_one_conversation(model: WritingModel, source: FromRetriever) -> None:
     options = AnswerOptions(new_tokens=8, stop=(), temperature=1.0)
     streams = Answerer(model, PROMPT, source, options=options).streams(Conversation(SAID), [3, 4, 3])
     texts = ["", "", ""]
@@ -165,7 +163,7 @@ def test_an_answer_that_is_complete(model: WritingModel) -> None:
     assert ended(2, "never there") == (ended(2)[0], False)
 
 
-def test_a_question_is_a_conversation_of_one_message(model: WritingModel, source: QuestionRetriever) -> None:
+def test_a_question_is_a_conversation_of_one_message(model: WritingModel, source: FromRetriever) -> None:
     answerer = Answerer(model, PROMPT, source, options=OPTIONS)
     question = SAID[-1].content
     [one] = answerer.answers([question])
@@ -176,7 +174,7 @@ def test_a_question_is_a_conversation_of_one_message(model: WritingModel, source
 
 
 def test_a_reranker_chooses_the_passage_before_which_the_question_is_likeliest(
-    model: WritingModel, source: QuestionRetriever, retriever: SharedWordsRetriever
+    model: WritingModel, source: FromRetriever
 ) -> None:
     question = SAID[-1].content
     first, asked = [256], model.tokenizer.encode(question).tolist()
@@ -190,18 +188,14 @@ def test_a_reranker_chooses_the_passage_before_which_the_question_is_likeliest(
                 for one, token in zip(texts, text[-6:], strict=True)
             )
         )
-    reranked = RerankedPassages(
-        FromRetriever(retriever, PASSAGES), ZeroShot(candidates=3, tokens=6), model, GenerationOptions()
-    )
-    [answer] = Answerer(model, PROMPT, reranked, options=OPTIONS).answers([Conversation(SAID)])
+    reranked = Parts(reranker=ZeroShot(candidates=3, tokens=6))
+    [answer] = Answerer(model, PROMPT, source, parts=reranked, options=OPTIONS).answers([Conversation(SAID)])
     assert answer.sources[0].passage.number == int(np.argmax(worths))
-    assert reranked.config["reranker"] == "zero-shot"
-    looks_ahead = RerankedPassages(FromRetriever(retriever, PASSAGES), Oracle(candidates=3), model, GenerationOptions())
     with pytest.raises(UsageError, match="looks at the text to be predicted"):
-        next(Answerer(model, PROMPT, looks_ahead, options=OPTIONS).answers([Conversation(SAID)]))
+        Answerer(model, PROMPT, source, parts=Parts(reranker=Oracle(candidates=3)), options=OPTIONS)
 
 
-def test_conversations_are_answered_together(model: WritingModel, source: QuestionRetriever) -> None:
+def test_conversations_are_answered_together(model: WritingModel, source: FromRetriever) -> None:
     answerer = Answerer(model, PROMPT, source, options=OPTIONS)
     asked: list[str | Conversation] = [
         Conversation(SAID),
@@ -213,7 +207,7 @@ def test_conversations_are_answered_together(model: WritingModel, source: Questi
 
 
 def test_passages_are_found_with_the_last_message_or_the_query(
-    model: WritingModel, source: QuestionRetriever, retriever: SharedWordsRetriever
+    model: WritingModel, source: FromRetriever, retriever: SharedWordsRetriever
 ) -> None:
     answerer = Answerer(model, PROMPT, source, options=OPTIONS)
     [found] = answerer.answers([Conversation(SAID)])
@@ -225,7 +219,7 @@ def test_passages_are_found_with_the_last_message_or_the_query(
 
 def test_passages_are_cut_before_anything_that_was_said(model: WritingModel, folder: Path) -> None:
     long = [Passage(0, "long", "Long", "sea " * 60 + "whales.")]
-    source = QuestionRetriever(FromRetriever(SharedWordsRetriever(long), long))
+    source = FromRetriever(SharedWordsRetriever(long), long)
     tokenizer = full_tokenizer(model.tokenizer)
     chats = tokenizer.encode_chat(SAID)
     assert chats is not None
@@ -239,7 +233,7 @@ def test_passages_are_cut_before_anything_that_was_said(model: WritingModel, fol
         next(Answerer(model, PROMPT, source, options=options).answers([Conversation(SAID)]))
 
 
-def test_what_is_left_of_a_prompt_that_was_cut(model: WritingModel, source: QuestionRetriever) -> None:
+def test_what_is_left_of_a_prompt_that_was_cut(model: WritingModel, source: FromRetriever) -> None:
     tokenizer = full_tokenizer(model.tokenizer)
     whole = tokenizer.encode_chat(SAID)
     assert whole is not None

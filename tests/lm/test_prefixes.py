@@ -15,7 +15,6 @@ from pydantic import JsonValue
 from ralm.answering.answerer import Answerer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
-from ralm.answering.sources import QuestionRetriever
 from ralm.errors import InputError
 from ralm.lm.local.continuation import CachedDecoder
 from ralm.lm.local.engine import TargetLogits
@@ -179,7 +178,7 @@ def test_questions_about_one_passage_read_it_once() -> None:
     kept = load_local_model("ralm-tiny", ModelOptions(passage_cache=100))
     plain = load_local_model("ralm-tiny")
     passage = Passage(0, "0", "Files", "The function open() opens a file and returns a file object.")
-    source = QuestionRetriever(FromRetriever(AlwaysFirst(), [passage]))
+    source = FromRetriever(AlwaysFirst(), [passage])
     questions = ["What does open() return?", "Which function opens a file?", "Who opens it?"]
     answers = [
         answer

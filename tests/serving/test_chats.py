@@ -17,7 +17,6 @@ from langchain_openai import ChatOpenAI
 from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, open_prompt
-from ralm.answering.sources import QuestionRetriever, RerankedPassages
 from ralm.errors import InputError, UsageError
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
@@ -26,7 +25,6 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import PosteriorWeights, UniformWeights
 from ralm.reading.parts import Parts
-from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
@@ -101,7 +99,7 @@ def answered(
     answerer = Answerer(
         model,
         open_prompt("chat"),
-        QuestionRetriever(FromRetriever.of_index(index)),
+        FromRetriever.of_index(index),
         parts=parts,
         options=AnswerOptions(**{"stop": (), "new_tokens": 24, **options}),
     )
@@ -174,8 +172,8 @@ def test_passages_may_be_chosen_by_a_reranker(client: openai.OpenAI, model: Writ
     read = set()
     rerankers: dict[str, Reranker] = {"zero-shot": ZeroShot(candidates=3), "random": RandomChoice(candidates=3)}
     for method, reranker in rerankers.items():
-        chosen = RerankedPassages(source, reranker, model, GenerationOptions())
-        answerer = Answerer(model, open_prompt("chat"), chosen, options=AnswerOptions(stop=(), new_tokens=24))
+        options, parts = AnswerOptions(stop=(), new_tokens=24), Parts(reranker=reranker)
+        answerer = Answerer(model, open_prompt("chat"), source, parts=parts, options=options)
         for said in CONVERSATIONS:
             [expected] = answerer.answers([Conversation(messages_of(said))])
             found = asked(client, said, extra_body={"ralm": {"rerank": method, "candidates": 3}})
@@ -413,7 +411,7 @@ def test_a_model_without_a_chat_template(index: Path) -> None:
         message = refused(url, QUESTION, **body)["message"]
         assert "ralm-tiny has no chat template: use /v1/completions" in message
     with serving(Service(tiny, ServeOptions(prompt="replug"), folders={"texts": index})) as url:
-        source, options = QuestionRetriever(FromRetriever.of_index(index)), AnswerOptions(new_tokens=8)
+        source, options = FromRetriever.of_index(index), AnswerOptions(new_tokens=8)
         answerer = Answerer(tiny, open_prompt("replug"), source, options=options)
         [expected] = answerer.answers([QUESTION[0]["content"]])
         assert posted(url, QUESTION, **body).json()["choices"][0]["message"]["content"] == expected.answer.text

@@ -23,7 +23,9 @@ from ralm.reading import concatenation, pieces
 from ralm.reading.mixture import mix, shares
 from ralm.reading.parts import Parts
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, used_passages
+from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import IN_CONTEXT
+from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, Passages, Provenance, Request
 from ralm.validation import scores_given_texts
 
@@ -74,7 +76,8 @@ class Answerer:
     """Answers questions with a frozen language model, and gives the sources of each answer.
 
     A question may be the last message of the user in a `Conversation`, if `prompt` is a chat. The passages are those of
-    `source`, without it there are none; `parts` say how they are read, one in context by default. An ensemble is
+    `source`, without it there are none; `parts` say how they are read, one in context by default. A model that ranks
+    them reads as `ranking` says. An ensemble is
     averaged for every token.
 
     With `measured`, an answer is also scored after the same prompt without passages. If several passages share a
@@ -87,18 +90,20 @@ class Answerer:
         self,
         model: WritingModel,
         prompt: QuestionPrompt,
-        source: QuestionSource | None = None,
+        source: QuestionSource | FromRetriever | None = None,
         *,
         parts: Parts = IN_CONTEXT,
         options: AnswerOptions | None = None,
         measured: bool = True,
         control: bool = False,
+        ranking: GenerationOptions | None = None,
     ) -> None:
         self._model = model
         self._options = options or AnswerOptions()
         if self._options.join != "tokens":
             raise UsageError('answers with their sources are drawn token by token: leave out `join="answers"`.')
         self._source = source
+        self._ranking = ranking
         self._parts = parts
         check_mixer(parts, model, self._options)
         self._scorer = Scorer(model, progress=False)
@@ -141,7 +146,7 @@ class Answerer:
                 if not text.strip():
                     raise UsageError(f"{name} is empty: ask with at least one word.")
         found = [Question(str(place), one.search_query) for place, one in enumerate(conversations, 1)]
-        hits, passages = found_passages(found, self._source, self._parts.reader.hits)
+        hits, passages = found_passages(found, self._source, self._parts, self._model, options=self._ranking)
         inputs = [
             self._with_passages.build(Question(str(row + 1), one.question), hits.of(row), passages, one)
             for row, one in enumerate(conversations)

@@ -24,6 +24,7 @@ from ralm.protocols import WritingModel
 from ralm.reading import concatenation
 from ralm.reading.parts import Parts
 from ralm.reading.score import IN_CONTEXT
+from ralm.reading.sources import FromRetriever
 from ralm.runs.run import check_plot
 from ralm.storage import outputs
 
@@ -68,7 +69,7 @@ def answer_curve(
     questions: Sequence[Question],
     model: WritingModel,
     prompt: prompts.QuestionPrompt,
-    source: sources.QuestionSource,
+    source: sources.QuestionSource | FromRetriever,
     *,
     parts_of: Callable[[int], Parts] = several_in_context,
     stores: answers.AnswerStores | None = None,
@@ -101,7 +102,7 @@ def run_curve(
     questions: Sequence[Question],
     model: WritingModel,
     prompt: prompts.QuestionPrompt,
-    source: sources.QuestionSource,
+    source: sources.QuestionSource | FromRetriever,
     *,
     parts_of: Callable[[int], Parts] = several_in_context,
     force: bool = False,
@@ -133,7 +134,7 @@ def curve_config(
     questions: Sequence[Question],
     model: WritingModel,
     prompt: prompts.QuestionPrompt,
-    source: sources.QuestionSource,
+    source: sources.QuestionSource | FromRetriever,
     parts_of: Callable[[int], Parts] = several_in_context,
     **how: Unpack[AnswerParts],
 ) -> dict[str, JsonValue]:

@@ -22,6 +22,7 @@ from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.parts import Parts
 from ralm.reading.score import IN_CONTEXT
+from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, IntArray, Passage, Passages
 from ralm.terminal import progress_bar
 
@@ -167,7 +168,7 @@ class AnswerParts(TypedDict, total=False):
 class QuestionParts(AnswerParts, total=False):
     """The same with the source of passages."""
 
-    source: sources.QuestionSource | None
+    source: sources.QuestionSource | FromRetriever | None
     parts: Parts
 
 
@@ -176,7 +177,7 @@ def evaluate_questions(
     model: WritingModel,
     prompt: prompts.QuestionPrompt,
     *,
-    source: sources.QuestionSource | None = None,
+    source: sources.QuestionSource | FromRetriever | None = None,
     parts: Parts = IN_CONTEXT,
     demonstrations: Sequence[Question] = (),
     options: AnswerOptions | None = None,
@@ -219,7 +220,7 @@ def evaluate_questions(
         return [(one.largest_cut, answer) for one, answer in zip(inputs, judged, strict=True)]
 
     rows = []
-    results = _in_books(answer, questions, demonstrations, source, parts, baseline=baseline, same_words=True)
+    results = _in_books(answer, questions, demonstrations, source, parts, model, baseline=baseline, same_words=True)
     for one, ((cut, judged), without, closed, read) in zip(questions, results, strict=True):
         ranks = (rank for rank, passage in enumerate(read, 1) if metrics.has_answer(passage.text, one.answers))
         rows.append(
@@ -273,8 +274,9 @@ def _in_books(
     answer: Callable[[_Book], Sequence[_Result]],
     queries: Sequence[Question],
     shown: Sequence[Question],
-    source: sources.QuestionSource | None,
+    source: sources.QuestionSource | FromRetriever | None,
     parts: Parts,
+    model: WritingModel,
     *,
     baseline: bool,
     same_words: bool = False,
@@ -284,8 +286,10 @@ def _in_books(
     Of the results without passages, the first is that of a prompt with the `same_words`, the second that of the prompt
     that asks without passages.
     """
-    hits, passages = sources.found_passages(queries, source, parts.reader.hits)
-    found = answer(_Book("", parts, sources.first_passages(shown, source), hits, passages))
+    hits, passages = sources.found_passages(queries, source, parts, model)
+    firsts, others = sources.found_passages(shown, source if shown else None, parts, model, 1)
+    first_of = [[others[number] for number, _ in firsts.of(row)] for row in range(len(shown))]
+    found = answer(_Book("", parts, first_of, hits, passages))
     closed: Sequence[_Result | None] = [None] * len(queries)
     without = closed
     if baseline and source is not None:
@@ -344,7 +348,7 @@ class ChoiceEvaluation:
 class ChoiceParts(TypedDict, total=False):
     """The arguments that say how multiple choice is answered, see `evaluate_choices`."""
 
-    source: sources.QuestionSource | None
+    source: sources.QuestionSource | FromRetriever | None
     parts: Parts
     demonstrations: Sequence[ChoiceQuestion]
     options: ChoiceOptions | None
@@ -355,7 +359,7 @@ def evaluate_choices(
     model: WritingModel,
     prompt: prompts.QuestionPrompt,
     *,
-    source: sources.QuestionSource | None = None,
+    source: sources.QuestionSource | FromRetriever | None = None,
     parts: Parts = IN_CONTEXT,
     demonstrations: Sequence[ChoiceQuestion] = (),
     options: ChoiceOptions | None = None,
@@ -396,7 +400,7 @@ def evaluate_choices(
         return chosen
 
     queries, shown = [one.query for one in questions], [one.query for one in demonstrations]
-    results = _in_books(choose, queries, shown, source, parts, baseline=baseline)
+    results = _in_books(choose, queries, shown, source, parts, model, baseline=baseline)
     rows = [
         ChosenQuestion(question=one, passages=read, choice=choice, closed=closed)
         for one, (choice, _, closed, read) in zip(questions, results, strict=True)

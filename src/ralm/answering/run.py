@@ -32,7 +32,9 @@ from ralm.answering.answers import AnswerStores
 from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.protocols import WritingModel
+from ralm.reading.parts import Parts
 from ralm.reading.score import IN_CONTEXT
+from ralm.reading.sources import FromRetriever
 from ralm.records import Passage
 from ralm.runs import resume, run, tables
 from ralm.storage import manifest, outputs
@@ -189,20 +191,24 @@ def _config(
     options: _Config,
     how: evaluation.QuestionParts | evaluation.ChoiceParts,
 ) -> _Config:
-    source = how.get("source")
+    source, parts = how.get("source"), how.get("parts", IN_CONTEXT)
     return {
         "questions": identity_of_questions(questions, source),
         "demonstrations": identity_of_questions(how.get("demonstrations", ()), source),
         "model": config_of(model, "language model"),
-        "passages": None if source is None else source.config,
-        "reader": None if source is None else how.get("parts", IN_CONTEXT).config["reader"],
+        "passages": None if source is None else {**source.config, **_ranking(parts)},
+        "reader": None if source is None else parts.config["reader"],
         "prompt": prompts.prompt_config(prompt, model.tokenizer),
         "options": options,
     }
 
 
+def _ranking(parts: Parts) -> _Config:
+    return {} if parts.reranker is None else config_of(parts.reranker, "reranker")
+
+
 def identity_of_questions(
-    questions: Sequence[Question | ChoiceQuestion], source: sources.QuestionSource | None = None
+    questions: Sequence[Question | ChoiceQuestion], source: sources.QuestionSource | FromRetriever | None = None
 ) -> _Config:
     """The count of questions and a hash of their content. The passages of a question count only if they may be read:
     if the source is a file of passages that lacks the question."""

@@ -13,14 +13,13 @@ from ralm.answering.prompts import Conversation, Cut, Encoded, PromptEncoder, Pr
 from ralm.answering.questions import Question, read_choice_questions, read_questions
 from ralm.errors import InputError, UsageError
 from ralm.lm.scoring import common_prefix_length
-from ralm.protocols import LanguageModel, Reranker, Tokenizer
+from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import concatenation, sampling, sources, tokens
 from ralm.reading.parts import Parts
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.score import IN_CONTEXT
 from ralm.records import NO_PASSAGE, NO_READINGS, Hits, IntArray, Passage, Passages, PromptPrefix, Readings
 from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
-from ralm.validation import config_of, retrieve_checked
 
 
 class QuestionSource(Protocol):
@@ -32,56 +31,6 @@ class QuestionSource(Protocol):
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
         """The k best passages of each question (fewer if fewer exist), and the passages that the hits number."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionRetriever:
-    """Passages that a retriever finds; its query is the question, as in both papers."""
-
-    source: sources.FromRetriever
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """The configuration of the retriever and its corpus."""
-        return self.source.config
-
-    def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-        """The k best passages by the retriever."""
-        passages = self.source.passages
-        return retrieve_checked(self.source.retriever, [one.text for one in questions], k, len(passages)), passages
-
-
-@dataclass(frozen=True, slots=True)
-class RerankedPassages:
-    """Passages that a reranker chooses among those that a retriever finds; both read the question, and of multiple
-    choice the retriever reads the choices too.
-
-    A model that ranks reads a passage before the question, cut to the `document_tokens` of `options`; `model` ranks if
-    the reranker has no model of its own.
-    """
-
-    source: sources.FromRetriever
-    reranker: Reranker
-    model: LanguageModel
-    options: sampling.GenerationOptions
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """The configuration of the retriever, its corpus and the reranker."""
-        return {**self.source.config, **config_of(self.reranker, "reranker")}
-
-    def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-        """The k best passages by the reranker.
-
-        Raises UsageError if the reranker needs the answer.
-        """
-        passages, tokenizer = self.source.passages, self.model.tokenizer
-        queries = [one.text for one in questions]
-        hits = retrieve_checked(self.source.retriever, queries, self.reranker.candidates, len(passages))
-        documents = tokens.PassageDocuments(passages, tokenizer, self.options.document_tokens, self.options.bos)
-        prompts = [PromptState(tokenizer.encode(one.stem or one.text), None, NO_READINGS) for one in questions]
-        rows = PromptRows(prompts, queries, self.model, documents, passages, self.options)
-        return Parts(reranker=self.reranker).choose(rows, hits, passages, k), passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +80,35 @@ def _passages_for(question: Question, alike: Sequence[Question]) -> Sequence[Ret
     return same[0].passages
 
 
-def found_passages(questions: Sequence[Question], source: QuestionSource | None, k: int) -> tuple[Hits, Passages]:
-    """The k best passages of each question, and the passages that the hits number; none without a source."""
-    return (Hits.none(len(questions), 1), ()) if source is None else source.find(questions, k)
+def found_passages(
+    questions: Sequence[Question],
+    source: QuestionSource | sources.FromRetriever | None,
+    parts: Parts,
+    model: LanguageModel,
+    k: int | None = None,
+    options: sampling.GenerationOptions | None = None,
+) -> tuple[Hits, Passages]:
+    """Return the k best passages of each question, by default as many as the reader reads, and the passages that the
+    hits number; none without a source.
 
-
-def first_passages(questions: Sequence[Question], source: QuestionSource | None) -> list[Sequence[Passage]]:
-    """The first passage of each question, if it has one."""
-    hits, passages = found_passages(questions, source if questions else None, 1)
-    return [[passages[number] for number, _ in hits.of(row)] for row in range(len(questions))]
+    A retriever and a reranker get the question as in both papers, of multiple choice the retriever alone gets the
+    choices too. A model that ranks reads a passage before the question, cut to the `document_tokens` of `options`.
+    Raises UsageError if the reranker needs the answer.
+    """
+    k = parts.reader.hits if k is None else k
+    if source is None:
+        return Hits.none(len(questions), 1), ()
+    if not isinstance(source, sources.FromRetriever):
+        return source.find(questions, k)
+    queries, passages = [one.text for one in questions], source.passages
+    if parts.reranker is None:
+        return source.search(queries, k), passages
+    options = options or sampling.GenerationOptions()
+    hits = source.search(queries, parts.reranker.candidates)
+    documents = tokens.PassageDocuments(passages, model.tokenizer, options.document_tokens, options.bos)
+    prompts = [PromptState(model.tokenizer.encode(one.stem or one.text), None, NO_READINGS) for one in questions]
+    rows = PromptRows(prompts, queries, model, documents, passages, options)
+    return parts.choose(rows, hits, passages, k), passages
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
 """`ralm ask`: answers questions with a frozen language model, each with its sources."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import ralm
 from ralm.answering.options import AnswerOptions
@@ -60,13 +60,13 @@ def ask_command(
     from ralm.cli import answers, output
 
     named = None if prompt is None else ralm.open_prompt(prompt)
-    source: Any = None if index is None else ralm.QuestionRetriever(ralm.FromRetriever.of_index(index, retrieval))
+    source = None if index is None else ralm.FromRetriever.of_index(index, retrieval)
     model = models.open_model(lm, model_options)
     chosen, answering = options.choose_prompt(named, model.tokenizer, reading, answering, given)
     chosen = options.with_messages(chosen, system)
-    if reranking.method != "none":
-        source = options.reranked_questions(reranking, source, model, reading)
-    answerer = ralm.Answerer(model, chosen, source, parts=reading.parts(), options=answering, control=control)
+    options.warn_of_lexical(reranking)
+    parts = reading.parts(reranking.reranker())
+    answerer = ralm.Answerer(model, chosen, source, parts=parts, options=answering, control=control)
     if json:
         for answer in answerer.answers(texts):
             output.print_json(answer.as_json())

@@ -28,8 +28,7 @@ from ralm.training.options import ExampleOptions
 
 if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt
-    from ralm.answering.sources import QuestionRetriever, QuestionSource
-    from ralm.protocols import Tokenizer, WritingModel
+    from ralm.protocols import Tokenizer
 
 
 def argument(text: str, metavar: str | None = None) -> Any:
@@ -149,25 +148,12 @@ def check_reranked_questions(reranking: RerankOptions, index: Path | None) -> No
         raise UsageError("`rerank` chooses among passages of an index: give `index` too.")
 
 
-def reranked_questions(
-    reranking: RerankOptions,
-    source: "QuestionRetriever",
-    model: "WritingModel",
-    reading: ReadingOptions,
-    ranker: "WritingModel | None" = None,
-) -> "QuestionSource":
-    """The passages that a reranker chooses among those of a source, if one is chosen; for `zero-shot` the `ranker`
-    ranks, by default the reading model. UsageError if there are fewer candidates than the reader reads."""
-    from ralm.answering.sources import RerankedPassages
-
-    if (reranker := reranking.reranker(ranker)) is None:
-        return source
+def warn_of_lexical(reranking: RerankOptions) -> None:
+    """Print that lexical reranking is for text."""
     if reranking.method == "lexical":
         print_note(
             "--rerank lexical is for text; on questions it chose worse passages than BM25's first: read an ensemble"
         )
-    reading.parts(reranker)  # raises if it has too few candidates
-    return RerankedPassages(source.source, reranker, model, sampling.GenerationOptions())
 
 
 def with_messages(prompt: "QuestionPrompt", system: str | None, *, turns: bool = False) -> "QuestionPrompt":

@@ -152,12 +152,12 @@ def _open(
     if job.retrieved is not None:
         source = ralm.GivenPassages.read(job.retrieved, job.fields)
     elif job.index is not None:
-        source = ralm.QuestionRetriever(ralm.FromRetriever.of_index(job.index, job.retrieval))
+        source = ralm.FromRetriever.of_index(job.index, job.retrieval)
     model = job.open_model(job.lm, models)
-    if job.index is not None:
-        ranker = None if job.rerank_lm is None else job.open_model(job.rerank_lm, models)
-        source = options.reranked_questions(job.reranking, source, model, job.reading, ranker)
-    return [questions, model], {"source": source, "demonstrations": shown}
+    options.warn_of_lexical(job.reranking)
+    ranker = None if job.rerank_lm is None else job.open_model(job.rerank_lm, models)
+    parts = job.reading.parts(job.reranking.reranker(ranker))
+    return [questions, model], {"source": source, "demonstrations": shown, "parts": parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +172,9 @@ class _Evaluation:
     describe: Callable[..., JsonValue]
     show: Callable[[Any, Path | None, str], None]
 
-    def of(self, asked: _Arguments, parts: "Parts", out: Path | None, **how: bool) -> tuple[Any, Any]:
+    def of(self, asked: _Arguments, out: Path | None, **how: bool) -> tuple[Any, Any]:
         """The result of a job with these arguments, and a function that describes it."""
         arguments, keywords = asked
-        keywords["parts"] = parts
         force = how.pop("force")
         run = self.evaluate if out is None else partial(self.run, out, force=force)
         return run(*arguments, **how, **keywords), partial(self.describe, *arguments, **keywords)
@@ -211,10 +210,7 @@ def _evaluate(
         reject_unused({"baseline": "--index or --retrieved"}, given)
     models: dict[str, WritingModel] = {}
     opened = [job.opened(given, models) for job in jobs.values()]
-    results = [
-        evaluation.of(asked, job.reading.parts(), folder, **how)
-        for asked, job, folder in zip(opened, jobs.values(), folders, strict=True)
-    ]
+    results = [evaluation.of(asked, folder, **how) for asked, folder in zip(opened, folders, strict=True)]
 
     def as_json(result: tuple[Any, Any]) -> dict[str, JsonValue]:
         return {**result[0].summary(), "config": result[1]()}
@@ -294,16 +290,19 @@ def curve_command(
         check_output(out, kind=CURVE_KIND, force=force)
 
     def ensemble_of(number: int) -> "Parts":
-        return replace(job.reading.parts(), reader=replace(job.reading.ensemble, documents=number))
+        return replace(parts, reader=replace(job.reading.ensemble, documents=number))
 
-    asked, parts = job.opened(given, {})
-    several_of = partial(several_in_context, order=job.reading.concatenation.order)
-    parts["parts_of"] = ensemble_of if job.reading.reader == "ensemble" else several_of
+    def several_of(number: int) -> "Parts":
+        return replace(several_in_context(number, job.reading.concatenation.order), reranker=parts.reranker)
+
+    asked, keywords = job.opened(given, {})
+    parts = keywords.pop("parts")
+    keywords["parts_of"] = ensemble_of if job.reading.reader == "ensemble" else several_of
     run: Any = answer_curve if out is None else partial(run_curve, out, force=force)
-    curve = run(several, *asked, **parts)
+    curve = run(several, *asked, **keywords)
     return TableOutput(
-        lambda: {"rows": [*curve.rows()], "config": curve_config(several, *asked, **parts)},
-        partial(print_curve, curve, out, job.describe(asked[2], parts["options"])),
+        lambda: {"rows": [*curve.rows()], "config": curve_config(several, *asked, **keywords)},
+        partial(print_curve, curve, out, job.describe(asked[2], keywords["options"])),
     )
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
-from ralm.answering.sources import QuestionRetriever
 from ralm.corpus.splitting import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import FolderError, UsageError
@@ -161,7 +160,7 @@ def answer_questions(
 ) -> Iterator[tuple[SourcedAnswer, SourcedAnswer]]:
     """Each question answered by a model with a chat template: with BM25's first passage, and without passages."""
     prompt = open_prompt("chat")
-    with_passage = Answerer(model, prompt, QuestionRetriever(bm25), options=ANSWERING)
+    with_passage = Answerer(model, prompt, bm25, options=ANSWERING)
     without = Answerer(model, prompt, options=ANSWERING)
     for question in questions:
         yield from zip(with_passage.answers([question]), without.answers([question]), strict=True)

@@ -18,7 +18,6 @@ from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.tokens import PassageDocuments, without_first
 from ralm.records import IntArray
-from ralm.validation import retrieve_checked
 
 QUESTION_FIELDS: Final = (
     "question",
@@ -160,7 +159,7 @@ class Contexts:
         searched = [query for query in dict.fromkeys(queries) if query.strip()]
         if self._source is None or not searched:
             return {}
-        hits = retrieve_checked(self._source.retriever, searched, self._parts.reader.hits, len(self._source.passages))
+        hits = self._source.search(searched, self._parts.reader.hits)
         return {query: hits.of(row) for row, query in enumerate(searched)}
 
     def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray]:

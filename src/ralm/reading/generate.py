@@ -24,7 +24,7 @@ from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, without_first
 from ralm.records import IntArray, NextTokens, ScoringSequence, TextsAhead
-from ralm.validation import check_length, retrieve_checked
+from ralm.validation import check_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class TokenWriter:
             return
         source, tokenizer, last = self._source, self._model.tokenizer, self._options.query_tokens
         queries = [tokenizer.decode(one.text[-last:]) if one.query is None else one.query for one in prompts]
-        hits = retrieve_checked(source.retriever, queries, self._parts.hits, len(source.passages))
+        hits = source.search(queries, self._parts.hits)
         rows = PromptRows(prompts, queries, self._model, self._documents, source.passages, self._options)
         hits = self._parts.choose(rows, hits, source.passages)
         for row, prompt in enumerate(prompts):

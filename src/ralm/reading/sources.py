@@ -73,11 +73,15 @@ class FromRetriever:
         passages = expanded(opened.passages, expand, opened.manifest.settings.get("splitting"))
         return cls(retriever, passages, where | config_of(retriever, "retriever"))
 
+    def search(self, queries: Sequence[str], k: int) -> Hits:
+        """Return the k best passages for each query; PartError if the retriever does not return valid hits."""
+        return retrieve_checked(self.retriever, queries, k, len(self.passages))
+
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
-        """The hits of the queries of the strides; PartError if the retriever does not return valid hits."""
+        """The hits of the queries of the strides; raises what `search` raises."""
         rows = np.flatnonzero(prepared.plan.retrieves_R)
         queries = prepared.queries(tokenizer)
-        hits = retrieve_checked(self.retriever, [queries[row] for row in rows], k, len(self.passages))
+        hits = self.search([queries[row] for row in rows], k)
         return hits.spread(rows, len(queries)), self.passages
 
 

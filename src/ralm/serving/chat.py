@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.answering import answerer, citations, prompts, sources
+from ralm.answering import answerer, citations, prompts
 from ralm.answering.options import AnswerOptions
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
@@ -72,11 +72,12 @@ def answer_chat(
         answers_of = answerer.Answerer(
             model,
             prompt,
-            _source(reads, model),
+            reads.source,
             parts=reads.parts,
             options=options,
             measured=chat.measured is not False,
             control=chat.control,
+            ranking=continuation_options(reads.settings),
         )
         seeds = [(options.seed + time) % (MAX_SEED + 1) for time in range(chat.times)]
         streams = answers_of.streams(chat.conversation, seeds)
@@ -91,16 +92,6 @@ def answer_chat(
         answer = streams.with_sources(choice)
         reason: Literal["stop", "length"] = "stop" if streams.is_complete(choice) else "length"
         yield answers.Ended(choice, reason, len(answer.answer.tokens), answer=answer if reads.source else None)
-
-
-def _source(reads: indexes.ReadConfig, model: SharedModel) -> sources.QuestionSource | None:
-    """The source of passages for a conversation; None for a model without an index."""
-    if reads.source is None:
-        return None
-    reranker = reads.parts.reranker
-    if reranker is None:
-        return sources.QuestionRetriever(reads.source)
-    return sources.RerankedPassages(reads.source, reranker, model, continuation_options(reads.settings))
 
 
 def open_chat_prompt(name: str) -> prompts.QuestionPrompt:

@@ -33,7 +33,6 @@ from ralm.serving.prompts import TOO_LONG
 from ralm.serving.service import Service
 from ralm.serving.text_sources import TextSources, choice_texts, choices_of
 from ralm.terminal import one_line
-from ralm.validation import retrieve_checked
 
 if TYPE_CHECKING:
     from ralm.lm.api.upstream import Upstream, UpstreamAnswer
@@ -282,7 +281,7 @@ def _retrieve(queries: Sequence[str], reads: ReadConfig) -> list[Sequence[Passag
     if reads.source is None or not asked:
         return found
     reading, wanted = reads.settings.reading, [queries[place] for place in asked]
-    hits = retrieve_checked(reads.source.retriever, wanted, reading.chosen_reader.hits, len(reads.passages))
+    hits = reads.source.search(wanted, reading.chosen_reader.hits)
     for row, place in enumerate(asked):
         numbers = tuple(number for number, _ in hits.of(row))
         if reading.reader == "concatenation":

@@ -15,7 +15,6 @@ from ralm.serving import errors, indexes, middleware
 from ralm.serving.audit import AuditLog
 from ralm.serving.key import ServerKey
 from ralm.serving.options import PLAIN, ServeOptions, Settings, with_choices
-from ralm.validation import retrieve_checked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +87,7 @@ class SearchService:
         settings = self._chosen(choice)
         source = self._source(settings, wanted)
         assert settings.index is not None
-        hits = retrieve_checked(source.retriever, queries, k, len(source.passages))
+        hits = source.search(queries, k)
         return FoundPassages(settings.index, source.passages, hits)
 
     def can_search(self, retriever: RetrieverName) -> bool:
