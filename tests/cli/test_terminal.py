@@ -91,18 +91,6 @@ def test_errors_and_wrong_calls(work: Path) -> None:
     assert len(safe(ralm("eval", work / "one\ntwo", "--lm", "x"), 1).err.splitlines()) == 1
 
 
-def test_values_of_a_sweep_are_no_markup(
-    work: Path, tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    index = work / "[bold]index[/nothing]"
-    index.parent.mkdir()
-    index.symlink_to(work / "index")
-    command = ["sweep", work / TEXT, "--lm", tiny_folders["gpt2"], *MODEL_LENGTH, "--limit-tokens", 40]
-    answer = safe(ralm(*command, "--over", "index", "--values", f"{work / 'index'},{index}"))
-    assert "[bold]index[/nothing]" in answer.out.replace("\n", "")
-
-
 def test_an_output_that_knows_few_characters(work: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ralm", "search", str(work / "index"), "sheep"],

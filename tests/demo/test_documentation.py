@@ -57,14 +57,6 @@ def test_held_out_documents_are_a_tenth_and_never_in_the_corpus(documents: list[
     assert 0.07 < len(held_out) / len(documents) < 0.13
 
 
-def test_holding_out_depends_on_the_id_alone(documents: list[Document]) -> None:
-    _, held_out = split_held_out(documents)
-    _, of_half = split_held_out(documents[::2])
-    assert of_half == [document for document in documents[::2] if document in held_out]
-    assert split_held_out(documents, share=0.0)[1] == []
-    assert split_held_out(documents, share=1.0)[0] == []
-
-
 def test_a_module_and_its_class_by_hand(tmp_path: Path) -> None:
     source = f'''"""About shapes. {FILLER}"""
 raise RuntimeError("this must not run")

@@ -15,7 +15,7 @@ from ralm.reading.plan import PlanOptions, Semantics
 from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, prepare_text
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
+from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reading.loops import PASSAGES, TEXT, some_hits
 from tests.reference import ensemble
@@ -49,26 +49,6 @@ def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, 
         assert provenance.passages_TK[at, : len(found)].tolist() == [number for number, _ in found]
         at += len(targets)
     assert at == len(scored)
-
-
-@pytest.mark.parametrize("semantics", ["paper", "official"])
-def test_the_order_of_documents_and_room_for_more_make_no_difference(
-    model: LocalLanguageModel, semantics: Semantics
-) -> None:
-    prepared = prepare_text(TEXT, model.tokenizer, options(semantics), limit_tokens=60)
-    hits = some_hits(prepared, 4)
-    scored = score_text(prepared, model, hits, PASSAGES, Parts(reader=Ensemble(documents=4)))
-    more = score_text(prepared, model, hits, PASSAGES, Parts(reader=Ensemble(documents=10)))
-    turned = Hits(numbers_QK=hits.numbers_QK[:, ::-1].copy(), scores_QK=hits.scores_QK[:, ::-1].copy())
-    full = (hits.numbers_QK != NO_PASSAGE).all(axis=1)  # rows with fewer hits than places end in those without
-    turned.numbers_QK[~full], turned.scores_QK[~full] = hits.numbers_QK[~full], hits.scores_QK[~full]
-    other = score_text(prepared, model, turned, PASSAGES, Parts(reader=Ensemble(documents=4)))
-    np.testing.assert_array_equal(more.log_probs_T, scored.log_probs_T)
-    np.testing.assert_array_equal(more.provenance.passages_TK[:, :4], scored.provenance.passages_TK)
-    assert not more.provenance.posteriors_TK[:, 4:].any()
-    np.testing.assert_allclose(scored.provenance.posteriors_TK.sum(axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(other.log_probs_T, scored.log_probs_T, rtol=1e-5)
-    np.testing.assert_array_equal(other.passages_T, scored.passages_T)
 
 
 FLOATS = st.floats(-50, 0, width=32)

@@ -4,10 +4,7 @@ import json
 from pathlib import Path
 
 from ralm.protocols import Retriever
-from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.build import build_index
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import open_index
@@ -37,10 +34,3 @@ def test_whatever_decides_the_hits_is_in_the_config(tmp_path: Path) -> None:
         Hybrid(one.bm25, dense, FusionOptions(depth=3)),
     ]
     assert len({json.dumps(dict(one.config), sort_keys=True) for one in retrievers}) == len(retrievers)
-
-
-def test_arrays_without_an_index_are_known_by_their_content(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        build_index(passages_of("red fox", name), tmp_path / name)
-    configs = [BM25([Segment(open_arrays(tmp_path / name / "bm25"), 2)]).config for name in ("one", "other", "one")]
-    assert configs[0] == configs[2] != configs[1]
