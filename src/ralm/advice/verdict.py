@@ -134,7 +134,7 @@ def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Met
         )
     has_bm25 = index.bm25_options is not None
     others = {DENSE: index.dense()} if has_bm25 and index.vectors else {}
-    scorer = Scorer(Scorer.of(model).model, progress=False)
+    scorer = Scorer(model, progress=False)
     return Meter(index.passages, index.bm25 if has_bm25 else index.dense(), others, scorer, options)
 
 

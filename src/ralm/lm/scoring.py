@@ -38,7 +38,7 @@ class Scorer:
 
     `asked` counts the requests so far, `scored` those that this process had not scored before. A `store` answers
     requests that an earlier process scored, and keeps the new results for the next process. `progress` shows a bar.
-    `cache` scores instead of the model, and shares what it reads with the texts that the model continues.
+    `cache` scores instead of the model, and shares what it reads with the texts that it continues.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Scorer:
         progress: bool = True,
         cache: "SharedCache | None" = None,
     ) -> None:
-        self.model = model
+        self.model: LanguageModel = model.model if isinstance(model, Scorer) else model
         self.asked = 0
         self.scored = 0
         self._store = store
-        self._read_by = cache or model
+        self._read_by = cache or self.model
         self._progress = progress
         self._known: dict[bytes, FloatArray] = {}
-        self.traits = traits_of(model)
+        self.traits = traits_of(self.model)
 
     @classmethod
     def of(cls, model: LanguageModel) -> "Scorer":

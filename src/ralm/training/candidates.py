@@ -163,7 +163,7 @@ class OnlineExamples:
         documents = PassageDocuments(
             self._passages, self._model.tokenizer, self.reading.document_tokens, self.reading.bos
         )
-        scorer = Scorer(Scorer.of(self._model).model, progress=alone)
+        scorer = Scorer(self._model, progress=alone)
         return score_candidates(self._chosen(examples_B), numbers_of, documents, scorer)
 
     def score(self, examples_B: IntArray, hits: Hits, loss: LSROptions) -> DoubleArray:

@@ -156,7 +156,7 @@ class _TextSource:
         hits = find_candidates(examples, queries, self.retriever, passages, reading.candidates, exclude=reading.exclude)
         documents = PassageDocuments(passages, self.model.tokenizer, reading.document_tokens, reading.bos)
         numbers_of = [[NO_PASSAGE, *(number for number, _ in hits.of(row))] for row in range(len(examples))]
-        scorer = Scorer(Scorer.of(self.model).model, progress=False)
+        scorer = Scorer(self.model, progress=False)
         scored = score_candidates(examples, numbers_of, documents, scorer)
         rows = []
         for row, number in enumerate(sampled["example"].to_pylist()):
