@@ -52,7 +52,7 @@ differences = { $(1)/bin/python -m tools.lock differences; exit 1; }
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo demo-real serve-demo test test-all test-fast test-lowest test-latest lock lint golden bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-cluster bench-api bench-real gpu docs clean
+.PHONY: demo demo-real serve-demo test pytest test-all test-fast test-lowest test-latest lock lint golden bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-cluster bench-api bench-real gpu docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -63,7 +63,10 @@ demo-real: $(VENV)/installed-real
 serve-demo: $(VENV)/installed-serve
 	$(BIN)/ralm serve --demo
 
-test: lint
+test: $(VENV)/installed-dev
+	$(MAKE) --jobs 2 lint pytest  # mypy uses one processor
+
+pytest: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not campaign" --ignore tests/distributed
 	$(BIN)/python -m pytest -m "not campaign" tests/distributed  # one cluster, which uses all processors
 

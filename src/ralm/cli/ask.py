@@ -7,7 +7,7 @@ import ralm
 from ralm.answering.options import AnswerOptions
 from ralm.cli import flags, models, options
 from ralm.options import Option
-from ralm.reranking import RerankOptions
+from ralm.reading import ReadingOptions
 
 
 def ask_command(
@@ -23,7 +23,10 @@ def ask_command(
     ] = None,
     index: options.ReadIndex = None,
     retrieval: options.Retrieval,
-    reading: options.QuestionReading,
+    reading: Annotated[
+        ReadingOptions,
+        flags.Flags(without=("rerank_lm", "cut_together", "contrast"), needs={"reranking": options.NEEDS_INDEX}),
+    ],
     prompt: Annotated[
         str | None,
         Option(
@@ -36,7 +39,6 @@ def ask_command(
         AnswerOptions,
         flags.Flags(without=("join",), default_text=options.ANSWER_TEXTS),
     ],
-    reranking: Annotated[RerankOptions, Option("How passages are chosen.", needs=options.NEEDS_INDEX)],
     control: Annotated[
         bool,
         Option(
@@ -54,7 +56,7 @@ def ask_command(
     A model with a chat template is asked through it, another one with the prompt of a paper.
     """
     options.check_passage_sources(index, None, reading)
-    options.check_reranked_questions(reranking, index)
+    options.check_reranked_questions(reading.reranking, index)
     texts = options.read_input(question, questions, "question")
 
     from ralm.cli import answers, output
@@ -64,8 +66,8 @@ def ask_command(
     model = models.open_model(lm, model_options)
     chosen, answering = options.choose_prompt(named, model.tokenizer, reading, answering, given)
     chosen = options.with_messages(chosen, system)
-    options.warn_of_lexical(reranking)
-    parts = reading.parts(reranking.reranker())
+    options.warn_of_lexical(reading.reranking)
+    parts = reading.parts(reading.reranking.reranker())
     answerer = ralm.Answerer(model, chosen, source, parts=parts, options=answering, control=control)
     if json:
         for answer in answerer.answers(texts):

@@ -45,8 +45,8 @@ def force_option(output: str | None) -> Option:
 def _model_names(command: Any) -> list[str]:
     """The language models of a command: the one that reads, one that reranks, and one that judges answers."""
     reading: ReadingOptions | None = getattr(command, "reading", None)
-    others = (getattr(command, name, None) for name in ("rerank_lm", "judge"))
-    return [name for name in (command.lm, reading and reading.rerank_lm, *others) if name]
+    names = (command.lm, reading and reading.rerank_lm, getattr(command, "judge", None))
+    return [name for name in names if name]
 
 
 CHAT_ANSWER: Final = AnswerOptions(new_tokens=256, stop=())
@@ -98,7 +98,7 @@ PathPattern = Annotated[
 QuestionReading = Annotated[
     ReadingOptions,
     Option("How passages are read."),
-    Flags(without=("reranking", "rerank_lm", "cut_together", "contrast")),
+    Flags(without=("cut_together", "contrast"), needs={"reranking": NEEDS_INDEX}),
 ]
 Ray = Annotated[str | None, Option(_RAY)]
 ReadIndex = Annotated[Path | None, Option("Read with passages from this index.")]

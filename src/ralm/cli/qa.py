@@ -17,7 +17,6 @@ from ralm.cli.sweep import swept_jobs
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option, check_options
-from ralm.reranking import RerankOptions
 
 if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 _DEMONSTRATIONS: Final = Needs("`demonstrations`", lambda job: job.demonstrations is not None)
 _ENSEMBLE: Final = Needs('`reader="ensemble"`', lambda job: job.reading.reader == "ensemble")
-_ZERO_SHOT: Final = Needs('`rerank="zero-shot"`', lambda job: job.reranking.method == "zero-shot")
 _NAMED_FIELDS: Final = Needs("records with named fields, such as JSON Lines", lambda job: job.has_fields)
 _RunFolder = Annotated[
     Path | None, Option("Folder for the run: one row per question, and the summary; with `over`, of such folders.")
@@ -58,17 +56,13 @@ class _PassagesJob:
     retrieved: Annotated[Path | None, Option("Read with the passages in this file: questions with `ctxs`.")] = None
     retrieval: options.Retrieval
     reading: options.QuestionReading
-    reranking: Annotated[RerankOptions, Option("How passages are chosen.", needs=options.NEEDS_INDEX)]
-    rerank_lm: Annotated[
-        str | None, Option("Model to rank with (zero-shot).", needs=_ZERO_SHOT, default_text="the reading model")
-    ] = None
     model: options.QuestionModel
     ray: options.ModelRay = None
 
     def __post_init__(self) -> None:
         check_options(self)
         options.check_passage_sources(self.index, self.retrieved, self.reading)
-        options.check_reranked_questions(self.reranking, self.index)
+        options.check_reranked_questions(self.reading.reranking, self.index)
 
     @property
     def has_passages(self) -> bool:
@@ -154,9 +148,9 @@ def _open(
     elif job.index is not None:
         source = ralm.FromRetriever.of_index(job.index, job.retrieval)
     model = job.open_model(job.lm, models)
-    options.warn_of_lexical(job.reranking)
-    ranker = None if job.rerank_lm is None else job.open_model(job.rerank_lm, models)
-    parts = job.reading.parts(job.reranking.reranker(ranker))
+    options.warn_of_lexical(job.reading.reranking)
+    ranker = None if job.reading.ranks_with is None else job.open_model(job.reading.ranks_with, models)
+    parts = job.reading.parts(job.reading.reranking.reranker(ranker))
     return [questions, model], {"source": source, "demonstrations": shown, "parts": parts}
 
 
@@ -284,7 +278,7 @@ def curve_command(
     except ValueError:
         raise UsageError(f"`numbers` must be whole numbers separated by commas, not {numbers!r}.") from None
     check_numbers(several)
-    if job.reranking.method != "none" and max(several) > job.reranking.candidates:
+    if job.reading.reranks and max(several) > job.reading.reranking.candidates:
         raise UsageError("`numbers` are more passages than the `candidates` to choose from: raise `candidates`.")
     if out is not None:
         check_output(out, kind=CURVE_KIND, force=force)
