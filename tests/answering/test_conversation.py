@@ -18,8 +18,7 @@ from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
-from ralm.reading.parts import Parts
-from ralm.reading.score import IN_CONTEXT
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.sources import FromRetriever
 from ralm.records import Message, Passage
 from ralm.reranking.oracle import Oracle

@@ -16,8 +16,7 @@ from ralm.answering.sources import GivenPassages
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble
-from ralm.reading.parts import Parts
-from ralm.reading.score import IN_CONTEXT
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.storage.manifest import read_manifest
 from tests.cli.program import failed, ralm

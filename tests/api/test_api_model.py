@@ -26,8 +26,7 @@ from ralm.answering.sources import PromptBuilder
 from ralm.errors import BudgetError, ServerError, UsageError
 from ralm.lm.api.model import ApiModel
 from ralm.lm.scoring import Scorer
-from ralm.reading.parts import Parts
-from ralm.reading.score import IN_CONTEXT
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.records import Request
 from tests.api.backings import OfTable
 from tests.api.dialects import Dialect, OpenAI

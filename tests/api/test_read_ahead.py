@@ -18,9 +18,8 @@ from ralm.lm.api.model import ApiContinuations, ApiModel
 from ralm.protocols import WritingModel
 from ralm.reading.bounds import bounds_of
 from ralm.reading.mixture import mix
-from ralm.reading.parts import Parts
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.pieces import GeneratedToken
-from ralm.reading.score import IN_CONTEXT
 from ralm.records import DoubleArray, FloatArray, IntArray, ScoringSequence, TextsAhead
 from tests.api.backings import OfTable
 from tests.api.dialects import VLLM, Dialect, LlamaCppPython, OpenAI

@@ -14,8 +14,8 @@ from pydantic import JsonValue
 from ralm.corpus.sources import Skipped, read_documents
 from ralm.errors import DamagedFolderError, RalmWarning
 from ralm.evaluation.perplexity import evaluate_text
+from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.plan import PlanOptions
-from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, Metadata, Passage
 from ralm.retrieval.bm25.stream import Stream

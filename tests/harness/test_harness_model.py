@@ -26,10 +26,9 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import Prompt, generate_many
 from ralm.reading.in_context import InContext
 from ralm.reading.mixers import PosteriorWeights
-from ralm.reading.parts import Parts
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
-from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from tests.cli.program import ralm
 from tests.harness.local_tasks import PAGES, QUESTIONS, answers, assert_alike, evaluated, of, requests, save_tasks

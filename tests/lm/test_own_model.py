@@ -14,9 +14,8 @@ from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading.ensemble import Ensemble
-from ralm.reading.parts import Parts
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
-from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, ScoringSequence, SpecialTokens
 from ralm.reranking.oracle import Oracle

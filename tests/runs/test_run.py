@@ -15,9 +15,8 @@ from ralm.errors import DamagedFolderError, FolderExistsError, RalmWarning, Usag
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
-from ralm.reading.parts import Parts
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
-from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.runs.report import build_report, render_report
 from ralm.runs.run import PASSAGES, evaluation_config, open_run, write_run

@@ -24,8 +24,7 @@ from ralm.protocols import Reranker, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import PosteriorWeights, UniformWeights
-from ralm.reading.parts import Parts
-from ralm.reading.score import IN_CONTEXT
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
 from ralm.reranking.random import RandomChoice

@@ -26,9 +26,9 @@ from ralm import (
 )
 from ralm.lm.scoring import Scorer
 from ralm.reading.mixers import PosteriorWeights
-from ralm.reading.parts import Parts
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.provenance import traced_generation
-from ralm.reading.score import IN_CONTEXT, score_text
+from ralm.reading.score import score_text
 from ralm.reading.tokens import prepare_text
 from ralm.serving.service import Service
 from tests.api.backings import OfTable

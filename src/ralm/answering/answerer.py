@@ -21,10 +21,9 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading import concatenation, pieces
 from ralm.reading.mixture import mix, shares
-from ralm.reading.parts import Parts
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, used_passages
 from ralm.reading.sampling import GenerationOptions
-from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, Passages, Provenance, Request
 from ralm.validation import scores_given_texts
@@ -77,8 +76,7 @@ class Answerer:
 
     A question may be the last message of the user in a `Conversation`, if `prompt` is a chat. The passages are those of
     `source`, without it there are none; `parts` say how they are read, one in context by default. A model that ranks
-    them reads as `ranking` says. An ensemble is
-    averaged for every token.
+    them reads as `ranking` says. An ensemble is averaged for every token.
 
     With `measured`, an answer is also scored after the same prompt without passages. If several passages share a
     prompt, it is scored after each of them alone, and they share the gain as an ensemble would. With `control`, it is

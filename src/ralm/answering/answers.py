@@ -75,8 +75,7 @@ class Answer:
 
 
 def check_mixer(parts: Parts, model: WritingModel, options: AnswerOptions) -> None:
-    """Raise UsageError if the mixer needs what the model does not give, or what a vote of answers does not
-    read."""
+    """Raise UsageError if the mixer needs what the model does not give, or what a vote of answers does not read."""
     if options.join == "tokens":
         parts.check_generation(model)
     else:

@@ -22,8 +22,7 @@ from ralm.answering.questions import Question
 from ralm.errors import UsageError
 from ralm.protocols import WritingModel
 from ralm.reading import concatenation
-from ralm.reading.parts import Parts
-from ralm.reading.score import IN_CONTEXT
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.sources import FromRetriever
 from ralm.runs.run import check_plot
 from ralm.storage import outputs

@@ -20,8 +20,7 @@ from ralm.errors import UsageError
 from ralm.evaluation.retrieval import RetrievalRun
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
-from ralm.reading.parts import Parts
-from ralm.reading.score import IN_CONTEXT
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, IntArray, Passage, Passages
 from ralm.terminal import progress_bar

@@ -15,8 +15,8 @@ from ralm.answering.prompts import QuestionPrompt, tokens_after
 from ralm.answering.sources import QuestionInput
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Tokenizer
-from ralm.reading.parts import Evidence
-from ralm.reading.score import IN_CONTEXT, mixed
+from ralm.reading.parts import IN_CONTEXT, Evidence
+from ralm.reading.score import mixed
 from ralm.records import DoubleArray, FloatArray, IntArray, Request
 from ralm.validation import scores_given_texts
 

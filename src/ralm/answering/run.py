@@ -32,8 +32,7 @@ from ralm.answering.answers import AnswerStores
 from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.protocols import WritingModel
-from ralm.reading.parts import Parts
-from ralm.reading.score import IN_CONTEXT
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.sources import FromRetriever
 from ralm.records import Passage
 from ralm.runs import resume, run, tables

@@ -15,9 +15,8 @@ from ralm.errors import InputError, UsageError
 from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import concatenation, sampling, sources, tokens
-from ralm.reading.parts import Parts
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.rows import PromptRows, PromptState
-from ralm.reading.score import IN_CONTEXT
 from ralm.records import NO_PASSAGE, NO_READINGS, Hits, IntArray, Passage, Passages, PromptPrefix, Readings
 from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
 

@@ -21,8 +21,8 @@ from ralm.errors import RalmWarning, UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, traits_of
 from ralm.reading import plan, provenance, sources
-from ralm.reading.parts import Parts
-from ralm.reading.score import IN_CONTEXT, check_evidence, score_text
+from ralm.reading.parts import IN_CONTEXT, Parts
+from ralm.reading.score import check_evidence, score_text
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import Hits, Passages, ScoredTokens
 from ralm.validation import check_length

@@ -166,8 +166,8 @@ def retrieve_run(
 
     A document counts once, at its best passage. With `by_passage` every passage counts, and its number is its id.
     `without_own` leaves out the document with the id of the topic, as BEIR does. Scores are float32; where they do not
-    fall, the later one is the next smaller number, so that all programs rank alike. Raises PartError if the hits
-    are invalid.
+    fall, the later one is the next smaller number, so that all programs rank alike. Raises PartError if the hits are
+    invalid.
     """
     hits = retrieve_checked(retriever, list(topics.values()), k, len(passages))
     names: dict[int, str] = {}

@@ -29,9 +29,8 @@ from ralm.harness.requests import Contexts, GenerationAnswer, parse_generation_k
 from ralm.lm import registry, scoring
 from ralm.protocols import WritingModel
 from ralm.reading import generate, sampling, score, sources
-from ralm.reading.parts import Parts
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
-from ralm.reading.score import IN_CONTEXT
 from ralm.records import IntArray, Request
 from ralm.terminal import progress_bar, track
 from ralm.validation import MAX_COUNT, MAX_SEED, check_length, config_of

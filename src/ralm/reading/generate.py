@@ -16,11 +16,10 @@ import numpy as np
 from ralm.errors import UsageError
 from ralm.lm.scoring import SharedCache
 from ralm.protocols import WritingModel, traits_of
-from ralm.reading.parts import Evidence, Parts
+from ralm.reading.parts import IN_CONTEXT, Evidence, Parts
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.sampling import GenerationOptions, draw_token
-from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, without_first
 from ralm.records import IntArray, NextTokens, ScoringSequence, TextsAhead

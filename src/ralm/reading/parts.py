@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import numpy as np
 from pydantic import JsonValue
@@ -43,6 +43,10 @@ class Parts:
     reader: Reader = field(default_factory=InContext)
     mixer: Mixer | DistributionMixer = field(default_factory=SimilarityWeights)
     reranker: Reranker | None = None
+    evidence: int = field(init=False, repr=False)
+    """How many tokens before each target the mixer looks at."""
+    contrasts: bool = field(init=False, repr=False)
+    """Whether the mixer makes the distribution of the next token, which is no average."""
 
     def __post_init__(self) -> None:
         check_count("hits", self.reader.hits)
@@ -51,6 +55,9 @@ class Parts:
                 f"the mixer {_name(self.mixer)} has neither `__call__` nor `log_probs`, or no `config` or `evidence`: "
                 "see `Mixer` and `DistributionMixer`."
             )
+        # known once: asking whether an object keeps a protocol computes its properties, and rows and tokens are many
+        object.__setattr__(self, "contrasts", isinstance(self.mixer, DistributionMixer))
+        object.__setattr__(self, "evidence", self.mixer.evidence if isinstance(self.mixer, Mixer) else 0)
         if self.evidence and self.reader.hits == 1:
             raise UsageError(f"the mixer {_name(self.mixer)} weighs several passages: set `documents` to 2 or more.")
         if self.reranker is not None:
@@ -79,16 +86,6 @@ class Parts:
     def joined(self) -> int:
         """The largest number of passages in one prompt prefix."""
         return getattr(self.reader, "joined", 1)
-
-    @property
-    def evidence(self) -> int:
-        """How many tokens before each target the mixer looks at."""
-        return self.mixer.evidence if isinstance(self.mixer, Mixer) else 0
-
-    @property
-    def contrasts(self) -> bool:
-        """Whether the mixer makes the distribution of the next token, which is no average."""
-        return isinstance(self.mixer, DistributionMixer)
 
     @property
     def ranking_model(self) -> LanguageModel | None:
@@ -151,9 +148,9 @@ class Parts:
     def next_token(self, readings: Readings, log_probs_KV: FloatArray) -> FloatArray:
         """Return the contrasted log-probabilities (float32, V) of the next token; the last of the K predictions is the
         one without a passage. Raises PartError if they are no distribution."""
-        assert isinstance(self.mixer, DistributionMixer), "only contrast makes distributions"
+        contrast = cast("DistributionMixer", self.mixer)
         average_V = mix(log_probs_KV, readings.log_weights_K)
-        log_probs_V = np.asarray(self.mixer.log_probs(average_V, log_probs_KV[-1].astype(np.float64)))
+        log_probs_V = np.asarray(contrast.log_probs(average_V, log_probs_KV[-1].astype(np.float64)))
         fault, total = "", float(np.exp(log_probs_V.astype(np.float64)).sum())
         if log_probs_V.shape != average_V.shape:
             fault = f"gives log-probabilities of shape {log_probs_V.shape} for a vocabulary of {len(average_V)}"
@@ -164,8 +161,7 @@ class Parts:
         return log_probs_V.astype(np.float32)
 
     def _log_weights(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:
-        assert isinstance(self.mixer, Mixer), "contrast has no weights"
-        log_weights_K = np.asarray(self.mixer(scores_K, evidence_KE))
+        log_weights_K = np.asarray(cast("Mixer", self.mixer)(scores_K, evidence_KE))
         if log_weights_K.shape != scores_K.shape or log_weights_K.dtype.kind != "f":
             shape = f"{log_weights_K.dtype} values of shape {log_weights_K.shape}"
             _reject("mixer", self.mixer, f"gives {shape} for {len(scores_K)} readings", "Mixer")
@@ -224,6 +220,10 @@ class Parts:
                 f"{model.name} does not return log-probabilities of given texts, which are the evidence of the mixer "
                 f"{_name(self.mixer)}: choose another mixer, or use a server that returns them."
             )
+
+
+IN_CONTEXT: Final = Parts()
+"""The best passage alone."""
 
 
 @dataclass(slots=True, eq=False)

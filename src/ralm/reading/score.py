@@ -25,7 +25,7 @@ from ralm.protocols import Continuations, LanguageModel, WritingModel
 from ralm.reading.bounds import bounds_of
 from ralm.reading.in_context import check_plan_before, rows_with_targets, stride_request
 from ralm.reading.mixture import mix, shares
-from ralm.reading.parts import Parts
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import StrideRows
 from ralm.reading.tokens import PreparedText
@@ -41,8 +41,6 @@ from ralm.records import (
     ScoredTokens,
 )
 
-IN_CONTEXT: Final = Parts()
-"""The best passage alone."""
 _TEXTS_AT_ONCE: Final = 32
 """Texts of which the next token is predicted together."""
 

@@ -22,9 +22,8 @@ from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
 from ralm.lm import scoring
 from ralm.processes import HeldSignals
 from ralm.protocols import LanguageModel, Reranker
-from ralm.reading.parts import Parts
+from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
-from ralm.reading.score import IN_CONTEXT
 from ralm.reading.sources import PassageSource
 from ralm.reading.tokens import read_beginning
 from ralm.reranking import predictive, zero_shot

@@ -209,8 +209,7 @@ def verify_folder(folder: Path | str) -> tuple[str, Sequence[str]]:
     """The kind of a folder of ralm, and its damage, a few words each: checks the checksums of all files, and the
     consistency of an index or run.
 
-    Raises FolderError for any other folder, and DamagedFolderError or FolderError if its manifest is
-    invalid.
+    Raises FolderError for any other folder or a newer format, and DamagedFolderError if its manifest is invalid.
     """
     folder = Path(folder)
     kind = manifest.kind_of(folder)

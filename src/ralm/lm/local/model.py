@@ -54,8 +54,8 @@ class LocalLanguageModel:
 
     @cached_property
     def config(self) -> dict[str, JsonValue]:
-        """The model's name, size, number format, device, and the fingerprints of its weights,
-        settings and tokenizer, as they are when it is first read; and the options of loading, if some were given."""
+        """The model's name, size, number format, device, and the fingerprints of its weights, settings and tokenizer,
+        as they are when it is first read; and the options of loading, if some were given."""
         return {
             "name": self.name,
             "parameters": self.model.num_parameters(),
