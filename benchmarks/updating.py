@@ -1,4 +1,4 @@
-"""Adding 1% of passages to an index against building it anew, and searching it before and after a merge.
+"""Adding 1% of passages to an index, and removing them, against building it anew, and searching it.
 
     python -m benchmarks.updating [PASSAGES] [--share 0.01] [--updates 1] [--repeats 5]
 
@@ -10,7 +10,6 @@ The hits of both must be the same.
 
 import argparse
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -28,7 +27,6 @@ from ralm.records import Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.update import update_index
-from ralm.retrieval.writer import merge_index
 
 HITS = (1, 16)
 
@@ -74,7 +72,7 @@ def same_hits(states: dict[str, Index], collection: Collection) -> None:
 
 
 def compare(folder: Path, collection: Collection, added: int, updates: int, repeats: int) -> None:
-    """Build, add, remove and merge, and print what each costs."""
+    """Build, add and remove, and print what each costs."""
     count = len(collection) - added
     texts = collection.texts()
     building = seconds(lambda: build_index(passages(islice(texts, count), 0), folder / "index"))
@@ -90,10 +88,7 @@ def compare(folder: Path, collection: Collection, added: int, updates: int, repe
         f"added {added:,} passages in {updates} updates of {statistics.median(adding):.2f} s (median): "
         f"{building / statistics.median(adding):.0f} times faster than building"
     )
-    shutil.copytree(folder / "index", folder / "merged")
-    merging = seconds(lambda: merge_index(folder / "merged"))
-    print(f"merged in {merging:.1f} s: {building / merging:.0f} times faster than building")
-    states = {name: open_index(folder / name) for name in ("at-once", "index", "merged")}
+    states = {name: open_index(folder / name) for name in ("at-once", "index")}
     print(f"segments: {[one.left for one in states['index'].segments]}")
     same_hits(states, collection)
     with on_cores(ONE_CORE):

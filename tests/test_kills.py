@@ -136,7 +136,7 @@ def test_whenever_an_update_is_killed(program: Killed) -> None:
     folder, index = program.folder, program.folder / "out" / "result"
     added = [{"id": f"more-{number}", "text": TEXT[number:]} for number in range(40)]
     (folder / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in added))
-    update = ["update", "out/result", "more.jsonl", "--remove-id", "sea-1"]
+    update = ["sync", "out/result", "more.jsonl", "--remove-id", "sea-1"]
 
     def renew() -> None:
         clear(folder / "out")
@@ -158,7 +158,7 @@ def test_whenever_an_update_is_killed(program: Killed) -> None:
         assert killed.status in (-9, 0), (at, program.errors)
         happened = "updates" in read_manifest(index, kind=FolderKind("index")).settings
         again = program.answer(update).status
-        assert again == (1 if happened else 0), (at, program.errors)  # then the ids are there already
+        assert again == (1 if happened else 0), (at, program.errors)  # then the id is gone already
         assert content(index) == after, at
         assert [path.name for path in (folder / "out").iterdir()] == ["result"], at
     clear(folder / "out")

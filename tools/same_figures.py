@@ -102,10 +102,8 @@ COMMANDS: Final = {
     "index for sync": "index corpus.jsonl --words 10 --out synced",
     "sync": "sync synced more.jsonl",
     "search synced": "search synced sheep --json",
-    "update": "update index more.jsonl --remove-id sea",
+    "update": "sync index more.jsonl --remove-id sea",
     "search updated": "search index sheep --json",
-    "merge": "merge index",
-    "search merged": "search index sheep --json",
     "recipe": "recipe run in-context-ralm/figure-8 --stand-in --out recipes --json",
     "demo": "demo --limit-tokens 400 --json",
 }

@@ -134,7 +134,6 @@ from .retrieval.update import (
     set_default_vectors as set_default_vectors,
     update_index as update_index,
 )
-from .retrieval.writer import merge_index as merge_index
 from .runs.compare import Comparison as Comparison, compare_runs as compare_runs
 from .runs.resume import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .runs.run import write_run as write_run

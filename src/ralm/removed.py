@@ -45,6 +45,9 @@ SUCCESSORS: Final[dict[str, str]] = {
     "eval --alpha": "use `posterior`; `mixer=contrast` generates text, and does not score it",
     "eval --latex": "use `ralm compare RUN RUN --latex`, or `ralm sweep --latex`",
     "eval --template-argument": _NO_CHAT,
+    "ralm documents": "use `ralm info INDEX --documents`",
+    "merge": "leave it out; `ralm sync` merges small segments",
+    "update": "use `ralm sync INDEX SOURCE`, which replaces documents, and reads them as the index was built",
     "index --parts": "leave it out; one machine builds the index",
     "index --ray": "leave it out; one machine indexes Wikipedia in 15 minutes, and `ralm encode --ray` adds vectors",
     "index --shards": "leave it out; an index is built as one segment",
@@ -66,9 +69,9 @@ SUCCESSORS: Final[dict[str, str]] = {
     "/v1/responses": "use `/v1/chat/completions`, which has streams and sources too",
     "/v1/vector-stores": "use `/search` or `/retrieve`, which find the same passages and filter by `where`",
 }
-"""What to use instead, by the name of an option without dashes (`gate`), a command (`tune`), an option of one command
-(`signals --questions`), an option and its value (`mixer=entropy`), or a route of the server (`/rerank`); each continues
-"NAME was removed: "."""
+"""What to use instead, by the name of an option without dashes (`gate`), a command (`tune`, or `ralm documents` if an
+option has its name), an option of one command (`signals --questions`), an option and its value (`mixer=entropy`), or a
+route of the server (`/rerank`); each continues "NAME was removed: "."""
 
 
 def removal_of(name: str) -> str | None:

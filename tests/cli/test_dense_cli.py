@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import MODEL_LENGTH, STORIES, done, failed, printed, ralm, write_stories
+from tests.cli.program import MODEL_LENGTH, STORIES, done, failed, printed, ralm, write_rows, write_stories
 from tests.tiny_encoders import save_tiny_bert
 
 
@@ -61,9 +61,9 @@ def test_documents_are_removed_without_the_encoder(work: Path, tmp_path: Path) -
     command = ["index", work / "corpus.jsonl", "--out", index, "--retriever", "both", "--encoder", tmp_path / "bert"]
     done(*command, "--faiss", "HNSW8")
     shutil.rmtree(tmp_path / "bert")
-    removed = ralm("update", index, "--remove-id", STORIES[0][0])
+    removed = ralm("sync", index, "--remove-id", STORIES[0][0])
     assert f"of {len(STORIES) - 1} documents" in removed.out, removed.err
-    failed(ralm("update", index, work / "corpus.jsonl", "--replace"), 1, "bert")
+    failed(ralm("sync", index, write_rows(tmp_path / "more.jsonl", [{"text": "An owl."}])), 1, "bert")
 
 
 def test_eval_asks_dense_retrieval_with_longer_queries(work: Path, model: Path) -> None:

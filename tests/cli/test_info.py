@@ -1,6 +1,5 @@
-"""`ralm info` and `ralm documents`: what an index is, and its documents."""
+"""`ralm info`: what an index is, and its documents."""
 
-import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -87,13 +86,13 @@ def test_the_documents_of_an_index(index: Path, pattern: str | None) -> None:
     passages = ralm.open_index(index).passages
     ids = sorted(name for name in FILES if pattern is None or fnmatchcase(name, pattern))
     options = [] if pattern is None else ["--path", pattern]
-    rows = [json.loads(line) for line in done("documents", index, "--json", *options).out.splitlines()]
+    rows = printed("info", index, "--documents", *options)["documents"]
     assert [row["document_id"] for row in rows] == ids
     for row in rows:
         own = [one for one in passages if one.document_id == row["document_id"]]
         assert (row["passages"], row["characters"]) == (len(own), sum(len(one.text) for one in own))
-    lines = done("documents", index, *options, "-k", 1).out.splitlines()
-    assert [line.split()[2] for line in lines] == ids[:1]
+    lines = done("info", index, "--documents", *options).out.splitlines()
+    assert [line.split()[2] for line in lines] == ids
 
 
 @pytest.mark.parametrize("pattern", ["*", "guide/*", "*.txt", "[gn]*[!d].*"])
@@ -108,11 +107,15 @@ def test_search_below_a_path(index: Path, pattern: str, k: int) -> None:
 
 
 def test_a_pattern_that_no_id_matches(index: Path) -> None:
-    failed(program("search", index, "sea", "--path", "no/*"), 2, "has an id that matches 'no/*'; see `ralm documents`.")
+    failed(
+        program("search", index, "sea", "--path", "no/*"),
+        2,
+        "has an id that matches 'no/*'; see `ralm info --documents`.",
+    )
 
 
 def test_the_title_of_a_document_is_without_headings(index: Path) -> None:
-    (row,) = (json.loads(line) for line in done("documents", index, "--json", "--path", "*.md").out.splitlines())
+    (row,) = printed("info", index, "--documents", "--path", "*.md")["documents"]
     assert row["passages"] > 1
     assert row["title"] == "Guide"
-    assert program("documents", index, "--path", "*.md").out.endswith("  guide/start.md  Guide\n")
+    assert program("info", index, "--documents", "--path", "*.md").out.endswith("  guide/start.md  Guide\n")

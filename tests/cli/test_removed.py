@@ -12,7 +12,15 @@ OPTIONS = ("eval", "text.txt", "--lm", "ralm-tiny")
 
 @pytest.fixture(autouse=True)
 def old_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("old-option", "eval --questions", "train reranker --own", "old", "train old", "mixer=old"):
+    for name in (
+        "old-option",
+        "eval --questions",
+        "train reranker --own",
+        "old",
+        "ralm list",
+        "train old",
+        "mixer=old",
+    ):
         monkeypatch.setitem(SUCCESSORS, name, "use the new one")
 
 
@@ -24,6 +32,7 @@ def old_names(monkeypatch: pytest.MonkeyPatch) -> None:
         (("eval", "text.txt", "--questions", "3"), "eval --questions"),
         (("train", "reranker", "signals", "--own", "3"), "train reranker --own"),
         (("old", "--lm", "gpt2"), "old"),
+        (("list", "index"), "ralm list"),
         (("train", "old", "signals"), "train old"),
         ((*OPTIONS, "--mixer", "old"), "mixer=old"),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from pydantic import JsonValue
 
 from ralm.corpus.sources import Skipped, read_documents
@@ -18,6 +19,7 @@ from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, Metadata, Passage
+from ralm.retrieval import writer
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.build import DenseBuilder
@@ -32,7 +34,6 @@ from ralm.retrieval.retrieval_file import (
     write_retrieval_file,
 )
 from ralm.retrieval.update import update_index
-from ralm.retrieval.writer import merge_index
 from ralm.runs.report import build_report
 from ralm.runs.resume import unfinished_run, unfinished_store
 from ralm.runs.run import evaluation_config, open_run, write_run
@@ -139,9 +140,11 @@ def ask_index(folder: Path) -> Any:
 
 
 def ask_merged(folder: Path) -> Any:
-    """The same after another update and a merge, which read all of it."""
-    update_index(folder / "index", PASSAGE_LIST[:1], remove=["e5"], replace=True, encoders={"main": HashEncoder()})
-    merge_index(folder / "index")
+    """The same after another update that merges all segments, which reads all of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "_MIN_RATIO", PASSAGES)
+        update_index(folder / "index", PASSAGE_LIST[:1], remove=["e5"], replace=True, encoders={"main": HashEncoder()})
+    assert len(open_index(folder / "index").segments) == 1
     return ask_index(folder)
 
 

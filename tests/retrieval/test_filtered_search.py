@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from ralm.corpus.numbering import Numbering
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import Passage
+from ralm.retrieval import writer
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
@@ -23,7 +24,6 @@ from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
 from ralm.retrieval.retriever import filtered
 from ralm.retrieval.update import update_index
-from ralm.retrieval.writer import merge_index
 from tests.campaign import campaign
 from tests.fakes import LetterEncoder
 from tests.retrieval.searching import arrays_of, assert_equal, found_by, looked_up, pieces, streamed, strides, words
@@ -137,17 +137,17 @@ def documents_as_passages(documents: Iterable[tuple[int, Any]]) -> list[Passage]
 def searched(folder: Path, parts: Sequence[Sequence[Any]], removed: Collection[int], merged: bool) -> Index:
     """An index of the first documents that was updated with the others, and lost those with these numbers."""
     named, first = [*enumerate(document for part in parts for document in part)], 0
-    for place, part in enumerate(parts):
-        some = documents_as_passages(named[first : first + len(part)])
-        first += len(part)
-        if place:
-            update_index(folder, some, encoders={"main": LetterEncoder()})
-        else:
-            build_index(some, folder, encoder=LetterEncoder())
-    if removed:
-        update_index(folder, remove=[f"d{name}" for name in removed])
-    if merged:
-        merge_index(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "_MIN_RATIO", len(named) if merged else 0)
+        for place, part in enumerate(parts):
+            some = documents_as_passages(named[first : first + len(part)])
+            first += len(part)
+            if place:
+                update_index(folder, some, encoders={"main": LetterEncoder()})
+            else:
+                build_index(some, folder, encoder=LetterEncoder())
+        if removed:
+            update_index(folder, remove=[f"d{name}" for name in removed])
     return open_index(folder)
 
 

@@ -6,7 +6,6 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +35,15 @@ from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
 from ralm.retrieval.index import Index, check_index, open_index
 from ralm.retrieval.update import add_vectors, update_index
-from ralm.retrieval.writer import merge_index, plan_merges
-from ralm.storage.work import PARTIAL, work_folder
+from ralm.retrieval.writer import plan_merges
 from tests.campaign import campaign
 from tests.fakes import LetterEncoder
 from tests.fuzz.mutations import mend
 from tests.retrieval.searching import assert_equal, streamed
 
 WORDS = [f"w{number}" for number in range(9)]
+ALWAYS = 10**9
+"""In place of `writer._MIN_RATIO`: an update merges all segments."""
 Texts = list[tuple[str, list[str]]]
 """Documents: their ids, and the texts of their passages."""
 
@@ -74,7 +74,7 @@ DOCUMENT = st.lists(TEXT, min_size=1, max_size=4)
 
 
 class Updates(RuleBasedStateMachine):
-    """Adds, replacements, removals and merges in any order."""
+    """Adds, replacements and removals in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,15 +118,6 @@ class Updates(RuleBasedStateMachine):
             update_index(self.index, remove=gone)
             self.texts = {name: texts for name, texts in self.texts.items() if name not in gone}
 
-    @rule()
-    def merge(self) -> None:
-        before = open_index(self.index).fingerprint
-        merge_index(self.index)
-        opened = open_index(self.index)
-        assert opened.fingerprint == before
-        assert len(opened.segments) == 1
-        assert not len(opened.passages.numbering.removed)
-
     @invariant()
     def is_as_built_at_once(self) -> None:
         if self.index.exists():
@@ -143,7 +134,7 @@ class Updates(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-@pytest.mark.parametrize("times", [campaign(0), writer._MIN_RATIO])
+@pytest.mark.parametrize("times", [campaign(0), writer._MIN_RATIO, campaign(ALWAYS)])
 def test_any_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Without merging on the way, and with it."""
     monkeypatch.setattr(writer, "_MIN_RATIO", times)
@@ -185,36 +176,36 @@ def alike(found: Hits, expected: Hits, *, exact: bool) -> None:
 
 
 @pytest.mark.parametrize("string", ["Flat", "SQfp16", "IVF4,Flat", "HNSW32"])
-def test_vectors_are_updated_too(tmp_path: Path, string: str) -> None:
+def test_vectors_are_updated_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, string: str) -> None:
     encoder = DistinctEncoder()
     letters = np.random.default_rng(5)  # no two of the best twelve scores of a query are equal
     documents = {name: ["".join(letters.choice([*"abcdefgh"], 40)) for _ in texts] for name, texts in some(60).items()}
     stored = VectorOptions(faiss=string)
     kept = {name: texts for name, texts in documents.items() if int(name[1:]) < 50}
     index = built(tmp_path / "index", kept, encoder=encoder, vectors=stored)
-    encoder.encoded.clear()
+    merged = Path(shutil.copytree(index, tmp_path / "merged"))
     added = {name: documents[name] for name in documents if name not in kept}
-    update_index(index, passages(added.items()), remove=["d3", "d7"], encoders={"main": encoder})
-    assert encoder.encoded == [text for texts in added.values() for text in texts], "the others are not encoded again"
+    for path, ratio in ((index, writer._MIN_RATIO), (merged, ALWAYS)):
+        monkeypatch.setattr(writer, "_MIN_RATIO", ratio)
+        encoder.encoded.clear()
+        update_index(path, passages(added.items()), remove=["d3", "d7"], encoders={"main": encoder})
+        assert encoder.encoded == [text for texts in added.values() for text in texts], "the others stay encoded"
     left = {name: texts for name, texts in documents.items() if name not in ("d3", "d7")}
     at_once = open_index(built(tmp_path / "at-once", left, encoder=encoder, vectors=stored))
     search = {"IVF4,Flat": DenseSearchOptions(nprobe=4), "HNSW32": DenseSearchOptions(ef_search=200)}.get(string)
     queries = ["abba", "hhgah", "ccfed"]
     expected = at_once.dense(search, encoder=encoder).retrieve(queries, 9)
-    for merged in (False, True):
-        if merged:
-            before = open_index(index).vector_sets.sets["main"].fingerprint
-            merge_index(index)
-            same_vectors = open_index(index).vector_sets.sets["main"].fingerprint == before
-            assert same_vectors == (string in ("Flat", "SQfp16")), "merging makes approximate vectors anew"
-        opened = open_index(index)
-        assert len(opened.segments) == (1 if merged else 2)
+    fingerprints = {open_index(path).vector_sets.sets["main"].fingerprint for path in (index, merged)}
+    assert (len(fingerprints) == 1) == (string in ("Flat", "SQfp16")), "merging makes approximate vectors anew"
+    for path, segments in ((index, 2), (merged, 1)):
+        opened = open_index(path)
+        assert len(opened.segments) == segments
         found = opened.dense(search, encoder=encoder).retrieve(queries, 9)
         alike(found, expected, exact=search is None or search.ef_search is None)
         without = opened.dense(search, encoder=encoder).without([0, 55]).retrieve(queries, 9)
         others = at_once.dense(search, encoder=encoder).without([0, 55]).retrieve(queries, 9)
         alike(without, others, exact=search is None or search.ef_search is None)
-    assert check_index(index) == []
+        assert check_index(path) == []
 
 
 def test_vectors_that_lose_when_merged_stay_apart(tmp_path: Path) -> None:
@@ -224,9 +215,6 @@ def test_vectors_that_lose_when_merged_stay_apart(tmp_path: Path) -> None:
     opened = open_index(index)
     assert len(opened.segments) == 2, "though the second is large"
     assert opened.dense(encoder=encoder).retrieve(["w1 w2"], 600).numbers_QK.max() == len(opened.passages) - 1
-    with pytest.raises(UsageError, match="the vectors 'main' of .* are stored with loss"):
-        merge_index(index)
-
     file = index / opened.vector_sets.sets["main"].file
     stored = file.read_bytes()
     update_index(index, remove=[f"d{number}" for number in range(4, 300)])
@@ -236,7 +224,6 @@ def test_vectors_that_lose_when_merged_stay_apart(tmp_path: Path) -> None:
     assert len(open_index(index).dense(encoder=encoder).retrieve(["w1 w2"], 600).of(0)) == len(
         [*passages(some(300, 400).items())]
     )
-    merge_index(index)
     assert check_index(index) == []
 
 
@@ -249,7 +236,6 @@ def test_too_few_vectors_to_train_on_are_all_compared(tmp_path: Path) -> None:
     found = open_index(index).dense(encoder=encoder).retrieve(WORDS, 20)
     alike(found, at_once.retrieve(WORDS, 20), exact=True)
     update_index(index, passages(some(90, 100).items()), encoders={"main": encoder})
-    merge_index(index)
     assert "nprobe" in open_index(index).dense(encoder=encoder).config, "there are enough again"
 
 
@@ -263,16 +249,11 @@ def test_another_encoder_is_refused(tmp_path: Path) -> None:
     update_index(index, passages(some(2, 20).items()), encoders={"main": other})
 
 
-def test_vectors_can_be_added_once_the_segments_are_merged(tmp_path: Path) -> None:
+def test_no_vectors_are_added_once_passages_were_removed(tmp_path: Path) -> None:
     index = built(tmp_path / "index", some(30))
     update_index(index, remove=["d3"])
-    with pytest.raises(UsageError, match="passages were removed from .*; merge its segments"):
+    with pytest.raises(UsageError, match="passages were removed from .* build it again with `ralm index`"):
         add_vectors(index, LetterEncoder())
-    merge_index(index)
-    add_vectors(index, LetterEncoder())
-    update_index(index, passages(some(2, 40).items()), encoders={"main": LetterEncoder()})
-    at_once = built(tmp_path / "at-once", {**{n: t for n, t in some(30).items() if n != "d3"}, **some(2, 40)})
-    same(open_index(index), open_index(at_once), WORDS)
 
 
 @pytest.mark.parametrize("kind", ["Flat", "SQfp16", "IVF8,Flat"])
@@ -352,22 +333,18 @@ def test_removals_that_do_not_fit_the_index(tmp_path: Path, alter: Callable[[Pat
     update_index(index, remove=["d3", "d4"])
     alter(next((index / "removed").iterdir()))
     mend(index)
-    for update in (
-        partial(merge_index, index),
-        partial(update_index, index, remove=[f"d{number}" for number in range(5, 20)]),
-    ):
-        with pytest.raises(DamagedFolderError, match=r"its list of removed passages does not fit it"):
-            update()
+    with pytest.raises(DamagedFolderError, match=r"its list of removed passages does not fit it"):
+        update_index(index, remove=[f"d{number}" for number in range(5, 20)])
     assert "does not fit it" in check_index(index)[0]
 
 
-def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
+def test_a_reader_keeps_what_it_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = built(tmp_path / "index", some(30))
     opened = open_index(index)
     expected = opened.bm25.retrieve(WORDS, 5)
     fresh = open_index(index)
+    monkeypatch.setattr(writer, "_MIN_RATIO", ALWAYS)
     update_index(index, passages(some(3, 40).items()), remove=["d0", "d1"])
-    merge_index(index)
     for reader in (opened, fresh):
         np.testing.assert_array_equal(reader.bm25.retrieve(WORDS, 5).numbers_QK, expected.numbers_QK)
         assert reader.passages[0].document_id == "d0"
@@ -444,24 +421,12 @@ def test_an_index_that_is_a_mount_point(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
-def test_merging_what_is_merged_only_removes_what_a_killed_process_left(tmp_path: Path) -> None:
-    index = built(tmp_path / "index", some(9))
-    before = (index / "manifest.json").read_bytes()
-    with work_folder(PARTIAL, index) as left:
-        (left / "new").mkdir()
-    assert left.exists()
-    assert merge_index(index) == open_index(index).manifest
-    assert (index / "manifest.json").read_bytes() == before
-    assert not left.exists()
-
-
-def test_the_fingerprint_says_what_is_in_the_index(tmp_path: Path) -> None:
+def test_the_fingerprint_says_what_is_in_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fingerprints = []
-    for name, merged in (("one", False), ("other", True)):
+    for name, ratio in (("one", 0), ("other", ALWAYS)):
+        monkeypatch.setattr(writer, "_MIN_RATIO", ratio)
         index = built(tmp_path / name, some(30))
         update_index(index, remove=["d4"])
-        if merged:
-            merge_index(index)
         update_index(index, passages(some(1, 50).items()), remove=["d9"])
         fingerprints.append(open_index(index).fingerprint)
     assert fingerprints[0] == fingerprints[1], "whether it was merged does not matter"

@@ -223,7 +223,7 @@ def test_what_does_not_belong_together(root: Path, index: Path, tmp_path: Path) 
     save_tiny_bert(tmp_path / "bert", seed=5)
     fails(FolderError, "was built with another encoder", tmp_path / "words")
     update_index(index, remove=[next(iter(open_index(index).passages)).document_id], encoders={"main": shared(root)})
-    fails(UsageError, "passages were removed from .*merge its segments", index)
+    fails(UsageError, "passages were removed from .*build it again", index)
 
 
 @pytest.mark.slow

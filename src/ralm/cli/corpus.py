@@ -1,12 +1,12 @@
 """The options of commands that read a corpus, and how sources become passages."""
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import JsonValue
 
 import ralm
 from ralm.cli.options import SkipBad, SkippedFile
@@ -19,7 +19,6 @@ from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Needs, Option
 from ralm.records import Passage
-from ralm.storage.manifest import Manifest
 from ralm.terminal import path_text
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 KINDS = (
     "text, Markdown, YAML, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX, XLSX, PPTX, notebooks, e-mail"
 )
-_FIELDS: Final = TypeAdapter(Fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,25 +60,18 @@ class CorpusOptions:
         overlap = self.overlap
         return read_decontamination(self.forbidden_titles, self.decontaminate, overlap.ngram, overlap.max_overlap)
 
-    def files_record(self, sources: Sequence[str], *, named: bool) -> FilesRecord:
+    def files_record(self, sources: Sequence[str]) -> FilesRecord:
         """What an index records of these sources, so that `ralm sync` reads them again."""
         from ralm.corpus.sources import known_source
 
         titles = None if self.forbidden_titles is None else str(self.forbidden_titles.absolute())
         return FilesRecord(
-            sources=tuple(known_source(one, in_ids=named) for one in sources),
+            sources=tuple(known_source(one, in_ids=len(sources) > 1) for one in sources),
             skip_bad=self.skip_bad,
             forbidden_titles=titles,
             decontaminate=tuple(str(one.absolute()) for one in self.decontaminate),
             **asdict(self.selection),
         )
-
-    def with_fields_of(self, manifest: Manifest) -> Self:
-        """The same with the fields that an index was built with, if it records them."""
-        try:
-            return replace(self, fields=_FIELDS.validate_python(manifest.settings["fields"]))
-        except (KeyError, ValidationError):
-            return self
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,19 +85,19 @@ class ReadCorpus:
     fields: Fields
     decontamination: Decontamination
 
-    def describe(self, *, lists_removed: bool = True) -> dict[str, JsonValue]:
-        """The corpus in the manifest of an index, after it was read; of an update, without the list of removed
-        passages, as a manifest has many updates."""
-        removed: dict[str, JsonValue] = {"counts": self.removals.counts()}
-        if lists_removed:
-            removed |= {"list": self.removals.listed(), "unlisted": self.removals.not_listed}
+    def describe(self) -> dict[str, JsonValue]:
+        """Describe the corpus for the manifest of an index, after it was read."""
         kept = self.fields.metadata
         fields: dict[str, JsonValue] = {name: path_text(getattr(self.fields, name)) for name in ("id", "title", "text")}
         return {
             "sources": [path_text(source) for source in self.sources],
             "fields": {**fields, "metadata": None if kept is None else [path_text(name) for name in kept]},
             "decontamination": self.decontamination.settings,
-            "removed": removed,
+            "removed": {
+                "counts": self.removals.counts(),
+                "list": self.removals.listed(),
+                "unlisted": self.removals.not_listed,
+            },
             "skipped": self.skipped.as_json(),
         }
 
@@ -129,15 +120,11 @@ def read_corpus(
     options: CorpusOptions,
     splitting: Splitting,
     lm: str | None,
-    decontamination: Decontamination,
-    *,
-    named: bool,
-    id_prefixes: Mapping[str, str] | None = None,
-    table: FileTableWriter | None = None,
+    table: FileTableWriter,
 ) -> ReadCorpus:
-    """The passages of sources. `lm` is the language model whose tokens `splitting` counts; `named` makes the ids of
-    documents begin with their source, or with what `id_prefixes` has for
-    it; `table` notes the files."""
+    """Read the passages of sources. `lm` is the language model whose tokens `splitting` counts; `table` notes the
+    files."""
+    decontamination = options.read_decontamination()
     tokenizer = None if lm is None else load_tokenizer(lm)
     removals, skipped = ralm.Removals(), counting_skipped(options.skipped)
     fields = replace(options.fields, metadata=()) if options.no_metadata else options.fields
@@ -146,8 +133,6 @@ def read_corpus(
         fields,
         skipped=skipped,
         skip_bad=options.skip_bad,
-        source_in_ids=named,
-        id_prefixes=id_prefixes,
         selection=options.selection,
         table=table,
     )

@@ -1,6 +1,5 @@
-"""`ralm index`, `ralm update`, `ralm merge` and `ralm encode`: write an index or change one."""
+"""`ralm index` and `ralm encode`: build an index, and add vectors to it."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -9,10 +8,8 @@ from pydantic import JsonValue
 import ralm
 from ralm.cli import options
 from ralm.cli.corpus import KINDS, CorpusOptions, read_corpus
-from ralm.cli.flags import Flags, Given, option_types
+from ralm.cli.flags import Flags
 from ralm.cli.models import encoding_on
-from ralm.corpus.decontamination import Decontamination
-from ralm.corpus.documents import Fields
 from ralm.corpus.file_table import FileTableWriter
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
@@ -29,7 +26,6 @@ _LOCAL: Final = Needs(
 )
 _API: Final = Needs("an `encoder` behind an API", lambda own: own.encoding is not None and is_api(own.encoding.encoder))
 _API_FLAGS: Final = Flags(without=("tokenizer", "top_logprobs", "context_length", "dry_run"))
-_SOURCES: Final = Needs("a SOURCE", lambda own: bool(own.sources))
 
 
 def index_command(
@@ -81,9 +77,8 @@ def index_command(
         raise UsageError("`tokens` and `lm` go together: give both or neither.")
     analysis_by_name(analyser)
     check_output(out, kind=INDEX_KIND, force=force)
-    named = len(sources) > 1
-    table = FileTableWriter(out.absolute().parent, corpus.files_record(sources, named=named))
-    read = read_corpus(sources, corpus, splitting, lm, corpus.read_decontamination(), named=named, table=table)
+    table = FileTableWriter(out.absolute().parent, corpus.files_record(sources))
+    read = read_corpus(sources, corpus, splitting, lm, table)
 
     def describe() -> dict[str, JsonValue]:
         by_words: dict[str, JsonValue] = {"words": splitting.words}
@@ -105,122 +100,6 @@ def index_command(
         force=force,
     )
     print_index(out, manifest, read)
-
-
-def update_command(
-    *,
-    given: Given,
-    index: options.IndexArgument,
-    sources: Annotated[
-        list[str] | None, options.argument("Documents to add, as for `ralm index`.", "[SOURCE]...")
-    ] = None,
-    remove: Annotated[Path | None, Option("Remove the documents with these ids (a file with one per line).")] = None,
-    remove_id: Annotated[tuple[str, ...], Option("Remove the document with this id; repeatable.")] = (),
-    replace_: Annotated[
-        bool,
-        Option(
-            "Remove documents whose ids are added again; without it, such ids are an error.",
-            flag="replace",
-            needs=_SOURCES,
-        ),
-    ] = False,
-    corpus: Annotated[CorpusOptions, Option("What is added.", needs=_SOURCES)],
-    build: Annotated[
-        BuildOptions,
-        Option(
-            "How BM25 is built.",
-            needs=Needs("an index for BM25", lambda own: ralm.open_index(own.index).bm25_options is not None),
-        ),
-    ],
-    device: Annotated[
-        str,
-        Option(
-            _DEVICE,
-            needs=Needs(
-                "a SOURCE and an index with vectors",
-                lambda own: bool(own.sources and ralm.open_index(own.index).vectors),
-            ),
-        ),
-    ] = "auto",
-) -> None:
-    """Add documents to an index, and remove documents from it, in one step.
-
-    Searching finds the same as in an index that is built at once of what is left. Documents are split, analysed and
-    encoded as when the index was built. Programs that have the index open keep the old state. Small segments are merged
-    on the way; `ralm merge` merges all.
-    """
-    from ralm.cli.output import print_update
-    from ralm.corpus.decontamination import read_lines
-    from ralm.corpus.sources import id_prefixes_of
-
-    sources = sources or []
-    opened = ralm.open_index(index)
-    settings = opened.manifest.settings
-    gone = [*remove_id, *(read_lines(remove, "document ids") if remove else [])]
-    read = None
-    if sources:
-        if not given.keys() & {*option_types(Fields), "no_metadata"}:
-            corpus = corpus.with_fields_of(opened.manifest)
-        decontamination = corpus.read_decontamination()
-        _check_decontamination(index, settings.get("decontamination"), decontamination)
-        splitting, lm = recorded_splitting(index, settings.get("splitting"))
-        built_of = settings.get("sources")
-        known = [one for one in built_of if isinstance(one, str)] if isinstance(built_of, list) else []
-        named = len(known) > 1  # a document read again must have the id it had
-        prefixes = id_prefixes_of(sources, known, in_ids=named)
-        read = read_corpus(sources, corpus, splitting, lm, decontamination, named=named, id_prefixes=prefixes)
-    manifest = ralm.update_index(
-        index,
-        read.passages if read else (),
-        remove=gone,
-        replace=replace_,
-        encoders={
-            name: ralm.load_encoder(opened.encoder_options(name), device=device) for name in opened.vectors if read
-        },
-        describe=partial(read.describe, lists_removed=False) if read else dict,
-        build=build,
-    )
-    print_update(index, manifest, read)
-
-
-def merge_command(index: options.IndexArgument, build: BuildOptions) -> None:
-    """Merge the segments of an index that was updated into one, without the documents that were removed.
-
-    Searching finds the same as before, and caches stay valid. Programs that have the index open keep the old state.
-    """
-    from ralm.cli.output import print_segments
-
-    print_segments(index, ralm.merge_index(index, build))
-
-
-def recorded_splitting(index: Path, recorded: JsonValue) -> tuple[Splitting, str | None]:
-    """How the passages of an index were split, and the language model whose tokens were counted."""
-    match recorded:
-        case {"split": "sentences" | "structure" as split, "words": int() as words, "overlap_words": int() as overlap}:
-            return Splitting(split=split, words=words, overlap_words=overlap), None
-        case {"words": int() as words}:
-            return Splitting(words=words), None
-        case {"tokens": int() as tokens, "lm": str() as lm}:
-            return Splitting(tokens=tokens), lm
-    raise UsageError(
-        f"{index} does not say how its documents were split, since a program built it; add passages to it with "
-        "`ralm.update_index`."
-    )
-
-
-def _check_decontamination(index: Path, recorded: JsonValue, given: Decontamination) -> None:
-    """Raise UsageError if an index was decontaminated and added documents would not be in the same way."""
-    if not isinstance(recorded, dict) or recorded == given.settings:
-        return
-    titles, ngrams, ngram, overlap = (
-        recorded.get(name) for name in ("titles", "evaluation_ngrams", "ngram", "max_overlap")
-    )
-    if titles or ngrams:
-        raise UsageError(
-            f"{index} was decontaminated ({titles:,} titles, {ngrams:,} runs of {ngram} words of evaluation texts, "
-            f"maximal overlap {overlap}); give the same `forbidden_titles`, `decontaminate`, `ngram` and "
-            "`max_overlap`, so that added documents are checked too."
-        )
 
 
 def encode_command(

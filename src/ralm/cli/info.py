@@ -1,21 +1,40 @@
-"""`ralm info` says what an index is; `ralm documents` lists its documents."""
+"""`ralm info` says what an index is, and lists its documents."""
 
-from itertools import islice
-from typing import Annotated, Any, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import ralm
 from ralm.cli import options
 from ralm.cli.flags import Output
-from ralm.options import Option
+from ralm.options import Needs, Option
+
+if TYPE_CHECKING:
+    from ralm.retrieval.summary import DocumentSummary
 
 _LABEL: Final = 12
 _SYNC: Final = {True: "possible", False: "not possible: a program built it, or an older ralm"}
 
 
-def info_command(index: options.IndexArgument) -> Output:
+def info_command(
+    *,
+    index: options.IndexArgument,
+    documents: Annotated[
+        bool, Option("List the documents instead: passages, characters, id and title of each.")
+    ] = False,
+    path: Annotated[
+        str | None,
+        Option(
+            "List those whose ids match this pattern, such as '2024/*.md'; * also matches /.",
+            needs=Needs("`documents`", lambda own: own.documents),
+        ),
+    ] = None,
+) -> Output:
     """Say what an index is: how many documents it has, of which sources, how it was built and updated, and its size."""
-    from ralm.retrieval.summary import summarise_index
+    from ralm.retrieval.summary import summarise_documents, summarise_index
 
+    if documents:
+        listed = summarise_documents(ralm.open_index(index).passages, path)
+        return Output(lambda: {"documents": [one._asdict() for one in listed]}, lambda: _print_documents(listed))
     found = summarise_index(ralm.open_index(index))
     return Output(lambda: found, lambda: _print_summary(found))
 
@@ -66,20 +85,9 @@ def _settings(record: dict[str, Any] | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in record.items() if not isinstance(value, dict | list | None))
 
 
-def documents_command(
-    *,
-    index: options.IndexArgument,
-    path: options.PathPattern = None,
-    limit: Annotated[int | None, Option("Most documents to list.", flag="-k", default_text="all")] = None,
-    json: Annotated[bool, Option("Print one JSON object per document.")] = False,
-) -> None:
-    """List the documents of an index: passages, characters, id and title of each."""
-    from ralm.cli.output import document_name, print_json, print_line
-    from ralm.retrieval.summary import summarise_documents
+def _print_documents(documents: "Iterable[DocumentSummary]") -> None:
+    from ralm.cli.output import document_name, print_line
 
-    for document in islice(summarise_documents(ralm.open_index(index).passages, path), limit):
-        if json:
-            print_json(document._asdict())
-        else:
-            name = document_name(document.document_id, document.title)
-            print_line(f"{document.passages:>8,} {document.characters:>12,}  {name}")
+    for document in documents:
+        name = document_name(document.document_id, document.title)
+        print_line(f"{document.passages:>8,} {document.characters:>12,}  {name}")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import zip_longest
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -22,7 +22,7 @@ from ralm.reading.pieces import GeneratedText, passage_shares, spans
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, token_as_json
 from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.analysis import PlacedTerm
-from ralm.retrieval.layout import UPDATES, VectorSet, index_settings
+from ralm.retrieval.layout import VectorSet, index_settings
 from ralm.retrieval.marks import Marker, best_window, spans_of
 from ralm.storage.manifest import Manifest
 from ralm.storage.outputs import MANIFEST
@@ -108,17 +108,13 @@ def _in_latex(cell: str) -> str:
 
 def print_index(out: Path, manifest: Manifest, read: "ReadCorpus") -> None:
     """Print the contents of an index, and what was skipped."""
+    from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE
+
     counts = manifest.counts
     parts = [f"{counts[what]:,} {what}" for what in ("passages", "terms", "postings") if what in counts]
     print_line(f"{out}: {', '.join(parts)}")
     for vectors in index_settings(out, manifest).vectors.sets.values():
         _print_vectors(vectors, counts["passages"])
-    _print_skipped(out, read)
-
-
-def _print_skipped(out: Path, read: "ReadCorpus") -> None:
-    from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE
-
     for reason in (BY_TITLE, BY_OVERLAP):
         if removed := read.removals.count(reason):
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
@@ -126,20 +122,8 @@ def _print_skipped(out: Path, read: "ReadCorpus") -> None:
         print_line(f"left out: {one_line(line)}")
 
 
-def print_update(index: Path, manifest: Manifest, read: "ReadCorpus | None") -> None:
-    """Print what an update changed, the contents of the index after it, and what was skipped."""
-    updates: Any = manifest.settings[UPDATES]
-    last = updates["latest"][-1]
-    added, replaced = last["added"]["documents"] if last["added"] else 0, last["replaced"]
-    removed = last["removed"]["documents"] - replaced
-    print_line(f"documents: {added - replaced:,} added, {replaced:,} replaced, {removed:,} removed")
-    print_segments(index, manifest)
-    if read is not None:
-        _print_skipped(index, read)
-
-
 def print_sync(index: Path, before: "Index", changes: "Changes", manifest: Manifest, *, examples: int) -> None:
-    """Print what the sources changed in an index, with the first ids of each kind."""
+    """Print what changed in an index, with the first ids of each kind, and its contents."""
     kinds = {"added": changes.added, "replaced": changes.changed, "removed": changes.removed}
     unchanged = before.manifest.counts.get("documents", 0) - len(changes.changed) - len(changes.removed)
     told = ", ".join(f"{len(ids):,} {kind}" for kind, ids in kinds.items())
@@ -149,19 +133,14 @@ def print_sync(index: Path, before: "Index", changes: "Changes", manifest: Manif
             print_line(f"  {kind}: {one_line(one)}")
         if len(ids) > examples:
             print_line(f"  {kind}: {len(ids) - examples:,} more")
-    print_segments(index, manifest)
-    for line in changes.skipped.lines():
-        print_line(f"left out: {one_line(line)}")
-
-
-def print_segments(index: Path, manifest: Manifest) -> None:
-    """Print the contents of an index after an update or a merge."""
     counts = manifest.counts
     segments = len(index_settings(index, manifest).segments.entries)
     print_line(
         f"{index}: {counts['passages']:,} passages of {counts['documents']:,} documents in {segments} "
         f"segment{'s' if segments > 1 else ''}"
     )
+    for line in changes.skipped.lines():
+        print_line(f"left out: {one_line(line)}")
 
 
 def print_encoded(index: Path, manifest: Manifest, name: str) -> None:

@@ -1,7 +1,8 @@
-"""`ralm sync`: makes an index what its sources are now."""
+"""`ralm sync`: makes an index what its sources are now, adds sources, and removes documents."""
 
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -9,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 import ralm
 from ralm.cli import options, process
 from ralm.cli.corpus import counting_skipped
-from ralm.cli.index import recorded_splitting
-from ralm.corpus.decontamination import Decontamination, read_decontamination
+from ralm.corpus.decontamination import Decontamination, read_decontamination, read_lines
+from ralm.corpus.splitting import Splitting
 from ralm.errors import CorpusError, FolderExistsError, UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Option
+from ralm.protocols import Encoder
+from ralm.records import Document, Passage
 from ralm.retrieval.bm25.formula import BuildOptions
 
 if TYPE_CHECKING:
-    from ralm.corpus.documents import Skipped
     from ralm.retrieval.index import Index
 
 _EXAMPLES: Final = 5
@@ -27,8 +29,10 @@ def sync_command(
     *,
     index: options.IndexArgument,
     sources: Annotated[
-        list[str] | None, options.argument("New sources, which the index gets too.", "[SOURCE]...")
+        list[str] | None, options.argument("Sources to read alone; the index gets those that are new.", "[SOURCE]...")
     ] = None,
+    remove: Annotated[Path | None, Option("Remove the documents with these ids (a file with one per line).")] = None,
+    remove_id: Annotated[tuple[str, ...], Option("Remove the document with this id; repeatable.")] = (),
     dry_run: Annotated[bool, Option("Say what would change, and change nothing.")] = False,
     allow_missing: Annotated[bool, Option("Remove the documents of sources that are gone.")] = False,
     skipped: options.SkippedFile = None,
@@ -40,61 +44,70 @@ def sync_command(
 ) -> None:
     """Make an index what its sources are now: add new documents, replace changed ones, remove those that are gone.
 
-    The index remembers the sources that `ralm index` read, and how. Files whose size and time did not change are not
-    read. All changes happen in one step; programs that have the index open keep the old state.
+    The index remembers the sources that `ralm index` read, and how. With a SOURCE, only that one is read, and its
+    documents replace those with the same ids. With --remove or --remove-id, no other source is read. Files whose size
+    and time did not change are not read. All changes happen in one step; programs that have the index open keep the old
+    state.
     """
+    from ralm.cli.output import print_sync
+
+    gone = [*remove_id, *(read_lines(remove, "document ids") if remove else [])]
     again = False
     while True:
         try:
-            counted = counting_skipped(skipped)
-            _sync(
-                index, sources or [], build, device, counted, dry_run=dry_run, allow_missing=allow_missing, silent=again
+            opened = ralm.open_index(index)
+            changes, manifest = ralm.sync_index(
+                index,
+                ralm.make_passages if gone and not sources else _splitting(opened),
+                sources=sources or (),
+                remove=gone,
+                dry_run=dry_run,
+                allow_missing=allow_missing,
+                encoder=partial(_load_encoder, opened, device),
+                build=build,
+                skipped=counting_skipped(skipped),
             )
+            if changes or not again:
+                print_sync(index, opened, changes, manifest, examples=_EXAMPLES if dry_run else 0)
         except (CorpusError, FolderExistsError) as error:  # a file or an index is being written: try later
             if not again:
                 raise
             process.print_error(process.with_flags(str(error), {"allow_missing": "--allow-missing"}))
         if watch is None:
             return
-        again = True
+        again, gone = True, []
         sys.stdout.flush()
         time.sleep(watch)
 
 
-def _sync(
-    path: Path,
-    sources: list[str],
-    build: BuildOptions,
-    device: str,
-    skipped: "Skipped",
-    *,
-    dry_run: bool,
-    allow_missing: bool,
-    silent: bool,
-) -> None:
-    """Make an index what its sources are, and print the changes; if `silent`, print nothing without a change."""
-    from ralm.cli.output import print_sync
+def _load_encoder(index: "Index", device: str, vectors: str) -> Encoder:
+    return ralm.load_encoder(index.encoder_options(vectors), device=device)
 
-    opened = ralm.open_index(path)
-    splitting, lm = recorded_splitting(path, opened.manifest.settings.get("splitting"))
-    split = partial(
+
+def _splitting(index: "Index") -> Callable[[Iterable[Document]], Iterator[Passage]]:
+    """Return the function that splits documents as those of the index were split."""
+    splitting, lm = _recorded_splitting(index)
+    return partial(
         ralm.make_passages,
         splitting=splitting,
         tokenizer=None if lm is None else load_tokenizer(lm),
-        decontamination=_decontamination(opened),
+        decontamination=_decontamination(index),
     )
-    changes, manifest = ralm.sync_index(
-        path,
-        split,
-        sources=sources,
-        dry_run=dry_run,
-        allow_missing=allow_missing,
-        encoder=lambda name: ralm.load_encoder(opened.encoder_options(name), device=device),
-        build=build,
-        skipped=skipped,
+
+
+def _recorded_splitting(index: "Index") -> tuple[Splitting, str | None]:
+    """Return how the passages of an index were split, and the language model whose tokens were counted."""
+    match index.manifest.settings.get("splitting"):
+        case {"split": "sentences" | "structure" as split, "words": int() as words, "overlap_words": int() as overlap}:
+            return Splitting(split=split, words=words, overlap_words=overlap), None
+        case {"words": int() as words}:
+            return Splitting(words=words), None
+        case {"tokens": int() as tokens, "lm": str() as lm}:
+            return Splitting(tokens=tokens), lm
+    raise UsageError(
+        f"{index.path} does not say how its documents were split, since a program built it; add passages to it with "
+        "`ralm.update_index`."
     )
-    if changes or not silent:
-        print_sync(path, opened, changes, manifest, examples=_EXAMPLES if dry_run else 0)
 
 
 def _decontamination(index: "Index") -> Decontamination:

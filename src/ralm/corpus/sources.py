@@ -3,7 +3,7 @@
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 
@@ -111,7 +111,6 @@ def read_documents(
     skipped: Skipped | None = None,
     skip_bad: bool = False,
     source_in_ids: bool | None = None,
-    id_prefixes: Mapping[str, str] | None = None,
     selection: FileSelection = ALL_FILES,
     table: FileTableWriter | None = None,
 ) -> Iterator[Document]:
@@ -131,7 +130,7 @@ def read_documents(
     The id of a document is that of its record. Without one it is the path of the file below the folder, followed for
     records by a colon and the number of the line or object (from 1) or row (from 0). For a single file it is only the
     file name or the number; with several sources, or if `source_in_ids` is true, it begins with the source.
-    `id_prefixes` says what ids begin with instead, by source. `selection`: which files of folders are read, and how.
+    `selection`: which files of folders are read, and how.
 
     The ids of records are kept as they are. A RalmWarning at the end names ids that several documents share (the first
     eight million are compared).
@@ -150,11 +149,7 @@ def read_documents(
     counted = Skipped() if skipped is None else skipped
     builder = DocumentBuilder(fields or Fields(), counted, skip_bad=skip_bad)
     repeated = RepeatedIds()
-    prefixes = id_prefixes or {}
-    found = [
-        find_files(name, in_ids=source_in_ids, begin=prefixes.get(name), selection=selection, listing=counted.listing)
-        for name in sources
-    ]
+    found = [find_files(name, in_ids=source_in_ids, selection=selection, listing=counted.listing) for name in sources]
     for number, source in enumerate(found):
         noted = source if table is None else source._replace(files=table.entering(number, source.files))
         for document in _documents_of(noted, builder):
@@ -254,22 +249,6 @@ def find_files(
     for found in [one for one in below if one.is_dataset][:1]:
         arrow.check_datasets(found.path)
     return Source(source, (_file_below(path, found, begin) for found in below), True, skipped)
-
-
-def id_prefixes_of(sources: Sequence[str], known: Sequence[str], *, in_ids: bool) -> dict[str, str]:
-    """What the ids of `sources` begin with, for those that are one of the `known` folders of an index, or a part of
-    one: so a document that is read again has the id that it had. `in_ids` says whether known ids begin with theirs."""
-    folders = {one: Path(one).resolve() for one in known if not is_url(one) and Path(one).is_dir()}
-    found = {}
-    for source in sources:
-        if is_url(source) or not Path(source).exists():
-            continue
-        own = Path(source).resolve()
-        for one, folder in folders.items():
-            if own.is_relative_to(folder):
-                prefix = Path(path_text(Path(one)) if in_ids else "", path_text(own.relative_to(folder)))
-                found[source] = "" if prefix == Path() else prefix.as_posix()
-    return found
 
 
 def known_source(source: str, *, in_ids: bool) -> KnownSource:

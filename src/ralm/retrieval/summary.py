@@ -43,7 +43,9 @@ def matching_numbers(index: Index, pattern: str) -> IntArray:
     """The numbers (int64, rising) of the passages of the documents whose ids match; UsageError if there are none."""
     found = [number for _, numbers in matching_documents(index.passages, pattern) for number in numbers]
     if not found:
-        raise UsageError(f"no document of {index.path} has an id that matches {pattern!r}; see `ralm documents`.")
+        raise UsageError(
+            f"no document of {index.path} has an id that matches {pattern!r}; see `ralm info --documents`."
+        )
     return np.array(found, np.int64)
 
 

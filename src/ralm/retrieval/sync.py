@@ -1,11 +1,11 @@
-"""`ralm sync`: makes an index what its sources are now.
+"""`ralm sync`: makes an index what its sources are now, adds sources, and removes documents.
 
 An index that `ralm index` built keeps a table of its files (`ralm.corpus.file_table`). Files whose size and time are as
 in the table are not read, and those whose content is the same are not split again. Of files that changed, the documents
 are compared one by one, so vectors of the others stay.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -34,7 +34,7 @@ from ralm.records import Document, Passage
 from ralm.retrieval import layout
 from ralm.retrieval.bm25.formula import BuildOptions
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.update import numbers_by_document, some_ids, update_index
+from ralm.retrieval.update import documents_to_remove, some_ids, update_index
 from ralm.storage import outputs
 from ralm.storage.manifest import Manifest
 from ralm.storage.remote import is_url
@@ -72,25 +72,34 @@ def sync_index(
     split: Callable[[Iterable[Document]], Iterable[Passage]],
     *,
     sources: Sequence[str] = (),
+    remove: Collection[str] = (),
     dry_run: bool = False,
     allow_missing: bool = False,
     encoder: Callable[[str], Encoder] | None = None,
     build: BuildOptions | None = None,
     skipped: Skipped | None = None,
 ) -> tuple[Changes, Manifest]:
-    """Make an index what its sources, and these new `sources`, are now; returns the changes and the manifest.
+    """Make an index what its sources are now; return the changes and the manifest.
+
+    With `sources`, only these are read; they may be new, and a document with an id that the index has replaces that
+    one. Later calls read them too. With `remove`, the documents with these ids are removed, and no source is read
+    besides `sources`. If several sources have a document of one id, the last change counts.
 
     `split` makes passages of documents (`make_passages`); it must be that of the index. With `dry_run` nothing is
     written, and documents of which `split` would leave nothing count as added. `encoder` gives the encoder of a set of
     vectors by its name. `skipped` counts what is skipped. All changes happen in one step, as in `update_index`;
     documents that programs added stay. A file in a folder that cannot be read keeps its documents.
 
-    Raises UsageError if the index keeps no table of its files, or a new source and another one contain each other;
-    CorpusError if a new source does not exist; if another one is gone or has no file any more, unless `allow_missing`
-    is true, which removes its documents; if files share the id of a document, or a file changes while it is read;
-    and what `update_index` raises.
+    Raises UsageError if a source is to be read and the index keeps no table of its files, or a new source and another
+    one contain each other; CorpusError if a new source does not exist; if another one is gone or has no file any more,
+    unless `allow_missing` is true, which removes its documents; if files share the id of a document, or a file changes
+    while it is read; and what `update_index` raises.
     """
     opened = open_index(Path(index).resolve())
+    changes = Changes(skipped=skipped or Skipped())
+    if remove and not sources:
+        changes.removed = [*documents_to_remove(opened, remove, ())]
+        return changes, opened.manifest if dry_run else update_index(opened.path, remove=remove, build=build)
     record = layout.files_record(opened.manifest)
     if record is None:
         raise UsageError(
@@ -98,26 +107,32 @@ def sync_index(
             "again with `ralm index`."
         )
     known = [*record.sources]
-    for source in [known_source(one, in_ids=True) for one in sources]:
-        if source.path not in {one.path for one in known}:
+    named = {one.path: one for one in (known_source(source, in_ids=True) for source in sources)}
+    for path, source in named.items():
+        if path not in {one.path for one in known}:
             _check_apart(source, known)
             known.append(source)
-    changes, table = Changes(skipped=skipped or Skipped()), FileTable(opened.path / record.table)
+    read = {number: source for number, source in enumerate(known) if not named or source.path in named}
+    table = FileTable(opened.path / record.table)
     builder = DocumentBuilder(_fields(opened), changes.skipped, skip_bad=record.skip_bad)
     selection = FileSelection(include=record.include, exclude=record.exclude, read_as=record.read_as)
-    compared = _compare(known, selection, table, builder, changes, len(record.sources), allow_missing=allow_missing)
+    compared = _compare(read, selection, table, builder, changes, len(record.sources), allow_missing=allow_missing)
     found = list(compared)
-    gone = numbers_by_document(opened, {*changes.changed, *changes.removed})
     new = {*changes.added, *changes.changed}  # with records that moved to another file
+    gone = documents_to_remove(opened, remove, {*new, *changes.removed})
+    if not sources:
+        _check_added(gone.keys() - {*changes.changed, *changes.removed, *remove}, table, found)
     changes.added = [one for one in dict.fromkeys([*changes.added, *changes.changed]) if one not in gone]
     changes.changed = [one for one in gone if one in new]
     changes.removed = [one for one in gone if one not in new]
-    _check_added(opened, changes, table, found)
     if dry_run or not (changes or len(known) > len(record.sources)):
         if not dry_run:
             outputs.recover(opened.path)
         return changes, opened.manifest
     written = FileTableWriter(opened.path.parent, record.model_copy(update={"sources": tuple(known)}))
+    for entry in table.entries.values():
+        if entry.state.source not in read:
+            written.enter(entry.state, table.lines(entry))
     kept: set[str] = set()
     again = DocumentBuilder(builder.fields, Skipped(), skip_bad=record.skip_bad)
     manifest = update_index(
@@ -159,12 +174,12 @@ def _check_apart(source: KnownSource, others: Sequence[KnownSource]) -> None:
             if own.is_relative_to(its) or its.is_relative_to(own):
                 raise UsageError(
                     f"{source.name} and {other.name}, a source of the index, contain the same files: leave "
-                    f"{source.name} out; `ralm sync` reads all sources."
+                    f"{source.name} out; without it, `ralm sync` reads all sources."
                 )
 
 
 def _compare(
-    sources: Sequence[KnownSource],
+    sources: Mapping[int, KnownSource],
     selection: FileSelection,
     table: FileTable,
     builder: DocumentBuilder,
@@ -173,9 +188,9 @@ def _compare(
     *,
     allow_missing: bool,
 ) -> Iterator[_Found]:
-    """The files of all sources, of which the first `recorded` may be gone; notes what changed in `changes`."""
-    left = dict(table.entries)
-    for number, known in enumerate(sources):
+    """Yield the files of sources, by number, of which the first `recorded` may be gone; note what changed."""
+    left = {key: entry for key, entry in table.entries.items() if entry.state.source in sources}
+    for number, known in sources.items():
         had = any(source == number for source, _ in table.entries)
         is_local = not (is_url(known.path) or known.path.startswith(HUB_PREFIX))
         is_gone = is_local and number < recorded and not Path(known.path).exists()
@@ -249,10 +264,9 @@ def _documents(file: File, builder: DocumentBuilder, *, in_folder: bool) -> Iter
         yield document, list(parts)
 
 
-def _check_added(index: Index, changes: Changes, table: FileTable, found: Sequence[_Found]) -> None:
-    """Raise CorpusError if an added document has the id of one in a file that did not change. The ids of documents that
-    `update_index` added are no fault: these are replaced."""
-    clashing = numbers_by_document(index, {*changes.added}).keys() - {*changes.changed, *changes.removed}
+def _check_added(clashing: Set[str], table: FileTable, found: Sequence[_Found]) -> None:
+    """Raise CorpusError if one of these ids, which added documents share with documents of the index, is in a file that
+    did not change. The ids of documents that `update_index` added are no fault: these are replaced."""
     for one in found if clashing else ():
         if one.old is not None and not one.reads:
             shared = sorted(clashing & {one.file.id, *table.parts(one.old)})

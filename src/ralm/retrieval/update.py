@@ -91,10 +91,10 @@ def update_index(
         if chosen:
             stack.enter_context(work.work_folder(work.UNFINISHED_VECTORS, path))
         writer = IndexWriter(opened, stack.enter_context(changed_index(opened)))
-        gone = _documents(opened, remove, [], replace=replace)  # fails before hours of encoding
+        gone = documents_to_remove(opened, remove, [], replace=replace)  # fails before hours of encoding
         if first:
             added = _add(writer, chain([first], rest), documents, chosen, build)
-            gone = _documents(opened, remove, documents, replace=replace)
+            gone = documents_to_remove(opened, remove, documents, replace=replace)
         numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *gone.values()]))
         if added is None and len(numbers) == len(opened.passages):
             raise UsageError(f"nothing would be left of {path}; build a new index instead.")
@@ -189,9 +189,12 @@ def _noting_documents(passages: Iterable[Passage], documents: list[str]) -> Iter
         yield passage
 
 
-def _documents(index: Index, remove: Collection[str], added: Sequence[str], *, replace: bool) -> dict[str, IntArray]:
-    """The documents to remove, by id, with the numbers (int64) of their passages."""
-    found = numbers_by_document(index, {*remove, *added})
+def documents_to_remove(
+    index: Index, remove: Collection[str], added: Iterable[str], *, replace: bool = True
+) -> dict[str, IntArray]:
+    """Return the documents with ids in `remove`, and with `replace` in `added`, and the numbers (int64) of their
+    passages, by id. Raises CorpusError as `update_index` does."""
+    found = _numbers_by_document(index, {*remove, *added})
     missing = [document for document in dict.fromkeys(remove) if document not in found]
     if missing:
         raise CorpusError(f"{some_ids(missing)} not in {index.path}; nothing was changed.")
@@ -211,7 +214,7 @@ def _documents(index: Index, remove: Collection[str], added: Sequence[str], *, r
     return found
 
 
-def numbers_by_document(index: Index, documents: Collection[str]) -> dict[str, IntArray]:
+def _numbers_by_document(index: Index, documents: Collection[str]) -> dict[str, IntArray]:
     """The numbers (int64, rising) of the passages of documents with these ids, by id."""
     found: dict[str, list[int]] = {}
     first = 0
@@ -355,8 +358,8 @@ def check_can_add(index: Index, name: str, *, force: bool) -> None:
     layout.check_name(name)
     if len(index.passages.numbering.removed):
         raise UsageError(
-            f"passages were removed from {index.path}; merge its segments (`ralm merge {index.path}`) before vectors "
-            "are added."
+            f"passages were removed from {index.path}, so no vectors can be added to it; build it again with "
+            "`ralm index`."
         )
     if name in index.vector_sets.sets and not force:
         raise FolderExistsError(

@@ -13,13 +13,13 @@ from typing import Any, Final
 from pydantic import JsonValue
 
 from ralm.corpus.store import PASSAGES_FILE, write_passages
-from ralm.errors import FolderExistsError, UsageError
+from ralm.errors import FolderExistsError
 from ralm.retrieval import layout
 from ralm.retrieval.bm25 import formula, kernels
 from ralm.retrieval.bm25.segments import merge_arrays, totals_of
 from ralm.retrieval.columns import write_columns
 from ralm.retrieval.dense.options import dense_extra
-from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.index import Index
 from ralm.storage import manifest, outputs
 from ralm.terminal import track
 
@@ -113,21 +113,14 @@ class IndexWriter:
                 counts |= {"terms": len(arrays.term_ids), "postings": len(arrays.passages)}
         return counts
 
-    def merge(
-        self,
-        groups: Sequence[Sequence[int]],
-        build: formula.BuildOptions | None,
-        *,
-        max_removed: float = 0,
-        fixed: int = 0,
-    ) -> None:
+    def merge(self, groups: Sequence[Sequence[int]], build: formula.BuildOptions | None, *, fixed: int) -> None:
         """Merge the segments of each group into one. A single segment stays as it is if it is one of the first `fixed`,
-        or if at most the share `max_removed` of it was removed. Segments in no group are dropped."""
+        or if most of it is left. Segments in no group are dropped."""
         before, self.segments = self.segments, []
         for group in groups:
             merged = [before[place] for place in group]
             only = merged[0]
-            stays = group[0] < fixed or len(only.removed.rows) <= max_removed * only.passages
+            stays = group[0] < fixed or len(only.removed.rows) <= _MAX_REMOVED * only.passages
             if len(merged) == 1 and stays:
                 self.segments.append(only)
             else:
@@ -176,44 +169,19 @@ class IndexWriter:
         return name_in_index
 
 
-def merge_index(index: Path | str, build: formula.BuildOptions | None = None) -> manifest.Manifest:
-    """Merge all segments of an index into one, without the passages that were removed; returns the new manifest, or the
-    old one if there is nothing to merge.
-
-    Hits and fingerprints stay the same, so runs stay valid; except those of approximate vectors, whose FAISS
-    index is rebuilt. An index that is open does not change. `build`: the memory of BM25. Raises UsageError if vectors
-    are stored with loss, so that merging would lose more; FolderExistsError if another process is writing the index;
-    and the errors of `open_index`.
-    """
-    opened = open_index(Path(index).resolve())
-    if len(opened.segments) == 1 and not len(opened.passages.numbering.removed):
-        outputs.recover(opened.path)
-        return opened.manifest
-    with changed_index(opened) as folder:
-        writer = IndexWriter(opened, folder)
-        if lossy := _lossy_vectors(writer.segments[0]):
-            raise UsageError(
-                f"the vectors {lossy[0]!r} of {opened.path} are stored with loss, and merging would lose more; remove "
-                "them (`ralm.remove_vectors`), merge, and add them again with `ralm encode`."
-            )
-        writer.merge([range(len(writer.segments))], build)
-        documents = opened.manifest.counts.get("documents", 0)
-        return writer.write({}, opened.vector_sets, opened.fingerprint, documents)
-
-
 def merge_small_segments(writer: IndexWriter, build: formula.BuildOptions | None) -> None:
     """Merge the segments that have become small or sparse compared with others.
 
     If vectors of the first segment are stored with loss, it stays as it is until all its passages are removed.
     """
     first = writer.segments[0]
-    fixed = 1 if _lossy_vectors(first) else 0
+    fixed = 1 if _has_lossy_vectors(first) else 0
     groups = [
         [place + fixed for place in group] for group in plan_merges([one.left for one in writer.segments[fixed:]])
     ]
     if fixed and first.left:
         groups = [[0], *groups]
-    writer.merge(groups, build, max_removed=_MAX_REMOVED, fixed=fixed)
+    writer.merge(groups, build, fixed=fixed)
 
 
 def plan_merges(left: Sequence[int]) -> list[list[int]]:
@@ -237,10 +205,10 @@ def _open_vectors(segment: layout.OpenSegment, name: str) -> Any:
     return open_vectors(file, file, segment.passages)
 
 
-def _lossy_vectors(segment: layout.OpenSegment) -> list[str]:
-    """The names of the vectors of a segment that cannot be merged without loss."""
+def _has_lossy_vectors(segment: layout.OpenSegment) -> bool:
+    """Return whether merging a segment would lose more of its vectors, since they are stored with loss."""
     if not segment.vectors:
-        return []
+        return False
     with dense_extra():
         from ralm.retrieval.dense.build import keeps_vectors
-    return [name for name in segment.vectors if not keeps_vectors(_open_vectors(segment, name))]
+    return not all(keeps_vectors(_open_vectors(segment, name)) for name in segment.vectors)
