@@ -142,7 +142,7 @@ def ask_index(folder: Path) -> Any:
 def ask_merged(folder: Path) -> Any:
     """The same after another update that merges all segments, which reads all of it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "_MIN_RATIO", PASSAGES)
+        patch.setattr(writer, "_MIN_RATIO", 2 * PASSAGES)
         update_index(folder / "index", PASSAGE_LIST[:1], remove=["e5"], replace=True, encoders={"main": HashEncoder()})
     assert len(open_index(folder / "index").segments) == 1
     return ask_index(folder)

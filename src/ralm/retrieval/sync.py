@@ -96,6 +96,8 @@ def sync_index(
     while it is read; and what `update_index` raises.
     """
     opened = open_index(Path(index).resolve())
+    if not dry_run:
+        outputs.recover(opened.path)
     changes = Changes(skipped=skipped or Skipped())
     if remove and not sources:
         changes.removed = [*documents_to_remove(opened, remove, ())]
@@ -121,13 +123,11 @@ def sync_index(
     new = {*changes.added, *changes.changed}  # with records that moved to another file
     gone = documents_to_remove(opened, remove, {*new, *changes.removed})
     if not sources:
-        _check_added(gone.keys() - {*changes.changed, *changes.removed, *remove}, table, found)
+        _check_added(gone.keys() - {*changes.changed, *changes.removed}, table, found)
     changes.added = [one for one in dict.fromkeys([*changes.added, *changes.changed]) if one not in gone]
     changes.changed = [one for one in gone if one in new]
     changes.removed = [one for one in gone if one not in new]
     if dry_run or not (changes or len(known) > len(record.sources)):
-        if not dry_run:
-            outputs.recover(opened.path)
         return changes, opened.manifest
     written = FileTableWriter(opened.path.parent, record.model_copy(update={"sources": tuple(known)}))
     for entry in table.entries.values():
