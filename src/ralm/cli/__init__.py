@@ -42,7 +42,7 @@ _COMMANDS: Final = (
     ("Read and generate", "worth", ("worth",)),
     ("Read and generate", "eval", ("eval",)),
     ("Read and generate", "sweep", ("sweep",)),
-    ("Read and generate", "report", ("report", "compare")),
+    ("Read and generate", "report", ("report",)),
     ("Read and generate", "search", ("retrieve",)),
     ("Read and generate", "generate", ("generate",)),
     ("Answer questions", "ask", ("ask",)),
