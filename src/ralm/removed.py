@@ -48,6 +48,7 @@ SUCCESSORS: Final[dict[str, str]] = {
     "index --ray": "leave it out; one machine indexes Wikipedia in 15 minutes, and `ralm encode --ray` adds vectors",
     "index --shards": "leave it out; an index is built as one segment",
     "compare": "use `ralm report RUN RUN`",
+    "ralm judge": "use `ralm search INDEX --topics FILE --qrels FILE`; `--out` is `--run-out` there",
     "signals --template-argument": _NO_CHAT,
     "signals --evidence": "leave it out; only weights that were fitted to signals looked at it",
     "signals --no-evidence": "leave it out; signals score continuations alone",
@@ -66,9 +67,9 @@ SUCCESSORS: Final[dict[str, str]] = {
     "/v1/responses": "use `/v1/chat/completions`, which has streams and sources too",
     "/v1/vector-stores": "use `/search` or `/retrieve`, which find the same passages and filter by `where`",
 }
-"""What to use instead, by the name of an option without dashes (`gate`), a command (`tune`), an option of one command
-(`signals --questions`), an option and its value (`mixer=entropy`), or a route of the server (`/rerank`); each continues
-"NAME was removed: "."""
+"""What to use instead, by the name of an option without dashes (`gate`), a command (`tune`, or `ralm documents` if an
+option has its name), an option of one command (`signals --questions`), an option and its value (`mixer=entropy`), or a
+route of the server (`/rerank`); each continues "NAME was removed: "."""
 
 
 def removal_of(name: str) -> str | None:

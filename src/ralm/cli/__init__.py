@@ -38,7 +38,6 @@ _COMMANDS: Final = (
     ("Index and search", "index", ("merge", "encode")),
     ("Index and search", "search", ("search",)),
     ("Index and search", "info", ("info", "documents")),
-    ("Index and search", "judge", ("judge",)),
     ("Read and generate", "worth", ("worth",)),
     ("Read and generate", "eval", ("eval",)),
     ("Read and generate", "sweep", ("sweep",)),
@@ -184,6 +183,8 @@ def _removal(wrong: Any) -> str | None:
     names = [" ".join(words[:count]) for count in (1, 2)]
     if option := getattr(wrong, "option_name", None):
         names = [option, *(f"{command} {option}" for command in names)]
-    elif "No such command" not in wrong.format_message():
+    elif "No such command" in wrong.format_message():
+        names.append(f"ralm {words[0]}")
+    else:
         return None
     return next(filter(None, map(removal_of, names)), None)
