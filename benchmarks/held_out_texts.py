@@ -21,7 +21,7 @@ from ralm.records import Document
 
 MEDQUAD = Path(__file__).parents[2] / "shared" / "data" / "medquad"
 DOCUMENT = "^= .* =$"
-"""The line that begins a document, for `ralm compare --documents`."""
+"""The line that begins a document, for `ralm report --documents`."""
 _WORDS = 50
 _WORD = re.compile(r"\s*\S+")
 _MOST = 40

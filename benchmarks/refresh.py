@@ -93,7 +93,7 @@ def main() -> None:
             vectors = [] if name == "before" else ["--vectors", f"{name}-encoder"]
             ended([started("eval", args.text, "--index", out / name, *read, *vectors, "--out", run)])
         print(f"\n{reader}", flush=True)
-        ended([started("compare", runs["stale"], runs["before"], runs["refreshed"], "--documents", DOCUMENT)])
+        ended([started("report", runs["stale"], runs["before"], runs["refreshed"], "--documents", DOCUMENT)])
 
 
 if __name__ == "__main__":

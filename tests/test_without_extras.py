@@ -47,7 +47,7 @@ MISSING = {
         ["index", "corpus.jsonl", "--out", "other", "--retriever", "dense", "--encoder", "bert"],
         ["encode", "index", "--encoder", "bert"],
     ],
-    "judge": [["judge", "index", "--topics", "topics.tsv", "--qrels", "qrels.txt"]],
+    "judge": [["search", "index", "--topics", "topics.tsv", "--qrels", "qrels.txt"]],
     "serve": [["serve", *LM], ["serve", "--demo"]],
     "datasets": [["index", "hf:some/corpus", "--out", "other"]],
     "mcp": [["mcp", "--index", "index"]],

@@ -72,7 +72,7 @@ COMMANDS: Final = {
     "rerank random": f"eval {_READ} --rerank random --candidates 4",
     "eval long": f"eval {_LONG} --out long",
     "eval long random": f"eval {_LONG} --retriever random --out long-random",
-    "compare": "compare long long-random --json",
+    "compare": "report long long-random --json",
     "report": "report run --json",
     "sweep": f"sweep {_READ} --over stride --values 4,8 --out sweep --no-plot",
     "retrieve": "retrieve text.txt --lm ralm-tiny --index index --max-length 96 --out retrieved.json",

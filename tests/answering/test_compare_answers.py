@@ -1,4 +1,4 @@
-"""`ralm compare` of runs of questions and choices, their sweeps with --over, and tables as LaTeX."""
+"""`ralm report` of several runs of questions and choices, their sweeps with --over, and tables as LaTeX."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def table_of(folder: Path, name: str) -> Any:
 
 def test_runs_of_questions(files: Path) -> None:
     one, two = files / "qa" / "documents-1", files / "qa" / "documents-2"
-    compared: Any = printed("compare", one, two)
+    compared: Any = printed("report", one, two)
     rows = [table_of(folder, "answers.parquet") for folder in (one, two)]
     means = [sum(row["f1"] for row in some) / 4 for some in rows]
     logs = [sum(row["gold_log_prob"] for row in some) / sum(row["gold_tokens"] for row in some) for some in rows]
@@ -59,7 +59,7 @@ def test_runs_of_questions(files: Path) -> None:
 
 def test_runs_of_choices(files: Path) -> None:
     one, two = files / "choice" / "documents-1", files / "choice" / "documents-2"
-    compared: Any = printed("compare", one, two)
+    compared: Any = printed("report", one, two)
     rights = [sum(row["right"] for row in table_of(folder, "choices.parquet")) / 4 for folder in (one, two)]
     assert [run["measures"]["accuracy"]["mean"] for run in compared["runs"]] == pytest.approx(rights)
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, two)]
@@ -67,17 +67,17 @@ def test_runs_of_choices(files: Path) -> None:
         assert [run["measures"][name]["mean"] for run in compared["runs"]] == pytest.approx(
             [s[name] for s in summaries]
         )
-    shown = done("compare", one, two).out
+    shown = done("report", one, two).out
     assert all(word in shown for word in ("accuracy", "Brier score", "documents-2", "4 questions")), shown
 
 
 def test_what_cannot_be_compared(files: Path, tmp_path: Path) -> None:
     one, choice = files / "qa" / "documents-1", files / "choice" / "documents-1"
-    failed(ralm("compare", one, choice), 2, "only runs of one kind can be compared")
-    failed(ralm("compare", one, "--documents", "x"), 2, "--documents has no effect without runs of `ralm eval`")
+    failed(ralm("report", one, choice), 2, "only runs of one kind can be compared")
+    failed(ralm("report", one, one, "--documents", "x"), 2, "no effect without several runs of `ralm eval`")
     (tmp_path / "other.jsonl").write_text('{"question": "who found gold", "answers": ["nobody"]}\n' * 4)
     done("qa", tmp_path / "other.jsonl", "--lm", "ralm-tiny", "--out", tmp_path / "other")
-    failed(ralm("compare", one, tmp_path / "other"), 2, "have other questions or answers")
+    failed(ralm("report", one, tmp_path / "other"), 2, "have other questions or answers")
 
 
 def test_a_sweep_of_questions_has_the_figures_of_its_runs(files: Path, tmp_path: Path) -> None:
@@ -98,12 +98,12 @@ def test_a_sweep_of_questions_has_the_figures_of_its_runs(files: Path, tmp_path:
 
 def test_tables_as_latex(files: Path) -> None:
     runs = [files / "qa" / "documents-1", files / "qa" / "documents-2"]
-    lines = done("compare", *runs, "--latex").out.splitlines()
+    lines = done("report", *runs, "--latex").out.splitlines()
     assert lines[0] == r"\begin{tabular}{lrrr}"
     assert lines[2:4] == [r" & run & mean & minus the first \\", r"\midrule"]
     assert lines[-2:] == [r"\end{tabular}", "% 4 questions; 95% intervals by bootstrap over questions"]
     assert any(line.startswith("gold answer & documents-1 & $-$") for line in lines)
-    failed(ralm("compare", *runs, "--latex", "--json"), 2, "--json and --latex are two ways of printing")
+    failed(ralm("report", *runs, "--latex", "--json"), 2, "--json and --latex are two ways of printing")
     swept = done(
         *("choice", files / "choices.jsonl", "--lm", "ralm-tiny", "--over", "max-length", "--values", "200,300"),
         "--latex",

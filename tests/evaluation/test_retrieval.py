@@ -1,4 +1,4 @@
-"""`ralm judge`: against Anserini's figures, in BEIR's format, by answers, and with run files."""
+"""`ralm search --topics`: against Anserini's figures, in BEIR's format, by answers, and with run files."""
 
 import json
 from collections.abc import Sequence
@@ -63,8 +63,8 @@ def test_cacm_has_the_figures_of_anserini(tmp_path: Path) -> None:
     (tmp_path / "cacm.jsonl").write_text("".join(json.dumps(row) + "\n" for row in corpus))
     done("index", tmp_path / "cacm.jsonl", "--words", 100_000, "--out", tmp_path / "index")
     judged = printed(
-        *("judge", tmp_path / "index", "--topics", data / "topics.txt", "--qrels", data / "qrels.txt"),
-        *("--measures", "AP, P@30, nDCG@10", "--out", tmp_path / "run.trec"),
+        *("search", tmp_path / "index", "--topics", data / "topics.txt", "--qrels", data / "qrels.txt"),
+        *("--measures", "AP, P@30, nDCG@10", "--run-out", tmp_path / "run.trec"),
     )
     assert judged["topics"] == 52
     assert {name: round(mean, 4) for name, mean in means(judged).items()} == {
@@ -73,7 +73,7 @@ def test_cacm_has_the_figures_of_anserini(tmp_path: Path) -> None:
         "nDCG@10": 0.4543,
     }
     compared = printed(
-        *("judge", tmp_path / "run.trec", "--qrels", data / "qrels.txt", "--measures", "AP@30,P@30,nDCG@10,RR"),
+        *("search", tmp_path / "run.trec", "--qrels", data / "qrels.txt", "--measures", "AP@30,P@30,nDCG@10,RR"),
         *("--against", data / "lucene_bm25_run.txt"),
     )
     assert means(compared) == pytest.approx(means(compared, "against"), abs=5e-5)
@@ -86,8 +86,8 @@ def test_a_set_in_the_format_of_beir_makes_a_round_trip(beir: Path, tmp_path: Pa
         *("index", beir / "corpus.jsonl", "--id-field", "_id", "--out", tmp_path / "index", "--words", 4),
         *("--retriever", "both", "--encoder", encoder),
     )
-    judged = ["judge", tmp_path / "index", "--topics", beir, "--measures", "nDCG@10,AP,R@2,RR@10"]
-    answer = printed(*judged, "--out", tmp_path / "bm25.trec")
+    judged = ["search", tmp_path / "index", "--topics", beir, "--measures", "nDCG@10,AP,R@2,RR@10"]
+    answer = printed(*judged, "--run-out", tmp_path / "bm25.trec")
     gain = (1 / 1 + 2 / log2(3)) / (2 / 1 + 1 / log2(3))
     assert answer["by_topic"] == {
         "q1": pytest.approx({"nDCG@10": gain, "AP": 1, "R@2": 1, "RR@10": 1}),
@@ -98,7 +98,7 @@ def test_a_set_in_the_format_of_beir_makes_a_round_trip(beir: Path, tmp_path: Pa
         ["q1", "Q0", "ships", "2"],
         ["sheep", "Q0", "hill", "1"],
     ]
-    again = printed("judge", tmp_path / "bm25.trec", "--topics", beir, "--measures", "nDCG@10,AP,R@2,RR@10")
+    again = printed("search", tmp_path / "bm25.trec", "--topics", beir, "--measures", "nDCG@10,AP,R@2,RR@10")
     assert {name: again[name] for name in ("topics", "measures", "by_topic")} == {
         name: answer[name] for name in ("topics", "measures", "by_topic")
     }
@@ -115,7 +115,7 @@ def test_a_set_in_the_format_of_beir_makes_a_round_trip(beir: Path, tmp_path: Pa
 def test_passages_that_hold_an_answer_are_relevant(beir: Path, tmp_path: Path) -> None:
     done("index", beir / "corpus.jsonl", "--id-field", "_id", "--out", tmp_path / "index", "--words", 4)
     (tmp_path / "dpr.tsv").write_text("who sings in the sea\t['the Crew', 'Deep blue']\nsheep\t['wolf']\n")
-    asked = ["judge", tmp_path / "index", "--topics", tmp_path / "dpr.tsv", "--out", tmp_path / "run.trec"]
+    asked = ["search", tmp_path / "index", "--topics", tmp_path / "dpr.tsv", "--run-out", tmp_path / "run.trec"]
     answer = printed(*asked, "-k", 5, "--measures", "Success@1,Success@5,RR", "--against", "random")
     index = library.open_index(tmp_path / "index")
     ranked = [number for number, _ in index.bm25.retrieve(["who sings in the sea"], 5).of(0)]
@@ -230,32 +230,24 @@ def test_measures_are_those_of_ir_measures() -> None:
         retrieval.parse_measures("AP, R@100", 10)
 
 
-def test_what_judges_must_be_given(beir: Path, tmp_path: Path) -> None:
+def test_options_of_judging_that_do_not_go_together(beir: Path, tmp_path: Path) -> None:
     done("index", beir / "corpus.jsonl", "--id-field", "_id", "--out", tmp_path / "index")
     run, index, qrels = tmp_path / "run", tmp_path / "index", beir / "qrels" / "test.tsv"
     run.write_text("q1 Q0 whales 1 2.5 tag\n")
     (tmp_path / "other.tsv").write_text("7\tseven\n")
-    failed(ralm("judge", index), 2, "judging needs judgements: give --qrels, or --topics")
-    failed(ralm("judge", index, "--qrels", qrels), 2, "judging an index needs queries: give --topics")
-    failed(
-        ralm("judge", run, "--topics", beir / "queries.jsonl"), 2, "answers are looked for in the passages of an index"
-    )
-    failed(ralm("judge", run, "--qrels", qrels, "--against", "bm25"), 2, "--against bm25 searches an index")
-    failed(ralm("judge", run, "--qrels", qrels, "-k", 5), 2, "-k has no effect without an index")
-    failed(
-        ralm("judge", run, "--qrels", qrels, "--retriever", "dense"), 2, "--retriever has no effect without an index"
-    )
-    failed(ralm("judge", tmp_path / "none", "--qrels", qrels), 2, "does not exist")
-    failed(ralm("judge", index, "--topics", tmp_path / "other.tsv", "--qrels", qrels), 2, "no topic of")
-    failed(
-        ralm("judge", index, "--topics", beir, "--measures", "R@2000"),
-        2,
-        "R@2000 needs 2,000 documents of a topic: raise -k",
-    )
-    part = ralm("judge", index, "--topics", tmp_path / "part.tsv", "--qrels", qrels)
-    failed(part, 1, "does not exist")
+    failed(ralm("search", index, "sea", "--topics", beir), 2, "leave the query, --queries and --path out, or --topics")
+    failed(ralm("search", index, "sea", "--measures", "AP"), 2, "--measures has no effect without --topics or --qrels")
+    failed(ralm("search", index, "--qrels", qrels), 2, "is no run file: give the --topics")
+    failed(ralm("search", run, "--topics", beir / "queries.jsonl"), 2, "answers in --topics need an index")
+    for flag, value in (("-k", 5), ("--retriever", "dense"), ("--against", "bm25"), ("--run-out", run)):
+        failed(ralm("search", run, "--qrels", qrels, flag, value), 2, "an index")
+    failed(ralm("search", tmp_path / "none", "--topics", beir), 1, "does not exist")
+    failed(ralm("search", index, "--topics", tmp_path / "other.tsv", "--qrels", qrels), 2, "no topic of")
+    wide = ralm("search", index, "--topics", beir, "--measures", "R@2000")
+    failed(wide, 2, "R@2000 needs 2,000 documents of a topic: raise -k")
+    part = ["search", index, "--topics", tmp_path / "part.tsv", "--qrels", qrels, "--json"]
+    failed(ralm(*part), 1, "does not exist")
     (tmp_path / "part.tsv").write_text("q1\twhales\n")
-    part = ralm("judge", index, "--topics", tmp_path / "part.tsv", "--qrels", qrels, "--json")
-    assert part.status == 0
-    assert "1 judged topics are not in" in part.err
-    assert json.loads(part.out)["topics"] == 1
+    answer = done(*part)
+    assert "1 judged topics are not in" in answer.err
+    assert json.loads(answer.out)["topics"] == 1

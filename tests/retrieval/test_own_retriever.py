@@ -64,6 +64,9 @@ OWN = ["--retriever", "my_retrievers:Longest"]
 def test_a_class_finds_passages_in_every_command(folder: Path) -> None:
     longest = max((text for _, _, text in STORIES), key=len)
     assert printed("search", "index", "green", "-k", "1", *OWN)["hits"][0]["text"] == longest
+    Path("topics.tsv").write_text("what is green\t['green']\n")
+    judged = printed("search", "index", "--topics", "topics.tsv", "--measures", "RR", "--against", "bm25", *OWN)
+    assert judged["config"]["runs"][0]["class"] == "my_retrievers:Longest"
     read = ["--lm", "ralm-tiny", "--index", "index", *OWN]
     evaluated = printed("eval", "text.txt", *read, *MODEL_LENGTH, "--limit-tokens", "40", "--out", "run")
     assert evaluated["config"]["passages"]["class"] == "my_retrievers:Longest"

@@ -9,7 +9,7 @@ from ralm.errors import DamagedFolderError, FolderError, UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.runs.compare import TARGETS_PER_DOCUMENT, compare_runs
 from ralm.runs.run import read_tokens
-from tests.cli.program import MODEL_LENGTH, done, ralm
+from tests.cli.program import MODEL_LENGTH, done, failed, printed, ralm
 
 DOCUMENTS = [
     f"= Doc {number} =\n" + f"the dog and the cat number {number} keep the sheep on the hill. " * 4
@@ -95,10 +95,10 @@ def test_what_is_no_run(runs: Path, tmp_path: Path) -> None:
         compare_runs([damaged])
 
 
-def test_the_command(runs: Path) -> None:
-    answer = done("compare", runs / "one", runs / "two", "--documents", "^= .* =$")
-    assert "against the first" in answer.out
-    assert "over 5 documents" in answer.out
-    asked = ralm("compare", runs / "one", runs / "two", "--documents", "^= .* =$", "--json")
-    assert '"documents": 5' in asked.out
-    assert ralm("compare", runs / "one", runs / "short").status == 2
+def test_the_command(runs: Path, tmp_path: Path) -> None:
+    two = ["report", runs / "one", runs / "two", "--documents", "^= .* =$"]
+    assert all(words in done(*two).out for words in ("against the first", "over 5 documents"))
+    assert printed(*two)["documents"] == 5
+    for flag, value in (("--html", tmp_path / "page.html"), ("--tokens", 3), ("--questions", 3)):
+        failed(ralm(*two, flag, value), 2, f"{flag} has no effect without a single run")
+    failed(ralm("report", runs / "one", "--latex"), 2, "--latex has no effect without several runs")

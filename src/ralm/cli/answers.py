@@ -127,7 +127,7 @@ def print_swept(option: str, summaries: Mapping[str, Mapping[str, Any]], out: Pa
     print_table([f"--{option}", *(label for label, _, _ in shown.values())], rows, pad_edge=False)
     print_line("  with 95% intervals; shares in percent, log-probabilities in nats")
     if out is not None:
-        print_line(f"A run for each value, for `ralm compare`: {out}")
+        print_line(f"A run for each value, for `ralm report`: {out}")
 
 
 def print_answers_comparison(compared: AnswersComparison) -> None:

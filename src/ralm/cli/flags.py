@@ -119,9 +119,8 @@ class _Part(NamedTuple):
 
 _UNCHANGED: Final = Flags()
 _JSON: Final = _Part("json", bool, (Option("Print only one JSON object."),), default=False)
-_LATEX: Final = _Part(
-    "latex", bool, (Option("Print tables as LaTeX (booktabs), all else as comments."),), default=False
-)
+LATEX: Final = Option("Print tables as LaTeX (booktabs), all else as comments.")
+_LATEX: Final = _Part("latex", bool, (LATEX,), default=False)
 _SETTINGS: Final = _Part("settings", Path | None, (SETTINGS_OPTION,), default=None)
 
 

@@ -10,6 +10,7 @@ _LAST: Final = "Output, limits and machines"
 _MOST_USED: Final = ("documents", "encoder", "host", "new_tokens", "port", "reader", "rerank", "retriever", "stride")
 _RECORDS: Final = {
     "ralm.advice": "What is measured",
+    "ralm.cli.judging": "How retrieval is judged",
     "ralm.answering": "How questions are asked",
     "ralm.corpus": "How documents are read",
     "ralm.lm": "How the model runs",

@@ -1,11 +1,10 @@
-"""`ralm report` shows one run; `ralm compare` shows several runs over the same text side by side."""
+"""`ralm report` shows one run, or compares several runs over the same text or the same questions."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
-
-import typer
 
 import ralm
 from ralm.cli import flags, options
@@ -14,16 +13,33 @@ from ralm.options import Needs, Option
 _TOKENS, _TOKENS_OF_A_PAGE = 400, 4000
 _QUESTIONS, _QUESTIONS_OF_A_PAGE = 10, 1000
 _SHOWN: Final = Needs("output on the terminal, not `html`", lambda own: not own.html)
+_SINGLE: Final = Needs("a single run", lambda own: len(own.runs) == 1)
+_SEVERAL: Final = Needs("several runs", lambda own: len(own.runs) > 1)
+_TEXT: Final = Needs("a single run of `ralm eval`", lambda own: _SINGLE.met(own) and not _wrote(own.runs[0], "answers"))
+_ASKED: Final = Needs("a single run of `ralm qa`", lambda own: _SINGLE.met(own) and _wrote(own.runs[0], "answers"))
+_TEXTS: Final = Needs(
+    "several runs of `ralm eval`", lambda own: _SEVERAL.met(own) and not _wrote(own.runs[0], "answers", "choices")
+)
 
 
 def report_command(
-    run: Annotated[Path, options.argument("Folder that `ralm eval --baseline --out` or `ralm qa --out` wrote.", "RUN")],
-    html: Annotated[Path | None, Option("Write a self-contained HTML page to this file instead.")] = None,
+    runs: Annotated[
+        list[Path], options.argument("Folder that `ralm eval --baseline --out` or `qa --out` wrote.", "RUN...")
+    ],
+    documents: Annotated[
+        str | None,
+        Option(
+            "Regular expression of the line that begins a document.",
+            needs=_TEXTS,
+            default_text="512 tokens count as a document",
+        ),
+    ] = None,
+    html: Annotated[Path | None, Option("Write an HTML page to this file instead.", needs=_SINGLE)] = None,
     tokens: Annotated[
         int | None,
         Option(
             "Number of tokens to show.",
-            needs=Needs("a run of `ralm eval`", lambda own: not _wrote(own.run, "answers")),
+            needs=_TEXT,
             default_text=f"{_TOKENS}; a page: {_TOKENS_OF_A_PAGE}; --json: all",
         ),
     ] = None,
@@ -31,16 +47,25 @@ def report_command(
         int | None,
         Option(
             "Number of questions to show.",
-            needs=Needs("a run of `ralm qa`", lambda own: _wrote(own.run, "answers")),
+            needs=_ASKED,
             default_text=f"{_QUESTIONS}; a page: {_QUESTIONS_OF_A_PAGE}; --json: all",
         ),
     ] = None,
     force: Annotated[bool, options.force_option("html")] = False,
     json: Annotated[bool, Option("Print only one JSON object.", needs=_SHOWN)] = False,
-) -> flags.Output | None:
+    latex: Annotated[bool, replace(flags.LATEX, needs=_SEVERAL)] = False,
+) -> None:
     """Show the text of a run with tokens shaded by their gain from passages, and the passages that contributed most. Of
     a run of questions, show each with its answers, and its passages with the answer marked.
+
+    Compare several runs over the same text with the first of them: token perplexities, and how much lower or higher
+    they are than the first run's, with 95% intervals from a paired bootstrap over documents; of runs of `qa` or
+    `choice` over the same questions, the measures of answers, over questions. They need no baseline.
     """
+    if len(runs) > 1:
+        _comparison(runs, documents).print(json=json, latex=latex)
+        return
+
     from ralm.answering.report import report_of_answers
     from ralm.cli import answers, results
     from ralm.runs.report import build_report
@@ -49,6 +74,7 @@ def report_command(
 
     if html is not None:
         check_output_file(html, force)
+    (run,) = runs
     report: Any
     write: Callable[[Path, Any], None]
     show: Callable[[Any], None]
@@ -63,38 +89,11 @@ def report_command(
         write, show = results.write_page, results.print_report
     if html is not None:
         write(html, report)
-        return None
-    return flags.Output(report.as_json, partial(show, report))
+    else:
+        flags.Output(report.as_json, partial(show, report)).print(json=json)
 
 
-def _wrote(run: Path, *kinds: str) -> bool:
-    """Whether a command wrote a run of one of these kinds: answers (of `ralm qa`) or choices."""
-    from ralm.storage.manifest import kind_of
-
-    return kind_of(run) in kinds
-
-
-def compare_command(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...", help="Folders that `ralm eval --out` (or `qa`, `choice`) wrote over the same text."
-        ),
-    ],
-    documents: Annotated[
-        str | None,
-        Option(
-            "Regular expression of the line that begins a document.",
-            needs=Needs("runs of `ralm eval`", lambda own: not _wrote(own.runs[0], "answers", "choices")),
-            default_text="512 tokens count as a document",
-        ),
-    ] = None,
-) -> flags.TableOutput:
-    """Compare runs over the same text, or over the same questions, with the first of them.
-
-    Prints token perplexities, and how much lower or higher they are than the first run's, with 95% intervals from a
-    paired bootstrap over documents; of questions, the measures of answers, over questions.
-    """
+def _comparison(runs: list[Path], documents: str | None) -> flags.TableOutput:
     if _wrote(runs[0], "answers", "choices"):
         from ralm.cli.answers import print_answers_comparison
 
@@ -104,3 +103,10 @@ def compare_command(
 
     compared = ralm.compare_runs(runs, documents=documents)
     return flags.TableOutput(compared.as_json, partial(print_comparison, compared))
+
+
+def _wrote(run: Path, *kinds: str) -> bool:
+    """Whether a command wrote a run of one of these kinds: answers (of `ralm qa`) or choices."""
+    from ralm.storage.manifest import kind_of
+
+    return kind_of(run) in kinds

@@ -1,22 +1,25 @@
-"""`ralm search` searches an index; `ralm retrieve` writes the passages of every stride of a text to a file."""
+"""`ralm search` searches an index or judges it; `ralm retrieve` writes the passages of a text's strides to a file."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import ralm
 from ralm.cli import flags, options, process
+from ralm.cli.judging import K_TEXT, JudgingOptions, K, is_run_file, judge
 from ralm.corpus.files import read_text
 from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
-from ralm.options import Option
+from ralm.options import Needs, Option
 from ralm.reading.plan import PlanOptions
 from ralm.reranking import RerankOptions
 from ralm.retrieval.retriever import RetrieverOptions
 
+_INDEX: Final = Needs("an index", lambda own: not is_run_file(own.index))
+
 
 def search_command(
     *,
-    index: options.IndexArgument,
+    index: Annotated[Path, options.argument("Folder that `ralm index` made, or a run file of TREC to judge.", "INDEX")],
     query: Annotated[str | None, options.argument("What to search for; - reads standard input.")] = None,
     queries: Annotated[
         Path | None,
@@ -25,31 +28,37 @@ def search_command(
             "line. The output is JSON Lines, in the same order."
         ),
     ] = None,
-    k: Annotated[int, Option("Passages per query.", flag="-k")] = 10,
+    k: Annotated[int | None, Option("Passages per query.", flag="-k", default_text=K_TEXT, needs=_INDEX)] = None,
     path: options.PathPattern = None,
-    retrieval: RetrieverOptions,
+    judging: JudgingOptions,
+    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)],
     json: Annotated[bool, Option("Print only one JSON object.")] = False,
 ) -> None:
-    """Find the passages of an index that best match a query."""
+    """Find the passages of an index that best match a query.
+
+    With --topics or --qrels, judge what an index finds for topics, or a run file: print the means of measures over the
+    judged topics with 95% intervals, and with --against the paired difference. A document counts once, at its best
+    passage. With a folder in BEIR's format, the document with the id of the topic is left out.
+    """
+    if judging.topics or judging.qrels:
+        if query is not None or queries is not None or path is not None:
+            raise UsageError("topics are judged: leave the query, `queries` and `path` out, or `topics` and `qrels`.")
+        judge(index, judging, retrieval, k).print(json=json, latex=judging.latex)
+        return
+
     from ralm.cli.output import print_hits, print_json
     from ralm.reading.provenance import hits_as_json
-    from ralm.retrieval.expansion import expanded
     from ralm.retrieval.marks import Marker, spans_of
-    from ralm.validation import retrieve_checked
+    from ralm.retrieval.summary import matching_numbers
 
     texts = options.read_input(query, queries, "query")
     opened = ralm.open_index(index)
-    only = None
-    if path is not None:
-        from ralm.retrieval.summary import matching_numbers
-
-        only = matching_numbers(opened, path)
+    only = None if path is None else matching_numbers(opened, path)
     marker = Marker(opened.analysis)
-    retriever = ralm.open_retriever(opened, retrieval, only=only)
-    hits = retrieve_checked(retriever, texts, k, len(opened.passages))
-    passages = expanded(opened.passages, retrieval.expand, opened.manifest.settings.get("splitting"))
+    source = ralm.FromRetriever.of_index(opened, retrieval, only=only)
+    hits = source.search(texts, k or K)
     for row, question in enumerate(texts):
-        found = [(passages[number], score) for number, score in hits.of(row)]
+        found = [(source.passages[number], score) for number, score in hits.of(row)]
         terms = {one.term for one in marker.terms(question)}
         if json or queries is not None:
             marks = [spans_of(marker.marks(passage.text, terms)) for passage, _ in found]

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from ralm.errors import InputError, UsageError
 from ralm.protocols import Retriever, Tokenizer
 from ralm.reading.tokens import PreparedText
-from ralm.records import NO_PASSAGE, Hits, Passages
+from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
 from ralm.retrieval.expansion import expanded
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, numbered_passages, read_retrieval_file
@@ -60,13 +60,12 @@ class FromRetriever:
         return self._config
 
     @classmethod
-    def of_index(cls, index: Index | Path | str, options: RetrieverOptions | None = None) -> Self:
-        """The passages of an index, retrieved according to `options`.
-
-        Raises what `open_retriever` raises.
-        """
+    def of_index(
+        cls, index: Index | Path | str, options: RetrieverOptions | None = None, *, only: IntArray | None = None
+    ) -> Self:
+        """Return the passages of an index, retrieved as `options` and `only` say; raises what `open_retriever` does."""
         opened = index if isinstance(index, Index) else open_index(index)
-        retriever = open_retriever(opened, options)
+        retriever = open_retriever(opened, options, only=only)
         expand = None if options is None else options.expand
         where: dict[str, JsonValue] = {"index": path_text(opened.path), "fingerprint": opened.fingerprint}
         where |= {} if expand is None else {"expand": expand}

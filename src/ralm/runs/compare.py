@@ -79,22 +79,17 @@ def compare_runs(
     nll_UR = sums_of_units(nll_TR, document_T)
     means_R = nll_UR.sum(axis=0) / len(document_T)
     drawn_DR = bootstrap_means(nll_UR, counts_U, draws=draws, seed=seed)
-    compared = []
-    for number, folder in enumerate(folders):
-        change = change_interval = None
-        if number:
-            change = float(np.expm1(means_R[number] - means_R[0]))
-            change_interval = interval(np.expm1(drawn_DR[:, number] - drawn_DR[:, 0]))
-        perplexity = float(np.exp(means_R[number]))
-        compared.append(
-            ComparedRun(
-                path=folder,
-                token_perplexity=perplexity,
-                perplexity_interval=interval(np.exp(drawn_DR[:, number])),
-                change=change,
-                change_interval=change_interval,
-            )
+    change_R, change_DR = np.expm1(means_R - means_R[0]), np.expm1(drawn_DR - drawn_DR[:, :1])
+    compared = [
+        ComparedRun(
+            path=folder,
+            token_perplexity=float(np.exp(means_R[number])),
+            perplexity_interval=interval(np.exp(drawn_DR[:, number])),
+            change=float(change_R[number]) if number else None,
+            change_interval=interval(change_DR[:, number]) if number else None,
         )
+        for number, folder in enumerate(folders)
+    ]
     return Comparison(runs=compared, targets=len(document_T), documents=len(counts_U))
 
 
