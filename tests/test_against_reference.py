@@ -20,7 +20,8 @@ from ralm.reading.score import score_text
 from ralm.reading.sources import FromFile
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
-from ralm.reranking import Method, RerankOptions
+from ralm.reranking.oracle import Oracle
+from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.retrieval_file import read_retrieval_file
 from tests.fakes import chosen_hits, passages_of
 from tests.reference import official, paper
@@ -155,11 +156,11 @@ def test_golden_with_the_top_passage(golden: Golden) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("method", "name"), [("zero-shot", "logprob"), ("oracle", "oracle")])
-def test_golden_reranking(method: Method, name: str) -> None:
+def test_golden_reranking(method: str, name: str) -> None:
     golden = Golden(RERANKED_TOKENS)
     numbers_QK, passages = golden.candidates(16)
     hits = Hits(numbers_QK=numbers_QK, scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
-    reranker = RerankOptions(method=method).reranker()
+    reranker = ZeroShot() if method == "zero-shot" else Oracle()
     scored = score_text(golden.prepared, golden.model, hits, passages, Parts(reranker=reranker))
     golden.check(scored, name)
     golden.check_chosen(scored, name, numbers_QK)

@@ -23,7 +23,9 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.recipes.recipe import STAND_IN_SCALE
 from ralm.records import Hits
-from ralm.reranking import RerankOptions
+from ralm.reranking import PredictiveOptions, ZeroShotOptions
+from ralm.reranking.lexical import Lexical
+from ralm.reranking.random import RandomChoice
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.hybrid import FusionOptions
@@ -43,7 +45,10 @@ RECORDS: list[Any] = [
     GenerationOptions,
     ModelOptions,
     PlanOptions,
-    RerankOptions,
+    PredictiveOptions,
+    RandomChoice,
+    ZeroShotOptions,
+    Lexical,
     RetrieverOptions,
     Splitting,
     VectorOptions,
@@ -91,7 +96,7 @@ def test_extremes_of_arguments() -> None:
         (lambda: GenerationOptions(max_length=0), "`max_length` must be at least 1, not 0."),
         (lambda: PlanOptions(stride=2**31), "`stride` must be at most 2,147,483,647, not 2147483648."),
         (lambda: Ensemble(documents=0), "`documents` must be at least 1, not 0."),
-        (lambda: RerankOptions(seed=-1), "`seed` must be at least 0, not -1."),
+        (lambda: RandomChoice(seed=-1), "`seed` must be at least 0, not -1."),
         (lambda: BuildOptions(megabytes=1e-300), "`megabytes` must be at least 1 and at most 1.04858e+06, not 1e-300."),
         (lambda: GenerationOptions(temperature=-1), "`temperature` must be at least 0 and at most 1e+06, not -1."),
     ],
@@ -152,7 +157,7 @@ def test_what_are_no_hits(hits: object, message: str) -> None:
         retrieve_checked(Gives(hits), ["a"], 4, passages=5)
 
 
-OF_REQUESTS: list[Any] = [PlanOptions, PosteriorWeights, GenerationOptions, RerankOptions, RetrieverOptions]
+OF_REQUESTS: list[Any] = [PlanOptions, PosteriorWeights, GenerationOptions, ZeroShotOptions, RetrieverOptions]
 
 
 @pytest.mark.parametrize("record", OF_REQUESTS)

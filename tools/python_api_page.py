@@ -23,10 +23,15 @@ Generated from the docstrings by `make docs`; do not edit.
 
 `import ralm` provides all of these names and loads each on first use. Any other name must be imported from its module
 and may move. The suffix of an array's name is its shape: `log_probs_T` has one number per token. Every error that ralm
-raises on purpose derives from [`RalmError`](../src/ralm/errors.py). The [tutorial](tutorial.md) has a first
-example.
+raises on purpose derives from [`RalmError`](../src/ralm/errors.py).
+
+    pipe = ralm.open("my-index", lm="smollm2", reader="ensemble:documents=4", mixer="posterior")
+    pipe.score(text)                        # the perplexity with passages and without, and the gain of each token
+    pipe.generate("Radium was")             # the continuation
+    pipe.ask("Who discovered radium?")      # the answer with its sources
 """
 TOPICS = {
+    "pipeline": "The pipeline",
     "corpus": "Corpus",
     "retrieval": "Indexes and retrieval",
     "lm": "Language models",

@@ -57,6 +57,7 @@ from .evaluation.sweep import SweepPoint as SweepPoint, sweep as sweep
 from .lm.api.endpoint import ApiOptions as ApiOptions
 from .lm.registry import ModelOptions as ModelOptions, load_language_model as load_language_model
 from .lm.scoring import Scorer as Scorer
+from .pipeline import Pipeline as Pipeline, open as open, open_pipeline as open_pipeline
 from .protocols import (
     Continuations as Continuations,
     DistributionMixer as DistributionMixer,
@@ -83,7 +84,6 @@ from .reading.generate import (
 )
 from .reading.in_context import InContext as InContext
 from .reading.mixers import (
-    MixerOptions as MixerOptions,
     PosteriorWeights as PosteriorWeights,
     SimilarityWeights as SimilarityWeights,
     UniformWeights as UniformWeights,

@@ -3,16 +3,14 @@
     stride: Annotated[int, Option("Number of tokens between retrievals.")] = 4
 
 This puts the name, type, default, bounds, choices, help, and conditions of an option in one place. The flags of a
-command, the values of a sweep, the JSON schema of a request, and the arguments of another program (`Arguments`) are
-made from it.
+command, the values of a sweep, the JSON schema of a request, and the keys of a part (`ralm.grammar`) are made from it.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import KW_ONLY, Field, dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Collection, Container
+from dataclasses import KW_ONLY, Field, dataclass, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from ralm.errors import UsageError
 from ralm.removed import removal_of
@@ -44,8 +42,9 @@ class Option:
 
     `minimum` and `maximum` bound a number. `minimum` defaults to 1 for whole numbers and to 0 for others. With `above`,
     the number must be above `minimum`. `default_text` describes the default if the value does not explain itself
-    (mostly None). `flag` is the name on the command line if it differs from the field's name; "" means no flag. `own`
-    allows `module:Class`, a class of the user's own, beside the choices.
+    (mostly None). `flag` is the name on the command line if it differs from the field's name; "" means no flag. `part`
+    is the kind of the part that a text names, or "keys" for a record that is written as `key=value,key=value`
+    (`ralm.grammar`). `private` is a key that requests may not choose: it names a file, a model or an address.
     """
 
     help: str
@@ -56,14 +55,15 @@ class Option:
     default_text: str | None = None
     flag: str | None = None
     needs: Needs | None = None
-    own: bool = False
+    part: str | None = None
+    private: bool = False
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]) -> Any:
         """The schema of the type with help and bounds; pydantic calls this for a field of a request or a recipe."""
         schema = handler(core_schema) | {"description": self.help}
         for number in (schema, *schema.get("anyOf", ())):
             if number.get("type") in ("integer", "number"):
-                minimum = self._minimum(whole=number["type"] == "integer")
+                minimum = self.lowest(whole=number["type"] == "integer")
                 number |= {"exclusiveMinimum" if self.above else "minimum": minimum, "maximum": self.maximum}
         return schema
 
@@ -72,26 +72,21 @@ class Option:
         kinds = without_none(kind)
         if value is None and kinds != kind:
             return
-        if get_origin(kinds) is Literal and value not in get_args(kinds) and not (self.own and is_own(value)):
+        if get_origin(kinds) is Literal and value not in get_args(kinds):
             if sentence := removal_of(f"{name}={value}"):
                 raise UsageError(sentence)
-            more = ", or a class of your own as module:Class" if self.own else ""
-            raise UsageError(f"`{name}` must be one of {', '.join(get_args(kinds))}{more}, not {value!r}.")
+            raise UsageError(f"`{name}` must be one of {', '.join(get_args(kinds))}, not {value!r}.")
         if kinds is int:
-            check_count(name, value, minimum=int(self._minimum(whole=True)), maximum=int(self.maximum))
+            check_count(name, value, minimum=int(self.lowest(whole=True)), maximum=int(self.maximum))
         elif kinds is float:
-            check_number(name, value, minimum=self._minimum(whole=False), maximum=self.maximum, above=self.above)
+            check_number(name, value, minimum=self.lowest(whole=False), maximum=self.maximum, above=self.above)
 
-    def _minimum(self, *, whole: bool) -> float:
+    def lowest(self, *, whole: bool) -> float:
+        """Return the lower bound of a number."""
         return self.minimum if self.minimum is not None else 1 if whole else 0
 
 
-def is_own(value: object) -> bool:
-    """Whether a value names a class of the user's own: `module:Class`."""
-    return isinstance(value, str) and all(value.partition(":"))
-
-
-def seed_option(needs: Needs) -> Option:
+def seed_option(needs: Needs | None = None) -> Option:
     """The declaration of a seed, which every record that draws at random has."""
     return Option("Seed of random draws.", minimum=0, maximum=MAX_SEED, needs=needs)
 
@@ -128,6 +123,21 @@ def check_options(record: Any) -> None:
     """
     for field, kind, option in declared(type(record)):  # type: ignore[arg-type]
         option.check(field.name, kind, getattr(record, field.name))
+
+
+def reject_unused(record: Any, names: Collection[str], needs: str = "") -> None:
+    """Raise UsageError if an option of these names, in a record or one within it, has no effect.
+
+    `needs` is the unmet condition of the whole record.
+    """
+    options = declared(type(record))  # type: ignore[arg-type]
+    for field, _, option in options:
+        unmet = needs or (option.needs.text if option.needs is not None and not option.needs.met(record) else "")
+        value = getattr(record, field.name)
+        if is_dataclass(value) and option.part is None:
+            reject_unused(value, {*names} - {one.field.name for one in options}, unmet)
+        elif unmet and field.name in names:
+            raise UsageError(f"`{field.name}` has no effect without {unmet}.")
 
 
 def flag_of(name: str, option: Option | None) -> str:
@@ -173,96 +183,3 @@ def without_none(kind: Any) -> Any:
     if get_origin(kind) is UnionType or str(get_origin(kind)) == "typing.Union":
         return next(one for one in get_args(kind) if one is not NoneType)
     return kind
-
-
-_Record = TypeVar("_Record")
-_EXPECTED: Final = {bool: "True or False", int: "a whole number", float: "a number"}
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """The arguments that records have; `skipped` names options that are no arguments, by record."""
-
-    skipped: Mapping[type, tuple[str, ...]]
-
-    def of(self, record: type) -> dict[str, Declared]:
-        """The declarations of all arguments of a record, by name; the last duplicate wins."""
-        return dict(self._all(record))
-
-    def kinds(self, record: type) -> dict[str, Any]:
-        """The types of the values of all arguments of a record, by name."""
-        return {name: without_none(one.kind) for name, one in self._all(record)}
-
-    def changed(self, base: _Record, values: Mapping[str, Any]) -> _Record:
-        """The record with these values of its arguments; UsageError, with their names, if a value is invalid."""
-        made = {}
-        for one in self._parts(type(base)):
-            if is_dataclass(one.kind):
-                made[one.field.name] = self.changed(getattr(base, one.field.name), values)
-            elif _name(one) in values:
-                made[one.field.name] = values[_name(one)]
-        try:
-            changed: _Record = replace(base, **made)  # type: ignore[type-var]
-        except UsageError as error:
-            raise UsageError(self._as_arguments(str(error), type(base))) from None
-        return changed
-
-    def reject_unused(self, record: Any, given: Mapping[str, Any]) -> None:
-        """Raise UsageError if an argument that is given has no effect in any of the records that have it."""
-        unmet: dict[str, list[str]] = {}
-        for name, need in self._unmet(record, ""):
-            unmet.setdefault(name, []).append(need)
-        for name in given:
-            if name in unmet and all(unmet[name]):
-                needed = " or ".join(dict.fromkeys(unmet[name]))
-                raise UsageError(f"`{name}` has no effect without {needed}.")
-
-    def _all(self, record: type) -> Iterator[tuple[str, Declared]]:
-        for one in self._parts(record):
-            if is_dataclass(one.kind):
-                yield from self._all(one.kind)  # type: ignore[arg-type]
-            else:
-                yield _name(one), one
-
-    def _parts(self, record: type) -> Iterator[Declared]:
-        skipped = self.skipped.get(record, ())
-        return (one for one in declared(record) if one.field.name not in skipped and one.option.flag != "")
-
-    def _unmet(self, record: Any, need: str) -> Iterator[tuple[str, str]]:
-        """Each argument of a record, and what it needs to have an effect; empty if it has one."""
-        for one in self._parts(type(record)):
-            own = need or self._unmet_need(one.option.needs, record)
-            value = getattr(record, one.field.name)
-            if is_dataclass(one.kind):
-                yield from self._unmet(value, own)
-            else:
-                yield _name(one), own
-
-    def _unmet_need(self, needs: Needs | None, record: Any) -> str:
-        return "" if needs is None or needs.met(record) else self._as_arguments(needs.text, type(record))
-
-    def _as_arguments(self, message: str, record: type) -> str:
-        """A message of a record, with the flat names of its options."""
-        for one in self._parts(record):
-            named = _name(one)
-            message = message.replace(f"`{one.field.name}`", f"`{named}`")
-            message = message.replace(f"`{one.field.name}=", f"`{named}=")
-        return message
-
-
-def coerce(name: str, kind: Any, value: Any) -> Any:
-    """A value that another program parsed, as the argument's type; UsageError if it is not of that type."""
-    if kind in (str, Path):
-        return kind(str(value))
-    if get_origin(kind) is Literal:
-        return str(value)
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if (kind is bool and isinstance(value, bool)) or (kind is int and whole):
-        return value
-    if kind is float and (whole or isinstance(value, float)):
-        return float(value)
-    raise UsageError(f"`{name}` must be {_EXPECTED[kind]}, not {value!r}.")
-
-
-def _name(one: Declared) -> str:
-    return (one.option.flag or one.field.name).replace("-", "_")

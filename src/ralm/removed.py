@@ -11,8 +11,35 @@ _RERANKING: Final = "a server such as TEI or vLLM ranks texts; `rerank` ranks th
 _FIXED: Final = "leave it out; it is fixed at what was its default"
 _NO_CHAT: Final = "leave it out; this command writes no chat"
 _HIDDEN: Final = "use `--where`, or leave these documents out of the index"
+_KEYS: Final = {
+    "--reader ensemble:temperature": ("weights-temperature",),
+    "--reader concatenation:KEY": ("cut-together", "order"),
+    "--mixer posterior:KEY": ("eta", "decay", "evidence"),
+    "--mixer contrast:KEY": ("alpha",),
+    "--rerank predictive:cross_encoder": ("reranker",),
+    "--rerank NAME:KEY": ("candidates",),
+    "--rerank zero-shot:lm": ("rerank-lm",),
+    "--rerank zero-shot:tokens": ("rerank-tokens",),
+    "--rerank zero-shot:decay": ("rerank-decay",),
+    "--rerank zero-shot:rank_weight": ("rerank-rank-weight",),
+    "--retriever dense:KEY": ("vectors", "query-encoder", "any-encoder", "nprobe", "ef-search"),
+    "--retriever hybrid:KEY": ("fusion", "dense-weight"),
+    "--retriever random:KEY": ("seed",),
+    "--lm-args KEY": (
+        *("dtype", "device", "revision", "trust-remote-code", "quantised", "adapter", "attention", "passage-cache"),
+        *("passage-cache-file", "tokenizer", "top-logprobs", "context-length", "requests-at-once", "timeout"),
+        *("retries", "max-requests", "dry-run", "answers"),
+    ),
+    "--lm-args template_arguments": ("template-argument",),
+}
+"""Options that became keys of parts, by the way to write the key."""
 SUCCESSORS: Final[dict[str, str]] = {
-    "alpha-floor": "adaptive contrast gained less than `contrast`; use `mixer=contrast` with `alpha` to generate",
+    **{
+        name: f"write the key of its part, `{way.replace('KEY', name.replace('-', '_'))}=...`"
+        for way, names in _KEYS.items()
+        for name in names
+    },
+    "alpha-floor": "adaptive contrast gained less than `contrast`; use `contrast` to generate",
     "backoff-margin": "it gained nothing on questions; use `mixer=posterior`",
     "cache": "leave it out; `ralm retrieve` keeps the passages of a text in a file for `--retrieved`",
     "compile": "leave it out; no measurement showed a gain, and layers have kernels of ralm's own",
@@ -24,19 +51,19 @@ SUCCESSORS: Final[dict[str, str]] = {
     **dict.fromkeys(("all-bodies-bytes", "text-bytes", "body-seconds", "shutdown-seconds", "chunk-tokens"), _FIXED),
     **dict.fromkeys(("max-texts", "max-logprobs", "max-queries", "max-connections"), _FIXED),
     "log-prompts": "use `--audit-log FILE --audit-texts`",
-    "learned": "use `mixer=posterior` with `eta` 4 and `decay` 2, which is as good as learned weights",
+    "learned": "use `--mixer posterior:eta=4,decay=2`, which is as good as learned weights",
     "lexical-weights": "leave it out; fitted weights were no better than those that are built in",
-    **dict.fromkeys(("max-cost", "prices"), "use `max_requests`; LiteLLM and providers limit money"),
-    "mixer-weights": "use `mixer=posterior` with `eta` 4 and `decay` 2, which is as good as learned weights",
+    **dict.fromkeys(("max-cost", "prices"), "use `--lm-args max_requests=N`; LiteLLM and providers limit money"),
+    "mixer-weights": "use `--mixer posterior:eta=4,decay=2`, which is as good as learned weights",
     "none-score": "it gained nothing; use `mixer=posterior`",
     "robust": "leave it out; it certified at most 20% of whole answers",
-    "start-weights": "with `weights_temperature` 1e6 the weights before any evidence are equal",
-    "start=uniform": "with `weights_temperature` 1e6 the weights before any evidence are equal",
+    "start-weights": "with `--reader ensemble:temperature=1e6` the weights before any evidence are equal",
+    "start=uniform": "with `--reader ensemble:temperature=1e6` the weights before any evidence are equal",
     "syntax": "search for plain words; `--where` and `--path` choose titles and documents",
     "mixer=adaptive-contrast": "it gained less than `contrast`; use that to generate, or `posterior`",
     "mixer=backoff": "it gained nothing on questions; use `posterior`",
     "mixer=entropy": "it lost 15%; use `posterior`",
-    "mixer=learned": "use `posterior` with `eta` 4 and `decay` 2, which is as good",
+    "mixer=learned": "use `posterior:eta=4,decay=2`, which is as good",
     "mixer=prior": "it gained nothing; use `similarity` or `posterior`",
     "serve --contents": "leave it out; `/retrieve` puts the title before the text, and `/search` has both apart",
     **dict.fromkeys(("serve --forbidden-titles", "serve --forbidden-documents"), _HIDDEN),
@@ -58,7 +85,7 @@ SUCCESSORS: Final[dict[str, str]] = {
     "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
     "sweep --template-argument": _NO_CHAT,
     "train gate": "without `gate` passages are read everywhere; on questions gates failed",
-    "train mixer": "use `--mixer posterior --eta 4 --decay 2`, which is as good",
+    "train mixer": "use `--mixer posterior:eta=4,decay=2`, which is as good",
     "train reranker --kind": "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training",
     "tune": "it chose `--reader ensemble --documents 4 --mixer posterior` on both corpora; use that",
     "worth --template-argument": _NO_CHAT,

@@ -16,7 +16,7 @@ from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
 from ralm.reading.in_context import stride_request
-from ralm.reading.mixers import MixerOptions, PosteriorWeights
+from ralm.reading.mixers import MIXERS, PosteriorWeights
 from ralm.reading.mixture import posterior_log_weights, similarity_log_weights
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
@@ -204,18 +204,16 @@ def test_posterior_log_weights_are_those_of_the_plain_loop(
         (lambda: PosteriorWeights(decay=0), "`decay` must be at least 0.1 and at most 1e[+]06, not 0"),
         (lambda: PosteriorWeights(evidence=0), "`evidence` must be at least 1, not 0"),
         (
-            lambda: MixerOptions(mixer="best"),  # type: ignore[arg-type]
-            "`mixer` must be one of similarity, uniform, posterior, contrast, not 'best'",
+            lambda: MIXERS.parse("best"),
+            "there is no mixer 'best': one of similarity, uniform, posterior, contrast, or a class of your own",
         ),
         (
             lambda: Parts(reader=Ensemble(documents=1), mixer=PosteriorWeights()),
             "the mixer PosteriorWeights weighs several passages: set `documents` to 2 or more",
         ),
         (
-            lambda: ReadingOptions(
-                reader="ensemble", ensemble=Ensemble(temperature=2), mixing=MixerOptions(mixer="uniform")
-            ),
-            'the temperature of the weights has no effect with `mixer="uniform"',
+            lambda: ReadingOptions(reader="ensemble:temperature=2", mixer="uniform"),
+            'the key `temperature` has no effect with `mixer="uniform"',
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_reranking_by_the_tokens_before_the_targets() -> None:
     hits, _ = FromRetriever(RandomRetriever(2), passages).find(prepared, model.tokenizer, 2)
     scored = score_text(prepared, model, hits, passages, Parts(reranker=ZeroShot(tokens=2)))
     assert scored.passages_T[5:8].tolist() == [1, 1, 1]
-    with pytest.raises(UsageError, match="`RerankOptions.tokens` 3 are more than the `query_tokens` 2 that"):
+    with pytest.raises(UsageError, match="`rerank` tokens 3 are more than the `query_tokens` 2 that"):
         score_text(prepared, model, hits, passages, Parts(reranker=ZeroShot(tokens=3)))
 
 

@@ -7,14 +7,11 @@ import pytest
 from ralm.cli import program as all_commands
 from ralm.options import flags_of
 from ralm.reading import ReadingOptions
-from ralm.reading.ensemble import Ensemble
-from ralm.reading.mixers import MixerOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.catalogue import recipe_named, recipes
 from ralm.recipes.recipe import FULL_SCALE, STAND_IN_SCALE, Scale
 from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN, Resource
 from ralm.recipes.steps import NameOf, Step, eval_step, in_order, index_step, retrieve_step
-from ralm.reranking import RerankOptions
 
 
 def spelt(step: Step) -> list[str]:
@@ -46,21 +43,21 @@ def test_every_step_is_a_command_of_the_program(scale: Scale) -> None:
 
 def test_the_plan_of_a_step_is_the_one_that_was_asked_for() -> None:
     plan = PlanOptions(semantics="official", stride=8, windows="blocked", block=64)
-    reading = ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=3), mixing=MixerOptions(mixer="uniform"))
+    reading = ReadingOptions(reader="ensemble:documents=3", mixer="uniform")
     found = retrieve_step(WIKITEXT_TEST, GPT2[0], index_step(WIKITEXT_TRAIN), plan, k=3)
     step = eval_step(WIKITEXT_TEST, GPT2[0], plan, retrieved=found, reading=reading, limit_tokens=90)
     assert spelt(step)[1:-2] == [
-        *["wikitext-103-test", "--lm", "gpt2", "--retrieved", "a-step", "--reader", "ensemble", "--documents", "3"],
+        *["wikitext-103-test", "--lm", "gpt2", "--retrieved", "a-step", "--reader", "ensemble:documents=3"],
         *["--mixer", "uniform", "--semantics", "official", "--stride", "8", "--windows", "blocked", "--block", "64"],
         *["--limit-tokens", "90"],
     ]
 
 
 def test_flags_tell_only_what_differs() -> None:
-    base = RerankOptions()
+    base = PlanOptions()
     assert flags_of(base, base) == []
-    assert flags_of(replace(base, method="oracle", candidates=4), base) == ["--rerank", "oracle", "--candidates", "4"]
-    assert flags_of(base, base, ("candidates",)) == ["--candidates", "16"]
+    assert flags_of(replace(base, bos="never", stride=8), base) == ["--stride", "8", "--bos", "never"]
+    assert flags_of(base, base, ("stride",)) == ["--stride", "4"]
 
 
 def test_steps_come_after_what_they_need() -> None:

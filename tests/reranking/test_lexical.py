@@ -10,7 +10,6 @@ from hypothesis import given, strategies as st
 from ralm.errors import UsageError
 from ralm.protocols import LanguageModel
 from ralm.records import FloatArray, Hits, IntArray, Passage
-from ralm.reranking import RerankOptions
 from ralm.reranking.lexical import LAST, Lexical, ends_of, shared_words, spaced
 from ralm.reranking.zero_shot import ZeroShot
 from tests.reference import lexical
@@ -85,8 +84,7 @@ def test_the_choice_equals_the_plain_loop(k: int) -> None:
 @pytest.mark.parametrize(("decay", "rank_weight"), [(None, 2.0), (3.0, 0.0), (8.0, 0.5)])
 def test_zero_shot_with_decay_and_rank(decay: float | None, rank_weight: float) -> None:
     rows, hits = SomeRows("x", "y"), Hits.from_pairs([[(0, 4.0), (5, 3.0), (7, 2.0)], [(2, 1.0)]])
-    reranker = RerankOptions(method="zero-shot", decay=decay, rank_weight=rank_weight, tokens=12).reranker()
-    assert isinstance(reranker, ZeroShot)
+    reranker = ZeroShot(decay=decay, rank_weight=rank_weight, tokens=12)
     best = reranker.choose(rows, hits, [], 3)
     expected = {
         number: sum((1 if decay is None else math.exp(-j / decay)) * one for j, one in enumerate(reversed(ends), 1))

@@ -15,7 +15,7 @@ import ralm
 from ralm.errors import ModelError, PartError, UsageError
 from ralm.reading.parts import Parts
 from ralm.records import FloatArray, Hits, IntArray, Passages
-from ralm.reranking import RerankOptions
+from ralm.reranking import RERANKERS
 from ralm.reranking.cross_encoder import load_pair_model
 from ralm.reranking.predictive import Pair, PairScorer, Predictive, load_cross_encoder
 from ralm.storage.store import Store
@@ -165,8 +165,8 @@ def test_what_is_no_reranker_is_refused(folder: Path, tmp_path: Path) -> None:
             load_pair_model(str(name))
     with pytest.raises(UsageError, match=f"200 tokens of the prefix leave too little .* at most {LENGTH // 2}"):
         load_pair_model(str(folder), 200)
-    with pytest.raises(UsageError, match='`method="predictive"` needs a `cross_encoder`'):
-        RerankOptions(method="predictive")
+    with pytest.raises(UsageError, match="the reranker predictive needs cross_encoder=...: A folder that"):
+        RERANKERS.parse("predictive")
     with pytest.raises(ModelError, match="cannot load the cross-encoder of .*: "):
         load_cross_encoder(str(folder), device="nowhere")
 

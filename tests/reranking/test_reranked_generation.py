@@ -134,7 +134,7 @@ def test_several_passages_in_one_context_equal_the_plain_loop(prompt: str, strid
 def test_a_ranker_that_cannot_read_a_passage_and_the_tokens_is_refused() -> None:
     source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
     for model, length in ((None, 16), (ranks(), 13)):
-        message = f"`document_tokens` 4 and `RerankOptions.tokens` 12 do not fit together into {length} tokens: lower"
+        message = f"`document_tokens` 4 and `rerank` tokens 12 do not fit together into {length} tokens: lower"
         with pytest.raises(UsageError, match=message):
             list(generate("a b", writes(), options(), source, Parts(reranker=ZeroShot(tokens=12, model=model))))
 

@@ -19,7 +19,8 @@ from ralm.reading.score import score_text
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, prepare_text
 from ralm.records import Hits
-from ralm.reranking import Method, RerankOptions
+from ralm.reranking import RERANKERS
+from ralm.reranking.oracle import Oracle
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.random import RandomRetriever
@@ -28,6 +29,7 @@ from tests.reading.loops import PASSAGES, TEXT, some_hits, written
 from tests.reference import official, reranking
 
 WINDOW = 48
+RERANKER: dict[str, Reranker] = {"zero-shot": ZeroShot(tokens=6, candidates=3), "oracle": Oracle(candidates=3)}
 
 
 def options(**changed: object) -> PlanOptions:
@@ -68,17 +70,15 @@ def check_choice(
 @pytest.mark.parametrize("method", ["zero-shot", "oracle"])
 @pytest.mark.parametrize("block", [None, 12])
 def test_the_paper(model: LocalLanguageModel, method: str, block: int | None) -> None:
-    rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
     rank_tokens = 6 if method == "zero-shot" else None
-    check_choice(model, model, rerank.reranker(), rank_tokens=rank_tokens, block=block)
+    check_choice(model, model, RERANKER[method], rank_tokens=rank_tokens, block=block)
 
 
 @pytest.mark.parametrize("method", ["zero-shot", "oracle"])
 def test_the_official_code(model: LocalLanguageModel, method: str) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options(semantics="official"), limit_tokens=94)
     hits = some_hits(prepared, 3)
-    rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
-    scored = score_text(prepared, model, hits, PASSAGES, Parts(reranker=rerank.reranker()))
+    scored = score_text(prepared, model, hits, PASSAGES, Parts(reranker=RERANKER[method]))
     documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     windows = official.evaluate(
         model.model,
@@ -169,7 +169,7 @@ def test_random_is_any_of_the_candidates_and_seeded() -> None:
 def test_tokens_to_rank_by_that_do_not_fit() -> None:
     model = CountingModel(WordTokenizer(), max_length=20)
     prepared = prepare_text(TEXT, model.tokenizer, options(max_length=20))
-    message = "`document_tokens` 10 and `RerankOptions.tokens` 6 do not fit together into 20 tokens"
+    message = "`document_tokens` 10 and `rerank` tokens 6 do not fit together into 20 tokens"
     for ranker in (None, CountingModel(WordTokenizer(), max_length=20), model):
         with pytest.raises(UsageError, match=message):
             score_text(
@@ -178,27 +178,27 @@ def test_tokens_to_rank_by_that_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("text", "message"),
     [
         (
-            {"method": "best"},
-            "`method` must be one of none, lexical, zero-shot, predictive, oracle, random, not 'best'",
+            "best",
+            "there is no reranker 'best': one of none, lexical, zero-shot, predictive, oracle, random",
         ),
-        ({"candidates": 0}, "`candidates` must be at least 1, not 0"),
-        ({"tokens": 0}, "`tokens` must be at least 1, not 0"),
+        ("lexical:candidates=0", "`candidates` must be at least 1, not 0"),
+        ("zero-shot:tokens=0", "`tokens` must be at least 1, not 0"),
     ],
 )
-def test_options_that_make_no_sense(changed: dict[str, object], message: str) -> None:
+def test_options_that_make_no_sense(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        RerankOptions(**changed)  # type: ignore[arg-type]
+        RERANKERS.parse(text)
 
 
 @pytest.mark.parametrize("method", ["zero-shot", "oracle"])
-def test_one_pass_ranks_a_candidate_and_reads_the_targets(method: Method) -> None:
+def test_one_pass_ranks_a_candidate_and_reads_the_targets(method: str) -> None:
     model = CountingModel(WordTokenizer(), max_length=WINDOW)
     prepared = prepare_text("a b c d e f " * 20, model.tokenizer, options(stride=2))
     hits, scorer = some_hits(prepared, 3), Scorer(model)
-    reranker = RerankOptions(method=method, tokens=3, candidates=3).reranker()
+    reranker = ZeroShot(tokens=3, candidates=3) if method == "zero-shot" else Oracle(candidates=3)
     score_text(prepared, scorer, hits, PASSAGES, Parts(reranker=reranker))
     rows = rows_with_targets(prepared.plan)
     assert scorer.asked == sum(max(1, len(hits.of(row))) for row in rows), "a request for each candidate, and no more"

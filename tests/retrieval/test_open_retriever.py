@@ -15,7 +15,7 @@ from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
-from ralm.retrieval.retriever import MemoizedRetriever, RetrieverName, matching_passages
+from ralm.retrieval.retriever import MemoizedRetriever, matching_passages
 from tests.fakes import CountingModel, LetterEncoder, SharedWordsRetriever, WordTokenizer, passages_of
 
 TEXTS = ("sheep on the hill", "the sea and the sheep", "a town by the sea", "the hill above the town")
@@ -36,7 +36,7 @@ def letters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ralm.retrieval.index.Index.encoder_options", lambda *_: None)
 
 
-BY_HAND: dict[RetrieverName, Callable[[ralm.Index, list[int]], Retriever]] = {
+BY_HAND: dict[str, Callable[[ralm.Index, list[int]], Retriever]] = {
     "bm25": lambda index, excluded: index.bm25.without(excluded),
     "dense": lambda index, excluded: index.dense().without(excluded),
     "hybrid": lambda index, excluded: ralm.Hybrid(index.bm25.without(excluded), index.dense().without(excluded)),
@@ -51,7 +51,7 @@ def test_by_options_as_by_hand(
     tmp_path: Path,
     letters: None,
     caplog: pytest.LogCaptureFixture,
-    name: RetrieverName,
+    name: str,
     forbids: bool,
 ) -> None:
     caplog.set_level(logging.INFO, "ralm")
@@ -62,7 +62,9 @@ def test_by_options_as_by_hand(
         matching_passages(opened.passages, document_ids=documents.read_text().splitlines()).tolist() if forbids else []
     )
     assert bool(excluded) == forbids
-    options = ralm.RetrieverOptions(retriever=name, seed=7, forbidden_documents=documents if forbids else None)
+    options = ralm.RetrieverOptions(
+        retriever=f"{name}:seed=7" if name == "random" else name, forbidden_documents=documents if forbids else None
+    )
     retriever, by_hand = ralm.open_retriever(str(index), options), BY_HAND[name](opened, excluded)
     if name == "random" and not forbids:
         by_hand = ralm.RandomRetriever(len(opened.passages), 7)
@@ -76,7 +78,7 @@ def test_by_options_as_by_hand(
 @pytest.mark.parametrize("name", ["bm25", "dense"])
 @pytest.mark.parametrize("only", [[0], [1, 3], [0, 1, 2], [0, 1, 2, 3]])
 def test_only_some_passages_as_all_hits_filtered(
-    index: Path, tmp_path: Path, letters: None, name: RetrieverName, only: list[int]
+    index: Path, tmp_path: Path, letters: None, name: str, only: list[int]
 ) -> None:
     (tmp_path / "ids.txt").write_text("d1\n")
     numbers = {*only} - {*matching_passages(open_index(index).passages, document_ids=["d1"]).tolist()}

@@ -20,8 +20,8 @@ class Longest:
 
     config = {"retriever": "longest"}
 
-    def __init__(self, index):
-        self.order = sorted(range(len(index.passages)), key=lambda number: -len(index.passages[number].text))
+    def __init__(self, passages):
+        self.order = sorted(range(len(passages)), key=lambda number: -len(passages[number].text))
 
     def retrieve(self, queries, k):
         best = [(number, 1.0 / (1 + place)) for place, number in enumerate(self.order[:k])]

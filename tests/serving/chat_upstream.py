@@ -10,7 +10,6 @@ from typing import Any
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.upstream import ProxiedModel
 from ralm.reading import ReadingOptions
-from ralm.reading.concatenation import Concatenation
 from ralm.serving.audit import AuditLog
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.service import Service
@@ -101,7 +100,7 @@ def passing_on(
     upstream = ChatUpstream(seconds)
     with upstream.server as server:
         model = ProxiedModel(f"{server.url}#{NAME}", Endpoint(server.url, NAME, key), 5.0, 9_000)
-        reading = ReadingOptions(reader="concatenation", concatenation=Concatenation(documents=2))
+        reading = ReadingOptions(reader="concatenation:documents=2")
         folders = {} if index is None else {"few": index}
         with serving(Service(model, ServeOptions(**options), Settings(reading=reading), folders, audit=audit)) as url:
             yield upstream, url

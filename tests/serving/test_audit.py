@@ -11,7 +11,6 @@ import pytest
 
 from ralm.errors import UsageError
 from ralm.reading import ReadingOptions
-from ralm.reading.concatenation import Concatenation
 from ralm.serving.audit import AuditEntry, AuditLog
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.service import Service
@@ -70,7 +69,7 @@ def test_each_request_is_a_line_with_its_passages(index: Path, tmp_path: Path) -
 
 
 def test_texts_are_written_if_they_are_wanted(index: Path, tmp_path: Path) -> None:
-    log, reading = tmp_path / "audit.jsonl", ReadingOptions(reader="concatenation", concatenation=Concatenation())
+    log, reading = tmp_path / "audit.jsonl", ReadingOptions(reader="concatenation")
     options, settings = ServeOptions(prompt="in-context-ralm"), Settings(reading=reading)
     service = Service(tiny(), options, settings, {"few": index}, audit=AuditLog(log, texts=True))
     with serving(service) as url:
@@ -85,12 +84,12 @@ def test_texts_are_written_if_they_are_wanted(index: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_passages_that_share_a_context_are_all_listed(index: Path, tmp_path: Path, echo: bool) -> None:
-    log, joined = tmp_path / "audit.jsonl", Concatenation(documents=3)
-    settings = Settings(reading=ReadingOptions(reader="concatenation", concatenation=joined))
+    log = tmp_path / "audit.jsonl"
+    settings = Settings(reading=ReadingOptions(reader="concatenation:documents=3"))
     with serving(Service(tiny(), settings=settings, folders={"few": index}, audit=AuditLog(log))) as url:
         prompt = "By night the dog and the whales sing"
         body: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 0} if echo else {"max_tokens": 1}
-        answer = asked(url, prompt=prompt, ralm={"order": "best-last"}, **body).json()
+        answer = asked(url, prompt=prompt, ralm={"reader": "concatenation:order=best-last"}, **body).json()
         found = httpx.get(f"{url}/search", params={"q": prompt, "k": 3}).json()["hits"]
         line, _ = lines_of(log, 2)
     if not echo:

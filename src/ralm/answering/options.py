@@ -1,7 +1,7 @@
 """The options of question answering; importing them loads nothing heavy."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
@@ -41,6 +41,10 @@ class AnswerOptions(Sampling):
         Sampling.__post_init__(self)
         if "" in self.stop:
             raise UsageError("`stop` must not be empty.")
+
+
+CHAT_ANSWER: Final = AnswerOptions(new_tokens=256, stop=())
+"""How an answer is drawn after a chat prompt: models end it by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

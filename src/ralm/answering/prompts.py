@@ -7,7 +7,7 @@ In a template, `{question}`, `{choices}`, `{documents}`, `{number}` (of a passag
 import re
 import string
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
 from hashlib import blake2b
@@ -18,10 +18,12 @@ from typing import Final, Literal, get_args
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.answering.options import CHAT_ANSWER, AnswerOptions
 from ralm.corpus.files import read_utf8
 from ralm.errors import ChatError, InputError, LengthError, UsageError
-from ralm.lm.tokenizer import full_tokenizer, last_of_user
-from ralm.protocols import Tokenizer
+from ralm.lm.tokenizer import full_tokenizer, has_chat_template, last_of_user
+from ralm.protocols import Reader, Tokenizer
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.tokens import first_tokens
 from ralm.records import IntArray, Message, Passage
 
@@ -187,6 +189,20 @@ def open_prompt(name: Path | str) -> QuestionPrompt:
     if path.suffix != _SUFFIX:
         raise InputError(f"{name} is unknown: give one of {', '.join(PROMPTS)} or a {_SUFFIX} file.")
     return replace(_parsed(read_utf8(path, InputError), str(path)), name=path.name)
+
+
+def chosen_prompt(
+    prompt: QuestionPrompt | None, tokenizer: Tokenizer, reader: Reader, options: AnswerOptions, given: Container[str]
+) -> tuple[QuestionPrompt, AnswerOptions]:
+    """Return the prompt, by default `chat` for a model with a chat template, else that of the paper that has this
+    reader; and how an answer is drawn: after a chat as `CHAT_ANSWER`, but for the options that are `given`."""
+    if prompt is None:
+        paper = "replug" if isinstance(reader, Ensemble) else "in-context-ralm"
+        prompt = open_prompt("chat" if has_chat_template(tokenizer) else paper)
+    if not prompt.chat:
+        return prompt, options
+    usual = {name: getattr(CHAT_ANSWER, name) for name in ("new_tokens", "stop") if name not in given}
+    return prompt, replace(options, **usual)
 
 
 def _parsed(content: str, where: str) -> QuestionPrompt:

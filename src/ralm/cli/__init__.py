@@ -52,6 +52,7 @@ _COMMANDS: Final = (
     ("Serve and check", "serve", ("serve",)),
     ("Serve and check", "mcp", ("mcp",)),
     ("Serve and check", "check", ("probe", "check")),
+    ("Serve and check", "parts", ("help",)),
 )
 """The commands as help lists them: the title, the module, and the names, or those of a group of commands."""
 _HELP: Final = {

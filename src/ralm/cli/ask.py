@@ -7,13 +7,13 @@ import ralm
 from ralm.answering.options import AnswerOptions
 from ralm.cli import flags, models, options
 from ralm.options import Option
-from ralm.reading import ReadingOptions
+from ralm.settings import PipelineOptions
 
 
 def ask_command(
     *,
     given: flags.Given,
-    lm: options.ModelName,
+    pipeline: PipelineOptions,
     question: Annotated[str | None, options.argument("Question to answer; - reads standard input.")] = None,
     questions: Annotated[
         Path | None,
@@ -21,12 +21,6 @@ def ask_command(
             "Answer every line of this file instead; .jsonl: one JSON string, or one object with a question, per line."
         ),
     ] = None,
-    index: options.ReadIndex = None,
-    retrieval: options.Retrieval,
-    reading: Annotated[
-        ReadingOptions,
-        flags.Flags(without=("rerank_lm", "cut_together", "contrast"), needs={"reranking": options.NEEDS_INDEX}),
-    ],
     prompt: Annotated[
         str | None,
         Option(
@@ -46,7 +40,6 @@ def ask_command(
             needs=options.NEEDS_INDEX,
         ),
     ] = False,
-    model_options: options.GeneratingModel,
     json: Annotated[bool, Option("Print only one JSON object per question, with every token.")] = False,
 ) -> None:
     """Answer a question with passages in the prompt. Print the answer, then each passage with how it is known to be a
@@ -55,20 +48,19 @@ def ask_command(
 
     A model with a chat template is asked through it, another one with the prompt of a paper.
     """
-    options.check_passage_sources(index, None, reading)
-    options.check_reranked_questions(reading.reranking, index)
+    options.check_reranked_questions(pipeline.reading)
     texts = options.read_input(question, questions, "question")
 
+    from ralm.answering.prompts import chosen_prompt
     from ralm.cli import answers, output
+    from ralm.pipeline import open_pipeline
 
     named = None if prompt is None else ralm.open_prompt(prompt)
-    source = None if index is None else ralm.FromRetriever.of_index(index, retrieval)
-    model = models.open_model(lm, model_options)
-    chosen, answering = options.choose_prompt(named, model.tokenizer, reading, answering, given)
+    opened = open_pipeline(pipeline, load=models.open_model)
+    model, parts = opened.model, opened.parts
+    chosen, answering = chosen_prompt(named, model.tokenizer, parts.reader, answering, given)
     chosen = options.with_messages(chosen, system)
-    options.warn_of_lexical(reading.reranking)
-    parts = reading.parts(reading.reranking.reranker())
-    answerer = ralm.Answerer(model, chosen, source, parts=parts, options=answering, control=control)
+    answerer = ralm.Answerer(model, chosen, opened.searched, parts=parts, options=answering, control=control)
     if json:
         for answer in answerer.answers(texts):
             output.print_json(answer.as_json())

@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import JsonValue
 
 from ralm.cli import options
-from ralm.cli.flags import Flags, Output
+from ralm.cli.flags import Output
 from ralm.errors import UsageError
-from ralm.lm.api.endpoint import ApiOptions, is_api
+from ralm.lm.api.endpoint import is_api
 
 
 def check_command(
@@ -32,7 +32,7 @@ def check_command(
 
 def probe_command(
     lm: Annotated[str, options.argument("Model behind an API; or PROVIDER:MODEL.", "URL#MODEL")],
-    api: Annotated[ApiOptions, Flags(without=("dry_run", "requests_at_once"))],
+    model_options: options.Model,
 ) -> Output:
     """Probe a server of a language model: which scores it returns exactly, by bounds, or not at all.
 
@@ -45,10 +45,11 @@ def probe_command(
     from ralm.cli.output import print_line
     from ralm.lm.registry import probe_language_model
 
-    model = probe_language_model(lm, api)
+    model_options.check_effect(lm)
+    model = probe_language_model(lm, model_options.api)
     model.client.close()
     found, config, scores_prompts = model.capabilities, model.capabilities.config, model.backend.scores_prompts
-    length = f"{found.max_length:,} tokens" if found.max_length else "not reported; set --context-length"
+    length = f"{found.max_length:,} tokens" if found.max_length else "not reported; write --lm-args context_length=N"
     capabilities = {
         "backend": f"{config.backend}, with {'token ids' if config.as_ids else 'text'} as prompts",
         "prompt's log-probs": "yes" if scores_prompts else "no",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import ralm
 from ralm.cli import options
-from ralm.cli.flags import Flags, Output
+from ralm.cli.flags import Output
 from ralm.errors import MissingExtraError
 from ralm.lm import SMOLLM2, TINY
-from ralm.lm.registry import ModelOptions
 from ralm.options import Option
 from ralm.reading.plan import PlanOptions, Stride
 from ralm.retrieval.retriever import RetrieverOptions
+from ralm.settings import PipelineOptions
 
 if TYPE_CHECKING:
     from ralm.demo.demonstration import Demonstration
@@ -66,7 +66,7 @@ def demo_command(
             maximum=len(_QUESTIONS),
         ),
     ] = 1,
-    model_options: Annotated[ModelOptions, Flags(without=(*options.PASSAGE_CACHE, "api"))],
+    model_options: options.Model,
 ) -> Output:
     """Index nine tenths of this Python's documentation, and score the last tenth with and without its passages. Then
     answer questions about Python with and without passages.
@@ -74,13 +74,12 @@ def demo_command(
     from ralm.cli.results import write_page
     from ralm.corpus.files import read_text
     from ralm.demo.demonstration import HELD_OUT, INDEX, REPORT, build_demo_folder, demo_report, demonstrate
+    from ralm.pipeline import open_pipeline
 
-    model = ralm.load_language_model(lm, model_options)
+    model = open_pipeline(PipelineOptions(lm=lm, model=model_options)).model
     build_demo_folder(folder)
-    bm25, control = (
-        ralm.FromRetriever.of_index(folder / INDEX, RetrieverOptions(retriever=retriever))
-        for retriever in ("bm25", "random")
-    )
+    bm25 = ralm.FromRetriever.of_index(folder / INDEX)
+    control = ralm.FromRetriever.of_index(folder / INDEX, RetrieverOptions(retriever="random"))
     text = read_text(folder / HELD_OUT)
     shown = demonstrate(text, model, bm25, control, limit_tokens=limit_tokens, stride=stride)
     write_page(folder / REPORT, demo_report(shown, model))

@@ -19,6 +19,7 @@ from ralm.cli.help import group_of
 from ralm.cli.process import dry_run_outputs, with_flags
 from ralm.cli.settings import SETTINGS_OPTION, with_file
 from ralm.errors import RalmError, UsageError
+from ralm.grammar import parse_keys
 from ralm.options import Needs, Option, annotation, flag_of, negative_flag, without_none
 
 _REQUIRED = inspect.Parameter.empty
@@ -88,7 +89,9 @@ class _Part(NamedTuple):
 
     @property
     def record(self) -> Any:
-        """The type of a record, or of the one that it makes; None for anything else."""
+        """The type of a record, or of the one that it makes; None for anything else, and for one written as keys."""
+        if self.option and self.option.part == "keys":
+            return None
         kind = without_none(get_args(self.kind)[1] if self.is_maker else self.kind)
         return kind if is_dataclass(kind) else None
 
@@ -118,6 +121,7 @@ class _Part(NamedTuple):
 
 
 _UNCHANGED: Final = Flags()
+_SHORT: Final = {"--lm": "-m", "--index": "-i", "--out": "-o"}
 _JSON: Final = _Part("json", bool, (Option("Print only one JSON object."),), default=False)
 LATEX: Final = Option("Print tables as LaTeX (booktabs), all else as comments.")
 _LATEX: Final = _Part("latex", bool, (LATEX,), default=False)
@@ -143,12 +147,11 @@ def command(function: Callable[..., Output | None], *, settings: bool = False) -
     for part in _flat([part for part in (*taken, *printed) if part.kind is not Given]):
         flat.setdefault(part.key, []).append(part)
     names = _names(part for same in flat.values() for part in same)
-    dry_run_of_requests = any(part.owner for part in flat.get("dry_run", ()))
 
     def run(context: typer.Context, **values: Any) -> None:
         given = _given_options(context)
         try:
-            with dry_run_outputs(values) if dry_run_of_requests else nullcontext(values) as used:
+            with dry_run_outputs(values) if _is_dry_run(flat, values) else nullcontext(values) as used:
                 made = {part.name: given if part.kind is Given else _value(part, used) for part in taken}
                 reject_unused(_unused(SimpleNamespace(**made), taken, given), given)
                 output = function(**made)
@@ -164,6 +167,23 @@ def command(function: Callable[..., Output | None], *, settings: bool = False) -
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     return run
+
+
+def _is_dry_run(flat: Mapping[str, list[_Part]], values: Mapping[str, Any]) -> bool:
+    """Whether no request is sent to models behind an API."""
+    keyed = (part for (part, *_) in flat.values() if part.option and part.option.part == "keys")
+    return any(_own_value(part, values).api.dry_run for part in keyed)
+
+
+def _completion(kind: str) -> Callable[[str], list[str]]:
+    """The completion of names of parts, or of keys, in a shell."""
+
+    def complete(incomplete: str) -> list[str]:
+        from ralm.cli.parts import completions
+
+        return [name for name in completions(kind) if name.startswith(incomplete)]
+
+    return complete
 
 
 def option_types(record: type) -> dict[str, Any]:
@@ -278,15 +298,18 @@ def _parameter(key: str, same: list[_Part], names: Mapping[str, str]) -> inspect
     if get_origin(without_none(kind)) is tuple:
         kind, default = list[get_args(without_none(kind))[0]], default or None  # type: ignore[misc]
     metavar = None
-    if part.option.own:
-        metavar, kind = f"{'|'.join(get_args(without_none(kind)))}|module:Class", str
+    if part.option.part is not None:
+        metavar, kind = ("KEY=VALUE,..." if part.option.part == "keys" else "NAME[:KEY=VALUE,...]"), str
+        default = default if isinstance(default, str) else None
     if default is None:
         kind = kind | None
     info = typer.Option(
         f"{part.written}/{negative_flag(part.written)}" if default is True else part.written,
+        *([_SHORT[part.written]] if part.written in _SHORT else []),
         help=with_flags(part.option.help, names),
         metavar=metavar,
         show_default=said or default is not _REQUIRED,
+        autocompletion=_completion(part.option.part) if part.option.part else None,
         rich_help_panel=group_of(key, part.owner),
     )
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
@@ -311,6 +334,8 @@ def _own_value(part: _Part, values: Mapping[str, Any]) -> Any:
     if value in (None, []):
         return None if part.default is _REQUIRED else part.default
     kind = without_none(part.kind)
+    if part.option.part == "keys":
+        return parse_keys(kind, value, f"argument {part.written}")
     value = tuple(value) if get_origin(kind) is tuple else Path(value) if kind is Path else value
     if part.owner is None:  # records check their own options
         part.option.check(part.name, part.kind, value)

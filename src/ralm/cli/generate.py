@@ -14,13 +14,14 @@ from ralm.cli.models import open_model
 from ralm.errors import RalmWarning, UsageError
 from ralm.options import Option
 from ralm.protocols import WritingModel
-from ralm.reading import ReadingOptions, sampling
+from ralm.reading import sampling
+from ralm.settings import PipelineOptions
 
 
 def generate_command(
     *,
     given: Given,
-    lm: options.ModelName,
+    pipeline: PipelineOptions,
     prompt: Annotated[str | None, options.argument("Text to continue; - reads standard input.")] = None,
     prompts: Annotated[
         Path | None,
@@ -29,9 +30,6 @@ def generate_command(
             "prompt, per line."
         ),
     ] = None,
-    index: options.ReadIndex = None,
-    retrieval: options.Retrieval,
-    reading: ReadingOptions,
     generation: Annotated[
         sampling.GenerationOptions,
         Flags(
@@ -46,7 +44,6 @@ def generate_command(
         Path | None, Option("Write an HTML page that shows the source of every token (one prompt only).")
     ] = None,
     force: Annotated[bool, options.force_option("report")] = False,
-    model_options: options.GeneratingModel,
     json: Annotated[bool, Option("Print only one JSON object per prompt, with every token.")] = False,
 ) -> None:
     """Generate text with passages that are retrieved as the text grows. Print the text, then the passage behind each
@@ -54,39 +51,34 @@ def generate_command(
 
     The continuation of a prompt does not depend on other prompts.
     """
-    if index is None:
-        _check_without_index(reading, baseline=baseline, report=report)
+    if pipeline.index is None and (baseline or report):
+        raise UsageError("`baseline` and `report` show what passages contributed: give `index` too.")
     if report is not None and prompts is not None:
         raise UsageError("`report` shows one text: give a `prompt`, not `prompts`.")
     texts = options.read_input(prompt, prompts, "prompt")
-    settings = options.with_query_tokens(generation, retrieval, given)
+    settings = options.with_query_tokens(generation, pipeline.retrieval, given)
 
     from ralm.cli import output, results
+    from ralm.pipeline import open_pipeline
     from ralm.reading.provenance import traced_generation
     from ralm.runs.report import build_generation_report
     from ralm.storage.outputs import check_output_file
-    from ralm.validation import config_of, scores_given_texts
+    from ralm.validation import scores_given_texts
 
     if report is not None:
         check_output_file(report, force)
-    source = None if index is None else ralm.FromRetriever.of_index(index, retrieval)
-    model = open_model(lm, model_options)
+    opened = open_pipeline(pipeline, load=open_model)
+    model, source = opened.model, opened.searched
     if (baseline or report) and not scores_given_texts(model):
         raise UsageError(
-            f"{lm} does not tell the log-probability of a given text, which `{'report' if report else 'baseline'}` "
-            "needs: leave it out."
+            f"{pipeline.lm} does not tell the log-probability of a given text, which "
+            f"`{'report' if report else 'baseline'}` needs: leave it out."
         )
-    reranker = reading.reranking.reranker(open_model(reading.ranks_with, model_options) if reading.ranks_with else None)
     _warn_of_long_prompts(texts, model, settings.max_length or model.max_length)
-    parts, passages = reading.parts(reranker), source.passages if source else ()
-    pieces = ralm.generate_many(texts, model, settings, source, parts)
+    passages = source.passages if source else ()
+    pieces = ralm.generate_many(texts, model, settings, source, opened.parts)
     written = output.by_prompt(len(texts), pieces) if json else output.print_generations(texts, pieces, passages)
-    config: dict[str, JsonValue] = {
-        "model": config_of(model, "language model"),
-        "passages": None if source is None else source.config,
-        **parts.config,
-        "plan": {"stride": settings.stride, "bos": settings.bos},
-    }
+    config: dict[str, JsonValue] = {**opened.config, "plan": {"stride": settings.stride, "bos": settings.bos}}
     for text, own in zip(texts, written, strict=True):
         traced = None
         if baseline or report:
@@ -109,13 +101,3 @@ def _warn_of_long_prompts(texts: Sequence[str], model: WritingModel, max_length:
             RalmWarning,
             stacklevel=2,
         )
-
-
-def _check_without_index(reading: ReadingOptions, *, baseline: bool, report: Path | None) -> None:
-    """Raise UsageError if an option needs an index."""
-    if reading.reader != "in-context":
-        raise UsageError(f'`reader="{reading.reader}"` reads several passages of an index: give `index` too.')
-    if reading.reranks:
-        raise UsageError("`rerank` chooses among passages of an index: give `index` too.")
-    if baseline or report:
-        raise UsageError("`baseline` and `report` show what passages contributed: give `index` too.")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import JsonValue
 
@@ -14,7 +14,7 @@ from ralm.cli.process import print_note
 from ralm.errors import UsageError
 from ralm.evaluation import RETRIEVAL_MEASURES
 from ralm.options import Needs, Option
-from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 if TYPE_CHECKING:
     from ralm.evaluation.retrieval import Qrels, RetrievalRun
@@ -51,7 +51,7 @@ class JudgingOptions:
     ] = None
     against: Annotated[
         str | None,
-        Option("Compare with this retriever (bm25, dense, hybrid, random), or with this run file.", needs=_JUDGEMENTS),
+        Option("Compare with this retriever, as for `retriever`, or with this run file.", needs=_JUDGEMENTS),
     ] = None
     run_out: Annotated[Path | None, Option("Run file of TREC to write.", needs=_JUDGEMENTS)] = None
     force: Annotated[bool, options.force_option("run_out")] = False
@@ -80,8 +80,8 @@ def judge(source: Path, judging: JudgingOptions, retrieval: RetrieverOptions, k:
     from ralm.storage.outputs import check_output_file
 
     searched, by_answers = not is_run_file(source), judging.answers is not None
-    retrievers = (*get_args(RetrieverName), retrieval.retriever)
-    if not searched and (by_answers or judging.run_out or judging.against in retrievers):
+    searches = judging.against is not None and not is_run_file(Path(judging.against))
+    if not searched and (by_answers or judging.run_out or searches):
         raise UsageError("`run_out`, a retriever `against`, and answers in `topics` need an index, not a run file.")
     if searched and judging.topics is None:
         raise UsageError(f"{source} is no run file: give the `topics` that an index is searched for.")
@@ -98,7 +98,7 @@ def judge(source: Path, judging: JudgingOptions, retrieval: RetrieverOptions, k:
     sources: dict[str, FromRetriever] = {}
 
     def run_of(name: str) -> "RetrievalRun":
-        if not searched or name not in retrievers:
+        if is_run_file(Path(name)):
             return ralm.read_run_file(name)
         index = sources[name] = ralm.FromRetriever.of_index(source, replace(retrieval, retriever=name))
         how = {"by_passage": by_answers, "without_own": judging.is_beir}

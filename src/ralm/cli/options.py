@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from ralm.answering.options import AnswerOptions
-from ralm.cli.flags import Flags, Given
+from ralm.answering.options import CHAT_ANSWER, AnswerOptions
+from ralm.cli.flags import Given
 from ralm.cli.process import print_note
 from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text
 from ralm.errors import InputError, UsageError
@@ -21,14 +21,12 @@ from ralm.lm.api.endpoint import is_api
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions, plan, sampling
-from ralm.reranking import RerankOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import ExampleOptions
 
 if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt
-    from ralm.protocols import Tokenizer
 
 
 def argument(text: str, metavar: str | None = None) -> Any:
@@ -42,33 +40,15 @@ def force_option(output: str | None) -> Option:
     return Option("Replace an existing output of ralm.", needs=needs)
 
 
-def _model_names(command: Any) -> list[str]:
-    """The language models of a command: the one that reads, one that reranks, and one that judges answers."""
-    reading: ReadingOptions | None = getattr(command, "reading", None)
-    names = (command.lm, reading and reading.rerank_lm, getattr(command, "judge", None))
-    return [name for name in names if name]
-
-
-CHAT_ANSWER: Final = AnswerOptions(new_tokens=256, stop=())
-"""How an answer is drawn after a chat prompt: models end it by themselves."""
 ANSWER_TEXTS: Final = {
     "new_tokens": f"{AnswerOptions().new_tokens}; chat: {CHAT_ANSWER.new_tokens}",
     "stop": "the end of the line; chat: none",
 }
 PROMPT_TEXT: Final = "model with a chat template: chat; else ensemble: replug; else in-context-ralm"
-NEEDS_LOCAL: Final = Needs("a model that runs here", lambda own: not all(map(is_api, _model_names(own) or ["local"])))
-NEEDS_API: Final = Needs("a model behind an API", lambda own: any(map(is_api, _model_names(own))))
-NEEDS_INDEX: Final = Needs("`index`", lambda own: own.index is not None)
+NEEDS_LOCAL: Final = Needs("a model that runs here", lambda command: not is_api(command.lm or ""))
+NEEDS_API: Final = Needs("a model behind an API", lambda command: is_api(command.lm or ""))
+NEEDS_INDEX: Final = Needs("`index`", lambda command: command.pipeline.index is not None)
 NEEDS_PASSAGES: Final = Needs("`index` or `retrieved`", lambda own: own.job.has_passages)
-PASSAGE_CACHE: Final = ("passage_cache", "passage_cache_file")
-"""Options of a model that only commands have whose prompts are continued."""
-_OF_LOCAL: Final = (
-    *("dtype", "device", "revision", "trust_remote_code", "quantised", "adapter", "attention"),
-    *PASSAGE_CACHE,
-    "template_arguments",
-)
-MODEL_NEEDS: Final = {**dict.fromkeys(_OF_LOCAL, NEEDS_LOCAL), "api": NEEDS_API}
-"""Conditions for `ModelOptions` of a command with a parameter or field `lm`."""
 SKIP_BAD: Final = "Skip broken lines of files, and count them; in folders they always are."
 QUERY_TOKENS_TEXT: Final = {"query_tokens": f"{plan.PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
 _RAY: Final = "Work on the Ray cluster at this address, HOST:PORT; auto is the one that this machine belongs to."
@@ -82,10 +62,12 @@ LimitTokens = Annotated[
 ]
 Model = Annotated[
     ModelOptions,
-    Option("How the model runs."),
-    Flags(without=(*PASSAGE_CACHE, "template_arguments"), needs=MODEL_NEEDS),
+    Option(
+        "How the model runs, such as dtype=bfloat16,device=cuda; `ralm help lm-args` lists the keys.",
+        flag="lm-args",
+        part="keys",
+    ),
 ]
-QuestionModel = Annotated[ModelOptions, Option("How the model runs."), Flags(needs=MODEL_NEEDS)]
 ModelName = Annotated[
     str,
     Option("Causal language model: a hub name, local folder, GGUF file, ralm-tiny, smollm2, or URL#MODEL of an API."),
@@ -95,62 +77,20 @@ PathPattern = Annotated[
     str | None,
     Option("Only documents whose ids match this pattern, such as '2024/*.md'; * also matches /.", flag="path"),
 ]
-QuestionReading = Annotated[
-    ReadingOptions,
-    Option("How passages are read."),
-    Flags(without=("cut_together", "contrast"), needs={"reranking": NEEDS_INDEX}),
-]
 Ray = Annotated[str | None, Option(_RAY)]
-ReadIndex = Annotated[Path | None, Option("Read with passages from this index.")]
-Retrieval = Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=NEEDS_INDEX)]
 System = Annotated[str | None, Option("System message of the chat.", default_text="that of the prompt, or none")]
 SkipBad = Annotated[bool, Option(SKIP_BAD)]
 SkippedFile = Annotated[Path | None, Option("File to write with all that is skipped, and why, as JSON Lines.")]
-GeneratingModel = Annotated[ModelOptions, Flags(needs=MODEL_NEEDS)]
 _JSON_LINES: Final = ".jsonl"
 _HasQueryTokens = TypeVar("_HasQueryTokens", plan.PlanOptions, sampling.GenerationOptions, ExampleOptions)
 
 
-def check_passage_sources(index: Path | None, retrieved: Path | None, reading: ReadingOptions) -> None:
-    """Raise UsageError if there are two sources of passages, or none for a reader that reads several."""
-    if index and retrieved:
-        raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
-    if reading.reader != "in-context" and not (index or retrieved):
-        raise UsageError(f'`reader="{reading.reader}"` reads passages: give `index` or `retrieved` too.')
-
-
-def choose_prompt(
-    prompt: "QuestionPrompt | None",
-    tokenizer: "Tokenizer",
-    reading: ReadingOptions,
-    answering: AnswerOptions,
-    given: Given,
-) -> "tuple[QuestionPrompt, AnswerOptions]":
-    """The prompt, by default `chat` for a model with a chat template, else that of the paper that has this reader; and
-    how an answer after it is drawn, by default `CHAT_ANSWER` after a chat prompt."""
-    from ralm.answering.prompts import open_prompt
-    from ralm.lm.tokenizer import has_chat_template
-
-    if prompt is None:
-        paper = "replug" if reading.reader == "ensemble" else "in-context-ralm"
-        prompt = open_prompt("chat" if has_chat_template(tokenizer) else paper)
-    if not prompt.chat:
-        return prompt, answering
-    usual = {option: getattr(CHAT_ANSWER, option) for option in ("new_tokens", "stop") if option not in given}
-    return prompt, replace(answering, **usual)
-
-
-def check_reranked_questions(reranking: RerankOptions, index: Path | None) -> None:
-    """Raise UsageError if the passages of questions cannot be chosen so."""
-    if reranking.method == "oracle":
+def check_reranked_questions(reading: ReadingOptions) -> None:
+    """Raise UsageError if the passages of questions cannot be chosen so, and print that lexical reranking is for
+    text."""
+    if reading.reranker_name == "oracle":
         raise UsageError('`rerank="oracle"` reads the answer: choose another reranker for questions.')
-    if reranking.method != "none" and index is None:
-        raise UsageError("`rerank` chooses among passages of an index: give `index` too.")
-
-
-def warn_of_lexical(reranking: RerankOptions) -> None:
-    """Print that lexical reranking is for text."""
-    if reranking.method == "lexical":
+    if reading.reranker_name == "lexical":
         print_note(
             "--rerank lexical is for text; on questions it chose worse passages than BM25's first: read an ensemble"
         )

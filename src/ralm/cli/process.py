@@ -148,10 +148,7 @@ def signals_unwind() -> Iterator[None]:
 
 @contextmanager
 def dry_run_outputs(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The values of flags; in a dry run, with outputs in a folder that is removed at the end."""
-    if not values.get("dry_run"):
-        yield values
-        return
+    """The values of flags in a dry run, with outputs in a folder that is removed at the end."""
     with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         outputs = [name for name in ("out", "report") if values.get(name) is not None]
         yield {**values, **{name: str(Path(folder) / name) for name in outputs}}

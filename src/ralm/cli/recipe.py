@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ralm.cli import options
-from ralm.cli.flags import Flags, Output
+from ralm.cli.flags import Output
 from ralm.errors import UsageError
-from ralm.lm.registry import ModelOptions
 from ralm.options import Option
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def run_command(
             default_text="the whole text; 2,000 with --stand-in",
         ),
     ] = None,
-    model: Annotated[ModelOptions, Flags(without=("dry_run", *options.PASSAGE_CACHE))],
+    model: options.Model,
     ray: options.Ray = None,
     steps: Annotated[
         bool, Option("Show the steps, what is done, and what the rest will take, and run nothing.", flag="dry-run")

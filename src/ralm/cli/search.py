@@ -8,10 +8,11 @@ from ralm.cli import flags, options, process
 from ralm.cli.judging import K_TEXT, JudgingOptions, K, is_run_file, judge
 from ralm.corpus.files import read_text
 from ralm.errors import UsageError
-from ralm.lm.registry import load_tokenizer
+from ralm.lm.registry import load_language_model, load_tokenizer
 from ralm.options import Needs, Option
+from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
-from ralm.reranking import RerankOptions
+from ralm.reranking import open_reranker
 from ralm.retrieval.retriever import RetrieverOptions
 
 _INDEX: Final = Needs("an index", lambda own: not is_run_file(own.index))
@@ -83,7 +84,7 @@ def retrieve_command(
     out: Annotated[Path, Option("File to write (JSON).")],
     k: Annotated[int, Option("Passages per stride.", flag="-k")] = 16,
     retrieval: RetrieverOptions,
-    reranking: RerankOptions,
+    rerank: Annotated[str, Option("Choose the `k` best of the candidates.", part="rerank")] = "none",
     plan: Annotated[
         PlanOptions, flags.Flags(without=("document_tokens", "bos"), default_text=options.QUERY_TOKENS_TEXT)
     ] = _PLAN,
@@ -96,14 +97,16 @@ def retrieve_command(
     the candidates are written, best first. If the official evaluation will read the file, use `--semantics
     official` and the same `--max-length` as there. `ralm eval --retrieved` needs the same windows.
     """
-    if reranking.method in ("zero-shot", "oracle"):
+    reading = ReadingOptions(rerank=rerank)
+    if reading.reranker_name in ("zero-shot", "oracle"):
         raise UsageError(
-            f'`rerank="{reranking.method}"` ranks with the language model, which is not loaded here: rerank when the '
-            "text is evaluated (`ralm eval --retrieved`)."
+            f'`rerank="{reading.reranker_name}"` ranks with the language model, which is not loaded here: rerank when '
+            "the text is evaluated (`ralm eval --retrieved`)."
         )
-    if reranking.method != "none" and reranking.candidates < k:
+    if 0 < reading.candidates < k:
         raise UsageError(
-            f"`candidates` {reranking.candidates} are fewer than the `k` {k} passages to write: raise them."
+            f"`rerank` chooses among {reading.candidates} candidates, fewer than the `k` {k} passages to write: raise "
+            "the key `candidates`."
         )
     plan = options.with_query_tokens(plan, retrieval, given)
 
@@ -115,7 +118,7 @@ def retrieve_command(
     check_output_file(out, force)
     content = read_text(text)
     source = ralm.FromRetriever.of_index(index, retrieval)
-    reranker = reranking.reranker()
+    reranker = open_reranker(rerank, load_language_model)
     tokenizer = load_tokenizer(lm)
     prepared = tokens.prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
     hits, passages = source.find(prepared, tokenizer, k if reranker is None else reranker.candidates)

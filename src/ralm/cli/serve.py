@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ralm.cli import flags, models, options, process
 from ralm.errors import UsageError
+from ralm.grammar import keys_text
+from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.protocols import traits_of
@@ -25,21 +27,13 @@ if TYPE_CHECKING:
 _DEMO = Path("ralm-demo")
 _PASSAGE_CACHE = 1024.0
 """Megabytes, unless told."""
-_UNUSED = (
-    *("stride", "query_tokens", "document_tokens", "bos", "max_length", "max_tokens", "strict", "tokenizer"),
-    *("top_logprobs", "context_length", "requests_at_once", "retries", "max_requests", "answers"),
-)
+_UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length", "max_tokens", "strict")
 """Options without effect on a server that passes requests on."""
-_CONCATENATION = Needs(
-    '`reader="concatenation"`',
-    lambda own: own.reading.reader == "concatenation" or ("reader" not in own.given and options.NEEDS_API.met(own)),
-)
-"""Without `reader`, it is known once the model is open: requests that are passed on have this reader."""
 _AUDIT = Needs("`audit_log`", lambda own: own.audit_log is not None)
 _OF_MODELS = {
     *flags.option_types(ReadingOptions),
     *flags.option_types(PlanOptions),
-    *flags.option_types(ModelOptions),
+    "lm_args",
     *flags.option_types(BatchOptions),
     *("model_name", "allow", "prompt", "proxy", "strict", "query", "max_length"),
     *("max_tokens", "max_new_tokens"),
@@ -79,11 +73,7 @@ def serve_command(
         Option("How passages are retrieved.", needs=_PASSAGES),
         flags.Flags(without=("forbidden_titles", "forbidden_documents")),
     ],
-    reading: Annotated[
-        ReadingOptions,
-        Option("How passages are read.", needs=_PASSAGES),
-        flags.Flags(needs={"concatenation": _CONCATENATION}),
-    ],
+    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_PASSAGES)],
     plan: Annotated[
         PlanOptions,
         flags.Flags(
@@ -106,7 +96,7 @@ def serve_command(
     audit_texts: Annotated[
         bool, Option("Write prompts, answers and passages into the audit log too.", needs=_AUDIT)
     ] = False,
-    model_options: Annotated[ModelOptions, flags.Flags(without=("dry_run",), needs=options.MODEL_NEEDS)],
+    model_options: options.Model,
 ) -> None:
     """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
 
@@ -134,19 +124,22 @@ def serve_command(
         if lm is None:
             _serve_searches(_SearchServer(parts, retrieval, folders, listening), workers)
             return
-        if "passage_cache" not in given:
+        ranker = reading.ranker
+        model_options.check_effect(lm, *filter(None, [ranker]))
+        if model_options.api.dry_run:
+            raise UsageError("`dry_run` of `lm_args` has no effect on a server: leave it out.")
+        if model_options.passage_cache is None:
             model_options = replace(model_options, passage_cache=_PASSAGE_CACHE)
         model = models.open_served(lm, model_options, proxy=serving.proxy)
         if traits_of(model).answers_only:
-            _check_passed_on(model.name, given)
-            reading = reading if "reader" in given else replace(reading, reader="concatenation")
-        flags.reject_unused(flags.unused_options(reading, given), given)
+            _check_passed_on(model.name, model_options, given)
+            reading = reading if reading.reader else replace(reading, reader="concatenation")
         service = Service(
             model,
             serving,
             Settings(retrieval=retrieval, reading=reading, plan=plan),
             folders,
-            ranker=models.open_model(reading.ranks_with, model_options) if reading.ranks_with else None,
+            ranker=models.open_model(ranker, model_options.of(ranker, lm)) if ranker else None,
             max_length=max_length,
             **parts.open(),
         )
@@ -235,8 +228,11 @@ def _checked_model(lm: str | None, index: tuple[str, ...], given: flags.Given, *
     return None
 
 
-def _check_passed_on(name: str, given: flags.Given) -> None:
+def _check_passed_on(name: str, model_options: ModelOptions, given: flags.Given) -> None:
     """Report that requests are passed on; UsageError if an option has no effect on them."""
+    sent = ApiOptions(timeout=model_options.api.timeout)
+    if keys := keys_text(model_options.api, sent):
+        raise UsageError(f"`lm_args` {keys} has no effect: requests to {name} are passed on as they are.")
     for option in _UNUSED:
         if option in given:
             raise UsageError(f"{given[option]} has no effect: requests to {name} are passed on as they are.")
@@ -265,7 +261,7 @@ def _print_requests(url: str, model: str) -> None:
         ("without passages", {"ralm": {"index": None}}),
         (
             "with four passages, averaged, and the gain from each",
-            {"ralm": {"reader": "ensemble", "documents": 4, "gain": True}},
+            {"ralm": {"reader": "ensemble:documents=4", "gain": True}},
         ),
         ("as a stream", {"stream": True}),
     ):

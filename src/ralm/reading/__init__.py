@@ -18,104 +18,140 @@ generate.py        continues prompts
 pieces.py          generated tokens as text, up to a stop string
 provenance.py      the gain from passages, token by token
 
-This file has the options that select a reader and a reranker.
+This file has the catalogue of readers, and the options that name a reader, a mixer and a reranker.
 """
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
+from ralm.grammar import Catalogue, OwnPart
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Reader, Reranker
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
-from ralm.reading.mixers import MixerOptions, SimilarityWeights
+from ralm.reading.mixers import MIXERS, UniformWeights
 from ralm.reading.parts import Parts
-from ralm.reranking import RerankOptions
+from ralm.reranking import RERANKERS
 
-ReaderName = Literal["in-context", "ensemble", "concatenation"]
+READERS: Final = Catalogue(
+    "reader",
+    {"in-context": InContext, "ensemble": Ensemble, "concatenation": Concatenation},
+    ("config", "hits", "prompt_prefixes"),
+)
+"""How the passages of a row are put before its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingOptions:
-    """How the passages of a row are read: chosen as `reranking` says, and put before the text as `reader` says.
+    """How the passages of a row are read: each option names a part with its keys (`ralm.grammar`).
 
-    `rerank_lm` names the language model that ranks for zero-shot reranking; None is the reading model. `ensemble` and
-    `concatenation` are the options of these readers; `mixing` selects the mixer of an ensemble. Raises UsageError if a
-    reranker chooses from fewer passages than are read, or if a temperature has no effect.
+    `documents` is the key of that name of the reader; without a reader, several passages are concatenated. Raises
+    UsageError if there is no such part or key, if a reranker chooses from fewer passages than are read, or if a part
+    has no effect.
     """
 
-    reranking: Annotated[RerankOptions, Option("How passages are chosen from those that were retrieved.")] = field(
-        default_factory=RerankOptions
-    )
-    rerank_lm: Annotated[
-        str | None,
+    rerank: Annotated[
+        str,
         Option(
-            "Model to rank with (zero-shot).",
-            default_text="the reading model",
-            needs=Needs('`rerank="zero-shot"`', lambda reading: reading.reranking.method == "zero-shot"),
+            "Choose among candidates: by shared words (lexical), a language model (zero-shot), a cross-encoder "
+            "(predictive), the targets (oracle), or at random.",
+            part="rerank",
         ),
-    ] = None
+    ] = "none"
     reader: Annotated[
-        ReaderName,
+        str,
         Option(
             "Read the best passage (in-context), each of several alone and average the predictions (ensemble: "
-            "REPLUG), or several in one context (concatenation)."
+            "REPLUG), or several in one context (concatenation).",
+            part="reader",
+            default_text="in-context; with several documents concatenation",
         ),
-    ] = "in-context"
-    ensemble: Annotated[
-        Ensemble,
-        Option("How an ensemble reads.", needs=Needs.value("reader", "ensemble")),
-    ] = field(default_factory=Ensemble)
-    mixing: Annotated[
-        MixerOptions,
+    ] = ""
+    documents: Annotated[
+        int | None, Option("Passages that are read together.", default_text="ensemble: 10; concatenation: 2; else 1")
+    ] = None
+    mixer: Annotated[
+        str,
         Option(
-            "How the predictions of an ensemble are weighed.",
-            needs=Needs.value("reader", "ensemble"),
+            "Weights of several readings: softmax of the scores of retrieval (similarity: REPLUG), all the same "
+            "(uniform), or by how well each passage predicted the tokens before (posterior). To generate text also "
+            "contrast: the average contrasted with the prediction without passages (CAD).",
+            part="mixer",
+            needs=Needs('`reader="ensemble"`', lambda reading: reading.mixes),
         ),
-    ] = field(default_factory=MixerOptions)
-    concatenation: Annotated[
-        Concatenation,
-        Option(
-            "How several passages are put into one context.",
-            needs=Needs.value("reader", "concatenation"),
-        ),
-    ] = field(default_factory=Concatenation)
+    ] = "similarity"
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.mixing.mixer == "uniform" and self.ensemble.temperature != Ensemble().temperature:
-            raise UsageError('the temperature of the weights has no effect with `mixer="uniform"`: leave it out.')
-        candidates, documents = self.reranking.candidates, self.chosen_reader.hits
-        if self.reranks and candidates < documents:
+        reader, mixer = self._reader(), MIXERS.parse(self.mixer)
+        tempered = isinstance(reader, Ensemble) and reader.temperature != Ensemble().temperature
+        if tempered and isinstance(mixer, UniformWeights):
+            raise UsageError('the key `temperature` has no effect with `mixer="uniform"`: leave it out.')
+        candidates = getattr(RERANKERS.parse(self.rerank), "candidates", None)
+        documents = getattr(reader, "hits", None)
+        if candidates is not None and documents is not None and candidates < documents:
             raise UsageError(
-                f"`candidates` {candidates} are fewer than the {documents} passages that are read: raise them, or "
-                "lower `documents`."
+                f"`rerank` chooses among {candidates} candidates, and {documents} documents are read: raise the key "
+                "`candidates`, or lower `documents`."
             )
+
+    @property
+    def reader_name(self) -> str:
+        """The name of the reader."""
+        if self.reader:
+            return READERS.name_of(self.reader)
+        return "in-context" if self.documents in (None, 1) else "concatenation"
+
+    @property
+    def full_reader(self) -> str:
+        """The text of the reader, with `documents` as its key."""
+        name = self.reader or self.reader_name
+        if self.documents is None or (self.documents == 1 and name == "in-context"):
+            return name
+        return READERS.onto(f"{self.reader_name}:documents={self.documents}", name)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether several readings may become one."""
+        return self.reader_name not in ("in-context", "concatenation")
 
     @property
     def reranks(self) -> bool:
         """Whether passages are reranked."""
-        return self.reranking.method != "none"
+        return self.reranker_name != "none"
+
+    @property
+    def reranker_name(self) -> str:
+        """The name of the reranker."""
+        return RERANKERS.name_of(self.rerank)
+
+    @property
+    def ranker(self) -> str | None:
+        """The name of the language model of the reranker, if it names one."""
+        name: str | None = getattr(RERANKERS.parse(self.rerank), "lm", None)
+        return name
+
+    @property
+    def candidates(self) -> int:
+        """The passages to choose from; 0 if the reranker does not say."""
+        count: int = getattr(RERANKERS.parse(self.rerank), "candidates", 0)
+        return count
 
     @property
     def chosen_reader(self) -> Reader:
-        """The selected reader."""
-        match self.reader:
-            case "in-context":
-                return InContext()
-            case "ensemble":
-                return self.ensemble
-            case "concatenation":
-                return self.concatenation
+        """The reader."""
+        reader = self._reader()
+        return reader.make() if isinstance(reader, OwnPart) else reader
 
     def parts(self, reranker: Reranker | None = None) -> Parts:
-        """The selected reader and mixer, with a reranker."""
-        mixer = self.mixing.chosen if self.reader == "ensemble" else SimilarityWeights()
-        return Parts(reader=self.chosen_reader, mixer=mixer, reranker=reranker)
+        """Return the reader and the mixer with a reranker."""
+        mixer = MIXERS.parse(self.mixer if self.mixes else "similarity")
+        made = mixer.make() if isinstance(mixer, OwnPart) else mixer
+        return Parts(reader=self.chosen_reader, mixer=made, reranker=reranker)
 
-    @property
-    def ranks_with(self) -> str | None:
-        """The name of the ranking model, or None if the reading model ranks."""
-        return self.rerank_lm if self.reranking.method == "zero-shot" else None
+    def _reader(self) -> Any:
+        if self.documents is not None and "documents" in READERS.written_keys(self.reader):
+            raise UsageError("`documents` and the key of that name of `reader` are the same: give one of them.")
+        return READERS.parse(self.full_reader)

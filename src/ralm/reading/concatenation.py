@@ -33,12 +33,8 @@ class Concatenation:
     """
 
     documents: Annotated[int, Option("Passages that are read together.")] = 2
-    cut_together: Annotated[
-        bool, Option("Concatenation: cut all passages together to `document_tokens` (REPLUG's code).")
-    ] = False
-    order: Annotated[PassageOrder, Option("Concatenation: the best passage first, or last, next to the text.")] = (
-        "best-first"
-    )
+    cut_together: Annotated[bool, Option("Cut all passages together to `document_tokens` (REPLUG's code).")] = False
+    order: Annotated[PassageOrder, Option("The best passage first, or last, next to the text.")] = "best-first"
 
     def __post_init__(self) -> None:
         check_options(self)

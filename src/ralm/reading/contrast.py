@@ -25,7 +25,7 @@ class Contrast:
     """softmax((1 + `alpha`) log p - `alpha` log p_0): CAD (arXiv 2305.14739). Raises UsageError if `alpha` is out of
     range."""
 
-    alpha: Annotated[float, Option("Contrast: the weight of what passages change.", maximum=100)] = 0.5
+    alpha: Annotated[float, Option("Weight of what passages change.", maximum=100)] = 0.5
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -30,7 +30,6 @@ class Ensemble:
             "Temperature of the softmax over scores.",
             minimum=MIN_TEMPERATURE,
             maximum=1 / MIN_TEMPERATURE,
-            flag="weights-temperature",
         ),
     ] = 1.0
 

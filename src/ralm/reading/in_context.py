@@ -36,7 +36,7 @@ class InContext:
 
 
 def check_tokens_before(
-    document_tokens: int, tokens: int, advance: int, max_length: int, named: str = "`RerankOptions.tokens`"
+    document_tokens: int, tokens: int, advance: int, max_length: int, named: str = "`rerank` tokens"
 ) -> None:
     """Raise UsageError if the last `tokens` of a prefix cannot be scored after a document of full length, in windows
     that advance `advance` tokens at a time. Messages call the tokens `named`."""
@@ -48,7 +48,7 @@ def check_tokens_before(
         )
 
 
-def check_plan_before(options: PlanOptions, tokens: int, named: str = "`RerankOptions.tokens`") -> None:
+def check_plan_before(options: PlanOptions, tokens: int, named: str = "`rerank` tokens") -> None:
     """As `check_tokens_before`, for the windows of a plan."""
     if options.windows != "rolling":
         check_tokens_before(options.document_tokens, tokens, options.advance, options.max_length, named)

@@ -5,19 +5,17 @@ tokens before a target, the oldest first, after each prompt prefix (K x E). It n
 causal. Weights are float64, in log space.
 """
 
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, ClassVar, Literal
+from dataclasses import asdict, dataclass
+from typing import Annotated, ClassVar, Final
 
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.options import Needs, Option, check_options
-from ralm.protocols import DistributionMixer, Mixer
+from ralm.grammar import Catalogue
+from ralm.options import Option, check_options
 from ralm.reading.contrast import Contrast
 from ralm.reading.mixture import posterior_log_weights, similarity_log_weights
 from ralm.records import DoubleArray, FloatArray
-
-MixerName = Literal["similarity", "uniform", "posterior", "contrast"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +59,9 @@ class PosteriorWeights:
     range.
     """
 
-    eta: Annotated[float, Option("Posterior: the weight of the evidence.", maximum=100)] = 0.7
-    decay: Annotated[float, Option("Posterior: evidence so many tokens ago counts 1/e.", minimum=0.1, maximum=1e6)] = (
-        8.0
-    )
-    evidence: Annotated[int, Option("Posterior: tokens before each target that are evidence.", maximum=1024)] = 32
+    eta: Annotated[float, Option("Weight of the evidence.", maximum=100)] = 0.7
+    decay: Annotated[float, Option("Evidence so many tokens ago counts 1/e.", minimum=0.1, maximum=1e6)] = 8.0
+    evidence: Annotated[int, Option("Tokens before each target that are evidence.", maximum=1024)] = 32
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -81,38 +77,14 @@ class PosteriorWeights:
         return posterior_log_weights(with_next_KT, similarity_log_weights(scores_K), self.eta, self.decay)[:, -1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixerOptions:
-    """Which mixer an ensemble has; the other fields are the options of the mixers of these names."""
-
-    mixer: Annotated[
-        MixerName,
-        Option(
-            "Weights of an ensemble: softmax of the scores of retrieval (similarity: REPLUG), all the same (uniform), "
-            "or by how well each passage predicted the tokens before (posterior). To generate text also contrast: the "
-            "average contrasted with the prediction without passages (CAD)."
-        ),
-    ] = "similarity"
-    posterior: Annotated[
-        PosteriorWeights,
-        Option("Weights by evidence.", needs=Needs.value("mixer", "posterior")),
-    ] = field(default_factory=PosteriorWeights)
-    contrast: Annotated[Contrast, Option("Contrast.", needs=Needs.value("mixer", "contrast"))] = field(
-        default_factory=Contrast
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def chosen(self) -> Mixer | DistributionMixer:
-        """The selected mixer."""
-        match self.mixer:
-            case "similarity":
-                return SimilarityWeights()
-            case "uniform":
-                return UniformWeights()
-            case "posterior":
-                return self.posterior
-            case "contrast":
-                return self.contrast
+MIXERS: Final = Catalogue(
+    "mixer",
+    {
+        "similarity": SimilarityWeights,
+        "uniform": UniformWeights,
+        "posterior": PosteriorWeights,
+        "contrast": Contrast,
+    },
+    ("config",),
+)
+"""How the predictions of several readings become one; `contrast` generates text alone."""

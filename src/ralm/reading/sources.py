@@ -10,7 +10,8 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import InputError, UsageError
-from ralm.protocols import Retriever, Tokenizer
+from ralm.protocols import LanguageModel, Retriever, Tokenizer
+from ralm.reading.parts import Parts
 from ralm.reading.tokens import PreparedText
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
 from ralm.retrieval.expansion import expanded
@@ -123,6 +124,15 @@ class FromFile:
         hits, passages = numbered_passages([stride.retrieved_docs for stride in self.strides])
         hits.numbers_QK[~plan.retrieves_R] = NO_PASSAGE
         return hits.first(k), passages
+
+
+def config_of_reading(model: LanguageModel, source: PassageSource | None, parts: Parts) -> dict[str, JsonValue]:
+    """Return everything that decides what a model reads and predicts, as JSON, for the record of a run."""
+    return {
+        "model": config_of(model, "language model"),
+        "passages": None if source is None else source.config,
+        **({"reranker": None, "reader": None} if source is None else parts.config),
+    }
 
 
 def file_config(file: Path) -> dict[str, JsonValue]:

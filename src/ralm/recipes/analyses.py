@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions, Joining, Scoring
 from ralm.reading import ReadingOptions
-from ralm.reading.concatenation import Concatenation
 from ralm.reading.plan import PlanOptions
 from ralm.recipes import measures, replug_figures_4_5_6_7_8, resources, steps
 from ralm.recipes.readings import (
@@ -112,7 +111,7 @@ def _of_questions(scale: Scale) -> _Pairs:
         "retrieval": DENSE_SEARCH,
     }
     ensemble = {**read, "reading": ensemble_of(scale.documents(REPLUG_DOCUMENTS))}
-    two = {**read, "reading": ReadingOptions(reader="concatenation", concatenation=Concatenation(documents=2))}
+    two = {**read, "reading": ReadingOptions(reader="concatenation", documents=2)}
     shown: dict[str, Any] = {"demonstrations": resources.NQ_TRAIN, "shots": scale.shots(16), "prompt": "replug"}
     few: dict[str, Any] = {"demonstrations": resources.MMLU_DEV, "shots": scale.shots(5), "limit": scale.limit_each(4)}
     lm, limit = resources.LLAMA[1], scale.limit

@@ -25,13 +25,13 @@ from ralm.corpus.files import read_text
 from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.sources import fingerprint_of
 from ralm.errors import DamagedFolderError, InputError, UsageError
+from ralm.grammar import keys_text, quoted
 from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.lm.registry import ModelOptions
-from ralm.options import flags_of
 from ralm.recipes import measures, resources
 from ralm.recipes.inputs import STAND_IN_MODEL, make_stand_ins, stand_in, write_resource, write_titles
 from ralm.recipes.recipe import Cell, Order, Recipe
-from ralm.recipes.steps import Argument, NameOf, Step, in_order
+from ralm.recipes.steps import Argument, Keyed, NameOf, Step, in_order
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.storage import atomic, manifest, outputs, remote
 from ralm.version import __version__
@@ -55,28 +55,29 @@ class CommandOptions:
     def flags(self, step: Step, *, api: bool) -> list[str]:
         """The flags that the command of a step gets for them; `api`: whether its model is behind an API."""
         takes_model = step.command in _TAKES_MODEL_OPTIONS
-        decisive = {name: getattr(ApiOptions(), name) for name in _DECISIVE}
-        requests = flags_of(replace(self.model.api, **decisive), ApiOptions()) if api and takes_model else []
         ray = ["--ray", self.ray] if self.ray is not None and takes_model else []
-        return [*self.decisive_flags(step, api=api), *requests, *self._device(step, api=api), *ray]
+        keys = ""
+        if takes_model:
+            device = self.model.device if step.command in _READS_MODEL else "auto"
+            used = ModelOptions(api=self.model.api) if api else replace(self.model, device=device, api=ApiOptions())
+            keys = keys_text(used, ModelOptions())
+        return [*(["--lm-args", keys] if keys else []), *self._device(step), *ray]
 
-    def decisive_flags(self, step: Step, *, api: bool) -> list[str]:
-        """Those of these flags that may decide the result of a step."""
+    def decisive_keys(self, step: Step, *, api: bool) -> str:
+        """Those of the keys of `--lm-args` that may decide the result of a step."""
         if step.command not in _TAKES_MODEL_OPTIONS:
-            return []
+            return ""
         if api:
-            return flags_of(ApiOptions(**{name: getattr(self.model.api, name) for name in _DECISIVE}), ApiOptions())
-        return flags_of(replace(self.model, device="auto", api=ApiOptions()), ModelOptions())
+            decisive = {name: getattr(self.model.api, name) for name in _DECISIVE}
+            return keys_text(ApiOptions(**decisive), ApiOptions())
+        return keys_text(replace(self.model, device="auto", api=ApiOptions()), ModelOptions())
 
-    def _device(self, step: Step, *, api: bool) -> list[str]:
-        """Only commands that read with a language model take several devices, or a model that is spread over them."""
+    def _device(self, step: Step) -> list[str]:
+        """The device of a command that trains or encodes: it takes neither several, nor a model that is spread."""
         device = self.model.device
-        if step.command in _READS_MODEL:
-            takes = not api
-        else:
-            trains = step.command.startswith("train") or step.has(EncoderOptions)
-            takes = trains and device.partition(":")[0] in ("cpu", "cuda") and "," not in device
-        return ["--device", device] if takes and device != "auto" else []
+        trains = step.command.startswith("train") or step.has(EncoderOptions)
+        takes = trains and device.partition(":")[0] in ("cpu", "cuda") and "," not in device
+        return ["--device", device] if takes else []
 
 
 @dataclass(eq=False)
@@ -243,7 +244,7 @@ class RecipeFolder:
     def _key(self, step: Step) -> str:
         if step not in self._keys:
             decides = [self._identity(argument) for argument in step.arguments]
-            decides.append(self.options.decisive_flags(step, api=self.uses_api(step)))
+            decides.append(self.options.decisive_keys(step, api=self.uses_api(step)))
             self._keys[step] = _hash(json.dumps([step.command, decides]))
         return self._keys[step]
 
@@ -253,6 +254,8 @@ class RecipeFolder:
                 return str(self.path_of(argument))
             case NameOf(step=step):
                 return self.path_of(step).name
+            case Keyed(text=text, value=value):
+                return text + quoted(self._written(value))
             case resources.Resource():
                 return self.source_of(argument)
             case _:
@@ -264,6 +267,8 @@ class RecipeFolder:
                 return ["step", self._key(argument)]
             case NameOf(step=step):
                 return ["name", self._key(step)]
+            case Keyed(text=text, value=value):
+                return [text, self._identity(value)]
             case resources.Resource():
                 if argument not in self._identities:
                     self._identities[argument] = self._identity_of(argument)

@@ -4,7 +4,7 @@ questions with DPR's first passages in the prompt."""
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ralm.reading import ReadingOptions, concatenation
+from ralm.reading import ReadingOptions
 from ralm.recipes import measures, resources
 from ralm.recipes.readings import DENSE_SEARCH, ICR_SEMANTICS, TextReadings, wikipedia
 from ralm.recipes.recipe import Entries, Figure, Order, Scale, cells_of, orders_of, recipe
@@ -116,7 +116,7 @@ def icr_table_3(scale: Scale) -> Entries:
 def icr_table_4(scale: Scale) -> Entries:
     """Questions that LLaMA answers without demonstrations, closed book and with two of DPR's passages. The
     log-probability of the right answer is ours: it shows what passages do for models that rarely answer."""
-    two = ReadingOptions(reader="concatenation", concatenation=concatenation.Concatenation(documents=2))
+    two = ReadingOptions(reader="concatenation", documents=2)
     for lm in resources.LLAMA:
         for (column, questions), published in zip(QUESTIONS.items(), _TABLE_4[lm.label], strict=True):
             none = qa_step(questions, lm, prompt="in-context-ralm", semantics="official", limit=scale.limit)

@@ -5,14 +5,12 @@ its published code too: rolling windows of 127 tokens of query and 769 predicted
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from ralm.corpus.splitting import Splitting
 from ralm.reading import ReadingOptions
-from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.recipes import measures, recipe, resources, steps
-from ralm.reranking import RerankOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training import options
 
@@ -53,7 +51,7 @@ def pile_index() -> steps.Step:
 
 def ensemble_of(documents: int) -> ReadingOptions:
     """An ensemble over so many passages."""
-    return ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=documents))
+    return ReadingOptions(reader="ensemble", documents=documents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +88,16 @@ class TextReadings:
         self, lm: resources.Resource, rerank_lm: resources.Resource | None = None, *, tokens: int | None = None
     ) -> measures.Measure:
         """With the passage that a language model chooses by the last `tokens` of the prefix (section 6.1)."""
-        return self._chosen(lm, RerankOptions(method="zero-shot", tokens=tokens), rerank_lm=rerank_lm)
+        last = (f"tokens={tokens}" if tokens else "", "lm=" if rerank_lm else "")
+        return self._chosen(lm, "zero-shot", keys=last, ranker=rerank_lm)
 
     def oracle(self, lm: resources.Resource, candidates: int = recipe.ICR_CANDIDATES) -> measures.Measure:
         """With the passage that makes the targets most likely."""
-        return self._chosen(lm, RerankOptions(method="oracle", candidates=candidates))
+        return self._chosen(lm, "oracle", candidates)
 
     def predictive(self, lm: resources.Resource) -> measures.Measure:
         """With the passage that a trained reranker chooses (section 6.2)."""
-        reranking = RerankOptions(method="predictive", cross_encoder="")
-        return self._chosen(lm, reranking, reranker=predictive_reranker(self.scale))
+        return self._chosen(lm, "predictive", keys=("cross_encoder=",), ranker=predictive_reranker(self.scale))
 
     def ensemble(
         self,
@@ -118,15 +116,23 @@ class TextReadings:
         found = self._retrieved(index, self.scale.documents(max(retrieved, documents)), retrieval, vectors)
         return self._measure(lm, found, ensemble_of(self.scale.documents(documents)))
 
-    def _chosen(self, lm: resources.Resource, reranking: RerankOptions | None = None, **by: Any) -> measures.Measure:
-        """With the best passage of BM25 by the retriever, or by a reranker."""
+    def _chosen(
+        self,
+        lm: resources.Resource,
+        method: str | None = None,
+        candidates: int = recipe.ICR_CANDIDATES,
+        *,
+        keys: tuple[str, ...] = (),
+        ranker: steps.Step | resources.Resource | None = None,
+    ) -> measures.Measure:
+        """With the best passage of BM25 by the retriever, or by a reranker with these keys."""
         assert self.index is not None
         reading = steps.FIRST_PASSAGE
-        if reranking is not None:
-            candidates = self.scale.candidates(reranking.candidates)
-            reading = ReadingOptions(reranking=replace(reranking, candidates=candidates))
+        if method is not None:
+            written = (f"candidates={self.scale.candidates(candidates)}", *filter(None, keys))
+            reading = ReadingOptions(rerank=f"{method}:{','.join(written)}")
         found = self._retrieved(self.index, self.scale.candidates(recipe.ICR_CANDIDATES), BM25_SEARCH)
-        return self._measure(lm, found, reading, **by)
+        return self._measure(lm, found, reading, ranker)
 
     def _retrieved(
         self, index: steps.Step, k: int, retrieval: RetrieverOptions, vectors: steps.Step | None = None
@@ -141,11 +147,13 @@ class TextReadings:
         lm: resources.Resource,
         retrieved: steps.Step | None,
         reading: ReadingOptions = steps.FIRST_PASSAGE,
-        **by: Any,
+        ranker: steps.Step | resources.Resource | None = None,
     ) -> measures.Measure:
         plan, limit = self.scale.plan(self.plan), self.scale.limit_tokens
         return measures.perplexity_of(
-            steps.eval_step(self.text, lm, plan, retrieved=retrieved, reading=reading, limit_tokens=limit, **by),
+            steps.eval_step(
+                self.text, lm, plan, retrieved=retrieved, reading=reading, ranker=ranker, limit_tokens=limit
+            ),
             self.per,
         )
 

@@ -188,9 +188,9 @@ class _Sizes:
             windows = tokens / plan.block * (5 if retrieved else 1)
         several = 1
         if reading.reranks and retrieved:
-            several = reading.reranking.candidates
-        elif reading.reader == "ensemble" and retrieved:
-            several = reading.ensemble.documents
+            several = reading.candidates
+        elif reading.reader_name == "ensemble" and retrieved:
+            several = reading.chosen_reader.hits
         return self._reading(int(windows * min(plan.max_length, tokens) * several), disk=tokens * _ROW_BYTES)
 
     def signals(self) -> Estimate:
@@ -209,7 +209,7 @@ class _Sizes:
         amounts, reading = self._step.option(Amounts), self._step.option(ReadingOptions)
         count = self._step.resource("questions", "choices").questions or 1000
         count = count if amounts.limit is None else min(count, amounts.limit)
-        prompts = len(amounts.numbers) or (reading.ensemble.documents if reading.reader == "ensemble" else 1)
+        prompts = len(amounts.numbers) or (reading.chosen_reader.hits if reading.reader_name == "ensemble" else 1)
         return self._reading(count * prompts * _PROMPT_TOKENS, disk=count * _ANSWER_BYTES)
 
     def _reading(self, tokens: int, disk: float) -> Estimate:

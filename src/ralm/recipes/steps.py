@@ -13,7 +13,6 @@ from ralm.options import flags_of
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.resources import Resource
-from ralm.reranking import RerankOptions
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import (
@@ -61,7 +60,7 @@ class Step:
     @property
     def steps(self) -> "Iterator[Step]":
         """The steps whose results it reads."""
-        for one in self.arguments:
+        for one in self._values:
             if isinstance(one, Step):
                 yield one
             elif isinstance(one, NameOf):
@@ -70,7 +69,12 @@ class Step:
     @property
     def resources(self) -> Iterator[Resource]:
         """The resources that it reads itself."""
-        yield from (one for one in self.arguments if isinstance(one, Resource))
+        yield from (one for one in self._values if isinstance(one, Resource))
+
+    @property
+    def _values(self) -> "Iterator[Argument]":
+        """The arguments, and in place of a part the value of its last key."""
+        return (one.value if isinstance(one, Keyed) else one for one in self.arguments)
 
     def resource(self, *kinds: str) -> Resource:
         """The first resource of one of these kinds."""
@@ -92,7 +96,15 @@ class NameOf:
     step: Step
 
 
-Argument: TypeAlias = str | Resource | Step | NameOf
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """A part whose last key has a resource or a step as its value: `predictive:cross_encoder=` and a trained one."""
+
+    text: str
+    value: "Resource | Step | NameOf"
+
+
+Argument: TypeAlias = str | Resource | Step | NameOf | Keyed
 
 
 def in_order(wanted: Sequence[Step]) -> list[Step]:
@@ -144,9 +156,10 @@ def retrieve_step(
 ) -> Step:
     """Retrieves the k best passages for every stride of a text; `lm` decides the tokens. `vectors`: search those that
     the training of a retriever added to the index."""
-    arguments = [text, *_given(lm=lm, index=index), "-k", str(k), *flags_of(retrieval, _BM25)]
+    retriever = Keyed(f"{retrieval.retriever}:vectors=", NameOf(vectors)) if vectors else None
+    searched = ["--retriever", retriever] if retriever else flags_of(retrieval, _BM25)
+    arguments: list[Argument] = [text, *_given(lm=lm, index=index), "-k", str(k), *searched]
     unread, base = replace(plan, document_tokens=0), replace(_PLAN, document_tokens=0)
-    arguments += _given(vectors=vectors and NameOf(vectors))
     arguments += flags_of(unread, base, ("query_tokens",) if retrieval.is_dense else ())
     arguments += _given(limit_tokens=limit_tokens)
     return Step("retrieve", tuple(arguments), (plan, retrieval, Amounts(k=k, limit_tokens=limit_tokens)))
@@ -159,17 +172,16 @@ def eval_step(
     *,
     retrieved: Step | None = None,
     reading: ReadingOptions = FIRST_PASSAGE,
-    reranker: Step | None = None,
-    rerank_lm: Resource | None = None,
+    ranker: Step | Resource | None = None,
     limit_tokens: int | None = None,
 ) -> Step:
     """Scores a text with a model, with the passages that were retrieved, or without.
 
-    With a trained `reranker`, `reading` says among how many passages it chooses.
+    `ranker` is the value of the last key of the reranker of `reading`: a trained cross-encoder, or a model.
     """
-    base = replace(FIRST_PASSAGE, reranking=RerankOptions(cross_encoder="")) if reranker else FIRST_PASSAGE
-    arguments = [text, *_given(lm=lm, retrieved=retrieved), *flags_of(reading, base)]
-    arguments += _given(reranker=reranker, rerank_lm=rerank_lm)
+    read = replace(reading, rerank="none") if ranker else reading
+    arguments: list[Argument] = [text, *_given(lm=lm, retrieved=retrieved), *flags_of(read, FIRST_PASSAGE)]
+    arguments += ["--rerank", Keyed(reading.rerank, ranker)] if ranker else []
     if plan.windows != "rolling":  # passages were retrieved before, so the length of queries has no effect
         plan = replace(plan, query_tokens=_PLAN.query_tokens)
     arguments += [*flags_of(plan, _PLAN), *_given(limit_tokens=limit_tokens)]

@@ -10,15 +10,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.options import check_options
 from ralm.protocols import Rows
 from ralm.records import Hits, Passages
-from ralm.reranking.oracle import best_hits
-from ralm.validation import check_count
+from ralm.reranking.oracle import CANDIDATES, best_hits
 
 LAST: Final = 32
 """Words at the end of a prefix."""
@@ -52,10 +52,10 @@ class Lexical:
     """Chooses the passages with the highest scores of BM25 plus 2 for each of the last words of the prefix that stands
     in them, in a row. Raises UsageError if `candidates` is below 1."""
 
-    candidates: int = 16
+    candidates: Annotated[int, CANDIDATES] = 16
 
     def __post_init__(self) -> None:
-        check_count("candidates", self.candidates)
+        check_options(self)
 
     @property
     def config(self) -> dict[str, JsonValue]:

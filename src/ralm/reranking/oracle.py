@@ -7,14 +7,17 @@ with y the targets of the stride. The other rerankers estimate this choice witho
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Final
 
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.options import Option, check_options
 from ralm.protocols import Rows
 from ralm.records import DoubleArray, FloatArray, Hits, Passages
-from ralm.validation import check_count
+
+CANDIDATES: Final = Option("Passages to choose from.")
+"""The declaration of the key that every reranker has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +30,10 @@ class Oracle:
 
     needs_targets: ClassVar[bool] = True
 
-    candidates: int = 16
+    candidates: Annotated[int, CANDIDATES] = 16
 
     def __post_init__(self) -> None:
-        check_count("candidates", self.candidates)
+        check_options(self)
 
     @property
     def config(self) -> dict[str, JsonValue]:

@@ -1,13 +1,15 @@
 """Random choice among the candidates: the control for reranking."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.options import check_options, seed_option
 from ralm.protocols import Rows
 from ralm.records import NO_PASSAGE, Hits, Passages
-from ralm.validation import check_count, check_seed
+from ralm.reranking.oracle import CANDIDATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +20,11 @@ class RandomChoice:
     range.
     """
 
-    candidates: int = 16
-    seed: int = 0
+    candidates: Annotated[int, CANDIDATES] = 16
+    seed: Annotated[int, seed_option()] = 0
 
     def __post_init__(self) -> None:
-        check_count("candidates", self.candidates)
-        check_seed("seed", self.seed)
+        check_options(self)
 
     @property
     def config(self) -> dict[str, JsonValue]:

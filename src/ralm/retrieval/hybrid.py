@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.options import Needs, Option, check_options
+from ralm.errors import UsageError
+from ralm.options import Option, check_options
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits
 from ralm.retrieval.filters import Passing, filter_retriever
@@ -27,23 +28,22 @@ class FusionOptions:
 
     method: Annotated[
         FusionMethod,
-        Option(
-            "Hybrid: add up reciprocal ranks (rrf), or scores scaled between 0 and 1 (interpolation).", flag="fusion"
-        ),
+        Option("Add up reciprocal ranks (rrf), or scores scaled between 0 and 1 (interpolation).", flag="fusion"),
     ] = "rrf"
     dense_weight: Annotated[
         float,
         Option(
-            "Hybrid: weight of dense in interpolation; BM25 gets the rest.",
+            "Weight of dense in interpolation; BM25 gets the rest.",
             minimum=0,
             maximum=1,
-            needs=Needs.value("method", "interpolation"),
         ),
     ] = 0.5
     depth: Annotated[int, Option("Hits of each ranking that are used.", flag="")] = 100
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.method == "rrf" and self.dense_weight != 0.5:
+            raise UsageError("`dense_weight` has no effect with the fusion rrf: write fusion=interpolation.")
 
 
 class Hybrid:

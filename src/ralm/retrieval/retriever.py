@@ -4,15 +4,16 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus import decontamination, numbering
 from ralm.errors import UsageError
+from ralm.grammar import Catalogue
 from ralm.lm.api.endpoint import is_api
-from ralm.options import Needs, Option, check_options, seed_option
+from ralm.options import Option, check_options, seed_option
 from ralm.protocols import Encoder, Retriever
 from ralm.records import Hits, IntArray
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, load_encoder
@@ -20,68 +21,87 @@ from ralm.retrieval.distinct import Distinct
 from ralm.retrieval.expansion import check_expansion
 from ralm.retrieval.filters import Filter, filter_retriever, parse_filter
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
-from ralm.retrieval.own import own_retriever
 from ralm.retrieval.random import RandomRetriever
 from ralm.validation import config_of, stable_hits
 
 if TYPE_CHECKING:
     from ralm.retrieval.index import Index
 
-RetrieverName = Literal["bm25", "dense", "hybrid", "random"]
-
 _LOG: Final = logging.getLogger(__name__)
-_DENSE: Final = Needs('`retriever="dense"` or `"hybrid"`', lambda options: options.is_dense)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bm25Options:
+    """BM25 over the words of an index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseOptions:
+    """Which vectors are searched, and how.
+
+    `vectors` is the name of the set of vectors, if the index has several. `query_encoder` encodes queries instead of
+    the encoder that the index names; with `any_encoder` its vectors may differ from those of the index.
+    """
+
+    vectors: Annotated[
+        str | None,
+        Option("Name of the vectors to search.", default_text="the default ones of the index", private=True),
+    ] = None
+    query_encoder: Annotated[
+        str | None,
+        Option("Encode queries with this.", default_text="the encoder that the index names", private=True),
+    ] = None
+    any_encoder: Annotated[bool, Option("Allow another encoder than the index was built with.", private=True)] = False
+    search: Annotated[DenseSearchOptions, Option("How an approximate index is searched.")] = field(
+        default_factory=DenseSearchOptions
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridOptions(DenseOptions):
+    """The vectors, and how their ranking and that of BM25 become one."""
+
+    fusion: Annotated[FusionOptions, Option("How the two rankings become one.")] = field(default_factory=FusionOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomOptions:
+    """The seed of the control. Raises UsageError if it is out of range."""
+
+    seed: Annotated[int, seed_option()] = 0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+RETRIEVERS: Final = Catalogue(
+    "retriever",
+    {"bm25": Bm25Options, "dense": DenseOptions, "hybrid": HybridOptions, "random": RandomOptions},
+    ("config", "retrieve"),
+)
+"""How the passages of an index are found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrieverOptions:
     """How the passages of an index are retrieved.
 
-    `retriever`: bm25, dense, hybrid (both, fused as `fusion` says), random (the control, which draws with `seed`), or a
-    class of your own as `module:Class`, which is called with the `Index`.
-    `vectors`: the name of the set of vectors to search, if the index has several. `query_encoder` encodes queries
-    instead of the encoder that the index names; with `any_encoder` its vectors may differ from those that the index was
-    built with. `search`: how much work an approximate index does. `forbidden_titles` and `forbidden_documents`: files
-    with one title or document id per line; passages of those documents are never found. `where`: only passages that
-    pass this filter are found (`ralm.retrieval.filters`). `distinct`: what is found once (`Distinct`). `expand`: a
+    `retriever` names the retriever with its keys (`ralm.grammar`): bm25, dense, hybrid (both, fused), random (the
+    control), or a class of your own, which is called with the passages. `forbidden_titles` and `forbidden_documents`:
+    files with one title or document id per line; passages of those documents are never found. `where`: only passages
+    that pass this filter are found (`ralm.retrieval.filters`). `distinct`: what is found once (`Distinct`). `expand`: a
     number of neighbours or `document`: a hit is read with the text around it.
 
     Raises UsageError if a value is invalid.
     """
 
     retriever: Annotated[
-        RetrieverName | str,
+        str,
         Option(
-            "hybrid fuses BM25 and dense; random is the control: any passage, whatever the query; module:Class is a "
-            "class of your own.",
-            own=True,
+            "bm25, dense, hybrid (both), or random (the control: any passage, whatever the query).",
+            part="retriever",
         ),
     ] = "bm25"
-    seed: Annotated[
-        int,
-        seed_option(Needs.value("retriever", "random")),
-    ] = 0
-    vectors: Annotated[
-        str | None,
-        Option("Dense: search the vectors of this name.", default_text="the default ones of the index", needs=_DENSE),
-    ] = None
-    query_encoder: Annotated[
-        str | None,
-        Option("Dense: encode queries with this.", default_text="the encoder that the index names", needs=_DENSE),
-    ] = None
-    any_encoder: Annotated[
-        bool, Option("Dense: allow another encoder than the index was built with.", needs=_DENSE)
-    ] = False
-    search: Annotated[DenseSearchOptions, Option("How an approximate index is searched.", needs=_DENSE)] = field(
-        default_factory=DenseSearchOptions
-    )
-    fusion: Annotated[
-        FusionOptions,
-        Option(
-            "How the two rankings of hybrid retrieval become one.",
-            needs=Needs.value("retriever", "hybrid"),
-        ),
-    ] = field(default_factory=FusionOptions)
     forbidden_titles: Annotated[
         Path | None, Option("Never find passages of documents with these titles (a file with one per line).")
     ] = None
@@ -107,15 +127,21 @@ class RetrieverOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        RETRIEVERS.parse(self.retriever)
         if self.where is not None:
             parse_filter(self.where)
         if self.expand is not None:
             check_expansion(self.expand)
 
     @property
+    def name(self) -> str:
+        """The name of the retriever."""
+        return RETRIEVERS.name_of(self.retriever)
+
+    @property
     def is_dense(self) -> bool:
         """Whether queries are encoded."""
-        return self.retriever in ("dense", "hybrid")
+        return self.name in ("dense", "hybrid")
 
 
 def open_retriever(
@@ -186,28 +212,34 @@ def matching_passages(
 
 
 def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | None) -> Retriever:
-    match options.retriever:
-        case "bm25":
-            return index.bm25 if forbidden is None else index.bm25.without(forbidden)
-        case "dense":
-            encoder = _query_encoder(index, options)
-            dense = index.dense(
-                options.search, vectors=options.vectors, encoder=encoder, any_encoder=options.any_encoder
-            )
-            return dense if forbidden is None else dense.without(forbidden)
-        case "hybrid":
-            lexical = _retriever(index, replace(options, retriever="bm25"), forbidden)
-            return Hybrid(lexical, _retriever(index, replace(options, retriever="dense"), forbidden), options.fusion)
-        case "random":
-            control = RandomRetriever(len(index.passages), options.seed)
+    part: Any = RETRIEVERS.parse(options.retriever)
+    match part:
+        case Bm25Options():
+            return _bm25(index, forbidden)
+        case HybridOptions():
+            return Hybrid(_bm25(index, forbidden), _dense(index, part, forbidden), part.fusion)
+        case DenseOptions():
+            return _dense(index, part, forbidden)
+        case RandomOptions():
+            control = RandomRetriever(len(index.passages), part.seed)
             return control if forbidden is None else control.without(forbidden)
-        case own:
-            if forbidden is not None:
-                raise UsageError(f"{own} cannot leave out titles or documents: do so in the class itself.")
-            return own_retriever(own, index)
+    if forbidden is not None:
+        raise UsageError(f"{options.name} cannot leave out titles or documents: do so in the class itself.")
+    own: Retriever = part.make(index.passages)
+    return own
 
 
-def _query_encoder(index: "Index", options: RetrieverOptions) -> Encoder | None:
+def _bm25(index: "Index", forbidden: IntArray | None) -> Retriever:
+    return index.bm25 if forbidden is None else index.bm25.without(forbidden)
+
+
+def _dense(index: "Index", options: DenseOptions, forbidden: IntArray | None) -> Retriever:
+    encoder = _query_encoder(index, options)
+    dense = index.dense(options.search, vectors=options.vectors, encoder=encoder, any_encoder=options.any_encoder)
+    return dense if forbidden is None else dense.without(forbidden)
+
+
+def _query_encoder(index: "Index", options: DenseOptions) -> Encoder | None:
     if options.query_encoder is None:
         return None
     own = index.encoder_options(options.vectors)

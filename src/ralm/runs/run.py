@@ -38,7 +38,6 @@ from ralm.retrieval.index import INDEX_KIND, check_index
 from ralm.runs.tables import RunTokens, build_passage_table, build_token_table, build_traced_text, parse_tokens
 from ralm.storage import manifest, outputs
 from ralm.terminal import path_text, to_json
-from ralm.validation import config_of
 
 RUN_KIND: Final = outputs.FolderKind("run")
 RUN_TOKENS: Final = "tokens.parquet"
@@ -133,9 +132,7 @@ def evaluation_config(
             "sha256": _sha256(text),
             "limit_tokens": limit_tokens,
         },
-        "model": config_of(model, "language model"),
-        "passages": None if source is None else source.config,
-        **({"reranker": None, "reader": None} if source is None else parts.config),
+        **sources.config_of_reading(model, source, parts),
         "plan": asdict(plan),
     }
 

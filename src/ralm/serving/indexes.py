@@ -10,20 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ralm.errors import RalmError
 from ralm.lm.scoring import Scorer
-from ralm.protocols import Documents, LanguageModel, Reranker, Retriever, Rows
+from ralm.pipeline import open_pipeline
+from ralm.protocols import Documents, LanguageModel, Reranker, Retriever, Rows, WritingModel
 from ralm.reading import ReadingOptions, sources
 from ralm.reading.parts import Parts
 from ralm.records import NO_PASSAGE, Hits, Passages, Readings
-from ralm.reranking import RerankOptions
+from ralm.reranking import RERANKERS, PredictiveOptions
+from ralm.reranking.predictive import CrossEncoder, Predictive
 from ralm.retrieval.filters import Filter, Passing, filter_retriever
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import RetrieverOptions, filtered
 from ralm.serving.middleware import Metrics
 from ralm.serving.options import Settings
+from ralm.settings import PipelineOptions
 from ralm.storage.manifest import identity
 
 _SAFE: Final = ("bm25", "random")
@@ -59,7 +62,7 @@ class Indexes:
         with self._lock:
             if (name, options) not in self._sources:
                 source = sources.FromRetriever.of_index(self._open[name], options)
-                lock = nullcontext() if options.retriever in _SAFE else RLock()
+                lock = nullcontext() if options.name in _SAFE else RLock()
                 locked = _LockedRetriever(source.retriever, self._metrics, lock)
                 self._sources[name, options] = source.with_retriever(locked)
             return self._sources[name, options]
@@ -118,20 +121,32 @@ class _LockedRetriever:
 
 
 class Rerankers:
-    """The rerankers of requests, which share the models that are loaded at startup; `ranker` is that of `rerank_lm`."""
+    """The rerankers of requests, which share the models that are loaded at startup.
+
+    `ranker` is the language model that the operator's reranker names.
+    """
 
     def __init__(self, reading: ReadingOptions, ranker: LanguageModel | None = None) -> None:
         self._ranker = ranker
-        self._cross_encoder = reading.reranking.load() if reading.reranking.method == "predictive" else None
+        part = RERANKERS.parse(reading.rerank)
+        self._cross_encoder = part.load() if isinstance(part, PredictiveOptions) else None
         self._lock = RLock()
 
-    def of(self, options: RerankOptions) -> Reranker | None:
-        """The reranker of these options, or None."""
-        if options.method == "predictive":
-            reranker = options.reranker(None, self._cross_encoder)
-            assert reranker is not None
-            return _LockedReranker(reranker, self._lock)
-        return options.reranker(None if self._ranker is None else Scorer(self._ranker, progress=False))
+    def parts(self, model: WritingModel, settings: Settings, source: sources.FromRetriever) -> "NotedParts":
+        """Return the parts of a request; raises what `open_pipeline` raises."""
+        options = PipelineOptions(lm=model.name, retrieval=settings.retrieval, reading=settings.reading)
+        ranker = None if self._ranker is None else Scorer(self._ranker, progress=False)
+        models = iter((model, ranker))
+        parts = open_pipeline(
+            options,
+            source=source,
+            load=lambda _name, _options: cast("WritingModel", next(models)),
+            load_pairs=lambda _part: cast("CrossEncoder", self._cross_encoder),
+        ).parts
+        reranker = parts.reranker
+        if isinstance(reranker, Predictive):
+            reranker = _LockedReranker(reranker, self._lock)
+        return NotedParts(reader=parts.reader, mixer=parts.mixer, reranker=reranker)
 
 
 class _LockedReranker:

@@ -5,13 +5,15 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal
 
 from ralm.errors import UsageError
-from ralm.options import Arguments, Declared, Needs, Option, check_options, is_own
+from ralm.grammar import keys_of
+from ralm.options import Declared, Needs, Option, check_options, declared, reject_unused
 from ralm.protocols import UNLIMITED, WritingModel
-from ralm.reading import ReadingOptions
+from ralm.reading import READERS, ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
+from ralm.settings import CATALOGUES
 from ralm.validation import MAX_COUNT, check_length
 
 CHOICES: Final = (
@@ -20,13 +22,8 @@ CHOICES: Final = (
     "query",
     "reader",
     "documents",
-    "order",
     "mixer",
-    "eta",
-    "decay",
-    "alpha",
     "rerank",
-    "candidates",
     "stride",
     "query_tokens",
     "document_tokens",
@@ -35,7 +32,7 @@ CHOICES: Final = (
 )
 """The choices of a request in its field `ralm`. None of these names a file, a model or an address."""
 
-PASSED_ON: Final = ("index", "retriever", "query", "documents", "order")
+PASSED_ON: Final = ("index", "retriever", "query", "reader", "documents")
 """Those of a request that is passed on to the server of the model."""
 QuerySource = Literal["message", "rewrite"]
 _INDEX: Final = Needs("`index`", lambda settings: settings.index is not None)
@@ -189,27 +186,25 @@ class Settings:
         return {
             "index": self.index,
             "retriever": self.retrieval.retriever,
-            "reader": self.reading.reader,
+            "reader": self.reading.reader_name,
             "documents": self.reading.chosen_reader.hits,
-            **({"mixer": self.reading.mixing.mixer} if self.reading.reader == "ensemble" else {}),
-            "rerank": self.reading.reranking.method,
+            **({"mixer": self.reading.mixer} if self.reading.reader_name == "ensemble" else {}),
+            "rerank": self.reading.rerank,
             "stride": self.plan.stride,
         }
 
 
 _UNKNOWN_LENGTH: Final = 2048
 """The number of tokens that the server reads at once with a model without a limit."""
-_ARGUMENTS: Final = Arguments({PlanOptions: ("max_length", "windows", "semantics", "block", "bos")})
-_NOT_IN_RECORDS: Final = ("index", "query", "gain", "control")
-"""Choices that no record of options has."""
 PLAIN: Final = "plain"
 """The name of the model without passages, in the place of an index."""
 
 
 def choices() -> dict[str, Declared]:
-    """The declarations of choices by name, except those that only a request has."""
-    known = _ARGUMENTS.of(Settings)
-    return {name: known[name] for name in CHOICES if name not in _NOT_IN_RECORDS}
+    """Return the declarations of choices by name, except those that only a request has."""
+    records = (RetrieverOptions, ReadingOptions, PlanOptions)
+    known = {one.field.name: one for record in records for one in declared(record)}
+    return {name: known[name] for name in CHOICES if name in known}
 
 
 def with_length(settings: Settings, model: WritingModel, max_length: int | None) -> Settings:
@@ -249,18 +244,14 @@ def with_choices(
     index = choice.get("index", settings.index)
     if index is not None and index not in indexes:
         raise UsageError(f"`index` {index!r} is not served; the indexes are: {', '.join(indexes) or 'none'}.")
-    values = {name: value for name, value in choice.items() if name not in _NOT_IN_RECORDS}
-    if is_own(values.get("retriever")):
-        raise UsageError(f"`retriever` {values['retriever']!r} is a class, which only the operator can choose.")
-    if values.get("rerank") == "predictive" and settings.reading.reranking.method != "predictive":
-        raise UsageError('`rerank="predictive"` needs a cross-encoder, and this server has none.')
-    settings = _ARGUMENTS.changed(replace(settings, index=index), values)
+    values = {name: value for name, value in choice.items() if name in choices()}
+    settings = _changed(replace(settings, index=index), values)
     if index is None:
         unused = [name for name in choice if name != "index"]
         if unused:
             raise UsageError(f"`{unused[0]}` has no effect without an `index`.")
         return settings
-    _ARGUMENTS.reject_unused(settings, values)
+    reject_unused(settings.reading, values)
     if "retriever" in values and "query_tokens" not in values:
         tokens = QUERY_TOKENS if settings.retrieval.is_dense else PlanOptions().query_tokens
         settings = replace(settings, plan=replace(settings.plan, query_tokens=tokens))
@@ -268,11 +259,54 @@ def with_choices(
     return settings
 
 
+def _changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """The settings with these choices; a part keeps the operator's keys where a request names the same part."""
+    retrieval, reading = settings.retrieval, settings.reading
+    before = {
+        "retriever": retrieval.retriever,
+        "reader": reading.full_reader,
+        "mixer": reading.mixer,
+        "rerank": reading.rerank,
+    }
+    for name in CATALOGUES.keys() & values.keys():
+        _check_public(name, values[name], before[name])
+    parts = {name: CATALOGUES[name].onto(values.get(name, text), text) for name, text in before.items()}
+    if documents := values.get("documents"):
+        named = READERS.name_of(parts["reader"])
+        several = named == "in-context" and "reader" not in values and documents > 1
+        parts["reader"] = READERS.onto(
+            f"{'concatenation' if several else named}:documents={documents}", parts["reader"]
+        )
+    if READERS.name_of(parts["reader"]) != "ensemble" and "mixer" not in values:
+        parts["mixer"] = "similarity"
+    plan = {name: values[name] for name in ("stride", "query_tokens", "document_tokens") if name in values}
+    return replace(
+        settings,
+        retrieval=replace(retrieval, retriever=parts.pop("retriever")),
+        reading=replace(reading, documents=None, **parts),
+        plan=replace(settings.plan, **plan),
+    )
+
+
+def _check_public(name: str, text: str, operators: str) -> None:
+    """Raise UsageError if the part of a request is a class, or names a file, a model or an address."""
+    catalogue = CATALOGUES[name]
+    part = catalogue.name_of(text)
+    if ":" in part:
+        raise UsageError(f"`{name}` {text!r} is a class, which only the operator can choose.")
+    known = keys_of(catalogue.records[part]) if part in catalogue.records else {}
+    for key in catalogue.written_keys(text):
+        if key in known and known[key].option.private:
+            raise UsageError(f"`{name}`: only the operator can choose the key {key!r}.")
+    if part == "predictive" and catalogue.name_of(operators) != part:
+        raise UsageError('`rerank="predictive"` needs a cross-encoder, and this server has none.')
+
+
 def check_documents(reading: ReadingOptions, limits: Limits) -> None:
     """Raise UsageError if a request reads, or chooses among, more passages than the limit."""
-    for name, count in (("documents", reading.chosen_reader.hits), ("candidates", reading.reranking.candidates)):
-        if count > limits.documents and (name == "documents" or reading.reranks):
-            raise UsageError(f"`{name}` must be at most {limits.documents} here, not {count:,}.")
+    for name, count in (("documents", reading.chosen_reader.hits), ("rerank", reading.candidates)):
+        if count > limits.documents:
+            raise UsageError(f"`{name}` must be at most {limits.documents} passages here, not {count:,}.")
 
 
 def continuation_options(settings: Settings, **sampling: Any) -> GenerationOptions:

@@ -24,6 +24,7 @@ from starlette.types import Scope
 from ralm.answering import citations
 from ralm.answering.prompts import QuestionPrompt
 from ralm.errors import ServerError, UsageError
+from ralm.reading.concatenation import Concatenation
 from ralm.records import Passage
 from ralm.serving import answers, errors, jobs, middleware, model, requests
 from ralm.serving.audit import AuditEntry, entry_of
@@ -144,8 +145,8 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
                     told = _rewritten(content)
                     found = await asyncio.to_thread(_found, [str(told["query"] or texts[0])], reads, service)
                 entry.prompts = [*texts]
-                reading = reads.settings.reading
-                is_reversed = reading.reader == "concatenation" and reading.concatenation.order == "best-last"
+                reader = reads.settings.reading.chosen_reader
+                is_reversed = isinstance(reader, Concatenation) and reader.order == "best-last"
                 for some in found:
                     entry.found(reads.settings.index, some[::-1] if is_reversed else some)
                 sent = _with_passages(path, body, found, service.passed_on_prompt)
@@ -281,11 +282,12 @@ def _retrieve(queries: Sequence[str], reads: ReadConfig) -> list[Sequence[Passag
     if reads.source is None or not asked:
         return found
     reading, wanted = reads.settings.reading, [queries[place] for place in asked]
-    hits = reads.source.search(wanted, reading.chosen_reader.hits)
+    reader = reading.chosen_reader
+    hits = reads.source.search(wanted, reader.hits)
     for row, place in enumerate(asked):
         numbers = tuple(number for number, _ in hits.of(row))
-        if reading.reader == "concatenation":
-            numbers = reading.concatenation.in_order(numbers)
+        if isinstance(reader, Concatenation):
+            numbers = reader.in_order(numbers)
         found[place] = [reads.passages[number] for number in numbers]
     return found
 

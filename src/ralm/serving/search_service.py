@@ -10,7 +10,7 @@ from ralm.errors import UsageError
 from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, Passage, Passages
 from ralm.retrieval.filters import Filter
-from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving import errors, indexes, middleware
 from ralm.serving.audit import AuditLog
 from ralm.serving.key import ServerKey
@@ -90,7 +90,7 @@ class SearchService:
         hits = source.search(queries, k)
         return FoundPassages(settings.index, source.passages, hits)
 
-    def can_search(self, retriever: RetrieverName) -> bool:
+    def can_search(self, retriever: str) -> bool:
         """Whether every index was built for a retriever."""
         options = replace(self.settings.retrieval, retriever=retriever)
         return all(self._lacking(name, options) is None for name in self.indexes.names)
@@ -122,7 +122,7 @@ class SearchService:
     def _lacking(self, name: str, options: RetrieverOptions) -> str | None:
         """The part that an index lacks for these options; None if it has all."""
         index = self.indexes.index(name)
-        if options.retriever in ("bm25", "hybrid") and index.bm25_options is None:
+        if options.name in ("bm25", "hybrid") and index.bm25_options is None:
             return "words"
         return "vectors" if options.is_dense and not index.vectors else None
 

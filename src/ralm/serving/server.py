@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from itertools import count
 from threading import Thread, current_thread, main_thread
 from types import FrameType
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -49,6 +49,7 @@ from ralm.serving import (
 )
 from ralm.serving.search_service import SearchService
 from ralm.serving.service import Service
+from ralm.settings import CATALOGUES
 from ralm.terminal import no_progress
 from ralm.version import __version__
 
@@ -188,14 +189,13 @@ def _values(name: str, service: Service) -> JsonValue:
     if declared is None:
         return {}
     kind = without_none(declared.kind)
-    if name == "retriever":
-        return {"values": [one for one in get_args(kind) if service.can_search(one)]}
-    if get_origin(kind) is Literal:
-        return {"values": [*get_args(kind)]}
+    if name in CATALOGUES:
+        parts = CATALOGUES[name].records
+        return {"values": [part for part in parts if name != "retriever" or service.can_search(part)]}
     if kind is not int:
         return {}
     most = declared.option.maximum
-    if name in ("documents", "candidates"):
+    if name == "documents":
         most = min(most, service.options.limits.documents)
     return {"least": 1 if declared.option.minimum is None else int(declared.option.minimum), "most": int(most)}
 

@@ -48,9 +48,9 @@ _BATCH_FIGURES: Final = {
 class Service(SearchService):
     """A model that reads passages of indexes according to `settings`.
 
-    `ranker` is the model of `rerank_lm`. `max_length` is the number of tokens that the model reads at once, by default
-    its own. Raises the errors of opening the indexes, their retrievers and the prompt of chats, and UsageError if
-    lengths do not fit into the model.
+    `ranker` is the model that the reranker names. `max_length` is the number of tokens that the model reads at once,
+    by default its own. Raises the errors of opening the indexes, their retrievers and the prompt of chats, and
+    UsageError if lengths do not fit into the model.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Service(SearchService):
         self.model = SharedModel(model, self.options.batch)
         if not self.passes_on:
             self.settings = with_length(self.settings, model, max_length)
-        if self.passes_on and (self.settings.reading.reader == "ensemble" or self.settings.reading.reranks):
+        if self.passes_on and (self.settings.reading.mixes or self.settings.reading.reranks):
             raise UsageError(
                 f"requests to {model.name} are passed on, with passages as they are found in one context: leave out "
                 "`reader` ensemble and `rerank`."
@@ -179,11 +179,9 @@ class Service(SearchService):
         try:
             if in_strides and settings.index is not None and not self.passes_on:
                 check_stride_fits(settings)
-            reranker = None if settings.index is None else self._rerankers.of(settings.reading.reranking)
+            if settings.index is None:
+                return indexes.ReadConfig(settings)
+            source = self._source(settings)
+            return indexes.ReadConfig(settings, source, self._rerankers.parts(self.model, settings, source))
         except UsageError as error:
             raise choice_error(error, choice) from None
-        if settings.index is None:
-            return indexes.ReadConfig(settings)
-        chosen = settings.reading.parts(reranker)
-        parts = indexes.NotedParts(reader=chosen.reader, mixer=chosen.mixer, reranker=reranker)
-        return indexes.ReadConfig(settings, self._source(settings), parts)

@@ -140,7 +140,7 @@ def load_transformers_model(name: str, options: ModelOptions | None = None) -> L
         model = loading.with_adapter(model, options.adapter, merge=options.quantised == "none")
     kernels.speed_up(model, attention=options.attention == "auto")
     copies = [deepcopy(model).to(device) for device in devices[1:]]
-    cache = int(options.passage_cache * 1e6)
+    cache = int((options.passage_cache or 0) * 1e6)
     loaded = LocalLanguageModel(name, model, tokenizer, copies, options.identity, cache, options.passage_cache_file)
     for logits in loaded.copies:
         kernels.pack_weights(logits.model)

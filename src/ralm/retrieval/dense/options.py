@@ -130,10 +130,10 @@ class DenseSearchOptions:
     Raises UsageError if one is below 1.
     """
 
-    nprobe: Annotated[int | None, Option("Dense: lists that an IVF index reads for a query.", default_text="16")] = None
-    ef_search: Annotated[
-        int | None, Option("Dense: candidates that an HNSW index keeps for a query.", default_text="128")
-    ] = None
+    nprobe: Annotated[int | None, Option("Lists that an IVF index reads for a query.", default_text="16")] = None
+    ef_search: Annotated[int | None, Option("Candidates that an HNSW index keeps for a query.", default_text="128")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -1,0 +1,279 @@
+"""How a part is named, with its settings: `NAME:key=value,key=value`.
+
+    ensemble:documents=4,temperature=2        a part of ralm; its keys are the options of its record
+    my_module:MyReader:heading="Facts, old"   a class of your own; a value that holds a comma stands in quotes
+
+The same text names a part on the command line, in files of settings, requests, recipes, `model_args` of the harness,
+and Python. A `Catalogue` holds the parts of one kind.
+"""
+
+import hashlib
+import importlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, is_dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, get_origin
+
+from ralm.errors import UsageError
+from ralm.options import Declared, declared, without_none
+from ralm.removed import removal_of
+from ralm.validation import config_of
+
+_PIECE: Final = re.compile(r'(?:[^,"]|"[^"]*")+')
+_NUMBERS: Final = {int: "a whole number", float: "a number"}
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The parts of one kind, such as the readers: the record of each name, and what a class of your own must have."""
+
+    kind: str
+    records: Mapping[str, type]
+    members: tuple[str, ...]
+
+    def parse(self, text: str) -> Any:
+        """Return the record of a part of ralm, or the `OwnPart` that a text names.
+
+        Raises UsageError if there is no such part or key, or if a value is invalid.
+        """
+        name, rest = _split(text, self.records)
+        if name in self.records:
+            return parse_keys(self.records[name], rest, f"{self.kind} {name}")
+        if ":" in name:
+            return OwnPart(self.kind, name, rest, self.members)
+        reason = removal_of(f"{self.kind}={name}")
+        raise UsageError(reason or f"there is no {self.kind} {name!r}: {self._known(name)}.")
+
+    def name_of(self, text: str) -> str:
+        """Return the name in a text, without keys."""
+        return _split(text, self.records)[0]
+
+    def written_keys(self, text: str) -> dict[str, str]:
+        """Return the keys in a text with their values."""
+        return parse_pairs(_split(text, self.records)[1], text)
+
+    def onto(self, text: str, base: str) -> str:
+        """Return a text with the keys of `base` that it lacks, if both name the same part."""
+        name = self.name_of(text)
+        if name != self.name_of(base):
+            return text
+        pairs = self.written_keys(base) | self.written_keys(text)
+        return ":".join([name, *filter(None, [",".join(f"{key}={quoted(value)}" for key, value in pairs.items())])])
+
+    def _known(self, name: str) -> str:
+        close = get_close_matches(name, self.records, n=1)
+        meant = f"write {close[0]}, or " if close else ""
+        return f"{meant}one of {', '.join(self.records)}, or a class of your own as module:Class"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPart:
+    """A class of the user's own, which is looked for in the current folder too, with the values of its arguments."""
+
+    kind: str
+    name: str
+    keys: str
+    members: tuple[str, ...]
+
+    def make(self, *arguments: Any) -> Any:
+        """Return an object of the class, made with these arguments and the keys by name.
+
+        Its `config` names the class and its keys, and has the hash of the file that defines it, too. Raises UsageError
+        if there is no such class, if it cannot be made, or if it lacks a member of its protocol.
+        """
+        made_by = self.load()
+        keys = {key: _json_or_text(value) for key, value in parse_pairs(self.keys, self.name).items()}
+        file = inspect.getsourcefile(made_by)
+        code = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).exists() else None
+        record = {"class": self.name, **({"keys": keys} if keys else {}), "code": code}
+        try:
+            part = _with_config(made_by, self.kind, record)(*arguments, **keys)
+        except Exception as error:
+            raise self._error(f"{made_by.__name__} cannot be made: {type(error).__name__}: {_line(error)}") from error
+        for member in self.members:
+            if not hasattr(part, member):
+                raise self._error(f"a {self.kind} needs `{member}`, and {made_by.__name__} has none")
+        return part
+
+    def load(self) -> type:
+        """Return the class; UsageError if there is none."""
+        module, _, attribute = self.name.partition(":")
+        sys.path.insert(0, "")
+        try:
+            loaded = getattr(importlib.import_module(module), attribute, None)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise self._error(f"{module} needs the module {error.name}, which is not installed") from error
+            raise self._error(f"there is no module {error.name}, here or among the installed ones") from error
+        except Exception as error:
+            raise self._error(f"{module} cannot be imported: {type(error).__name__}: {_line(error)}") from error
+        finally:
+            sys.path.remove("")
+        if not isinstance(loaded, type):
+            raise self._error(f"{module} has no class {attribute}")
+        return loaded
+
+    def _error(self, reason: str) -> UsageError:
+        return UsageError(f"the {self.kind} {self.name}: {reason}.")
+
+
+def parse_keys(record: type[_Record], text: str, title: str) -> _Record:
+    """Return a record with the values of `key=value,key=value`, the others by default.
+
+    Raises UsageError, which calls the part `title`, for an unknown key, a key that is written twice, or a value that is
+    of another type or out of bounds.
+    """
+    return read_keys(record, parse_pairs(text, title), title)
+
+
+def read_keys(record: type[_Record], texts: Mapping[str, str], title: str) -> _Record:
+    """Return the record of keys that are parsed already; raises what `parse_keys` raises."""
+    known = keys_of(record)
+    for key in texts:
+        if key not in known:
+            close = get_close_matches(key, known, n=1)
+            meant = f"the nearest is {close[0]}; " if close and len(known) > 3 else ""
+            keys = f"its keys are {', '.join(known)}" if known else "it has none"
+            raise UsageError(removal_of(key) or f"the {title} has no key {key!r}: {meant}{keys}.")
+    return _record(record, {key: _value(key, known[key], text) for key, text in texts.items()}, title)
+
+
+def keys_of(record: type) -> dict[str, Declared]:
+    """Return the declarations of the keys of a record, and of those of the records in it, by name."""
+    keys: dict[str, Declared] = {}
+    for declaration in declared(record):
+        if _is_group(declaration):
+            keys |= keys_of(declaration.kind)
+        elif declaration.option.flag != "":
+            keys[_key(declaration)] = declaration
+    return keys
+
+
+def keys_text(record: Any, base: Any) -> str:
+    """Return the keys that turn the record `base` into `record`, as `parse_keys` reads them."""
+    values, before = _values(record), _values(base)
+    return ",".join(f"{key}={quoted(text_of(value))}" for key, value in values.items() if value != before[key])
+
+
+def quoted(value: str) -> str:
+    """Return a value as it is written after `key=`."""
+    return f'"{value}"' if "," in value else value
+
+
+def is_own(name: str) -> bool:
+    """Return whether a name may be that of a class of the user's own: `module:Class`."""
+    return re.fullmatch(r"[\w.]+:[A-Za-z_]\w*(:.*)?", name) is not None
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Yield what stands between the commas of a text, outside quotes; UsageError if a quote is not closed."""
+    if text.count('"') % 2:
+        raise UsageError(f"a quote is not closed: {text}")
+    return (match[0].strip() for match in _PIECE.finditer(text))
+
+
+def _split(text: str, known: Mapping[str, type]) -> tuple[str, str]:
+    """The name at the beginning of a text, and its keys."""
+    name, _, rest = text.partition(":")
+    attribute, _, keys = rest.partition(":")
+    return (f"{name}:{attribute}", keys) if name not in known and attribute.isidentifier() else (name, rest)
+
+
+def parse_pairs(text: str, title: str) -> dict[str, str]:
+    """Return the values of keys by name; UsageError, which calls the part `title`, if a key is written twice."""
+    pairs: dict[str, str] = {}
+    for piece in pieces(text):
+        key, equals, value = piece.partition("=")
+        if not equals:
+            raise UsageError(f"write the keys of the {title} as key=value, not {piece!r}.")
+        key = key.strip().replace("-", "_")
+        if key in pairs:
+            raise UsageError(f"the {title} has the key {key!r} twice: leave one out.")
+        pairs[key] = value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
+    return pairs
+
+
+def _record(record: type[_Record], values: Mapping[str, Any], title: str, base: _Record | None = None) -> _Record:
+    made: dict[str, Any] = {}
+    for declaration in declared(record):  # type: ignore[arg-type]
+        field, kind, default = declaration.field, declaration.kind, declaration.field.default_factory
+        if _is_group(declaration):
+            made[field.name] = _record(kind, values, title, None if default is MISSING else default())
+        elif (key := _key(declaration)) in values:
+            made[field.name] = values[key]
+        elif base is None and field.default is default is MISSING:
+            raise UsageError(f"the {title} needs {key}=...: {declaration.option.help}")
+    return record(**made) if base is None else replace(base, **made)  # type: ignore[type-var]
+
+
+def _is_group(declaration: Declared) -> bool:
+    """Whether a field is a record whose keys are written beside the others."""
+    return is_dataclass(declaration.kind) and declaration.option.part is None
+
+
+def _key(declaration: Declared) -> str:
+    return (declaration.option.flag or declaration.field.name).replace("-", "_")
+
+
+def _value(key: str, declaration: Declared, text: str) -> Any:
+    """A value as the type of its key."""
+    kind = without_none(declaration.kind)
+    if declaration.option.part == "keys":
+        return parse_keys(kind, text, key)
+    if get_origin(kind) is tuple:
+        return tuple(pieces(text))
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise UsageError(f"`{key}` is true or false, not {text!r}.")
+        return text == "true"
+    try:
+        return text if get_origin(kind) is Literal else kind(text)
+    except ValueError:
+        raise UsageError(f"`{key}` must be {_NUMBERS[kind]}, not {text!r}.") from None
+
+
+def _values(record: Any) -> dict[str, Any]:
+    """The values of all keys of a record, by name."""
+    values: dict[str, Any] = {}
+    for declaration in declared(type(record)):  # type: ignore[arg-type]
+        value = getattr(record, declaration.field.name)
+        values |= _values(value) if _is_group(declaration) else {_key(declaration): value}
+    return values
+
+
+def text_of(value: Any) -> str:
+    """Return the text of a value."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _json_or_text(value: str) -> Any:
+    with suppress(ValueError):
+        return json.loads(value)
+    return value
+
+
+def _with_config(made_by: type, kind: str, record: Mapping[str, Any]) -> type:
+    """The class, with a `config` that has these values too."""
+
+    def config(part: Any) -> dict[str, Any]:
+        value = vars(part)["config"] if "config" in vars(part) else super(own, part).config
+        return {**config_of(type(made_by.__name__, (), {"config": value})(), kind), **record}
+
+    def set_config(part: Any, value: Any) -> None:
+        vars(part)["config"] = value
+
+    own: Any = type(made_by.__name__, (made_by,), {"config": property(config, set_config)})
+    return own
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")

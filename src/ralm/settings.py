@@ -1,0 +1,50 @@
+"""The settings of a pipeline: the language model, the index of its passages, and the parts by name."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final
+
+from ralm.lm.registry import ModelOptions
+from ralm.options import Needs, Option
+from ralm.reading import READERS, ReadingOptions
+from ralm.reading.mixers import MIXERS
+from ralm.reading.plan import PlanOptions
+from ralm.reranking import RERANKERS
+from ralm.retrieval.retriever import RETRIEVERS, RetrieverOptions
+
+CATALOGUES: Final = {"retriever": RETRIEVERS, "rerank": RERANKERS, "reader": READERS, "mixer": MIXERS}
+"""The parts that have a name, by option."""
+_INDEX: Final = Needs("`index`", lambda options: options.index is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """What `open_pipeline` puts together."""
+
+    lm: Annotated[
+        str,
+        Option(
+            "Causal language model: a hub name, local folder, GGUF file, ralm-tiny, smollm2, URL#MODEL of an API, or "
+            "module:Class."
+        ),
+    ]
+    index: Annotated[Path | None, Option("Read with passages from this index.")] = None
+    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)] = field(
+        default_factory=RetrieverOptions
+    )
+    reading: Annotated[ReadingOptions, Option("How passages are read.")] = field(default_factory=ReadingOptions)
+    model: Annotated[
+        ModelOptions,
+        Option(
+            "How the model runs, such as dtype=bfloat16,device=cuda; `ralm help lm-args` lists the keys.",
+            flag="lm-args",
+            part="keys",
+        ),
+    ] = field(default_factory=ModelOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedOptions(PipelineOptions):
+    """The same with the plan of a text."""
+
+    plan: Annotated[PlanOptions, Option("What is read for a stride.")] = field(default_factory=PlanOptions)

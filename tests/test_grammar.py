@@ -1,0 +1,228 @@
+"""`NAME:key=value,key=value`: what a text names, and the sentence if it names nothing."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+import ralm
+from ralm.errors import ModelError, UsageError
+from ralm.grammar import keys_of, keys_text, parse_keys
+from ralm.lm.api.endpoint import ApiOptions
+from ralm.lm.registry import ModelOptions
+from ralm.reading import READERS, ReadingOptions
+from ralm.reading.mixers import MIXERS
+from ralm.reading.parts import Parts
+from ralm.reranking import RERANKERS, ZeroShotOptions
+from ralm.retrieval.retriever import RETRIEVERS, DenseOptions, HybridOptions
+from ralm.serving.options import ServeOptions, Settings, with_choices
+from ralm.settings import CATALOGUES
+from tests.cli.program import failed, printed
+from tests.reading.loops import PASSAGES, TEXT
+from tests.serving.served import tiny
+
+OWN = '''
+import numpy as np
+import ralm
+
+
+class First:
+    """Finds the first passages, whatever the query."""
+
+    config = {"retriever": "first"}
+
+    def __init__(self, passages, skip=0):
+        self.numbers = range(skip, len(passages))
+
+    def retrieve(self, queries, k):
+        return ralm.Hits.from_pairs([[(n, -float(n)) for n in self.numbers[:k]] for _ in queries])
+
+
+class Last:
+    candidates = 3
+    config = {"reranker": "last"}
+
+    def choose(self, rows, hits, passages, k):
+        return ralm.Hits.from_pairs([sorted(hits.of(row), reverse=True)[:k] for row in range(len(hits))])
+
+
+class Two:
+    hits = 2
+    config = {"reader": "two"}
+
+    def __init__(self, heading=""):
+        self.heading = heading
+
+    def prompt_prefixes(self, hits, documents):
+        read = [(n, documents.encode(self.heading + documents.passage(n).text)) for n, _ in hits]
+        return [ralm.PromptPrefix(tokens[:20], (n,), score=0.0) for n, tokens in read]
+
+
+class Third:
+    evidence = 0
+    config = {"mixer": "third"}
+
+    def __call__(self, scores_K, evidence_KE):
+        return np.log([2 / 3, 1 / 3]) if len(scores_K) == 2 else np.zeros(1)
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a module of parts, a text and an index."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "parts_of_mine", raising=False)
+    Path("parts_of_mine.py").write_text(OWN)
+    Path("text.txt").write_text(TEXT)
+    ralm.build_index(PASSAGES, tmp_path / "index")
+    return tmp_path
+
+
+def test_keys_are_read_as_the_types_of_their_options() -> None:
+    assert READERS.parse("ensemble:documents=4,temperature=0.5") == ralm.Ensemble(documents=4, temperature=0.5)
+    assert READERS.parse("concatenation:cut-together=true") == ralm.Concatenation(cut_together=True)
+    assert RERANKERS.parse("zero-shot:lm=gpt2,decay=8") == ZeroShotOptions(lm="gpt2", decay=8.0)
+    assert RETRIEVERS.parse("dense:nprobe=3") == DenseOptions(search=ralm.DenseSearchOptions(nprobe=3))
+    hybrid = HybridOptions(vectors="v", fusion=ralm.FusionOptions(method="interpolation", dense_weight=0.2))
+    assert RETRIEVERS.parse("hybrid:vectors=v,fusion=interpolation,dense_weight=0.2") == hybrid
+
+
+def test_a_value_with_a_comma_stands_in_quotes() -> None:
+    text = 'device="cuda:0,cuda:1",template_arguments="enable_thinking=false,n=2",timeout=3,dry_run=true'
+    options = parse_keys(ModelOptions, text, "lm_args")
+    assert options.device == "cuda:0,cuda:1"
+    assert options.template_values == {"enable_thinking": False, "n": 2}
+    assert options.api == ApiOptions(timeout=3, dry_run=True)
+    assert parse_keys(ModelOptions, keys_text(options, ModelOptions()), "lm_args") == options
+
+
+@given(st.floats(1e-6, 1e6), st.integers(1, 100))
+def test_a_text_of_keys_gives_the_same_record(temperature: float, documents: int) -> None:
+    record = ralm.Ensemble(documents=documents, temperature=temperature)
+    assert parse_keys(ralm.Ensemble, keys_text(record, ralm.Ensemble()), "reader") == record
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("reader", "ensembel", "there is no reader 'ensembel': write ensemble, or one of in-context, ensemble, conc"),
+        ("reader", "ensemble:document=4", "the reader ensemble has no key 'document': its keys are documents, temp"),
+        ("reader", "ensemble:documents=4,documents=5", "has the key 'documents' twice: leave one out."),
+        ("reader", "ensemble:documents=four", "`documents` must be a whole number, not 'four'."),
+        ("reader", "ensemble:documents=0", "`documents` must be at least 1, not 0."),
+        ("reader", "ensemble:documents", "write the keys of the reader ensemble as key=value, not 'documents'."),
+        ("reader", "in-context:documents=4", "the reader in-context has no key 'documents': it has none."),
+        ("reader", "concatenation:cut_together=yes", "`cut_together` is true or false, not 'yes'."),
+        ("reader", "concatenation:order=worst", "`order` must be one of best-first, best-last, not 'worst'."),
+        ("reader", 'ensemble:documents="4', 'a quote is not closed: documents="4'),
+        ("mixer", "entropy", "`mixer=entropy` was removed: it lost 15%; use `posterior`."),
+        ("rerank", "predictive", "the reranker predictive needs cross_encoder=...: A folder that"),
+        ("retriever", "nothing_here:Mine", "the retriever nothing_here:Mine: there is no module nothing_here"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(kind: str, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        part = CATALOGUES[kind].parse(text)
+        part.make()
+    assert message in str(raised.value)
+
+
+def test_several_documents_without_a_reader_are_concatenated() -> None:
+    assert ReadingOptions(documents=3).chosen_reader == ralm.Concatenation(documents=3)
+    assert ReadingOptions(documents=1).chosen_reader == ralm.InContext()
+    assert ReadingOptions(reader="ensemble:temperature=2", documents=3).chosen_reader == ralm.Ensemble(
+        documents=3, temperature=2
+    )
+    with pytest.raises(UsageError, match="are the same: give one of them"):
+        ReadingOptions(reader="ensemble:documents=2", documents=3)
+    with pytest.raises(UsageError, match="the reader in-context has no key 'documents'"):
+        ReadingOptions(reader="in-context", documents=3)
+
+
+def test_a_request_keeps_the_operators_keys_of_the_same_part() -> None:
+    reading = ReadingOptions(reader="ensemble:temperature=2", documents=5, rerank="zero-shot:lm=x,candidates=9")
+    settings = Settings(index="few", reading=reading)
+
+    def chosen(**choice: Any) -> ReadingOptions:
+        return with_choices(settings, choice, ServeOptions(), ("few",)).reading
+
+    assert chosen(reader="ensemble").chosen_reader == ralm.Ensemble(documents=5, temperature=2)
+    assert chosen(documents=3).chosen_reader == ralm.Ensemble(documents=3, temperature=2)
+    assert chosen(reader="ensemble:documents=2").chosen_reader == ralm.Ensemble(documents=2, temperature=2)
+    assert chosen(reader="in-context").chosen_reader == ralm.InContext()
+    assert RERANKERS.parse(chosen(rerank="zero-shot:tokens=4").rerank) == ZeroShotOptions(
+        lm="x", candidates=9, tokens=4
+    )
+    assert chosen(rerank="lexical").candidates == 16
+    for choice, message in (
+        ({"rerank": "zero-shot:lm=y"}, "only the operator can choose the key 'lm'"),
+        ({"retriever": "dense:query_encoder=/etc"}, "only the operator can choose the key 'query_encoder'"),
+        ({"reader": "mine:Mine"}, "is a class, which only the operator can choose"),
+        ({"rerank": "predictive"}, "needs a cross-encoder, and this server has none"),
+        ({"reader": "concatenation", "mixer": "posterior"}, '`mixer` has no effect without `reader="ensemble"`'),
+    ):
+        with pytest.raises(UsageError, match=message):
+            chosen(**choice)
+
+
+READ = ["--reader", 'parts_of_mine:Two:heading="Read, then: "', "--mixer", "parts_of_mine:Third"]
+FIND = ["--retriever", "parts_of_mine:First:skip=1", "--rerank", "parts_of_mine:Last"]
+
+
+def test_parts_of_ones_own_serve_a_command_as_in_python(own: Path) -> None:
+    read = ["--lm", "ralm-tiny", "--index", "index", "--max-length", "128", "--document-tokens", "32", *READ, *FIND]
+    evaluated = printed("eval", "text.txt", *read, "--limit-tokens", "40")
+    config = evaluated["config"]
+    assert (config["passages"]["class"], config["passages"]["keys"]) == ("parts_of_mine:First", {"skip": 1})
+    assert config["reader"]["keys"] == {"heading": "Read, then: "}
+    assert config["reader"]["mixer"]["class"] == "parts_of_mine:Third"
+    assert config["reranker"]["class"] == "parts_of_mine:Last"
+    module = __import__("parts_of_mine")
+    parts = Parts(reader=module.Two("Read, then: "), mixer=module.Third(), reranker=module.Last())
+    plan = ralm.PlanOptions(max_length=128, document_tokens=32)
+    source = ralm.FromRetriever(module.First(PASSAGES, 1), PASSAGES)
+    expected = ralm.evaluate_text(TEXT, tiny(), plan, source=source, parts=parts, limit_tokens=40)
+    assert evaluated["token_perplexity"] == pytest.approx(expected.reading.measures.token_perplexity)
+
+
+def test_a_pipeline_is_opened_in_a_line(own: Path) -> None:
+    pipe = ralm.open(
+        "index", lm="ralm-tiny", reader="ensemble:documents=2", mixer="posterior", max_length=128, document_tokens=32
+    )
+    assert pipe.parts.reader == ralm.Ensemble(documents=2)
+    assert pipe.score(TEXT, limit_tokens=40).baseline is not None
+    assert isinstance(pipe.generate("The dog", new_tokens=4), str)
+    assert pipe.ask("Where is the dog?", new_tokens=4).sources
+    assert len(pipe.find(["dog"]).of(0)) == 2
+    assert json.dumps(pipe.config)
+    mine = replace(pipe, parts=Parts(reader=__import__("parts_of_mine").Two()))
+    assert mine.score(TEXT, limit_tokens=40).reading.measures.targets
+    with pytest.raises(UsageError, match=r"the pipeline has no key 'reeder': the nearest is reader"):
+        ralm.open("index", lm="ralm-tiny", reeder="ensemble")
+    with pytest.raises(UsageError, match="read passages: give `index` too"):
+        ralm.open(lm="ralm-tiny", documents=3)
+
+
+def test_keys_of_models_that_have_no_effect_are_refused() -> None:
+    assert "runs here" not in failed("eval", "x", "--lm", "openai:x", "--lm-args", "device=cpu")
+    message = failed("generate", "x", "--lm", "ralm-tiny", "--lm-args", "timeout=3")
+    assert "--lm-args timeout=3.0 is for models behind an API: leave it out for ralm-tiny." in message
+
+
+def test_a_name_that_is_nearly_one_of_ours_is_not_asked_of_the_hub() -> None:
+    with pytest.raises(ModelError, match="there is no model smollm: write smollm2, or OWNER/smollm for"):
+        ralm.load_language_model("smollm")
+
+
+def test_help_lists_every_key() -> None:
+    from tests.cli.program import ralm as run
+
+    shown = run("help").stdout
+    for name, catalogue in CATALOGUES.items():
+        for part, record in catalogue.records.items():
+            assert f"--{name} {part}\n" in shown
+            assert all(f"    {key}=" in shown for key in keys_of(record))
+    assert MIXERS.kind in failed("help", "mixr")
