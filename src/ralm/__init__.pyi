@@ -21,8 +21,6 @@ from .answering.evaluation import (
 from .answering.judge import Judge as Judge
 from .answering.options import (
     AnswerOptions as AnswerOptions,
-    ChoiceFields as ChoiceFields,
-    ChoiceOptions as ChoiceOptions,
     QuestionFields as QuestionFields,
 )
 from .answering.prompts import (
@@ -36,7 +34,7 @@ from .answering.questions import (
     read_choice_questions as read_choice_questions,
     read_questions as read_questions,
 )
-from .answering.run import run_choices as run_choices, run_questions as run_questions
+from .answering.run import run_questions as run_questions
 from .answering.sources import GivenPassages as GivenPassages
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
 from .corpus.documents import Skipped as Skipped

@@ -41,12 +41,11 @@ _COMMANDS: Final = (
     ("Index and search", "judge", ("judge",)),
     ("Read and generate", "worth", ("worth",)),
     ("Read and generate", "eval", ("eval",)),
-    ("Read and generate", "sweep", ("sweep",)),
     ("Read and generate", "report", ("report", "compare")),
     ("Read and generate", "search", ("retrieve",)),
     ("Read and generate", "generate", ("generate",)),
     ("Answer questions", "ask", ("ask",)),
-    ("Answer questions", "qa", ("qa", "curve", "choice")),
+    ("Answer questions", "qa", ("qa",)),
     ("Learn from the model", "train", ("signals",)),
     ("Learn from the model", "train", {"train": ("reranker", "retriever")}),
     ("Rerun the papers", "recipe", {"recipe": ("list", "show", "run")}),
@@ -186,4 +185,6 @@ def _removal(wrong: Any) -> str | None:
         names = [option, *(f"{command} {option}" for command in names)]
     elif "No such command" not in wrong.format_message():
         return None
+    else:
+        names.insert(0, f"ralm {names[0]}")
     return next(filter(None, map(removal_of, names)), None)

@@ -1,12 +1,14 @@
 """`ralm eval`: scores a text with a language model, with and without passages in front."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import ralm
 from ralm.cli import flags, models, options
+from ralm.cli.over import Over, Shared, make_jobs
 from ralm.corpus.files import read_text
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
@@ -14,13 +16,17 @@ from ralm.options import Needs, Option, check_options
 from ralm.protocols import Tokenizer
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
+from ralm.reranking import RerankOptions
+
+if TYPE_CHECKING:
+    from ralm.reranking.predictive import PairScorer
 
 _RETRIEVES: Final = Needs("`index`", lambda job: job.index is not None or job.plan.windows == "rolling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationJob:
-    """What an evaluation reads, and how; a sweep runs several.
+    """What an evaluation reads, and how; with `--over` there are several.
 
     Raises UsageError if options do not go together.
     """
@@ -61,48 +67,78 @@ class EvaluationJob:
 
 def eval_command(
     given: flags.Given,
-    job: EvaluationJob,
-    baseline: Annotated[
-        bool, Option("Also score the same targets without passages.", needs=options.NEEDS_PASSAGES)
-    ] = False,
-    out: Annotated[Path | None, Option("Folder for the run: one row per token, and the summary.")] = None,
+    make_job: Callable[..., EvaluationJob],
+    baseline: Annotated[bool, Option("Also score the same targets without passages; with `over` they always are.")] = (
+        False
+    ),
+    over: Over = None,
+    out: Annotated[
+        Path | None,
+        Option("Folder for the run: one row per token, and the summary; with `over`, the table and its plot."),
+    ] = None,
     force: options.Force = False,
-) -> flags.Output:
+) -> flags.TableOutput:
     """Score a text with a frozen language model, with or without retrieved passages in front.
 
-    Without --index and --retrieved, this scores the plain language model. With --out, rerun the command to resume a
-    killed run.
+    Without --index and --retrieved, this scores the plain language model. With --over, each row is the result for one
+    value, with and without passages; what they share is computed once. With --out, rerun the command to resume a killed
+    run.
     """
-    job = job.settled(given)
+    jobs = make_jobs(given, make_job, EvaluationJob, over)
+    by_value = {value: job.settled(jobs.given) for value, job in jobs.by_value.items()}
+    job = next(iter(by_value.values()))
 
     from ralm.cli.process import print_note
-    from ralm.cli.results import print_evaluation
-    from ralm.runs.run import RUN_KIND, evaluation_config
+    from ralm.cli.results import print_evaluation, print_sweep
+    from ralm.runs.resume import point_config
+    from ralm.runs.run import RUN_KIND, SWEEP_KIND
     from ralm.storage.outputs import check_output
 
+    if over and not all(one.has_passages for one in by_value.values()):
+        raise UsageError("`over` compares readings with passages: give `index` or `retrieved`.")
     if out is not None:
-        check_output(out, kind=RUN_KIND, force=force)
-    text, reading = read_text(job.text), job.reading
-    source = ralm.open_source(job.index, job.retrieved, job.retrieval) if job.has_passages else None
+        check_output(out, kind=SWEEP_KIND if over else RUN_KIND, force=force)
+    text, shared = read_text(job.text), Shared()
+    points = [_point(value, one, shared) for value, one in by_value.items()]
     model = models.open_scorer(job.lm, job.model, job.ray)
-    if baseline and _mixes_bos_with_gain(job.plan, model.tokenizer):
+    if (baseline or over) and _mixes_bos_with_gain(job.plan, model.tokenizer):
         print_note(
             "as in the published code, the special tokens (BOS) of the tokenizer are read with passages alone, so the "
             "gain is theirs too; with --semantics paper every reading has them"
         )
-    ranks = reading.rerank_lm
-    ranker = models.open_scorer(ranks, job.model.of(ranks, job.lm), job.ray) if ranks else None
-    parts: Any = {
-        "source": source,
-        "parts": reading.parts(reading.reranking.reranker(ranker)),
-        "limit_tokens": job.limit_tokens,
-    }
+    limit: Any = {"limit_tokens": job.limit_tokens}
+    run: Any
+    if over:
+        run = ralm.sweep if out is None else partial(ralm.run_sweep, out, name=job.text, force=force)
+        swept = run(text, model, jobs.option, points, **limit)
+        beginning = next(iter(swept.evaluations.values())).prepared.text
+        configs = [point_config(job.text, beginning, model, point, job.limit_tokens) for point in points]
+        return flags.TableOutput(lambda: swept.summary(configs), partial(print_sweep, swept, out))
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
-    evaluation = run(text, model, job.plan, baseline=baseline, **parts)
-    return flags.Output(
-        lambda: evaluation.summary(evaluation_config(job.text, evaluation.prepared.text, model, job.plan, **parts)),
-        partial(print_evaluation, evaluation, out),
-    )
+    [point] = points
+    evaluation = run(text, model, point.plan, source=point.source, parts=point.parts, baseline=baseline, **limit)
+    config = point_config(job.text, evaluation.prepared.text, model, point, job.limit_tokens)
+    return flags.TableOutput(lambda: evaluation.summary(config), partial(print_evaluation, evaluation, out))
+
+
+def _point(value: str, job: EvaluationJob, shared: Shared) -> ralm.SweepPoint:
+    """The opened source and reranker of a job; `shared` opens them."""
+    source: Any = shared(ralm.open_source, job.index, job.retrieved, job.retrieval) if job.has_passages else None
+    ranks, reranking = job.reading.rerank_lm, job.reading.reranking
+    ranker = shared(models.open_scorer, ranks, job.model.of(ranks, job.lm), job.ray) if ranks else None
+    cross_encoder = None
+    if reranking.method == "predictive":
+        read = RerankOptions(method="predictive", cross_encoder=reranking.cross_encoder, tokens=reranking.tokens)
+        cross_encoder = shared(_open_pairs, read)
+    parts = job.reading.parts(reranking.reranker(ranker, cross_encoder))
+    return ralm.SweepPoint(value=value, plan=job.plan, source=source, parts=parts)
+
+
+def _open_pairs(reranking: RerankOptions) -> "PairScorer":
+    """The cross-encoder of a reranker, which keeps its scores."""
+    from ralm.reranking.predictive import PairScorer
+
+    return PairScorer(reranking.load())
 
 
 def _mixes_bos_with_gain(plan: PlanOptions, tokenizer: Tokenizer) -> bool:

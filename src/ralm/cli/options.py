@@ -59,7 +59,6 @@ PROMPT_TEXT: Final = "model with a chat template: chat; else ensemble: replug; e
 NEEDS_LOCAL: Final = Needs("a model that runs here", lambda own: not all(map(is_api, _model_names(own) or ["local"])))
 NEEDS_API: Final = Needs("a model behind an API", lambda own: any(map(is_api, _model_names(own))))
 NEEDS_INDEX: Final = Needs("`index`", lambda own: own.index is not None)
-NEEDS_PASSAGES: Final = Needs("`index` or `retrieved`", lambda own: own.job.has_passages)
 PASSAGE_CACHE: Final = ("passage_cache", "passage_cache_file")
 """Options of a model that only commands have whose prompts are continued."""
 _OF_LOCAL: Final = (
