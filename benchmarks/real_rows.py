@@ -350,7 +350,7 @@ def _mixer_rows(name: str, model: Path, *, chats: bool) -> Iterator[Row]:
 
 
 def _choice_rows(name: str, model: Path) -> Iterator[Row]:
-    asks = ("choice", str(INPUTS / "mmlu"), "--lm", str(model))
-    for score in ("letter", "text"):
+    asks = ("qa", str(INPUTS / "mmlu"), "--lm", str(model))
+    for score, prompt in (("letter", "replug-choice"), ("text", "replug")):
         for how, read in (("closed", ()), ("bm25", ("--index", str(INPUTS / "wikipedia")))):
-            yield Row(f"{name}/mmlu/{score}-{how}", (*asks, *read, "--score", score), 90)
+            yield Row(f"{name}/mmlu/{score}-{how}", (*asks, *read, "--prompt", prompt), 90)

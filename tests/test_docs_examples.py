@@ -186,7 +186,7 @@ def unknown_options(arguments: list[str]) -> list[str]:
     """The options of a command that it does not have."""
     command, *rest = arguments
     group = rest[:1] if command == "train" else []
-    known = ralm(command, *group, "--help").out + (ralm("eval", "--help").out if command == "sweep" else "")
+    known = ralm(command, *group, "--help").out
     assert known, f"there is no `ralm {command}`"
     return [word for word in rest if word.startswith("--") and not re.search(rf"{word}\b", known)]
 

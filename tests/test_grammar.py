@@ -202,7 +202,7 @@ def test_a_pipeline_is_opened_in_a_line(own: Path) -> None:
     assert mine.score(TEXT, limit_tokens=40).reading.measures.targets
     with pytest.raises(UsageError, match=r"the pipeline has no key 'reeder': the nearest is reader"):
         ralm.open("index", lm="ralm-tiny", reeder="ensemble")
-    with pytest.raises(UsageError, match="read passages: give `index` too"):
+    with pytest.raises(UsageError, match="read passages: give `index` or"):
         ralm.open(lm="ralm-tiny", documents=3)
 
 

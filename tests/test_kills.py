@@ -48,9 +48,9 @@ COMMANDS = {
     "run": (f"eval text.txt --lm lm --index index --baseline {LENGTHS}", "--stride 8", "--stride 4"),
     "signals": (f"signals corpus.jsonl --index index --lm lm --examples 30 {SHORT}", "--seed 1", "--seed 2"),
     "sweep": (
-        f"sweep text.txt --lm lm --index index {LENGTHS} --over stride --no-plot",
-        "--values 8,16",
-        "--values 4,8",
+        f"eval text.txt --lm lm --index index {LENGTHS}",
+        "--over stride=8,16",
+        "--over stride=4,8",
     ),
     "retriever": (f"train retriever signals --index taught {QUICK}", "--seed 1", "--seed 2"),
     "reranker": (

@@ -37,7 +37,7 @@ MISSING = {
     "lm": [
         ["eval", "text.txt", *LM],
         ["eval", "text.txt", *LM, "--limit-tokens", "9", "--index", "index", "--out", "run"],
-        ["sweep", "text.txt", *LM, "--index", "index", "--over", "stride", "--values", "2,4"],
+        ["eval", "text.txt", *LM, "--index", "index", "--over", "stride=2,4"],
         ["generate", "The whales", *LM],
         ["retrieve", "text.txt", *LM, "--index", "index", "--out", "retrieved.json"],
         ["index", "corpus.jsonl", "--out", "other", "--tokens", "9", *LM],

@@ -21,8 +21,6 @@ from .answering.evaluation import (
 from .answering.judge import Judge as Judge
 from .answering.options import (
     AnswerOptions as AnswerOptions,
-    ChoiceFields as ChoiceFields,
-    ChoiceOptions as ChoiceOptions,
     QuestionFields as QuestionFields,
 )
 from .answering.prompts import (
@@ -36,7 +34,7 @@ from .answering.questions import (
     read_choice_questions as read_choice_questions,
     read_questions as read_questions,
 )
-from .answering.run import run_choices as run_choices, run_questions as run_questions
+from .answering.run import run_questions as run_questions
 from .answering.sources import GivenPassages as GivenPassages
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
 from .corpus.documents import Skipped as Skipped
@@ -57,7 +55,11 @@ from .evaluation.sweep import SweepPoint as SweepPoint, sweep as sweep
 from .lm.api.endpoint import ApiOptions as ApiOptions
 from .lm.registry import ModelOptions as ModelOptions, load_language_model as load_language_model
 from .lm.scoring import Scorer as Scorer
-from .pipeline import Pipeline as Pipeline, open as open, open_pipeline as open_pipeline
+from .pipeline import (
+    Pipeline as Pipeline,
+    open as open,  # noqa: A004
+    open_pipeline as open_pipeline,
+)
 from .protocols import (
     Continuations as Continuations,
     DistributionMixer as DistributionMixer,

@@ -25,7 +25,6 @@ from ralm.grammar import read_keys, text_of
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.options import reject_unused
 from ralm.protocols import LanguageModel
-from ralm.reading import ReadingOptions
 from ralm.reading.generate import generate
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.pieces import GeneratedText
@@ -147,10 +146,9 @@ def open_pipeline(
     """
     reading = options.reading
     options.model.check_effect(options.lm, *filter(None, [reading.ranker]))
-    if source is None and options.index is not None:
-        source = FromRetriever.of_index(options.index, options.retrieval)
-    if source is None and reading != ReadingOptions():
-        raise UsageError("`reader`, `documents`, `mixer` and `rerank` read passages: give `index` too.")
+    if source is None:
+        options.check_source()
+        source = None if options.index is None else FromRetriever.of_index(options.index, options.retrieval)
     parts = reading.parts()
     model = load(options.lm, options.model)
     reranker = open_reranker(reading.rerank, lambda name: load(name, options.model.of(name, options.lm)), load_pairs)

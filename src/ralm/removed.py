@@ -10,6 +10,7 @@ from typing import Final
 _RERANKING: Final = "a server such as TEI or vLLM ranks texts; `rerank` ranks the passages of an index"
 _FIXED: Final = "leave it out; it is fixed at what was its default"
 _NO_CHAT: Final = "leave it out; this command writes no chat"
+_FIELDS: Final = "use `--fields question=NAME,answers=NAME,choices=NAME,subject=NAME`"
 _HIDDEN: Final = "use `--where`, or leave these documents out of the index"
 _KEYS: Final = {
     "--reader ensemble:temperature": ("weights-temperature",),
@@ -68,7 +69,8 @@ SUCCESSORS: Final[dict[str, str]] = {
     "serve --contents": "leave it out; `/retrieve` puts the title before the text, and `/search` has both apart",
     **dict.fromkeys(("serve --forbidden-titles", "serve --forbidden-documents"), _HIDDEN),
     "check --environment": "in a clone, `pip install --constraint requirements/locked.txt .` installs tested versions",
-    "choice --alpha": "use `posterior`; `mixer=contrast` generates text, and does not score choices",
+    "ralm choice": "use `ralm qa`, which chooses if the questions have choices",
+    "ralm curve": "use `ralm qa --over documents=0,1,2,5`",
     "eval --alpha": "use `posterior`; `mixer=contrast` generates text, and does not score it",
     "eval --template-argument": _NO_CHAT,
     "ralm documents": "use `ralm info INDEX --documents`",
@@ -83,7 +85,13 @@ SUCCESSORS: Final[dict[str, str]] = {
     "signals --evidence": "leave it out; only weights that were fitted to signals looked at it",
     "signals --no-evidence": "leave it out; signals score continuations alone",
     "signals --questions": "rerankers that were fitted to them gained nothing on questions; give training text",
-    "sweep --template-argument": _NO_CHAT,
+    "eval --no-plot": "leave it out; the plot is drawn if matplotlib is installed",
+    **dict.fromkeys(("eval --values", "qa --values"), "use `--over KEY=v1,v2`"),
+    **dict.fromkeys(
+        (f"qa --{name}-field" for name in ("question", "answers", "answer", "choices", "subject")), _FIELDS
+    ),
+    "qa --score": "use `--prompt replug` to judge texts, and `--join answers` to read what is written as a letter",
+    "ralm sweep": "use `ralm eval --over KEY=v1,v2`",
     "train gate": "without `gate` passages are read everywhere; on questions gates failed",
     "train mixer": "use `--mixer posterior:eta=4,decay=2`, which is as good",
     "train reranker --kind": "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training",
@@ -97,8 +105,8 @@ SUCCESSORS: Final[dict[str, str]] = {
     "/v1/responses": "use `/v1/chat/completions`, which has streams and sources too",
     "/v1/vector-stores": "use `/search` or `/retrieve`, which find the same passages and filter by `where`",
 }
-"""What to use instead, by the name of an option without dashes (`gate`), a command (`tune`, or `ralm documents` if an
-option has its name), an option of one command (`signals --questions`), an option and its value (`mixer=entropy`), or a
+"""What to use instead, by the name of an option without dashes (`gate`), a command (`tune`, or `ralm documents` if a
+setting has its name), an option of one command (`signals --questions`), an option and its value (`mixer=entropy`), or a
 route of the server (`/rerank`); each continues "NAME was removed: "."""
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
+from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.reading import READERS, ReadingOptions
@@ -41,6 +42,14 @@ class PipelineOptions:
             part="keys",
         ),
     ] = field(default_factory=ModelOptions)
+
+    def check_source(self, file: object = None) -> None:
+        """Raise UsageError if there are two sources of passages, or none for parts that read them; `file` is another
+        source than the index."""
+        if self.index and file:
+            raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
+        if not (self.index or file) and self.reading != ReadingOptions():
+            raise UsageError("`reader`, `documents`, `mixer` and `rerank` read passages: give `index` or `retrieved`.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,10 +24,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done("index", folder / "corpus.jsonl", "--out", folder / "index")
     base = ["--lm", "ralm-tiny", "--index", folder / "index", "--reader", "ensemble"]
-    done("qa", folder / "questions.jsonl", *base, "--over", "documents", "--values", "1,2", "--out", folder / "qa")
-    done(
-        "choice", folder / "choices.jsonl", *base, "--over", "documents", "--values", "1,2", "--out", folder / "choice"
-    )
+    done("qa", folder / "questions.jsonl", *base, "--over", "documents=1,2", "--out", folder / "qa")
+    done("qa", folder / "choices.jsonl", *base, "--over", "documents=1,2", "--out", folder / "choice")
     return folder
 
 
@@ -82,18 +80,16 @@ def test_what_cannot_be_compared(files: Path, tmp_path: Path) -> None:
 
 def test_a_sweep_of_questions_has_the_figures_of_its_runs(files: Path, tmp_path: Path) -> None:
     asked = ["qa", files / "questions.jsonl", "--lm", "ralm-tiny", "--limit", 2]
-    swept: Any = printed(*asked, "--index", files / "index", "--over", "reader", "--values", "in-context,concatenation")
+    swept: Any = printed(*asked, "--index", files / "index", "--over", "reader=in-context,concatenation")
     alone = printed(*asked, "--index", files / "index", "--reader", "concatenation")
     assert swept["option"] == "reader"
     assert [point["reader"] for point in swept["points"]] == ["in-context", "concatenation"]
     for point in (swept["points"][1], alone):
         del point["seconds"]
     assert swept["points"][1] == {"reader": "concatenation", **alone}
-    failed(ralm(*asked, "--over", "lm", "--values", "a,b"), 2, "--over must be one of index")
-    failed(ralm(*asked, "--over", "shots"), 2, "--over and --values belong together")
-    failed(ralm(*asked, "--over", "shots", "--values", "1,2"), 2, "--shots makes no difference")
-    failed(ralm(*asked, "--over", "new-tokens", "--values", "1,b"), 2, "must be whole numbers")
-    failed(ralm(*asked, "--baseline"), 2, "--baseline has no effect without --index or --retrieved")
+    failed(ralm(*asked, "--over", "lm=a,b"), 2, "--over must be KEY=v1,v2,... with a KEY of index, retrieved")
+    failed(ralm(*asked, "--over", "shots"), 2, "the values of --shots must be whole numbers")
+    failed(ralm(*asked, "--over", "shots=1,2"), 2, "--shots makes no difference")
 
 
 def test_tables_as_latex(files: Path) -> None:
@@ -105,7 +101,7 @@ def test_tables_as_latex(files: Path) -> None:
     assert any(line.startswith("gold answer & documents-1 & $-$") for line in lines)
     failed(ralm("report", *runs, "--latex", "--json"), 2, "--json and --latex are two ways of printing")
     swept = done(
-        *("choice", files / "choices.jsonl", "--lm", "ralm-tiny", "--over", "max-length", "--values", "200,300"),
+        *("qa", files / "choices.jsonl", "--lm", "ralm-tiny", "--over", "max-length=200,300"),
         "--latex",
     ).out
     assert swept.startswith("\\begin{tabular}")

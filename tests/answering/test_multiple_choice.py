@@ -14,10 +14,10 @@ from ralm.answering import multiple_choice
 from ralm.answering.answers import Answer
 from ralm.answering.evaluation import ChoiceEvaluation, evaluate_choices
 from ralm.answering.multiple_choice import brier_score, letter_of
-from ralm.answering.options import AnswerOptions, ChoiceOptions
+from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import QuestionPrompt, open_prompt
 from ralm.answering.questions import ChoiceQuestion
-from ralm.answering.run import run_choices, run_questions
+from ralm.answering.run import run_questions
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
@@ -89,7 +89,7 @@ def plain_prompts(question: ChoiceQuestion, parts: Parts, *, letters: bool) -> t
     return [before + asked(question, [text]) for text in texts], (weights / weights.sum()).tolist()
 
 
-def chosen(model: WritingModel, prompt: QuestionPrompt, parts: Parts, score: Any) -> ChoiceEvaluation:
+def chosen(model: WritingModel, prompt: QuestionPrompt, parts: Parts, join: Any = "tokens") -> ChoiceEvaluation:
     return evaluate_choices(
         QUESTIONS,
         model,
@@ -97,7 +97,7 @@ def chosen(model: WritingModel, prompt: QuestionPrompt, parts: Parts, score: Any
         source=Given(),
         parts=parts,
         demonstrations=SHOWN,
-        options=ChoiceOptions(score=score),
+        options=AnswerOptions(join=join),
         baseline=True,
     )
 
@@ -106,7 +106,7 @@ def chosen(model: WritingModel, prompt: QuestionPrompt, parts: Parts, score: Any
 @pytest.mark.parametrize("score", ["letter", "text"])
 def test_choices_are_those_of_the_plain_loop(model: WritingModel, parts: Parts, score: str) -> None:
     letters = score == "letter"
-    evaluation = chosen(model, LETTER if letters else BARE, parts, score)
+    evaluation = chosen(model, LETTER if letters else BARE, parts)
     for row in evaluation.rows:
         prompts, weights = plain_prompts(row.question, parts, letters=letters)
         texts = ["A", "B", "C", "D"][: len(row.question.choices)] if letters else row.question.choices
@@ -134,7 +134,7 @@ def test_the_retriever_is_asked_with_question_and_choices(model: WritingModel) -
 
 def test_the_shares_of_passages_are_those_of_what_was_chosen(model: WritingModel) -> None:
     parts = Parts(reader=Ensemble(documents=3, temperature=2))
-    [row, *_] = chosen(model, LETTER, parts, "letter").rows
+    [row, *_] = chosen(model, LETTER, parts).rows
     assert row.choice.chosen is not None
     prompts, weights = plain_prompts(row.question, parts, letters=True)
     letter = " " + "ABC"[row.choice.chosen]
@@ -144,7 +144,7 @@ def test_the_shares_of_passages_are_those_of_what_was_chosen(model: WritingModel
 
 
 def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
-    evaluation = chosen(model, LETTER, Parts(reader=Ensemble(documents=2)), "letter")
+    evaluation = chosen(model, LETTER, Parts(reader=Ensemble(documents=2)))
     summary: Any = evaluation.summary()
     right = np.array([float(row.choice.right) for row in evaluation.rows])
     closed = np.array([float(row.closed.right) for row in evaluation.rows if row.closed])
@@ -201,7 +201,7 @@ def test_written_letters_add_up(model: WritingModel, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patched:
         patched.setattr(multiple_choice, "answer_all", answer_all)
-        rows = chosen(model, LETTER, Parts(reader=Ensemble(documents=2)), "generated").rows
+        rows = chosen(model, LETTER, Parts(reader=Ensemble(documents=2)), "answers").rows
     assert [row.choice.chosen for row in rows] == [0, None, 3]
     assert [row.choice.right for row in rows] == [True, False, True]
     assert [row.choice.answer for row in rows] == ["(A)", "", "d"]
@@ -216,7 +216,7 @@ def test_brier_score_by_hand() -> None:
 
 
 def test_written_letters_of_a_model(model: WritingModel) -> None:
-    evaluation = chosen(model, LETTER, Parts(reader=Ensemble(documents=2)), "generated")
+    evaluation = chosen(model, LETTER, Parts(reader=Ensemble(documents=2)), "answers")
     summary: Any = evaluation.summary()
     assert summary["no_choice"] == sum(row.choice.chosen is None for row in evaluation.rows)
     assert not {"brier_score", "gold_log_prob"} & summary.keys(), "nothing is known of them"
@@ -227,10 +227,8 @@ def test_written_letters_of_a_model(model: WritingModel) -> None:
 
 def test_texts_that_stand_twice_count_once(model: WritingModel) -> None:
     question = ChoiceQuestion("x", "Who sings?", ("whales", "dogs", "whales"), 2)
-    [row] = evaluate_choices([question], model, BARE, options=ChoiceOptions(score="text")).rows
-    [alone] = evaluate_choices(
-        [ChoiceQuestion("x", "Who sings?", ("whales", "dogs"), 0)], model, BARE, options=ChoiceOptions(score="text")
-    ).rows
+    [row] = evaluate_choices([question], model, BARE).rows
+    [alone] = evaluate_choices([ChoiceQuestion("x", "Who sings?", ("whales", "dogs"), 0)], model, BARE).rows
     assert row.choice.gold == 0
     assert row.choice.right is alone.choice.right
     assert row.choice.probabilities_C is not None
@@ -253,13 +251,7 @@ def test_choices_that_a_model_cannot_tell_apart() -> None:
         evaluate_choices(QUESTIONS[:1], model, LETTER)
     with pytest.raises(UsageError, match="choices A and B of question x are the same tokens for counting"):
         question = ChoiceQuestion("x", "Who?", ("NATO", "UN"), 0)
-        evaluate_choices([question], model, BARE, options=ChoiceOptions(score="text"))
-
-
-def test_a_prompt_without_choices_has_no_letters(model: WritingModel) -> None:
-    for score in ("letter", "generated"):
-        with pytest.raises(UsageError, match=f'`score="{score}"` needs a prompt with {{choices}}'):
-            evaluate_choices(QUESTIONS, model, BARE, options=ChoiceOptions(score=score))
+        evaluate_choices([question], model, BARE)
 
 
 def test_what_does_not_fit(model: WritingModel) -> None:
@@ -268,7 +260,7 @@ def test_what_does_not_fit(model: WritingModel) -> None:
     demonstration = LETTER.demonstration(SHOWN[0].text, "B", (), SHOWN[0].choices)
 
     def cut(length: int) -> tuple[int, int]:
-        parts: Any = {"demonstrations": SHOWN, "options": ChoiceOptions(max_length=length)}
+        parts: Any = {"demonstrations": SHOWN, "options": AnswerOptions(max_length=length)}
         [row] = evaluate_choices(QUESTIONS[:1], model, LETTER, **parts).rows
         return row.choice.cut.demonstrations, row.choice.cut.documents
 
@@ -278,10 +270,10 @@ def test_what_does_not_fit(model: WritingModel) -> None:
     assert cut(tokens) == (whole - tokens, 0)
     source = Given()
     with pytest.raises(UsageError, match=f"question a has {tokens} tokens .* and only {tokens - 1} fit"):
-        evaluate_choices(QUESTIONS, model, LETTER, source=source, options=ChoiceOptions(max_length=tokens - 1))
+        evaluate_choices(QUESTIONS, model, LETTER, source=source, options=AnswerOptions(max_length=tokens - 1))
     assert not source.asked, "before anything is retrieved"
     with pytest.raises(UsageError, match="is beyond the 1024 tokens"):
-        evaluate_choices(QUESTIONS, model, LETTER, options=ChoiceOptions(max_length=9999))
+        evaluate_choices(QUESTIONS, model, LETTER, options=AnswerOptions(max_length=9999))
 
 
 def test_demonstrations_of_a_subject(model: WritingModel) -> None:
@@ -319,21 +311,21 @@ ASKED: Any = {"source": Given(), "parts": Parts(reader=Ensemble(documents=2)), "
 
 
 @pytest.mark.parametrize(
-    ("run", "questions", "options"),
+    ("questions", "options"),
     [
-        (run_choices, QUESTIONS, ChoiceOptions()),
-        (run_choices, QUESTIONS, ChoiceOptions(score="generated", new_tokens=3)),
-        (run_questions, [one.with_answer(one.choices[one.gold]) for one in QUESTIONS], AnswerOptions(new_tokens=3)),
+        (QUESTIONS, AnswerOptions()),
+        (QUESTIONS, AnswerOptions(join="answers", new_tokens=3)),
+        ([one.with_answer(one.choices[one.gold]) for one in QUESTIONS], AnswerOptions(new_tokens=3)),
     ],
     ids=["letter", "generated", "questions"],
 )
 def test_a_run_resumes_without_reading_anything_twice(
-    model: WritingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any, questions: Any, options: Any
+    model: WritingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, questions: Any, options: Any
 ) -> None:
     from ralm.storage import outputs
 
     parts = {**ASKED, "demonstrations": questions[:2], "options": options}
-    run(tmp_path / "whole", questions, model, LETTER, **parts)
+    run_questions(tmp_path / "whole", questions, model, LETTER, **parts)
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -341,20 +333,20 @@ def test_a_run_resumes_without_reading_anything_twice(
     with monkeypatch.context() as patched:
         patched.setattr(outputs, "new_folder", killed)
         with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "run", questions, model, LETTER, **parts)
+            run_questions(tmp_path / "run", questions, model, LETTER, **parts)
     assert (tmp_path / "run.unfinished").is_dir()
     with pytest.raises(UsageError, match="begun with other settings"):
-        run(tmp_path / "run", questions[1:], model, LETTER, **parts)
+        run_questions(tmp_path / "run", questions[1:], model, LETTER, **parts)
     with pytest.raises(UsageError, match=r"begun with other settings \(options"):
         other = replace(options, max_length=500)
-        run(tmp_path / "run", questions, model, LETTER, **parts | {"options": other})
+        run_questions(tmp_path / "run", questions, model, LETTER, **parts | {"options": other})
 
     class Silent:
         def __getattr__(self, name: str) -> Any:
             assert name not in ("continuations", "score"), "everything was kept"
             return getattr(model, name)
 
-    run(tmp_path / "run", questions, Silent(), LETTER, **parts)
+    run_questions(tmp_path / "run", questions, Silent(), LETTER, **parts)
     assert not (tmp_path / "run.unfinished").exists()
     for table in tmp_path.glob("whole/*.parquet"):
         again = pq.read_table(tmp_path / "run" / table.name).to_pylist()
@@ -366,7 +358,7 @@ def test_a_run_resumes_without_reading_anything_twice(
 
 def test_the_tables(model: WritingModel, tmp_path: Path) -> None:
     questions = [*QUESTIONS, ChoiceQuestion("x", "Who?", ("I", "you"), 1)]
-    evaluation = run_choices(tmp_path / "run", questions, model, LETTER, **ASKED)
+    evaluation: Any = run_questions(tmp_path / "run", questions, model, LETTER, **ASKED)
     rows = pq.read_table(tmp_path / "run" / "choices.parquet").to_pylist()
     assert [row["gold"] for row in rows] == ["A", "B", "D", "B"]
     assert [row["category"] for row in rows] == ["social sciences", "STEM", "STEM", None]
@@ -409,7 +401,7 @@ def files(tmp_path: Path) -> Path:
 
 def test_the_command(files: Path) -> None:
     assert ralm("index", files / "corpus.jsonl", "--out", files / "index").status == 0
-    asking = ["choice", files / "questions.jsonl", "--lm", "ralm-tiny"]
+    asking = ["qa", files / "questions.jsonl", "--lm", "ralm-tiny"]
     reader = ["--reader", "ensemble", "--documents", "2"]
     answer = ralm(*asking, "--index", files / "index", *reader, "--baseline", "--out", files / "run")
     assert answer.status == 0, answer.err
@@ -430,7 +422,7 @@ def test_a_reranker_reads_the_question_and_the_retriever_its_choices_too(files: 
     with (files / "corpus.jsonl").open("a") as corpus:
         corpus.write(json.dumps({"id": "song", "text": "Who sings? asked the teacher."}) + "\n")
     assert ralm("index", files / "corpus.jsonl", "--out", files / "index").status == 0
-    asking = ["choice", files / "questions.jsonl", "--lm", "ralm-tiny", "--index", files / "index"]
+    asking = ["qa", files / "questions.jsonl", "--lm", "ralm-tiny", "--index", files / "index"]
     done(*asking, "--rerank", "lexical", "--out", files / "run")
     source = FromRetriever.of_index(files / "index")
     expected: list[list[int]] = []
@@ -448,17 +440,17 @@ def test_a_reranker_reads_the_question_and_the_retriever_its_choices_too(files: 
 
 
 def test_mmlus_folders_by_the_command(files: Path) -> None:
-    asking = ["choice", files / "test", "--lm", "ralm-tiny", "--limit", "2", "--json"]
+    asking = ["qa", files / "test", "--lm", "ralm-tiny", "--limit", "2", "--json"]
     found = json.loads(ralm(*asking, "--demonstrations", files / "dev").out)
     assert found["questions"] == 4, "2 of each subject"
     assert found["config"]["demonstrations"]["count"] == 10, "5 of each subject"
     assert found["categories"].keys() == {"social sciences", "STEM"}
-    texts = json.loads(ralm(*asking, "--score", "text").out)
+    texts = json.loads(ralm(*asking, "--prompt", "replug").out)
     assert "{choices}" not in texts["config"]["prompt"]["closed"]
-    written = json.loads(ralm(*asking, "--score", "generated", "--new-tokens", "2").out)
+    written = json.loads(ralm(*asking, "--join", "answers", "--new-tokens", "2").out)
     assert written["no_choice"] <= 4
     assert "brier_score" not in written
-    printed = ralm(*asking[:-1], "--score", "generated")
+    printed = ralm(*asking[:-1], "--join", "answers")
     assert printed.status == 0
     assert "Brier" not in printed.out
 
@@ -466,43 +458,36 @@ def test_mmlus_folders_by_the_command(files: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
-        (["--reader", "ensemble"], 2, "reads passages: give --index or --retrieved too"),
-        (["--baseline"], 2, "--baseline has no effect"),
-        (["--shots", "3"], 2, "--shots has no effect without --demonstrations"),
-        (["--new-tokens", "3"], 2, "--new-tokens has no effect without --score generated"),
+        (
+            ["--new-tokens", "3"],
+            2,
+            "--new-tokens has no effect without --join answers, as these questions have choices",
+        ),
+        (["--judge", "ralm-tiny"], 2, "--judge has no effect without open questions: these have choices"),
+        (["--semantics", "official"], 2, "--semantics has no effect without open questions: these have choices"),
         (["--retrieved", "questions.jsonl"], 1, "has no passages"),
-        (["--prompt", "none"], 1, "none is unknown"),
-        (["--prompt", "replug"], 2, "--score letter needs a prompt with {choices}"),
-        (["--choices-field", "c"], 1, "line 1 has no field 'c'"),
+        (["--prompt", "replug", "--join", "answers"], 2, "--join answers needs a prompt with {choices}"),
+        (["--fields", "answers=c"], 1, "line 1 has no field 'c'"),
+        (["--fields", "c"], 2, "--fields must be KEY=FIELD,... with a KEY of question, answers, choices, subject"),
         (["--max-length", "30"], 2, "fit into the model beside the answer: shorten it"),
         (["--demonstrations", "dev"], 2, "--demonstrations has none of the subject 'astronomy'"),
         (["--demonstrations", "nothing"], 1, "nothing is no file of multiple choice"),
-        (["--score", "best"], 2, "'best' is not one of 'letter', 'text', 'generated'"),
-        (["--rerank", "oracle"], 2, "reads the answer"),
-        (["--rerank", "lexical"], 2, "give --index too"),
-        (["--rerank-lm", "gpt2"], 2, "--rerank-lm has no effect without --rerank zero-shot"),
     ],
 )
 def test_bad_input(files: Path, options: list[str], status: int, said: str) -> None:
     options = [str(files / one) if (files / one).exists() else one for one in options]
-    failed(ralm("choice", files / "questions.jsonl", "--lm", "ralm-tiny", *options), status, said)
+    failed(ralm("qa", files / "questions.jsonl", "--lm", "ralm-tiny", *options), status, said)
 
 
 def test_fields_of_a_table(files: Path) -> None:
-    asking = ["choice", files / "test", "--lm", "ralm-tiny", "--question-field", "q"]
-    failed(ralm(*asking), 2, "--question-field has no effect without records with named fields")
-
-
-def test_questions_with_choices_are_no_questions_of_qa(files: Path) -> None:
-    (files / "open.jsonl").write_text('{"question": "who?", "answers": ["I"]}\n')
-    asking = ["qa", files / "open.jsonl", "--lm", "ralm-tiny", "--prompt", "replug-choice"]
-    failed(ralm(*asking), 2, "this prompt shows choices, and the question 'who?' has none")
+    asking = ["qa", files / "test", "--lm", "ralm-tiny", "--fields", "question=q"]
+    failed(ralm(*asking), 2, "--fields has no effect without records with named fields")
 
 
 @pytest.mark.slow
 def test_mmlu_by_the_command(tmp_path: Path) -> None:
     """One question of every subject, with a demonstration: chance is 25%, and ralm-tiny knows no better."""
-    asking = ["choice", shared("data", "mmlu", "test"), "--lm", "ralm-tiny", "--limit", "1", "--shots", "1"]
+    asking = ["qa", shared("data", "mmlu", "test"), "--lm", "ralm-tiny", "--limit", "1", "--shots", "1"]
     found = printed(*asking, "--demonstrations", shared("data", "mmlu", "dev"))
     assert found["questions"] == 57
     assert len(found["subjects"]) == 57

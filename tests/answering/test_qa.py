@@ -243,7 +243,7 @@ def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) ->
         (["--join", "answers"], 2, "--join has no effect"),
         (["--retrieved", "bare.jsonl"], 1, "has no passages"),
         (["--prompt", "none"], 1, "none is unknown"),
-        (["--question-field", "q"], 1, "line 1 has no field 'q'"),
+        (["--fields", "question=q"], 1, "line 1 has no field 'q'"),
         (["--new-tokens", "100000"], 2, "leaves no room for a prompt"),
     ],
 )
@@ -307,7 +307,7 @@ def test_given_passages_are_read_with_the_named_fields(tmp_path: Path) -> None:
     file = tmp_path / "own.json"
     rows = [{"q": "who sings", "a": ["whales"], "ctxs": [{"text": "The whales sing."}]}]
     file.write_text(json.dumps(rows))
-    fields = ("--question-field", "q", "--answers-field", "a")
+    fields = ("--fields", "question=q,answers=a")
     found = ralm("qa", file, "--lm", "ralm-tiny", "--retrieved", file, *fields, "--new-tokens", 2, "--json")
     assert json.loads(found.out)["has_answer"] == {"1": 1.0}
 

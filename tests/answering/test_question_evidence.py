@@ -13,7 +13,7 @@ from ralm.answering.answerer import Answerer
 from ralm.answering.answers import DrawnAnswers, answer_all
 from ralm.answering.evaluation import evaluate_choices, evaluate_questions
 from ralm.answering.likelihoods import gold_log_probs
-from ralm.answering.options import AnswerOptions, ChoiceOptions
+from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import QuestionPrompt, open_prompt
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.answering.sources import PromptBuilder, QuestionInput
@@ -140,8 +140,7 @@ CHOICES = [
 def test_choices_are_those_of_the_plain_loop(score: Any) -> None:
     model: Any = CountingModel(WordTokenizer())
     prompt = open_prompt("replug-choice" if score == "letter" else "replug")
-    options = ChoiceOptions(score=score)
-    for row in evaluate_choices(CHOICES, model, prompt, source=Given(), parts=READER, options=options).rows:
+    for row in evaluate_choices(CHOICES, model, prompt, source=Given(), parts=READER).rows:
         listed = " ".join(f"{letter}. {one}" for letter, one in zip("ABC", row.question.choices, strict=False))
         rest = f"Question: {row.question.text} {listed if score == 'letter' else ''} Answer:"
         texts = [model.tokenizer.encode(f"Knowledge: {one.text} {rest}").tolist() for one in row.passages]

@@ -8,8 +8,15 @@ import pytest
 
 from ralm.answering import questions
 from ralm.answering.multiple_choice import CATEGORIES, category_of
-from ralm.answering.options import ChoiceFields, QuestionFields
-from ralm.answering.questions import ChoiceQuestion, Question, has_fields, read_choice_questions, read_questions
+from ralm.answering.options import QuestionFields
+from ralm.answering.questions import (
+    ChoiceQuestion,
+    Question,
+    has_choices,
+    has_fields,
+    read_choice_questions,
+    read_questions,
+)
 from ralm.answering.sources import GivenPassages
 from ralm.errors import InputError, UsageError
 from tests.shared_data import shared
@@ -218,12 +225,21 @@ def test_choices_json_lines(tmp_path: Path, answer: object, gold: int) -> None:
 
 def test_choices_named_fields(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").write_text('{"q": "x?", "options": ["one", "two"], "right": 0, "topic": 3}\n')
-    fields = ChoiceFields(question="q", choices="options", answer="right", subject="topic")
+    fields = QuestionFields.parse("question=q,choices=options,answers=right,subject=topic")
     assert read_choice_questions(tmp_path / "own.jsonl", fields) == [ChoiceQuestion("1", "x?", ("one", "two"), 0, "3")]
     assert has_fields(str(tmp_path / "own.jsonl"))
     assert has_fields("hf:cais/mmlu:all:test")
     assert not has_fields(str(tmp_path))
     assert not has_fields("anatomy_test.csv.gz")
+
+
+def test_questions_with_choices_are_told_from_others(tmp_path: Path) -> None:
+    chosen = {"mmlu.csv": "Who?,a,b,A\n", "own.jsonl": f"\n{json.dumps(LINE)}\n"}
+    others = {"dpr.csv": "who?\t['a', 'b']\n", "a.jsonl": '{"question": "x?", "answer": "a"}\n', "b.jsonl": ""}
+    for name, text in (chosen | others).items():
+        source = str(written(tmp_path, name, text))
+        assert has_choices(source, QuestionFields()) is (name in chosen)
+        assert has_choices(source, QuestionFields(choices="options")) is (name == "mmlu.csv")
 
 
 def test_a_dataset_of_the_hub(tmp_path: Path) -> None:
@@ -242,12 +258,12 @@ def test_given_passages_belong_to_question_and_choices(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     questions = read_choice_questions(path)
-    hits, passages = GivenPassages.read(path, ChoiceFields()).find([one.query for one in questions], 1)
+    hits, passages = GivenPassages.read(path).find([one.query for one in questions], 1)
     assert [passages[number].text for row in (0, 1) for number, _ in hits.of(row)] == ["first", "second"]
     bare = tmp_path / "bare.jsonl"
     bare.write_text('{"question": "x?", "choices": ["a", "b"], "answer": 0}\n')
     with pytest.raises(InputError, match="has no passages"):
-        GivenPassages.read(bare, ChoiceFields())
+        GivenPassages.read(bare)
 
 
 LINE = {"question": "x", "choices": ["a", "b"], "answer": 0}

@@ -415,8 +415,7 @@ def test_the_special_tokens_that_stand_first(evaluate: list[object], generate: l
 
 def test_a_sweep_is_what_eval_gives_for_every_value(evaluate: list[object], tmp_path: Path) -> None:
     arguments = [*evaluate[1:], "--reader", "ensemble", "--limit-tokens", 80]
-    swept = ["--over", "documents", "--values", "1,3,2"]
-    command = ["sweep", *swept, *arguments, "--no-plot", "--out", tmp_path / "sweep"]
+    command = ["eval", "--over", "documents=1,3,2", *arguments, "--out", tmp_path / "sweep"]
     shown = printed(*command)
     assert json.loads((tmp_path / "sweep" / "summary.json").read_text()) == shown
     assert shown["scored"] < shown["requests"]
@@ -438,7 +437,7 @@ def test_with_a_limit_what_follows_in_the_text_does_not_matter(work: Path, model
     longer.write_text(TEXT * 3 + "And more. ")
     broken.write_bytes(TEXT.encode() + b"\xff")
     options = ["--lm", model, *MODEL_LENGTH, "--limit-tokens", 60]
-    for command in (["eval", "--baseline"], ["sweep", "--over", "stride", "--values", "4,8"]):
+    for command in (["eval", "--baseline"], ["eval", "--over", "stride=4,8"]):
         of_whole, of_longer = (printed(*command, text, *options, "--index", work / "index") for text in (whole, longer))
         for shown in (of_whole, of_longer):
             shown.pop("seconds", None), shown.get("baseline", {}).pop("seconds", None)
@@ -454,7 +453,7 @@ def test_with_a_limit_what_follows_in_the_text_does_not_matter(work: Path, model
 
 
 def test_a_sweep_over_retrievers_has_a_table(evaluate: list[object]) -> None:
-    answer = done("sweep", "--over", "retriever", "--values", "bm25,random", *evaluate[1:], "--limit-tokens", 60)
+    answer = done(*evaluate, "--over", "retriever=bm25,random", "--limit-tokens", 60)
     for said in ("--retriever", "bm25", "random", "none", "gain", "requests scored, 2 retrievals"):
         assert said in answer.out
 
@@ -463,21 +462,24 @@ def test_a_sweep_over_retrievers_has_a_table(evaluate: list[object]) -> None:
     ("changed", "message"),
     [
         ({}, "--documents makes no difference"),
-        ({"--values": "2,2"}, "--values has a value twice: 2,2."),
-        ({"--values": "2,"}, "--values of --documents must be whole numbers"),
+        ({"--over": "stride=2,2"}, "--stride has a value twice: 2,2."),
+        ({"--over": "documents=2,"}, "the values of --documents must be whole numbers"),
         (
-            {"--over": "rerank", "--values": "none,best"},
+            {"--over": "rerank=none,best"},
             "--rerank must be one of none, lexical, zero-shot, predictive, oracle, random, not 'best'",
         ),
-        ({"--over": "lm"}, "--over must be one of index, retrieved, retriever"),
-        ({"--index": None}, "a sweep reads with passages: give --index or --retrieved"),
+        ({"--over": "lm=a"}, "--over must be KEY=v1,v2,... with a KEY of index, retrieved, retriever"),
+        (
+            {"--over": "stride=2,4", "--index": None},
+            "--over compares readings with passages: give --index or --retrieved",
+        ),
         ({"--nonsense": "1"}, "No such option"),
     ],
 )
 def test_sweeps_that_make_no_sense(work: Path, changed: dict[str, str | None], message: str) -> None:
-    usual = {"--over": "documents", "--values": "1,2", "--lm": "ralm-tiny", "--index": str(work / "index")}
+    usual = {"--over": "documents=1,2", "--lm": "ralm-tiny", "--index": str(work / "index")}
     given = [part for pair in (usual | changed).items() if pair[1] is not None for part in pair]
-    failed(ralm("sweep", work / "text.txt", *given), 2, message)
+    failed(ralm("eval", work / "text.txt", *given), 2, message)
 
 
 class WithoutMatplotlib:
@@ -489,17 +491,17 @@ class WithoutMatplotlib:
             raise ModuleNotFoundError("No module named 'matplotlib'", name=name)
 
 
-def test_a_sweep_draws_its_plot_or_says_early_that_it_cannot(
+def test_a_sweep_draws_its_plot_or_says_that_it_cannot(
     evaluate: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["sweep", *evaluate[1:], "--over", "stride", "--values", "4,8", "--limit-tokens", 40]
+    command = [*evaluate, "--over", "stride=4,8", "--limit-tokens", 40]
     with monkeypatch.context() as patch:
         for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib" or name == "ralm.runs.plot"]:
             patch.delitem(sys.modules, name)
         patch.setattr(sys, "meta_path", [WithoutMatplotlib, *sys.meta_path])
-        answer = ralm(*command, "--out", tmp_path / "sweep")
-        failed(answer, 1, "needs the package matplotlib: pip install 'ralm[plots]', or give --no-plot")
-    assert list(tmp_path.iterdir()) == []
+        answer = done(*command, "--out", tmp_path / "sweep")
+        assert answer.err.count("not drawn: the plot needs the package matplotlib: pip install 'ralm[plots]'.") == 1
+    assert not (tmp_path / "sweep" / "sweep.png").exists()
     pytest.importorskip("matplotlib")
-    done(*command, "--out", tmp_path / "sweep")
+    done(*command, "--out", tmp_path / "sweep", "--force")
     assert (tmp_path / "sweep" / "sweep.png").stat().st_size > 1000

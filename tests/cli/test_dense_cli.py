@@ -124,6 +124,7 @@ def test_a_second_set_of_vectors(work: Path, model: Path, tmp_path: Path) -> Non
     done(*encode, work / "other", "--vectors", "main", "--force")
     assert found(*query[1:], "dense") == second
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
-    sweep = ["sweep", work / "text.txt", "--lm", model, "--index", tmp_path / "i", *MODEL_LENGTH, "--limit-tokens", 60]
-    done(*sweep, "--retriever", "dense", "--over", "vectors", "--values", "main,v2", "--json")
+    read = ["eval", work / "text.txt", "--lm", model, "--index", tmp_path / "i", *MODEL_LENGTH, "--limit-tokens", 60]
+    done(*read, "--retriever", "dense", "--over", "vectors=main,v2", "--json")
+    done(*read, "--retriever", "dense", "--over", "query-tokens=8,16", "--json")
     done("check", tmp_path / "i")

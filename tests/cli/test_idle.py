@@ -8,7 +8,7 @@ from tests.cli.program import failed, ralm
 
 READING = "eval TEXT --lm ralm-tiny "
 INDEXED = READING + "--index i "
-SWEEP = "sweep TEXT --lm ralm-tiny --index i --over stride --values 2,4 "
+SWEEP = INDEXED + "--over stride=2,4 "
 GENERATE = "generate a --lm ralm-tiny "
 INDEX = "index DIR --out DIR/out "
 DENSE = INDEX + "--retriever dense --encoder e "
@@ -36,7 +36,6 @@ SEVERAL, EITHER = "--reader ensemble or --reader concatenation", "--retriever de
         (READING + "--retrieved r --query-tokens 9", "--index"),
         (READING + "--baseline", "--index or --retrieved"),
         (READING + "--force", "--out"),
-        (SWEEP + "--no-plot", "--out"),
         (SWEEP + "--documents 2", SEVERAL),
         (GENERATE + "--retriever dense", "--index"),
         (GENERATE + "--stride 2", "--index"),
@@ -78,15 +77,15 @@ def test_the_last_option_has_no_effect(tmp_path: Path, command: str, needs: str)
 @pytest.mark.parametrize(
     "swept",
     [
-        "reader --values in-context,ensemble --documents 4 --mixer uniform",
-        "rerank --values none,zero-shot --candidates 4 --rerank-lm ralm-tiny",
-        "retriever --values bm25,hybrid --dense-weight 0.3 --fusion interpolation --nprobe 4",
-        "windows --values sliding,blocked --block 64",
+        "reader=in-context,ensemble --documents 4 --mixer uniform",
+        "rerank=none,zero-shot --candidates 4 --rerank-lm ralm-tiny",
+        "retriever=bm25,hybrid --dense-weight 0.3 --fusion interpolation --nprobe 4",
+        "windows=sliding,blocked --block 64",
     ],
 )
 def test_a_sweep_may_give_what_only_some_of_its_values_use(tmp_path: Path, swept: str) -> None:
     """It gets as far as opening the index."""
     text = tmp_path / "text.txt"
     text.write_text("one two three")
-    command = ["sweep", text, "--lm", "ralm-tiny", "--index", tmp_path / "none", "--over", *swept.split()]
+    command = ["eval", text, "--lm", "ralm-tiny", "--index", tmp_path / "none", "--over", *swept.split()]
     failed(ralm(*command), 1, "does not exist")

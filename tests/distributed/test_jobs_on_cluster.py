@@ -92,8 +92,8 @@ def test_eval_and_sweep(nodes: Any, folder: Path) -> None:
     how = [folder / "text.txt", "--lm", "ralm-tiny", "--index", folder / "index", "--stride", 8, "--limit-tokens", 200]
     how += ["--max-length", 256, "--document-tokens", 100, "--rerank", "zero-shot", "--candidates", 4]
     same_runs(folder, "eval", how, nodes.address, "tokens.parquet")
-    swept = [*how, "--over", "stride", "--values", "8,16"]
-    plain, spread = (json.loads(answered("sweep", *swept, *ray, "--json")) for ray in ([], ["--ray", nodes.address]))
+    swept = [*how, "--over", "stride=8,16"]
+    plain, spread = (json.loads(answered("eval", *swept, *ray, "--json")) for ray in ([], ["--ray", nodes.address]))
     for one, other in zip(plain["points"], spread["points"], strict=True):
         assert {**one, "seconds": 0} == {**other, "seconds": 0}
 
@@ -104,9 +104,9 @@ def test_questions_and_choices(nodes: Any, folder: Path) -> None:
     lm = ["--lm", "ralm-tiny", "--index", folder / "index"]
     asked = [folder / "questions.jsonl", *lm, "--reader", "ensemble", "--documents", 3, "--baseline", "--new-tokens", 4]
     same_runs(folder, "qa", asked, nodes.address, "answers.parquet")
-    for score in ("letter", "generated"):
-        chosen = [folder / "choices.jsonl", *lm, "--score", score]
-        same_runs(folder, "choice", chosen, nodes.address, "choices.parquet")
+    for join in ("tokens", "answers"):
+        chosen = [folder / "choices.jsonl", *lm, "--join", join]
+        same_runs(folder, "qa", chosen, nodes.address, "choices.parquet")
 
 
 @pytest.mark.usefixtures("shared")

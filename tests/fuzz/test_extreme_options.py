@@ -22,7 +22,8 @@ import pytest
 import typer
 
 from ralm.cli import application
-from ralm.cli.sweep import SWEPT
+from ralm.cli.eval import EvaluationJob
+from ralm.cli.over import swept_options
 from ralm.lm import registry
 from tests.cli.program import STORIES, TEXT, ralm
 from tests.tiny_encoders import save_tiny_bert
@@ -65,10 +66,8 @@ COMMANDS = {
         f"text.txt {READ} --index index --reader ensemble --documents 2",
         f"text.txt {READ} --index index --rerank zero-shot --candidates 2",
         f"text.txt {READ} --index index {HYBRID} --reader ensemble --documents 2 --out new",
-    ],
-    "sweep": [
-        f"text.txt {READ} --index index --over stride --values 8,16",
-        f"text.txt {READ} --index index --over documents --values 1,2 --reader ensemble",
+        f"text.txt {READ} --index index --over stride=8,16",
+        f"text.txt {READ} --index index --over documents=1,2 --reader ensemble",
     ],
     "generate": [
         f"'The sheep' {WRITE}",
@@ -141,14 +140,14 @@ def values_of(kinds: set[object], name: str) -> list[str]:
     if name == "device":
         return DEVICES
     if name == "over":
-        return [*SWEPT, "lm", "x", ""]
+        return [f"{name}={values}" for name in (*swept_options(EvaluationJob), "lm", "") for values in VALUES]
     if choices := [value for kind in kinds for value in get_args(kind) if isinstance(value, str)]:
         return [*choices, "x", ""]
     if int in kinds:
         return [value for value in WHOLE if value not in ENDLESS.get(name, ())]
     if float in kinds:
         return REAL
-    return PATHS if kinds & {Path, list[Path]} else VALUES if name == "values" else NAMES
+    return PATHS if kinds & {Path, list[Path]} else NAMES
 
 
 def given(option: Any, hint: object, random: Random) -> list[str]:
@@ -163,9 +162,8 @@ def case_of(command: str, number: int) -> list[str]:
     arguments = [command, *shlex.split(random.choice(COMMANDS[command]))]
     if number == 0:
         return arguments
-    options = [(option, of) for of in (command, "eval" if command == "sweep" else command) for option in options_of(of)]
-    for option, of in random.sample(options, random.choice([1, 2, 2])):
-        arguments += given(option, HINTS[of][option.name], random)
+    for option in random.sample(options_of(command), random.choice([1, 2, 2])):
+        arguments += given(option, HINTS[command][option.name], random)
     return arguments
 
 

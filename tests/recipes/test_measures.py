@@ -242,12 +242,11 @@ def test_answers_and_choices(tmp_path: Path) -> None:
     assert choice_accuracy(WITH, "STEM").sample(choices).value == 100
     assert choice_accuracy(WITH, "humanities").sample(choices).value == 0
     assert math.isnan(choice_accuracy(WITH, "social sciences").sample(choices).value), "there are none"
-    known = {"exact_match": 0.75, "exact_match_low": 0.5, "exact_match_high": 1.0}
-    points = [{"documents": 0, "questions": 4, "exact_match": None}, {"documents": 2, "questions": 4, **known}]
-    curve = finished(tmp_path / "curve", "answers-curve", {"summary.json": {"rows": points}})
-    two = exact_matches_at(WITH, 2).sample(curve)
-    assert (two.value, two.interval) == (75, (50, 100))
-    assert math.isnan(exact_matches_at(WITH, 0).sample(curve).value), "no question could be judged"
+    [sweep] = finished(tmp_path / "sweep", "sweep", {"summary.json": {}}).values()
+    finished(sweep / "documents-2", "answers", {"answers.parquet": {"exact_match": [True, False, True, True]}})
+    finished(sweep / "documents-0", "answers", {"answers.parquet": {"exact_match": [None, None]}})
+    assert exact_matches_at(WITH, 2).sample({WITH: sweep}).value == 75
+    assert math.isnan(exact_matches_at(WITH, 0).sample({WITH: sweep}).value), "no question could be judged"
 
 
 def test_steps_that_were_altered_give_no_figure(folders: dict[Step, Path], tmp_path: Path) -> None:
@@ -257,15 +256,12 @@ def test_steps_that_were_altered_give_no_figure(folders: dict[Step, Path], tmp_p
     rows = {"right": [True, False], "subject": ["anatomy", "anatomy"]}
     choices = finished(tmp_path / "choices", "choices", {"choices.parquet": rows})
     pq.write_table(pa.table({**rows, "right": [True, True]}), choices[WITH] / "choices.parquet")
-    curve = finished(tmp_path / "curve", "answers-curve", {"summary.json": {"rows": []}})
-    (curve[WITH] / "summary.json").write_text("[]")
     run = {WITH: tmp_path / "run"}
     shutil.copytree(folders[WITH], run[WITH])
     (run[WITH] / "summary.json").write_text("{}")
     altered = (
         (exact_matches(WITH), answers),
         (choice_accuracy(WITH), choices),
-        (exact_matches_at(WITH, 2), curve),
         (perplexity_of(WITH), run),
     )
     for measure, found in altered:

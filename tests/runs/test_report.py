@@ -153,13 +153,14 @@ def test_a_browser_draws_it(report: Report, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [["10", "1", "2"], ["k10", "k1", "k2"]])
-def test_the_plot_of_a_sweep_has_a_line_for_numbers_and_bars_for_names(tmp_path: Path, names: list[str]) -> None:
+def test_the_plot_of_a_sweep_has_a_line_for_numbers_and_points_for_names(tmp_path: Path, names: list[str]) -> None:
     pytest.importorskip("matplotlib")
     from ralm.runs.plot import draw_sweep
 
     draw_sweep(
         "documents",
-        [{"documents": name, "token_perplexity": 6.0, "none_token_perplexity": 9.0} for name in names],
+        [{"documents": name, "f1": 0.5, "f1_low": 0.4, "f1_high": 0.7, "has_answer": None} for name in names],
+        {"share": {"f1": "F1", "has_answer": "an answer"}},
         tmp_path / "sweep.png",
     )
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG\r\n")

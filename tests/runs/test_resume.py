@@ -124,10 +124,10 @@ def test_a_sweep_of_own_parts_is_resumed(tmp_path: Path) -> None:
         ralm.SweepPoint(value=name, plan=PLAN, source=source(), parts=Parts(reader=ralm.InContext(), reranker=reranker))
         for name, reranker in {"first": None, "longest": Longest()}.items()
     ]
-    expected = ralm.run_sweep(tmp_path / "whole", TEXT, whole := Bigrams(), "reranker", points, plot=False)
+    expected = ralm.run_sweep(tmp_path / "whole", TEXT, whole := Bigrams(), "reranker", points)
     with pytest.raises(KeyboardInterrupt):
-        ralm.run_sweep(tmp_path / "sweep", TEXT, Bigrams(passes=8), "reranker", points, plot=False)
-    swept = ralm.run_sweep(tmp_path / "sweep", TEXT, second := Bigrams(), "reranker", points, plot=False)
+        ralm.run_sweep(tmp_path / "sweep", TEXT, Bigrams(passes=8), "reranker", points)
+    swept = ralm.run_sweep(tmp_path / "sweep", TEXT, second := Bigrams(), "reranker", points)
     assert 0 < second.read <= whole.read - 8
     assert [row["nll"] for row in swept.rows()] == [row["nll"] for row in expected.rows()]
 

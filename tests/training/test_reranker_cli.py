@@ -98,7 +98,7 @@ def test_it_is_used_where_passages_are_read(folder: Path) -> None:
     assert config["reranker"] == "predictive"
     assert config["cross_encoder"]["tokens"] == 12
     assert json.loads((folder / "run" / "summary.json").read_text())["config"]["reranker"] == config
-    swept = ralm("sweep", "text.txt", *READ, *SHORT, *RERANKED, "--over", "candidates", "--values", "1,4", "--json")
+    swept = ralm("eval", "text.txt", *READ, *SHORT, *RERANKED, "--over", "candidates=1,4", "--json")
     assert swept.status == 0, swept.err
     last = json.loads(swept.out)["points"][-1]
     assert last["config"]["reranker"] == config

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from time import perf_counter
-from typing import Final, NamedTuple, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from ralm.answering import metrics, multiple_choice, prompts, sources
 from ralm.answering.answers import Answer, AnswerStores, answer_and_score, check_mixer, room_for_prompts
 from ralm.answering.judge import Judge
 from ralm.answering.likelihoods import GoldScore
-from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
+from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.errors import UsageError
 from ralm.evaluation.retrieval import RetrievalRun
@@ -153,22 +153,6 @@ def metric_columns(
         sums_Q = np.array([float(value or 0) for value in values])
         found[name] = (sums_Q, known_Q * tokens_Q if name == "gold_log_prob" else known_Q)
     return found
-
-
-class AnswerParts(TypedDict, total=False):
-    """The arguments that say how questions are answered, see `evaluate_questions`."""
-
-    demonstrations: Sequence[Question]
-    options: AnswerOptions | None
-    semantics: AnswerSemantics
-    judge: Judge | None
-
-
-class QuestionParts(AnswerParts, total=False):
-    """The same with the source of passages."""
-
-    source: sources.QuestionSource | FromRetriever | None
-    parts: Parts
 
 
 def evaluate_questions(
@@ -344,15 +328,6 @@ class ChoiceEvaluation:
         }
 
 
-class ChoiceParts(TypedDict, total=False):
-    """The arguments that say how multiple choice is answered, see `evaluate_choices`."""
-
-    source: sources.QuestionSource | FromRetriever | None
-    parts: Parts
-    demonstrations: Sequence[ChoiceQuestion]
-    options: ChoiceOptions | None
-
-
 def evaluate_choices(
     questions: Sequence[ChoiceQuestion],
     model: WritingModel,
@@ -361,18 +336,19 @@ def evaluate_choices(
     source: sources.QuestionSource | FromRetriever | None = None,
     parts: Parts = IN_CONTEXT,
     demonstrations: Sequence[ChoiceQuestion] = (),
-    options: ChoiceOptions | None = None,
+    options: AnswerOptions | None = None,
     baseline: bool = False,
     stores: AnswerStores | None = None,
 ) -> ChoiceEvaluation:
     """Let a model choose among the choices of questions, with the passages of `source` in its prompts if it is given.
 
-    Takes the arguments of `evaluate_questions`. If `demonstrations` have subjects, those of the question's subject are
-    used. Raises UsageError if a question does not fit into the model, if there are no demonstrations of its subject, or
-    if two of its choices have the same tokens.
+    Takes the arguments of `evaluate_questions`. The most likely letter is chosen, or the most likely text if the prompt
+    does not show the choices; if `options` join answers, an answer is written and read as a letter. If `demonstrations`
+    have subjects, those of the question's subject are used. Raises UsageError if a question does not fit into the
+    model, if there are no demonstrations of its subject, or if two of its choices have the same tokens.
     """
     begun = perf_counter()
-    options = options or ChoiceOptions()
+    options = options or AnswerOptions()
     parts.check_scoring(model, "a choice")
     method = multiple_choice.choice_method(model, prompt, options, stores or AnswerStores())
     for subject in sorted({one.subject for one in questions}):
@@ -406,6 +382,27 @@ def evaluate_choices(
     ]
     documents = 0 if source is None else parts.reader.hits
     return ChoiceEvaluation(rows=rows, documents=documents, seconds=perf_counter() - begun)
+
+
+AnswerEvaluation: TypeAlias = QuestionEvaluation | ChoiceEvaluation
+
+
+def evaluate_answers(
+    questions: Sequence[Question] | Sequence[ChoiceQuestion],
+    model: WritingModel,
+    prompt: prompts.QuestionPrompt,
+    **how: Any,
+) -> AnswerEvaluation:
+    """Evaluate questions by `evaluate_choices` if they have choices, else by `evaluate_questions`; `how` are its other
+    arguments."""
+    evaluate: Any = evaluate_choices if have_choices(questions) else evaluate_questions
+    found: AnswerEvaluation = evaluate(questions, model, prompt, **how)
+    return found
+
+
+def have_choices(questions: Sequence[Question] | Sequence[ChoiceQuestion]) -> bool:
+    """Return whether questions are multiple choice."""
+    return any(isinstance(one, ChoiceQuestion) for one in questions[:1])
 
 
 def _of_subject(subject: str, demonstrations: Sequence[ChoiceQuestion]) -> list[int]:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from ralm.answering import metrics, questions, sources
 from ralm.answering.answers import AnswerStores, answer_all, room_for_prompts
 from ralm.answering.likelihoods import TextLikelihood, likelihoods
-from ralm.answering.options import AnswerOptions, ChoiceOptions
+from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_after
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
@@ -31,6 +31,7 @@ from ralm.validation import MAX_COUNT, check_length
 
 ChoiceInput: TypeAlias = tuple[questions.ChoiceQuestion, sources.QuestionInput]
 """A question and its prompts."""
+Scoring: TypeAlias = Literal["letter", "text", "generated"]
 _Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
 """A value of each question (U), by the name of the measure."""
 _BEFORE_LETTER: Final = "answer is "
@@ -109,24 +110,33 @@ class ChoiceMethod(ABC):
         """The choices that the model makes."""
 
 
-def choice_method(
-    model: WritingModel, prompt: QuestionPrompt, options: ChoiceOptions, stores: AnswerStores
-) -> ChoiceMethod:
-    """The method of choosing that `options` name; `stores` keep scores and answers.
+def scoring_of(prompt: QuestionPrompt, options: AnswerOptions) -> Scoring:
+    """Return how a choice is made: by the likelihood of the letters, or of the texts if the prompt does not show the
+    choices, or by a letter that is written if answers are joined."""
+    if options.join == "answers":
+        return "generated"
+    return "letter" if prompt.shows_choices else "text"
 
-    Raises UsageError if the model cannot read `max_length`, or if it chooses letters that the prompt does not show.
+
+def choice_method(
+    model: WritingModel, prompt: QuestionPrompt, options: AnswerOptions, stores: AnswerStores
+) -> ChoiceMethod:
+    """The method of choosing (`scoring_of`); `stores` keep scores and answers.
+
+    Raises UsageError if the model cannot read `max_length`, or if it writes letters that the prompt does not show.
     """
-    if options.score != "text" and not prompt.shows_choices:
-        raise UsageError(
-            f'this prompt does not show the choices, so that letters mean nothing: `score="{options.score}"` needs a '
-            "prompt with {choices}."
-        )
-    if options.score == "generated":
+    scoring = scoring_of(prompt, options)
+    if scoring == "generated":
+        if not prompt.shows_choices:
+            raise UsageError(
+                'this prompt does not show the choices, so that letters mean nothing: `join="answers"` needs a prompt '
+                "with {choices}."
+            )
         return _GeneratedLetter(model, options, stores.answers)
     length = model.max_length if options.max_length is None else options.max_length
     check_length(model, length)
     scorer = Scorer(model, stores.scores, progress=False)
-    return _ByLikelihood(prompt, scorer, length, whole_texts=options.score == "text")
+    return _ByLikelihood(prompt, scorer, length, whole_texts=scoring == "text")
 
 
 class _ByLikelihood(ChoiceMethod):
@@ -212,9 +222,9 @@ class _ByLikelihood(ChoiceMethod):
 class _GeneratedLetter(ChoiceMethod):
     """Lets each prompt write an answer, adds up equal ones, and reads the best as a letter."""
 
-    def __init__(self, model: WritingModel, options: ChoiceOptions, store: Store | None) -> None:
+    def __init__(self, model: WritingModel, options: AnswerOptions, store: Store | None) -> None:
         self._model = model
-        self._options = AnswerOptions(new_tokens=options.new_tokens, max_length=options.max_length, join="answers")
+        self._options = options
         self._store = store
         self._room = room_for_prompts(model, self._options)
 

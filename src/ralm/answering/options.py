@@ -1,18 +1,14 @@
 """The options of question answering; importing them loads nothing heavy."""
 
-from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Final, Literal, Self
 
 from ralm.errors import UsageError
-from ralm.options import Needs, Option, check_options
+from ralm.options import Option
 from ralm.reading.sampling import Sampling
 
 AnswerSemantics = Literal["paper", "official"]
 Joining = Literal["tokens", "answers"]
-Scoring = Literal["letter", "text", "generated"]
-_AnswerLength = Annotated[
-    int | None, Option("Maximum number of tokens that the model reads, answer included.", default_text="the model's")
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +19,9 @@ class AnswerOptions(Sampling):
     seeded with `seed` and its prompts, so that an answer does not depend on other questions. An answer ends before the
     first of the `stop` strings, at the model's end of text, or after `new_tokens` tokens. With several prompts (an
     ensemble), `join` "tokens" averages their distributions for every token (REPLUG's paper); "answers" lets each prompt
-    answer alone, and equal answers add up weight x exp(mean log-probability of a token) (REPLUG's code). `max_length`
-    None is the model's own.
+    answer alone, and equal answers add up weight x exp(mean log-probability of a token) (REPLUG's code). With
+    "tokens" a choice is made by likelihood, and nothing is drawn; with "answers" an answer is read as a letter.
+    `max_length` None is the model's own.
     """
 
     new_tokens: Annotated[int, Option("Maximum number of tokens of an answer.")] = 10
@@ -33,9 +30,16 @@ class AnswerOptions(Sampling):
         Option("End an answer before this string; repeatable.", default_text="the end of the line"),
     ] = ("\n",)
     join: Annotated[
-        Joining, Option("How an ensemble answers: average every token, or let each passage answer and add up.")
+        Joining,
+        Option(
+            "tokens: average every token over an ensemble; of choices, take the most likely. answers: let each passage "
+            "write an answer, and add up."
+        ),
     ] = "tokens"
-    max_length: _AnswerLength = None
+    max_length: Annotated[
+        int | None,
+        Option("Maximum number of tokens that the model reads, answer included.", default_text="the model's"),
+    ] = None
 
     def __post_init__(self) -> None:
         Sampling.__post_init__(self)
@@ -49,49 +53,22 @@ CHAT_ANSWER: Final = AnswerOptions(new_tokens=256, stop=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionFields:
-    """The names of the fields of a record that hold the question and its answers.
+    """The names of the fields of a record that hold the question, its answers, its choices and its subject.
 
-    `answers` None is the first of `answers`, `answer` and `possible_answers` that there is.
+    `answers` None is the first of `answers`, `answer` and `possible_answers` that there is; of a question with choices,
+    `answer`, which is the right one.
     """
 
-    question: Annotated[str, Option("Field with the question.", flag="question-field")] = "question"
-    answers: Annotated[
-        str | None,
-        Option("Field with the answers.", flag="answers-field", default_text="answers, answer or possible_answers"),
-    ] = None
+    question: str = "question"
+    answers: str | None = None
+    choices: str = "choices"
+    subject: str = "subject"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceOptions:
-    """How one of the choices of a question is chosen.
-
-    `letter`: the choice whose letter is the most likely after the prompt, under the average of the distributions of all
-    prompts (REPLUG's paper). `text`: the choice whose whole text has the highest mean log-probability of a token there.
-    `generated`: each prompt writes an answer of at most `new_tokens` tokens, equal answers add up, and the best one is
-    read as a letter (REPLUG's code). `max_length` None is the model's own.
-    """
-
-    score: Annotated[
-        Scoring, Option("Choose by the likelihood of the letters, of the choices' texts, or by a generated letter.")
-    ] = "letter"
-    new_tokens: Annotated[
-        int,
-        Option(
-            "Maximum number of tokens of a generated answer.",
-            needs=Needs.value("score", "generated"),
-        ),
-    ] = 10
-    max_length: _AnswerLength = None
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceFields:
-    """The names of the fields of a record that hold the question, its choices, the right one and the subject."""
-
-    question: Annotated[str, Option("Field with the question.", flag="question-field")] = "question"
-    choices: Annotated[str, Option("Field with the choices.", flag="choices-field")] = "choices"
-    answer: Annotated[str, Option("Field with the right choice.", flag="answer-field")] = "answer"
-    subject: Annotated[str, Option("Field with the subject; it may be missing.", flag="subject-field")] = "subject"
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the names in a text like `question=query,answers=gold`; UsageError if it is not like that."""
+        pairs = [part.partition("=") for part in text.split(",")]
+        names = [field.name for field in fields(cls)]
+        if not all(name in names and value for name, _, value in pairs):
+            raise UsageError(f"`fields` must be KEY=FIELD,... with a KEY of {', '.join(names)}, not {text!r}.")
+        return cls(**{name: value for name, _, value in pairs})

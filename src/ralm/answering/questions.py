@@ -30,7 +30,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from ralm.answering.options import ChoiceFields, QuestionFields
+from ralm.answering.options import QuestionFields
 from ralm.answering.prompts import LETTERS
 from ralm.corpus import documents, files
 from ralm.corpus.folder import HUB_PREFIX
@@ -344,7 +344,7 @@ class ChoiceQuestion:
 
 
 def read_choice_questions(
-    source: Path | str, fields: ChoiceFields | None = None, *, limit: int | None = None
+    source: Path | str, fields: QuestionFields | None = None, *, limit: int | None = None
 ) -> list[ChoiceQuestion]:
     """The questions of a file, of the CSV files in a folder, or of a hub dataset (`hf:NAME[:CONFIG][:SPLIT]`); of each
     subject at most the first `limit`.
@@ -359,7 +359,7 @@ def read_choice_questions(
         taken[question.subject] += 1
         return limit is None or taken[question.subject] <= limit
 
-    return _all_of(source, filter(is_wanted, _choice_questions(str(source), fields or ChoiceFields())))
+    return _all_of(source, filter(is_wanted, _choice_questions(str(source), fields or QuestionFields())))
 
 
 def has_fields(source: str) -> bool:
@@ -367,7 +367,21 @@ def has_fields(source: str) -> bool:
     return source.startswith(HUB_PREFIX) or not (Path(source).is_dir() or files.suffix_of(Path(source).name) == _TABLE)
 
 
-def _choice_questions(source: str, fields: ChoiceFields) -> Iterator[ChoiceQuestion]:
+def has_choices(source: str, fields: QuestionFields) -> bool:
+    """Return whether the questions of a source are multiple choice: MMLU's files, or records with choices."""
+    path, is_hub = Path(source), source.startswith(HUB_PREFIX)
+    if path.is_dir():
+        return True
+    with suppress(CorpusError):  # reading the questions raises a better one
+        if not has_fields(source):  # DPR's tables may be called .csv, but have tabs
+            return not any("\t" in field for _, row in islice(_table_rows(path, ","), 1) for field in row)
+        if is_hub or files.suffix_of(path.name) == _LINES:
+            rows = _hub_rows(source) if is_hub else _line_rows(path)
+            return any(row.get(fields.choices) is not None for _, row in islice(rows, 1))
+    return False
+
+
+def _choice_questions(source: str, fields: QuestionFields) -> Iterator[ChoiceQuestion]:
     path, is_hub = Path(source), source.startswith(HUB_PREFIX)
     if not is_hub and path.is_dir():
         paths = sorted(one for one in path.iterdir() if files.suffix_of(one.name) == _TABLE)
@@ -402,10 +416,10 @@ def _of_table(path: Path) -> Iterator[ChoiceQuestion]:
             raise InputError(f"{where}: its last field is {letter[:60]!r}, not the letter of one of its choices.")
         answer = LETTERS.index(letter)
         record = {"question": row[0], "choices": row[1:-1], "answer": answer, "subject": subject}
-        yield _choice_question(record, where, f"{subject}:{number}", ChoiceFields())
+        yield _choice_question(record, where, f"{subject}:{number}", QuestionFields())
 
 
-def _choice_question(row: Mapping[str, Any], where: str, place: str, fields: ChoiceFields) -> ChoiceQuestion:
+def _choice_question(row: Mapping[str, Any], where: str, place: str, fields: QuestionFields) -> ChoiceQuestion:
     text = _question_text(row, where, fields.question)
     choices = _field_of(row, where, fields.choices)
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not all(isinstance(c, str) for c in choices):
@@ -416,7 +430,7 @@ def _choice_question(row: Mapping[str, Any], where: str, place: str, fields: Cho
             id=place if row.get("id") is None else str(row["id"]),
             text=text,
             choices=tuple(choices),
-            gold=_gold(_field_of(row, where, fields.answer), choices),
+            gold=_gold(_field_of(row, where, fields.answers or "answer"), choices),
             subject="" if subject is None else str(subject),
             passages=_given_passages(row, where),
         )

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, TypeAlias, Unpack
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,7 +29,7 @@ from pydantic import JsonValue
 
 from ralm.answering import evaluation, metrics, multiple_choice, prompts, sources
 from ralm.answering.answers import AnswerStores
-from ralm.answering.options import AnswerOptions, ChoiceOptions
+from ralm.answering.options import AnswerOptions
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.protocols import WritingModel
 from ralm.reading.parts import IN_CONTEXT, Parts
@@ -91,55 +91,32 @@ _CHOICES_COLUMNS: Final = {
 TABLES: Final = {ANSWERS_KIND: (ANSWERS_TABLE, ANSWERS_COLUMNS), CHOICES_KIND: (CHOICES_TABLE, _CHOICES_COLUMNS)}
 """The table of each kind of folder, and its columns."""
 _Config: TypeAlias = dict[str, JsonValue]
+_Questions: TypeAlias = Sequence[Question] | Sequence[ChoiceQuestion]
 
 
 def run_questions(
     out: Path | str,
-    questions: Sequence[Question],
+    questions: _Questions,
     model: WritingModel,
     prompt: prompts.QuestionPrompt,
     *,
     baseline: bool = False,
     force: bool = False,
-    **how: Unpack[evaluation.QuestionParts],
-) -> evaluation.QuestionEvaluation:
-    """Evaluate questions as `evaluate_questions` does, whose arguments `how` are, and write the folder `out`
-    atomically.
+    **how: Any,
+) -> evaluation.AnswerEvaluation:
+    """Evaluate questions as `evaluate_questions` does, or as `evaluate_choices` does if they have choices, and write
+    the folder `out` atomically. `how` are the other arguments of these.
 
-    If it is killed, call it again with the same arguments to resume. Raises the errors of `evaluate_questions`,
+    If it is killed, call it again with the same arguments to resume. Raises the errors of the evaluation,
     FolderExistsError if `out` exists and `force` is not set, and UsageError if a run with other settings was begun
     there.
     """
-    outputs.check_output(Path(out), kind=ANSWERS_KIND, force=force)
+    kind = CHOICES_KIND if evaluation.have_choices(questions) else ANSWERS_KIND
+    outputs.check_output(Path(out), kind=kind, force=force)
     config = questions_config(questions, model, prompt, **how)
     with answer_stores(out, config, force=force) as stores:
-        found = evaluation.evaluate_questions(questions, model, prompt, baseline=baseline, stores=stores, **how)
-        table = pa.Table.from_pylist([_answer_row(row) for row in found.rows], pa.schema(ANSWERS_COLUMNS))
-        _write(out, ANSWERS_KIND, {ANSWERS_TABLE: table}, found, config, force=force)
-    return found
-
-
-def run_choices(
-    out: Path | str,
-    questions: Sequence[ChoiceQuestion],
-    model: WritingModel,
-    prompt: prompts.QuestionPrompt,
-    *,
-    baseline: bool = False,
-    force: bool = False,
-    **how: Unpack[evaluation.ChoiceParts],
-) -> evaluation.ChoiceEvaluation:
-    """Evaluate multiple choice as `evaluate_choices` does, whose arguments `how` are, and write the folder `out`
-    atomically.
-
-    Resumes and raises errors as `run_questions` does.
-    """
-    outputs.check_output(Path(out), kind=CHOICES_KIND, force=force)
-    config = choices_config(questions, model, prompt, **how)
-    with answer_stores(out, config, force=force) as stores:
-        found = evaluation.evaluate_choices(questions, model, prompt, baseline=baseline, stores=stores, **how)
-        table = pa.Table.from_pylist([_choice_row(row) for row in found.rows], pa.schema(_CHOICES_COLUMNS))
-        _write(out, CHOICES_KIND, {CHOICES_TABLE: table}, found, config, force=force)
+        found = evaluation.evaluate_answers(questions, model, prompt, baseline=baseline, stores=stores, **how)
+        write_answers(out, found, config, force=force)
     return found
 
 
@@ -158,38 +135,19 @@ def answer_stores(out: Path | str, config: _Config, *, force: bool) -> Iterator[
         yield AnswerStores(scores, answers, replies)
 
 
-def questions_config(
-    questions: Sequence[Question],
-    model: WritingModel,
-    prompt: prompts.QuestionPrompt,
-    **how: Unpack[evaluation.QuestionParts],
-) -> _Config:
+def questions_config(questions: _Questions, model: WritingModel, prompt: prompts.QuestionPrompt, **how: Any) -> _Config:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
-    options = asdict(how.get("options") or AnswerOptions())
+    given: AnswerOptions = how.get("options") or AnswerOptions()
+    options: _Config = {**asdict(given), "stop": [*given.stop]}
     del options["top_logprobs"]  # it changes no draw
-    options |= {"stop": [*options["stop"]], "semantics": how.get("semantics", "paper")}
-    judge = how.get("judge")
-    found = _config(questions, model, prompt, options, how)
-    return {**found, "judge": None if judge is None else judge.config}
-
-
-def choices_config(
-    questions: Sequence[ChoiceQuestion],
-    model: WritingModel,
-    prompt: prompts.QuestionPrompt,
-    **how: Unpack[evaluation.ChoiceParts],
-) -> _Config:
-    """Everything that determines the figures, by name: equal configurations give equal figures."""
-    return _config(questions, model, prompt, asdict(how.get("options") or ChoiceOptions()), how)
-
-
-def _config(
-    questions: Sequence[Question | ChoiceQuestion],
-    model: WritingModel,
-    prompt: prompts.QuestionPrompt,
-    options: _Config,
-    how: evaluation.QuestionParts | evaluation.ChoiceParts,
-) -> _Config:
+    judged: _Config = {}
+    if evaluation.have_choices(questions):
+        score = multiple_choice.scoring_of(prompt, given)
+        options = {"score": score, **(options if score == "generated" else {"max_length": given.max_length})}
+    else:
+        options["semantics"] = how.get("semantics", "paper")
+        judge = how.get("judge")
+        judged["judge"] = None if judge is None else judge.config
     source, parts = how.get("source"), how.get("parts", IN_CONTEXT)
     return {
         "questions": identity_of_questions(questions, source),
@@ -199,6 +157,7 @@ def _config(
         "reader": None if source is None else parts.config["reader"],
         "prompt": prompts.prompt_config(prompt, model.tokenizer),
         "options": options,
+        **judged,
     }
 
 
@@ -221,43 +180,24 @@ def identity_of_questions(
     return {"count": len(questions), "sha256": digest.hexdigest()}
 
 
-def _write(
-    out: Path | str,
-    kind: outputs.FolderKind,
-    written: Mapping[str, pa.Table],
-    found: evaluation.QuestionEvaluation | evaluation.ChoiceEvaluation,
-    config: _Config,
-    *,
-    force: bool,
-) -> None:
-    """Write the folder of an evaluation with its table and its passages."""
-    read = {passage.number: passage for row in found.rows for passage in row.passages}
-    passages = pa.table(tables.passage_columns([read[number] for number in sorted(read)]))
-    with run_folder(out, kind, found.summary(), config, {"questions": len(found.rows)}, force=force) as folder:
-        for name, table in {**written, run.PASSAGES: passages}.items():
-            pq.write_table(table, folder / name, compression="zstd")
-
-
-@contextmanager
-def run_folder(
-    out: Path | str,
-    kind: outputs.FolderKind,
-    summary: _Config,
-    config: _Config,
-    counts: dict[str, int],
-    *,
-    force: bool,
-) -> Iterator[Path]:
-    """A new folder with the summary and the manifest, once the block has written the rest; written atomically.
+def write_answers(out: Path | str, found: evaluation.AnswerEvaluation, config: _Config, *, force: bool) -> None:
+    """Write the folder of an evaluation atomically.
 
     Raises FolderExistsError if `out` exists and `force` is not set.
     """
+    kind = CHOICES_KIND if isinstance(found, evaluation.ChoiceEvaluation) else ANSWERS_KIND
+    name, columns = TABLES[kind]
+    rows = [_choice_row(row) if isinstance(row, evaluation.ChosenQuestion) else _answer_row(row) for row in found.rows]
+    table = pa.Table.from_pylist(rows, pa.schema(columns))
+    read = {passage.number: passage for row in found.rows for passage in row.passages}
+    passages = pa.table(tables.passage_columns([read[number] for number in sorted(read)]))
     with outputs.new_folder(Path(out), kind=kind, force=force) as folder:
-        yield folder
-        text = to_json({**summary, "config": config}, indent=2)
+        pq.write_table(table, folder / name, compression="zstd")
+        pq.write_table(passages, folder / run.PASSAGES, compression="zstd")
+        text = to_json({**found.summary(), "config": config}, indent=2)
         (folder / run.SUMMARY).write_text(text + "\n", encoding="utf-8")
         settings: _Config = {"config": config, "environment": run.environment()}
-        manifest.write_manifest(folder, kind=kind, settings=settings, counts=counts)
+        manifest.write_manifest(folder, kind=kind, settings=settings, counts={"questions": len(found.rows)})
 
 
 def _answer_row(row: evaluation.AnsweredQuestion) -> dict[str, Any]:

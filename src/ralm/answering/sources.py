@@ -8,9 +8,9 @@ from typing import Protocol, Self
 
 from pydantic import JsonValue
 
-from ralm.answering.options import AnswerSemantics, ChoiceFields, QuestionFields
+from ralm.answering.options import AnswerSemantics, QuestionFields
 from ralm.answering.prompts import Conversation, Cut, Encoded, PromptEncoder, PromptText, QuestionPrompt
-from ralm.answering.questions import Question, read_choice_questions, read_questions
+from ralm.answering.questions import Question, has_choices, read_choice_questions, read_questions
 from ralm.errors import InputError, UsageError
 from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import LanguageModel, Tokenizer
@@ -40,12 +40,12 @@ class GivenPassages:
     config: dict[str, JsonValue]
 
     @classmethod
-    def read(cls, file: Path | str, fields: QuestionFields | ChoiceFields | None = None) -> Self:
-        """The passages in a file of questions; of multiple choice if `fields` are `ChoiceFields`.
+    def read(cls, file: Path | str, fields: QuestionFields | None = None) -> Self:
+        """The passages in a file of questions; if these have choices, they are found by them too.
 
         Raises InputError if it is no such file, or if no question has passages.
         """
-        if isinstance(fields, ChoiceFields):
+        if has_choices(str(file), fields or QuestionFields()):
             questions = [one.query for one in read_choice_questions(file, fields)]
         else:
             questions = read_questions(file, fields)

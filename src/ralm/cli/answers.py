@@ -12,14 +12,15 @@ from rich.text import Text
 from ralm.answering import multiple_choice
 from ralm.answering.answerer import SourcedAnswer
 from ralm.answering.compare import AnswersComparison
-from ralm.answering.curve import CURVE_PLOT, CURVE_TABLE, AnswerCurve
 from ralm.answering.evaluation import ChoiceEvaluation, QuestionEvaluation
 from ralm.answering.metrics import ANSWER_MEASURES
 from ralm.answering.report import AnswersReport
+from ralm.answering.sweep import AnswerSweep
 from ralm.cli.output import passage_name, print_beginning, print_line, print_table
 from ralm.cli.process import print_note
 from ralm.reading.pieces import GeneratedText
 from ralm.runs.report import render_page, to_float
+from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
 
@@ -71,8 +72,8 @@ def _unscored(summary: Mapping[str, Any]) -> list[str]:
     return [f"{missing:,} gold answers could not be scored"] if missing and summary["gold_scored"] else []
 
 
-def print_choices(evaluation: ChoiceEvaluation, out: Path | None) -> None:
-    """Print how often a model chooses right, with passages and without."""
+def print_choices(evaluation: ChoiceEvaluation, out: Path | None, how: str) -> None:
+    """Print how often a model chooses right, with passages and without, and `how` the questions were asked."""
     summary: dict[str, Any] = evaluation.summary()
     books = {name: _with_categories(summary.get(name)) for name in ("closed_book", "difference")}
     _print_books(_with_categories(summary) | books, evaluation.documents, _CHOICE_METRICS)
@@ -84,6 +85,7 @@ def print_choices(evaluation: ChoiceEvaluation, out: Path | None) -> None:
     if "certified" in summary:
         notes.append(f"{summary['certified']:.1%} of the choices are certified")
     _print_notes(notes, summary)
+    print_line(f"  {how}")
     if out is not None:
         print_line(f"By subject: {out}/summary.json; every question with its choices: {out}/choices.parquet")
 
@@ -95,39 +97,30 @@ def _print_notes(notes: Sequence[str], summary: Mapping[str, Any]) -> None:
     print_line("  " + "; ".join([*notes, *cuts]))
 
 
-def print_curve(curve: AnswerCurve, out: Path | None, how: str) -> None:
-    """Print a table with one row per number of passages, and `how` the questions were asked."""
-    rows: list[dict[str, Any]] = curve.rows()
-    shown = {name: metric for name, metric in _ANSWER_METRICS.items() if name in rows[0]}
-    cells = []
-    for row in rows:
-        ends = {f"{name}_interval": [row[f"{name}_low"], row[f"{name}_high"]] for name in shown}
-        known = {name: value for name, value in row.items() if value is not None} | ends
-        figures = [_with_interval(known, name, factor, form) for name, (_, factor, form) in shown.items()]
-        held = f"{row['has_answer']:.1%}" if "has_answer" in known else ""
-        cells.append([f"{row['documents']:>8}", *figures, held])
-    labels = [label for label, _, _ in shown.values()]
-    print_table(["passages", *labels, "has answer"], cells, pad_edge=False)
-    explained = "  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token"
-    print_line("; ".join([explained, *_unscored(rows[0])]))
-    print_line(f"  {how}")
-    if out is not None:
-        print_line(f"The table: {out / CURVE_TABLE}, {out / CURVE_PLOT}")
-
-
-def print_swept(option: str, summaries: Mapping[str, Mapping[str, Any]], out: Path | None) -> None:
-    """Print a table of the measures with one row per value of an option."""
+def print_answer_sweep(swept: AnswerSweep, out: Path | None, asked: Sequence[str]) -> None:
+    """Print a table with one row per value of an option, and how the questions were `asked`."""
+    summaries = {value: _with_categories(summary) for value, summary in swept.summaries().items()}
     first = next(iter(summaries.values()))
-    metrics = _ANSWER_METRICS if "has_answer" in first or "exact_match" in first else _CHOICE_METRICS
-    shown = {name: how for name, how in metrics.items() if name in first}
+    metrics = _ANSWER_METRICS if "without_answers" in first else _CHOICE_METRICS
+    shown = {name: how for name, how in metrics.items() if any(name in one for one in summaries.values())}
+    labels = [label for label, _, _ in shown.values()]
+    read = {row[swept.option]: row["has_answer"] for row in swept.rows() if row.get("has_answer") is not None}
     rows = [
-        [one_line(value), *(_with_interval(own, name, factor, form) for name, (_, factor, form) in shown.items())]
-        for value, own in summaries.items()
+        [
+            one_line(value),
+            *(_with_interval(one, name, factor, form) for name, (_, factor, form) in shown.items()),
+            *([f"{to_float(read[value]):.1%}" if value in read else ""] if read else []),
+        ]
+        for value, one in summaries.items()
     ]
-    print_table([f"--{option}", *(label for label, _, _ in shown.values())], rows, pad_edge=False)
-    print_line("  with 95% intervals; shares in percent, log-probabilities in nats")
+    print_table([f"--{swept.option}", *labels, *(["has answer"] if read else [])], rows, pad_edge=False)
+    notes = _unscored(first) if "gold_scored" in first else []
+    print_line("; ".join(["  with 95% intervals; shares in percent, log-probabilities in nats", *notes]))
+    for how in asked:
+        print_line(f"  {how}")
     if out is not None:
-        print_line(f"A run for each value, for `ralm report`: {out}")
+        plot = f", {out / SWEEP_PLOT}" if (out / SWEEP_PLOT).exists() else ""
+        print_line(f"The table: {out / SWEEP_TABLE}{plot}; a run for each value, for `ralm report`: {out}")
 
 
 def print_answers_comparison(compared: AnswersComparison) -> None:

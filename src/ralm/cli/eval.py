@@ -1,108 +1,126 @@
 """`ralm eval`: scores a text with a language model, with and without passages in front."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final
 
 import ralm
 from ralm.cli import flags, models, options
+from ralm.cli.over import Over, Shared, make_jobs
 from ralm.corpus.files import read_text
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Tokenizer
-from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
+from ralm.settings import PipelineOptions
 
-_RETRIEVES: Final = Needs("`index`", lambda job: job.index is not None or job.plan.windows == "rolling")
+_RETRIEVES: Final = Needs("`index`", lambda job: job.pipeline.index is not None or job.plan.windows == "rolling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationJob:
-    """What an evaluation reads, and how; a sweep runs several.
+    """What an evaluation reads, and how; with `--over` there are several.
 
     Raises UsageError if options do not go together.
     """
 
     text: Annotated[Path, options.argument("Text to evaluate, UTF-8.", "TEXTFILE")]
-    lm: options.ModelName
-    index: options.ReadIndex = None
+    pipeline: Annotated[PipelineOptions, Option("The model and its passages.")]
     retrieved: Annotated[Path | None, Option("Read with the passages that `ralm retrieve` wrote.")] = None
-    retrieval: options.Retrieval
-    reading: Annotated[ReadingOptions, Option("How passages are read."), flags.Flags(without=("contrast",))]
     plan: Annotated[
         PlanOptions,
         Option("What is read for a stride."),
         flags.Flags(default_text=options.QUERY_TOKENS_TEXT, needs={"query_tokens": _RETRIEVES}),
     ]
-    model: options.Model
     ray: options.ModelRay = None
     limit_tokens: options.LimitTokens = None
 
     def __post_init__(self) -> None:
         check_options(self)
         self.plan.check_documents(1)
-        options.check_passage_sources(self.index, self.retrieved, self.reading)
-        self.reading.parts().require_average("a perplexity")
-        if self.reading.reranks and not self.has_passages:
-            raise UsageError("`rerank` chooses among retrieved passages: give `index` or `retrieved` too.")
+        self.pipeline.check_source(self.retrieved)
+        self.pipeline.reading.parts().require_average("a perplexity")
 
     @property
     def has_passages(self) -> bool:
         """Whether the evaluation reads passages."""
-        return bool(self.index or self.retrieved)
+        return bool(self.pipeline.index or self.retrieved)
 
-    def settled(self, given: flags.Given) -> Self:
-        """The same job with the defaults that depend on several options, without options that have no effect."""
-        reading = replace(self.reading, rerank_lm=self.reading.ranks_with)
-        return replace(self, plan=options.with_query_tokens(self.plan, self.retrieval, given), reading=reading)
+    def point(self, value: str, given: flags.Given, shared: Shared) -> ralm.SweepPoint:
+        """Open the pipeline of a job; `shared` opens what jobs have in common."""
+        from ralm.pipeline import open_pipeline
+
+        pipeline = self.pipeline
+        source: Any = None
+        if self.has_passages:
+            source = shared(ralm.open_source, pipeline.index, self.retrieved, pipeline.retrieval)
+        opened = open_pipeline(
+            pipeline,
+            source=source,
+            plan=options.with_query_tokens(self.plan, pipeline.retrieval, given),
+            load=lambda name, model: shared(models.open_scorer, name, model, self.ray),
+            load_pairs=lambda part: shared(models.open_pairs, part.cross_encoder, part.tokens),
+        )
+        source = opened.source
+        return ralm.SweepPoint(value=value, plan=opened.plan, source=source, parts=opened.parts)
 
 
 def eval_command(
     given: flags.Given,
-    job: EvaluationJob,
-    baseline: Annotated[
-        bool, Option("Also score the same targets without passages.", needs=options.NEEDS_PASSAGES)
-    ] = False,
-    out: Annotated[Path | None, Option("Folder for the run: one row per token, and the summary.")] = None,
+    make_job: Callable[..., EvaluationJob],
+    baseline: Annotated[bool, Option("Also score the same targets without passages; with `over` they always are.")] = (
+        False
+    ),
+    over: Over = None,
+    out: Annotated[
+        Path | None,
+        Option("Folder for the run: one row per token, and the summary; with `over`, the table and its plot."),
+    ] = None,
     force: options.Force = False,
-) -> flags.Output:
+) -> flags.TableOutput:
     """Score a text with a frozen language model, with or without retrieved passages in front.
 
-    Without --index and --retrieved, this scores the plain language model. With --out, rerun the command to resume a
-    killed run.
+    Without --index and --retrieved, this scores the plain language model. With --over, each row is the result for one
+    value, with and without passages; what they share is computed once. With --out, rerun the command to resume a killed
+    run.
     """
-    job = job.settled(given)
+    jobs = make_jobs(given, make_job, EvaluationJob, over)
+    job = next(iter(jobs.by_value.values()))
 
     from ralm.cli.process import print_note
-    from ralm.cli.results import print_evaluation
-    from ralm.runs.run import RUN_KIND, evaluation_config
+    from ralm.cli.results import print_evaluation, print_sweep
+    from ralm.runs.resume import point_config
+    from ralm.runs.run import RUN_KIND, SWEEP_KIND
     from ralm.storage.outputs import check_output
 
+    if over and not all(one.has_passages for one in jobs.by_value.values()):
+        raise UsageError("`over` compares readings with passages: give `index` or `retrieved`.")
     if out is not None:
-        check_output(out, kind=RUN_KIND, force=force)
-    text, reading = read_text(job.text), job.reading
-    source = ralm.open_source(job.index, job.retrieved, job.retrieval) if job.has_passages else None
-    model = models.open_scorer(job.lm, job.model, job.ray)
-    if baseline and _mixes_bos_with_gain(job.plan, model.tokenizer):
+        check_output(out, kind=SWEEP_KIND if over else RUN_KIND, force=force)
+    text, shared = read_text(job.text), Shared()
+    points = [one.point(value, jobs.given, shared) for value, one in jobs.by_value.items()]
+    model = shared(models.open_scorer, job.pipeline.lm, job.pipeline.model, job.ray)
+    if (baseline or over) and _mixes_bos_with_gain(job.plan, model.tokenizer):
         print_note(
             "as in the published code, the special tokens (BOS) of the tokenizer are read with passages alone, so the "
             "gain is theirs too; with --semantics paper every reading has them"
         )
-    ranks = reading.rerank_lm
-    ranker = models.open_scorer(ranks, job.model.of(ranks, job.lm), job.ray) if ranks else None
-    parts: Any = {
-        "source": source,
-        "parts": reading.parts(reading.reranking.reranker(ranker)),
-        "limit_tokens": job.limit_tokens,
-    }
+    limit: Any = {"limit_tokens": job.limit_tokens}
+    run: Any
+    if over:
+        run = ralm.sweep if out is None else partial(ralm.run_sweep, out, name=job.text, force=force)
+        swept = run(text, model, jobs.option, points, **limit)
+        beginning = next(iter(swept.evaluations.values())).prepared.text
+        configs = [point_config(job.text, beginning, model, point, job.limit_tokens) for point in points]
+        return flags.TableOutput(lambda: swept.summary(configs), partial(print_sweep, swept, out))
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
-    evaluation = run(text, model, job.plan, baseline=baseline, **parts)
-    return flags.Output(
-        lambda: evaluation.summary(evaluation_config(job.text, evaluation.prepared.text, model, job.plan, **parts)),
-        partial(print_evaluation, evaluation, out),
-    )
+    [point] = points
+    evaluation = run(text, model, point.plan, source=point.source, parts=point.parts, baseline=baseline, **limit)
+    config = point_config(job.text, evaluation.prepared.text, model, point, job.limit_tokens)
+    return flags.TableOutput(lambda: evaluation.summary(config), partial(print_evaluation, evaluation, out))
 
 
 def _mixes_bos_with_gain(plan: PlanOptions, tokenizer: Tokenizer) -> bool:

@@ -27,8 +27,8 @@ _RECORDS: Final = {
 """The groups of options by the package or module whose record has them."""
 _OWN: Final = {
     **dict.fromkeys(("forbidden_titles", "retrieved"), _RECORDS["ralm.retrieval"]),
-    **dict.fromkeys(("judge", "over", "prompt", "semantics", "system", "turns", "values"), _RECORDS["ralm.answering"]),
-    **dict.fromkeys(("demonstrations", "shots"), _RECORDS["ralm.answering"]),
+    **dict.fromkeys(("judge", "prompt", "semantics", "system", "turns"), _RECORDS["ralm.answering"]),
+    **dict.fromkeys(("demonstrations", "fields", "shots"), _RECORDS["ralm.answering"]),
     **dict.fromkeys(("force", "json", "latex", "limit", "limit_tokens", "ray", "skip_bad"), _LAST),
 }
 """The groups of options that the commands themselves have, by name; the others come first."""

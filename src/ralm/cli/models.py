@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ralm.distributed.workers import WorkerPool
     from ralm.lm.scoring import Scorer
     from ralm.protocols import WritingModel
+    from ralm.reranking.predictive import PairScorer
     from ralm.retrieval.update import RemoteEncoding
 
 _opened: "list[WritingModel]" = []
@@ -70,6 +71,13 @@ def open_scorer(name: str, options: ModelOptions, ray: str | None = None) -> "Sc
     if key not in shared:
         shared[key] = Scorer(open_model(name, options, ray))
     return shared[key]
+
+
+def open_pairs(name: str, tokens: int | None) -> "PairScorer":
+    """The cross-encoder of a name, which keeps its scores."""
+    from ralm.reranking.predictive import PairScorer, load_cross_encoder
+
+    return PairScorer(load_cross_encoder(name, tokens))
 
 
 def release_models(needed: Container[str] = ()) -> None:

@@ -40,15 +40,18 @@ def force_option(output: str | None) -> Option:
     return Option("Replace an existing output of ralm.", needs=needs)
 
 
+def _lm_of(command: Any) -> str:
+    return getattr(command, "pipeline", command).lm or ""
+
+
 ANSWER_TEXTS: Final = {
     "new_tokens": f"{AnswerOptions().new_tokens}; chat: {CHAT_ANSWER.new_tokens}",
     "stop": "the end of the line; chat: none",
 }
 PROMPT_TEXT: Final = "model with a chat template: chat; else ensemble: replug; else in-context-ralm"
-NEEDS_LOCAL: Final = Needs("a model that runs here", lambda command: not is_api(command.lm or ""))
-NEEDS_API: Final = Needs("a model behind an API", lambda command: is_api(command.lm or ""))
+NEEDS_LOCAL: Final = Needs("a model that runs here", lambda command: not is_api(_lm_of(command)))
+NEEDS_API: Final = Needs("a model behind an API", lambda command: is_api(_lm_of(command)))
 NEEDS_INDEX: Final = Needs("`index`", lambda command: command.pipeline.index is not None)
-NEEDS_PASSAGES: Final = Needs("`index` or `retrieved`", lambda own: own.job.has_passages)
 SKIP_BAD: Final = "Skip broken lines of files, and count them; in folders they always are."
 QUERY_TOKENS_TEXT: Final = {"query_tokens": f"{plan.PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
 _RAY: Final = "Work on the Ray cluster at this address, HOST:PORT; auto is the one that this machine belongs to."

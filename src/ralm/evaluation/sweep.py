@@ -6,6 +6,7 @@ a model that caches what it scored, and retrievers that cache what they found.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pydantic import JsonValue
 
@@ -16,7 +17,9 @@ from ralm.protocols import LanguageModel
 from ralm.reading import sources
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
-from ralm.retrieval.retriever import MemoizedRetriever
+
+PANELS: Final = {"token perplexity": {"token_perplexity": "with passages", "none_token_perplexity": "no retrieval"}}
+"""What the plot shows: columns of the rows with their labels, by the label of the axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,18 +81,18 @@ def sweep(
     values = [point.value for point in points]
     if not values or len(set(values)) < len(values):
         raise UsageError(f"`points` must have different values, at least one, not {', '.join(values)!r}.")
-    scorer, retrievers = Scorer.of(model), _shared_retrievers(points)
+    scorer = Scorer.of(model)
     if scorer.bounds is not None:
         raise UsageError(
             f"{scorer.name} gives bounds of log-probabilities, which do not decide a gain: use `ralm eval`."
         )
+    shared, retrievers = sources.share_retrievals(
+        [point.source for point in points], [point.parts.hits for point in points]
+    )
     evaluations, models = {}, [scorer]
-    for point in points:
-        source, ranking_model = point.source, point.parts.ranking_model
-        if isinstance(source, sources.FromRetriever):
-            source = source.with_retriever(retrievers[id(source)])
-        if isinstance(ranking_model, Scorer):
-            models.append(ranking_model)
+    for point, source in zip(points, shared, strict=True):
+        if isinstance(point.parts.ranking_model, Scorer):
+            models.append(point.parts.ranking_model)
         evaluations[point.value] = evaluate_text(
             text,
             scorer,
@@ -105,17 +108,5 @@ def sweep(
         evaluations=evaluations,
         requests=sum(one.asked for one in scorers),
         scored=sum(one.scored for one in scorers),
-        retrievals=sum(retriever.retrievals for retriever in retrievers.values()),
+        retrievals=sum(retriever.retrievals for retriever in retrievers),
     )
-
-
-def _shared_retrievers(points: Sequence[SweepPoint]) -> dict[int, MemoizedRetriever]:
-    """For each source with a retriever, one that retrieves once, as many hits as any of its points needs."""
-    needed: dict[int, int] = {}
-    for point in points:
-        needed[id(point.source)] = max(needed.get(id(point.source), 0), point.parts.hits)
-    return {
-        id(point.source): MemoizedRetriever(point.source.retriever, needed[id(point.source)])
-        for point in points
-        if isinstance(point.source, sources.FromRetriever)
-    }

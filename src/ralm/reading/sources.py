@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from pydantic import JsonValue
@@ -17,7 +17,7 @@ from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
 from ralm.retrieval.expansion import expanded
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, numbered_passages, read_retrieval_file
-from ralm.retrieval.retriever import RetrieverOptions, open_retriever
+from ralm.retrieval.retriever import MemoizedRetriever, RetrieverOptions, open_retriever
 from ralm.terminal import path_text
 from ralm.validation import config_of, retrieve_checked
 
@@ -154,6 +154,21 @@ def open_source(
     if retrieved is not None and index is None:
         return FromFile.read(retrieved)
     raise UsageError("passages come from `index` or from `retrieved`: give one of them.")
+
+
+def share_retrievals(sources: Sequence[Any], hits: Sequence[int]) -> tuple[list[Any], list[MemoizedRetriever]]:
+    """Return the sources, where a retriever that several have retrieves once, as many hits as any of them needs; and
+    these retrievers."""
+    most: dict[int, int] = {}
+    for source, k in zip(sources, hits, strict=True):
+        most[id(source)] = max(most.get(id(source), 0), k)
+    shared = {
+        id(source): MemoizedRetriever(source.retriever, most[id(source)])
+        for source in sources
+        if isinstance(source, FromRetriever)
+    }
+    found = [source.with_retriever(shared[id(source)]) if id(source) in shared else source for source in sources]
+    return found, [*shared.values()]
 
 
 def retrieved_strides(

@@ -4,7 +4,7 @@ their published code."""
 import itertools
 from typing import Any, Final
 
-from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions, Joining, Scoring
+from ralm.answering.options import AnswerOptions, AnswerSemantics, Joining
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes import measures, replug_figures_4_5_6_7_8, resources, steps
@@ -125,14 +125,13 @@ def _of_questions(scale: Scale) -> _Pairs:
             steps.qa_step(resources.NQ, lm, answering=AnswerOptions(join=join), limit=limit, **ensemble, **shown)
         )
 
-    def chosen(score: Scoring, prompt: str | None = None) -> measures.Measure:
-        choosing = ChoiceOptions(score=score)
+    def chosen(join: Joining, prompt: str | None = None) -> measures.Measure:
         return measures.choice_accuracy(
-            steps.qa_step(resources.MMLU, lm, answering=choosing, prompt=prompt, **ensemble, **few)
+            steps.qa_step(resources.MMLU, lm, answering=AnswerOptions(join=join), prompt=prompt, **ensemble, **few)
         )
 
     return {
         "In-Context RALM's questions": (cut("paper"), cut("official")),
         "REPLUG's answers: tokens or answers are averaged": (joined("tokens"), joined("answers")),
-        "MMLU: most likely letter or generated one": (chosen("letter"), chosen("generated", "replug-choice-code")),
+        "MMLU: most likely letter or generated one": (chosen("tokens"), chosen("answers", "replug-choice-code")),
     }

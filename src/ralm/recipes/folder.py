@@ -37,7 +37,7 @@ from ralm.storage import atomic, manifest, outputs, remote
 from ralm.version import __version__
 
 MARK: Final = "recipes.json"
-_READS_MODEL: Final = ("eval", "signals", "qa", "curve", "choice")
+_READS_MODEL: Final = ("eval", "signals", "qa")
 _TAKES_MODEL_OPTIONS: Final = (*_READS_MODEL, "train retriever")
 _DECISIVE: Final = ("tokenizer", "top_logprobs", "context_length")
 """Options of models behind an API that may decide a result; the others are about requests and their cost."""

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ralm.answering import curve, multiple_choice, run as answering
+from ralm.answering import multiple_choice, run as answering
 from ralm.corpus.decontamination import Decontamination
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
@@ -51,13 +51,11 @@ _WORD: Final = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Sums and counts (U units), and the figure as a function of the ratio of their totals; `known` is its interval,
-    if it was computed before."""
+    """Sums and counts (U units), and the figure as a function of the ratio of their totals."""
 
     sums_U: DoubleArray
     counts_U: IntArray | DoubleArray
     figure: Callable[[Any], Any]
-    known: tuple[float, float] | None = None
 
     @property
     def value(self) -> float:
@@ -68,8 +66,6 @@ class Sample:
     @property
     def interval(self) -> tuple[float, float] | None:
         """Its 95% interval; None if fewer than two units count."""
-        if self.known is not None:
-            return self.known
         counted_U = self.counts_U > 0
         if np.count_nonzero(counted_U) < 2:
             return None
@@ -165,7 +161,7 @@ def _gold_log_probs(folder: Path) -> Sample:
 
 
 def choice_accuracy(choices: Step, category: str | None = None) -> Measure:
-    """How often `ralm choice` chose right, as a percentage, in a category of MMLU or in all."""
+    """How often `ralm qa` chose right, as a percentage, in a category of MMLU or in all."""
     return Measure("accuracy, %", _accuracy, (choices,), (category,))
 
 
@@ -188,18 +184,13 @@ def _percent(values: list[bool | None]) -> Sample:
     return Sample(np.array([bool(value) for value in values], np.float64), judged, lambda mean: 100 * mean)
 
 
-def exact_matches_at(answers_curve: Step, number: int) -> Measure:
-    """The exact match of `ralm curve` with a number of passages, as a percentage."""
-    return Measure("exact match, %", _exact_matches_at, (answers_curve,), (number,))
+def exact_matches_at(answers: Step, number: int) -> Measure:
+    """How often `ralm qa` answered exactly right with a number of passages, as a percentage."""
+    return Measure("exact match, %", _exact_matches_at, (answers,), (number,))
 
 
 def _exact_matches_at(folder: Path, number: int) -> Sample:
-    rows = _summary_of(folder, curve.CURVE_KIND)["rows"]
-    row = next(row for row in rows if row["documents"] == number)
-    if row["exact_match"] is None:
-        return Sample(np.zeros(1), np.zeros(1, np.int64), lambda mean: mean)
-    known = 100 * row["exact_match_low"], 100 * row["exact_match_high"]
-    return Sample(np.array([row["exact_match"]]), np.ones(1, np.int64), lambda mean: 100 * mean, known)
+    return _exact_matches(folder / f"documents-{number}")
 
 
 def gain_of_class(run: Step, without: Step, kind: TokenClass) -> Measure:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar
 
-from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
+from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.corpus.splitting import Splitting
 from ralm.options import flags_of
 from ralm.reading import ReadingOptions
@@ -25,7 +25,7 @@ from ralm.training.options import (
     TrainingOptions,
 )
 
-Command = Literal["index", "retrieve", "eval", "signals", "train reranker", "train retriever", "qa", "curve", "choice"]
+Command = Literal["index", "retrieve", "eval", "signals", "train reranker", "train retriever", "qa"]
 _Record = TypeVar("_Record")
 
 _BM25 = RetrieverOptions()
@@ -38,7 +38,8 @@ _ENCODING = EncoderOptions(encoder="")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """How much a step reads, where no option record says it; None is all. `numbers` are those of `ralm curve`."""
+    """How much a step reads, where no option record says it; None is all. `numbers` are those of passages that are
+    compared."""
 
     k: int = 1
     limit_tokens: int | None = None
@@ -227,20 +228,19 @@ def qa_step(
     demonstrations: Resource | None = None,
     shots: int | None = None,
     prompt: str | None = None,
-    answering: AnswerOptions | ChoiceOptions | None = None,
+    answering: AnswerOptions | None = None,
     numbers: tuple[int, ...] = (),
     semantics: AnswerSemantics = "paper",
     limit: int | None = None,
 ) -> Step:
-    """Answers questions or multiple choice; with `numbers`, with several numbers of passages (`ralm curve`)."""
+    """Answers questions or multiple choice; with `numbers`, with several numbers of passages."""
     reading = reading if index else FIRST_PASSAGE
     arguments = [questions, *_given(lm=lm, index=index), *flags_of(retrieval if index else _BM25, _BM25)]
     arguments += [*flags_of(reading, FIRST_PASSAGE), *_given(demonstrations=demonstrations, shots=shots, prompt=prompt)]
     arguments += _given(semantics=None if semantics == "paper" else semantics)
-    arguments += flags_of(answering, type(answering)()) if answering else []
-    arguments += _given(numbers=",".join(map(str, numbers)) or None, limit=limit)
-    command: Command = "choice" if questions.kind == "choices" else "curve" if numbers else "qa"
-    return Step(command, tuple(arguments), (reading, Amounts(limit=limit, numbers=numbers)))
+    arguments += flags_of(answering, AnswerOptions()) if answering else []
+    arguments += _given(over=f"documents={','.join(map(str, numbers))}" if numbers else None, limit=limit)
+    return Step("qa", tuple(arguments), (reading, Amounts(limit=limit, numbers=numbers)))
 
 
 def _given(**values: Argument | int | None) -> list[Argument]:

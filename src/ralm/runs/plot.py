@@ -1,62 +1,41 @@
-"""Plots: token perplexity at every value of a sweep, and answers by the number of passages. Needs the extra `plots`."""
+"""The plot of a sweep. Needs the extra `plots`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 INCHES: Final = (5.5, 3.6)
 DOTS_AN_INCH: Final = 150
 
 
-def draw_sweep(option: str, rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the rows of a sweep: a line, sorted by value, if the values are numbers, else bars."""
-    values = [str(row[option]) for row in rows]
-    figure = Figure(figsize=INCHES, dpi=DOTS_AN_INCH, layout="constrained")
-    axes = figure.subplots()
-    places: Sequence[Any] = values
-    color: str | None = None
+def draw_sweep(
+    option: str, rows: Sequence[dict[str, Any]], panels: Mapping[str, Mapping[str, str]], path: Path
+) -> None:
+    """Draw columns of the rows over the values of the option: lines if the values are numbers, else points.
+
+    `panels` has the columns of each panel with their labels, by the label of its axis. A column whose rows have its
+    ends, `COLUMN_low` and `COLUMN_high`, is drawn with them.
+    """
+    places: dict[str, Any] = {row[option]: row[option] for row in rows}
     try:
-        places = sorted(map(float, values))
-        rows = sorted(rows, key=lambda row: float(row[option]))
+        places = {value: float(value) for value in places}
+        rows, form = sorted(rows, key=lambda row: places[row[option]]), "o-"
     except ValueError:
-        axes.bar(values, [row["token_perplexity"] for row in rows], label="with passages", color="C0")
-        color = "C1"
-    else:
-        axes.plot(places, [row["token_perplexity"] for row in rows], "o-", label="with passages")
-    axes.plot(places, [row["none_token_perplexity"] for row in rows], "--", label="no retrieval", color=color)
-    axes.set_xlabel(f"--{option}")
-    axes.set_ylabel("token perplexity")
-    axes.legend()
+        form = "o"
+    figure = Figure(figsize=(max(1, len(panels)) * INCHES[0], INCHES[1]), dpi=DOTS_AN_INCH, layout="constrained")
+    several = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
+    for axes, (label, columns) in zip(several, panels.items(), strict=False):
+        for column, name in columns.items():
+            known = [row for row in rows if row.get(column) is not None]
+            at = [places[row[option]] for row in known]
+            [line] = axes.plot(at, [row[column] for row in known], form, label=name)
+            if known and known[0].get(f"{column}_low") is not None:
+                low, high = ([row[f"{column}{end}"] for row in known] for end in ("_low", "_high"))
+                draw = axes.vlines if form == "o" else axes.fill_between
+                draw(at, low, high, color=line.get_color(), alpha=0.3)
+        axes.set_xlabel(f"--{option}")
+        axes.set_ylabel(label)
+        axes.legend()
     figure.savefig(path)
-
-
-def draw_curve(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw answers by the number of passages, with 95% intervals: exact match, F1 and has_answer in percent, and the
-    log-probability of the gold answer."""
-    order = sorted(rows, key=lambda row: row["documents"])
-    figure = Figure(figsize=(2 * INCHES[0], INCHES[1]), dpi=DOTS_AN_INCH, layout="constrained")
-    judged, likely = figure.subplots(1, 2)
-    for metric, label in (("exact_match", "exact match"), ("f1", "F1")):
-        _draw_metric(judged, order, metric, label, 100)
-    held = [row for row in order if row["has_answer"] is not None]
-    places = [row["documents"] for row in held]
-    judged.plot(places, [100 * row["has_answer"] for row in held], "k:", label="an answer in the passages")
-    judged.set_ylabel("percent of the questions")
-    judged.legend()
-    _draw_metric(likely, order, "gold_log_prob", "gold answer", 1)
-    likely.legend()
-    likely.set_ylabel("log-probability, nats a token")
-    for axes in (judged, likely):
-        axes.set_xlabel("passages in the prompt")
-    figure.savefig(path)
-
-
-def _draw_metric(axes: Axes, rows: Sequence[dict[str, Any]], metric: str, label: str, factor: int) -> None:
-    known = [row for row in rows if row[metric] is not None]
-    places = [row["documents"] for row in known]
-    middle, low, high = ([factor * row[f"{metric}{end}"] for row in known] for end in ("", "_low", "_high"))
-    [line] = axes.plot(places, middle, "o-", label=label)
-    axes.fill_between(places, low, high, color=line.get_color(), alpha=0.15, linewidth=0)

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
+from ralm.evaluation.sweep import PANELS, Sweep, SweepPoint, sweep
 from ralm.lm import scoring
 from ralm.processes import HeldSignals
 from ralm.protocols import LanguageModel, Reranker
@@ -84,7 +84,6 @@ def run_sweep(
     *,
     limit_tokens: int | None = None,
     name: Path | str | None = None,
-    plot: bool = True,
     force: bool = False,
 ) -> Sweep:
     """Evaluate a text at every point as `sweep` does, and write the folder `out` atomically.
@@ -92,15 +91,13 @@ def run_sweep(
     If it is killed, call it again with the same arguments to resume. Raises what `sweep` and `write_sweep` raise.
     """
     check_output(Path(out), kind=run.SWEEP_KIND, force=force)
-    if plot:
-        run.check_plot(run.WITHOUT_PLOT)
     beginning = read_beginning(text, model.tokenizer, limit_tokens)
     configs = [point_config(name, beginning, model, point, limit_tokens) for point in points]
     models = [model, *(_ranking_model(point.parts.reranker) for point in points)]
     with resumable_scorers(out, {"option": option, "points": [*configs]}, models, force=force) as scorers:
         shared = [replace(point, parts=_with_scorers(point.parts, scorers)) for point in points]
         swept = sweep(text, scorers[id(model)], option, shared, limit_tokens=limit_tokens)
-        run.write_sweep(out, swept, configs, plot=plot, force=force)
+        run.write_sweep(out, swept.summary(configs), swept.rows(), PANELS, force=force)
     return swept
 
 

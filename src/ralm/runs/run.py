@@ -9,18 +9,20 @@ passages.parquet passage, document_id, title, text, metadata (as JSON), gain, to
 summary.json     the measures and the configuration; with a baseline, its measures and the gain over it
 manifest.json    the configuration again, the environment, and a checksum of each file
 
-A sweep: sweep.csv with a row per value of the option, the plot sweep.png, summary.json and manifest.json.
+A sweep: sweep.csv with a row per value of the option, the plot sweep.png, summary.json and manifest.json; of questions
+also a folder for the run with each value.
 """
 
 import hashlib
 import json
+import logging
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.csv
@@ -29,7 +31,6 @@ from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, MissingExtraError, UsageError
 from ralm.evaluation.perplexity import Evaluation
-from ralm.evaluation.sweep import Sweep
 from ralm.protocols import LanguageModel
 from ralm.reading import provenance, sources
 from ralm.reading.parts import Parts
@@ -44,6 +45,8 @@ RUN_TOKENS: Final = "tokens.parquet"
 PASSAGES: Final = "passages.parquet"
 SUMMARY: Final = "summary.json"
 _BLOCK: Final = 1 << 20
+
+_logger = logging.getLogger(__name__)
 
 
 def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonValue], *, force: bool) -> None:
@@ -163,43 +166,49 @@ def environment() -> dict[str, JsonValue]:
 SWEEP_KIND: Final = outputs.FolderKind("sweep")
 SWEEP_TABLE: Final = "sweep.csv"
 SWEEP_PLOT: Final = "sweep.png"
-WITHOUT_PLOT: Final = ", or give `plot=False`"
-"""The alternative in the message if matplotlib is missing."""
 
 
-def check_plot(instead: str = "") -> None:
-    """Raise MissingExtraError, with an alternative, if matplotlib is missing; called before the work for a plot."""
+def check_plot() -> None:
+    """Raise MissingExtraError if matplotlib is missing; called before the work for a plot."""
     try:
         import ralm.runs.plot  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        raise MissingExtraError(f"the plot needs the package matplotlib: pip install 'ralm[plots]'{instead}.") from None
+        raise MissingExtraError("the plot needs the package matplotlib: pip install 'ralm[plots]'.") from None
 
 
 def write_sweep(
-    out: Path | str, swept: Sweep, configs: Sequence[dict[str, JsonValue]], *, plot: bool = True, force: bool = False
+    out: Path | str,
+    summary: dict[str, Any],
+    rows: Sequence[dict[str, JsonValue]],
+    panels: Mapping[str, Mapping[str, str]],
+    *,
+    runs: Mapping[str, Callable[[Path], None]] | None = None,
+    force: bool = False,
 ) -> None:
-    """Write a folder with the table, its plot and the summary atomically.
+    """Write a folder with a table of the rows, its plot, the summary and the `runs` in it atomically.
 
-    Raises FolderExistsError if `out` exists and `force` is not set, MissingExtraError if `plot` is set and the `plots`
-    extra is not installed.
+    Without matplotlib there is no plot, and a message says so. Raises FolderExistsError if `out` exists and `force` is
+    not set.
     """
-    rows = swept.rows()
+    option, names = summary["option"], dict.fromkeys(name for row in rows for name in row)
+    rows = [{name: row.get(name) for name in names} for row in rows]
     with outputs.new_folder(Path(out), kind=SWEEP_KIND, force=force) as folder:
+        for name, write in (runs or {}).items():
+            write(folder / name)
         pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / SWEEP_TABLE)
-        if plot:
-            check_plot(WITHOUT_PLOT)
+        try:
+            check_plot()
+        except MissingExtraError as error:
+            _logger.info("not drawn: %s", error)
+        else:
             from ralm.runs.plot import draw_sweep
 
-            draw_sweep(swept.option, rows, folder / SWEEP_PLOT)
-        (folder / SUMMARY).write_text(to_json(swept.summary(configs), indent=2) + "\n", encoding="utf-8")
-        manifest.write_manifest(
-            folder,
-            kind=SWEEP_KIND,
-            settings={"option": swept.option, "environment": environment()},
-            counts={"points": len(rows), "requests": swept.requests, "scored": swept.scored},
-        )
+            draw_sweep(option, rows, panels, folder / SWEEP_PLOT)
+        (folder / SUMMARY).write_text(to_json(summary, indent=2) + "\n", encoding="utf-8")
+        settings = {"option": option, "environment": environment()}
+        manifest.write_manifest(folder, kind=SWEEP_KIND, settings=settings, counts={"points": len(rows)})
 
 
 def verify_folder(folder: Path | str) -> tuple[str, Sequence[str]]:

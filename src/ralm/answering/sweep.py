@@ -1,0 +1,153 @@
+"""Evaluates the same questions with several values of one option; of passages, this is Figure 8 of In-Context RALM.
+
+sweep.csv      a row per value: the measures with the ends of their 95% intervals
+sweep.png      the plot
+OPTION-VALUE/  the run with each value
+summary.json   the summary of each value with its configuration
+manifest.json  the environment, and a checksum of each file
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.answering import evaluation, run
+from ralm.answering.answers import AnswerStores
+from ralm.answering.prompts import QuestionPrompt
+from ralm.answering.questions import ChoiceQuestion, Question
+from ralm.protocols import WritingModel
+from ralm.reading.parts import IN_CONTEXT
+from ralm.reading.sources import share_retrievals
+from ralm.runs.run import SWEEP_KIND, write_sweep
+from ralm.storage.outputs import check_output
+
+_PANELS: Final = {
+    "share of the questions": {
+        "exact_match": "exact match",
+        "f1": "F1",
+        "accuracy": "accuracy",
+        "has_answer": "an answer in the passages",
+    },
+    "log-probability, nats": {"gold_log_prob": "right answer"},
+}
+"""What the plot shows: columns of the rows with their labels, by the label of the axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPoint:
+    """The arguments of `evaluate_answers` with a value of the option."""
+
+    questions: Sequence[Question] | Sequence[ChoiceQuestion]
+    prompt: QuestionPrompt
+    how: Mapping[str, Any]
+
+    def config(self, model: WritingModel) -> dict[str, JsonValue]:
+        """Return everything that determines the figures, by name."""
+        return run.questions_config(self.questions, model, self.prompt, **self.how)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerSweep:
+    """The evaluations of the same questions, by the value of an option, and the configuration of each."""
+
+    option: str
+    evaluations: Mapping[str, evaluation.AnswerEvaluation]
+    configs: Mapping[str, dict[str, JsonValue]]
+
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        """Return the summary of each value. Figures side by side are of the same questions: the log-probability of
+        gold answers is that of the questions that could be scored with every value."""
+        judged = [one for one in self.evaluations.values() if isinstance(one, evaluation.QuestionEvaluation)]
+        if not judged:
+            return {value: found.summary() for value, found in self.evaluations.items()}
+        scored_Q = np.logical_and.reduce([one.scored_Q for one in judged])
+        return {value: one.summary(scored_Q) for value, one in zip(self.evaluations, judged, strict=True)}
+
+    def rows(self) -> list[dict[str, JsonValue]]:
+        """Return a row per value: the figures of its summary, each measure with the ends of its 95% interval;
+        `has_answer` is the share of questions with an answer in one of the passages that are read."""
+        rows = []
+        for value, summary in self.summaries().items():
+            row: dict[str, JsonValue] = {self.option: value}
+            for name, figure in summary.items():
+                if isinstance(figure, int | float) and name != "seconds":
+                    row[name] = figure
+                if f"{name}_interval" in summary:
+                    row[f"{name}_low"], row[f"{name}_high"] = summary[f"{name}_interval"]
+            if "has_answer" in summary:
+                row["has_answer"] = [*summary["has_answer"].values()][-1]
+            rows.append(row)
+        return rows
+
+    def summary(self) -> dict[str, JsonValue]:
+        """Return the summaries with their configurations."""
+        points: list[JsonValue] = [
+            {self.option: value, **summary, "config": self.configs[value]}
+            for value, summary in self.summaries().items()
+        ]
+        return {"option": self.option, "points": points}
+
+
+def sweep_answers(
+    option: str,
+    points: Mapping[str, AnswerPoint],
+    model: WritingModel,
+    *,
+    baseline: bool = False,
+    stores: AnswerStores | None = None,
+) -> AnswerSweep:
+    """Evaluate the same questions at every point, by the value of an option; points with one source share retrievals.
+
+    Raises the errors of `evaluate_questions` and `evaluate_choices`.
+    """
+    hows = [point.how for point in points.values()]
+    shared, _ = share_retrievals(
+        [how.get("source") for how in hows], [how.get("parts", IN_CONTEXT).hits for how in hows]
+    )
+    evaluations = {
+        value: evaluation.evaluate_answers(
+            point.questions, model, point.prompt, **{**point.how, "source": source}, baseline=baseline, stores=stores
+        )
+        for (value, point), source in zip(points.items(), shared, strict=True)
+    }
+    return AnswerSweep(option, evaluations, {value: point.config(model) for value, point in points.items()})
+
+
+def run_answer_sweep(
+    out: Path | str,
+    option: str,
+    points: Mapping[str, AnswerPoint],
+    model: WritingModel,
+    *,
+    baseline: bool = False,
+    force: bool = False,
+) -> AnswerSweep:
+    """Evaluate as `sweep_answers` does, and write the folder `out` atomically, with the run of every point.
+
+    Resumes as `run_questions` does. Raises the errors of `sweep_answers`, FolderExistsError if `out` exists and `force`
+    is not set, and UsageError if a run with other settings was begun there.
+    """
+    check_output(Path(out), kind=SWEEP_KIND, force=force)
+    configs: list[JsonValue] = [point.config(model) for point in points.values()]
+    with run.answer_stores(out, {"option": option, "points": configs}, force=force) as stores:
+        swept = sweep_answers(option, points, model, baseline=baseline, stores=stores)
+        rows = swept.rows()
+        names = {name for row in rows for name in row}
+        panels = {
+            label: {column: name for column, name in columns.items() if column in names}
+            for label, columns in _PANELS.items()
+            if names.intersection(columns)
+        }
+        runs = {
+            f"{option}-{value}".replace("/", "_"): partial(
+                run.write_answers, found=found, config=swept.configs[value], force=False
+            )
+            for value, found in swept.evaluations.items()
+        }
+        write_sweep(out, swept.summary(), rows, panels, runs=runs, force=force)
+    return swept
