@@ -101,7 +101,7 @@ def eval_command(
     text, shared = read_text(job.text), Shared()
     points = [_point(value, one, shared) for value, one in by_value.items()]
     model = models.open_scorer(job.lm, job.model, job.ray)
-    if (baseline or over) and _mixes_bos_with_gain(job.plan, model.tokenizer):
+    if (baseline or over) and any(_mixes_bos_with_gain(point.plan, model.tokenizer) for point in points):
         print_note(
             "as in the published code, the special tokens (BOS) of the tokenizer are read with passages alone, so the "
             "gain is theirs too; with --semantics paper every reading has them"
@@ -121,7 +121,7 @@ def eval_command(
     return flags.TableOutput(lambda: evaluation.summary(config), partial(print_evaluation, evaluation, out))
 
 
-def _point(value: str, job: EvaluationJob, shared: Shared) -> ralm.SweepPoint:
+def _point(value: str, job: EvaluationJob, shared: Shared) -> "ralm.SweepPoint":
     """The opened source and reranker of a job; `shared` opens them."""
     source: Any = shared(ralm.open_source, job.index, job.retrieved, job.retrieval) if job.has_passages else None
     ranks, reranking = job.reading.rerank_lm, job.reading.reranking
