@@ -272,7 +272,7 @@ def _text_rows(name: str, model: Path, text: str, scale: Scale, others: Sequence
     plain = ("eval", str(INPUTS / f"{text}.txt"), "--lm", str(model), *scale.plan)
     read = (*plain, "--index", str(INPUTS / text))
     strided, stride = (*read, "--stride", str(scale.stride)), ("--stride", str(scale.stride))
-    candidates = ("--candidates", str(scale.candidates))
+    among = f"candidates={scale.candidates}"
     ensemble = ("--reader", "ensemble", "--documents")
     place = 20 * TEXTS.index(text)
 
@@ -284,20 +284,20 @@ def _text_rows(name: str, model: Path, text: str, scale: Scale, others: Sequence
     yield row("random", 9 + place, (*strided, "--retriever", "random"))
     if text == _CLEANED:
         yield row("bm25-clean", 12 + place, (*plain, "--index", str(INPUTS / f"{text}-clean"), *stride))
-    yield row("zero-shot-tiny", 8 + place, (*strided, "--rerank", "zero-shot", *candidates, "--rerank-lm", "ralm-tiny"))
-    yield row("oracle", 7 + place, (*strided, "--rerank", "oracle", *candidates))
-    yield row("rerank-random", 7 + place, (*strided, "--rerank", "random", *candidates))
+    yield row("zero-shot-tiny", 8 + place, (*strided, "--rerank", f"zero-shot:lm=ralm-tiny,{among}"))
+    yield row("oracle", 7 + place, (*strided, "--rerank", f"oracle:{among}"))
+    yield row("rerank-random", 7 + place, (*strided, "--rerank", f"random:{among}"))
     yield row("ensemble-4", 7 + place, (*strided, *ensemble, "4"))
     yield row("ensemble-10", 60 + place, (*strided, *ensemble, "10"))
-    yield row("lexical", 8 + place, (*strided, "--rerank", "lexical", "--candidates", _MANY))
-    yield row("zero-shot", 10 + place, (*strided, "--rerank", "zero-shot", *candidates))
+    yield row("lexical", 8 + place, (*strided, "--rerank", f"lexical:candidates={_MANY}"))
+    yield row("zero-shot", 10 + place, (*strided, "--rerank", f"zero-shot:{among}"))
     for tokens in ("8", "128"):
         yield row(f"query-{tokens}", 60 + place, (*strided, "--query-tokens", tokens))
     for length in (64, 4):
         block = ("--block", str(length)) if length > scale.block else ()
         yield row(f"stride-{length}", 60 + place, (*read, "--stride", str(length), *block))
     for other in others:
-        line = (*strided, "--rerank", "zero-shot", *candidates, "--rerank-lm", other)
+        line = (*strided, "--rerank", f"zero-shot:lm={other},{among}")
         yield row("zero-shot-other", 70 + place, line)
     yield row("ensemble-10-random", 80 + place, (*strided, "--retriever", "random", *ensemble, "10"))
 

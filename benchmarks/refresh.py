@@ -90,7 +90,7 @@ def main() -> None:
         read = [*LM, *QUERY, *READING.split(), *options.split()]
         runs = {name: out / f"{name}-{reader}" for name in ("before", *refreshes)}
         for name, run in runs.items():
-            vectors = [] if name == "before" else ["--vectors", f"{name}-encoder"]
+            vectors = [] if name == "before" else ["--retriever", f"dense:vectors={name}-encoder"]
             ended([started("eval", args.text, "--index", out / name, *read, *vectors, "--out", run)])
         print(f"\n{reader}", flush=True)
         ended([started("report", runs["stale"], runs["before"], runs["refreshed"], "--documents", DOCUMENT)])

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 CHAOTIC = {"hrm_text", "qwen4_exp_text"}
 """The first changes by 0.03 if its weights change by a millionth, on a processor too. The second sees the tokens with
 the highest scores; it differed by 0.02 on an H200."""
-LM = ["--lm", "ralm-tiny", "--dtype", "float32"]
+LM = ["--lm", "ralm-tiny", "--lm-args", "dtype=float32"]
 SHORT = ["--max-length", "128", "--document-tokens", "32", "--stride", "8"]
 ENSEMBLE = ["--reader", "ensemble", "--documents", "3", "--mixer"]
 TRAINING = ["--steps", "8", "--batch", "4", "--learning-rate", "0.001", "--evaluate-every", "4", "--no-dropout"]
@@ -138,7 +138,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(command: Sequence[object], tmp_path: Path) -> Iterator[str]:
     """What the program prints on the GPU, and on the processor; it may write to a folder."""
     for device in ("cuda", "cpu"):
-        yield done(*(str(tmp_path / device) if part == "OUT" else part for part in command), "--device", device).out
+        yield done(
+            *(str(tmp_path / device) if part == "OUT" else part for part in command), "--lm-args", f"device={device}"
+        ).out
 
 
 def perplexities(output: str) -> list[float]:
@@ -152,7 +154,7 @@ def perplexities(output: str) -> list[float]:
     [
         ["--baseline"],
         ["--retriever", "dense"],
-        ["--rerank", "zero-shot", "--candidates", "4"],
+        ["--rerank", "zero-shot:candidates=4"],
         ["--windows", "rolling", "--semantics", "official"],
         *([*ENSEMBLE, mixer] for mixer in ("similarity", "posterior")),
     ],
@@ -188,7 +190,16 @@ def test_training(work: Path, tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(("precision", "most"), [("float32", 1e-4), ("bfloat16", 0.1)])
 def test_signals(work: Path, tmp_path: Path, precision: str, most: float) -> None:
     """Measured on the GPU in batches, on the processor one sequence after another."""
-    command = ["signals", work / "corpus.jsonl", "--lm", "ralm-tiny", "--dtype", precision, "--index", work / "index"]
+    command = [
+        "signals",
+        work / "corpus.jsonl",
+        "--lm",
+        "ralm-tiny",
+        "--lm-args",
+        f"dtype={precision}",
+        "--index",
+        work / "index",
+    ]
     lengths = [
         "--query-tokens",
         "16",

@@ -106,7 +106,7 @@ def test_documents_by_the_command(tmp_path: Path) -> None:
     assert abs(joined["gold_log_prob"] - two["gold_log_prob"]) > 1e-3
     alone = printed(*command[:-2], "--reader", "concatenation", "--documents", 2)
     assert joined["gold_log_prob"] == pytest.approx(alone["gold_log_prob"], abs=1e-6)
-    _, last = printed(*command, "--order", "best-last")["points"]
+    _, last = printed(*command, "--reader", "concatenation:order=best-last")["points"]
     assert last["config"]["reader"]["order"] == "best-last"
     assert abs(last["gold_log_prob"] - joined["gold_log_prob"]) > 1e-3
     failed(ralm(*command[:4], *command[-2:]), 2, "reads passages: give --index or --retrieved")

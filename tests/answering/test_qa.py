@@ -227,11 +227,11 @@ def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) ->
     assert [one["passage"] for one in json.loads(ralm(*asked).out)["sources"]] == expected[0]
     failed(ralm("ask", "Who?", *asking[2:], "--rerank", "oracle"), 2, "reads the answer")
     assert ralm(*asking, "--rerank", "zero-shot").status == 0
-    by_another = printed(*asking, "--rerank", "zero-shot", "--rerank-lm", "ralm-tiny")
+    by_another = printed(*asking, "--rerank", "zero-shot:lm=ralm-tiny")
     assert by_another["config"]["passages"]["model"]["name"] == "ralm-tiny"
     failed(ralm(*asking, "--rerank", "oracle"), 2, "reads the answer")
     failed(ralm(*asking[:4], "--rerank", "lexical"), 2, "give --index too")
-    failed(ralm(*asking, "--rerank", "lexical", "--reader", "ensemble", "--candidates", 2), 2, "raise them")
+    failed(ralm(*asking, "--rerank", f"lexical:candidates={2}", "--reader", "ensemble"), 2, "raise them")
 
 
 @pytest.mark.parametrize(

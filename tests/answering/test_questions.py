@@ -235,7 +235,7 @@ def test_choices_named_fields(tmp_path: Path) -> None:
 
 def test_questions_with_choices_are_told_from_others(tmp_path: Path) -> None:
     chosen = {"mmlu.csv": "Who?,a,b,A\n", "own.jsonl": f"\n{json.dumps(LINE)}\n"}
-    others = {"dpr.csv": "who?\t['a', 'b']\n", "a.jsonl": '{"question": "x?", "answer": "a"}\n', "b.jsonl": ""}
+    others = {"dpr.csv": "who?\t['a', 'b']\n", "a.jsonl": '{"question": "x?", "answer": "a"}\n'}
     for name, text in (chosen | others).items():
         source = str(written(tmp_path, name, text))
         assert has_choices(source, QuestionFields()) is (name in chosen)

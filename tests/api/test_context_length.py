@@ -86,9 +86,9 @@ def test_a_plan_beyond_it_is_refused_before_anything_is_asked() -> None:
 def test_the_probe_names_the_flag(tmp_path: Path) -> None:
     backing = OfTable(seed=2, vocabulary=VOCABULARY)
     with ScriptedServer(backing, TransformersServe(), model="m") as server:
-        asked = ["probe", f"{server.url}#m", "--tokenizer", "ralm-tiny", "--answers", str(tmp_path / "a.sqlite")]
+        asked = ["probe", f"{server.url}#m", "--lm-args", f"tokenizer=ralm-tiny,answers={tmp_path / 'a.sqlite'}"]
         command = [sys.executable, "-m", "ralm", *asked]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
         assert "not reported; set --context-length" in ended.stdout
         assert ended.stderr == ""
-        assert "reads at once       99 tokens" in ralm(*asked, "--context-length", "100").out
+        assert "reads at once       99 tokens" in ralm(*asked, "--lm-args", "context_length=100").out

@@ -22,7 +22,7 @@ from tests.forked import Program, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 READING = "--stride 4 --max-length 64 --document-tokens 24 --reader ensemble --documents 3".split()
-OPTIONS = [*READING, "--tokenizer", "ralm-tiny"]
+OPTIONS = [*READING, "--lm-args", "tokenizer=ralm-tiny"]
 
 
 class Job:

@@ -53,8 +53,8 @@ def test_the_share_of_certified_tokens_is_told_also_if_all_log_probabilities_are
 def test_what_needs_scores_is_refused_before_anything_is_written(dialect: Dialect, tmp_path: Path) -> None:
     build_index(passages_of("The list is a river", "A tuple"), tmp_path / "index")
     with ScriptedServer(OfModel(load_local_model("ralm-tiny")), dialect) as server:
-        command = ["generate", "The list", "--lm", f"{server.url}#{server.model}", "--tokenizer", "ralm-tiny"]
-        command += ["--index", str(tmp_path / "index"), "--answers", str(tmp_path / "answers.sqlite")]
+        command = ["generate", "The list", "--lm", f"{server.url}#{server.model}", "--lm-args", "tokenizer=ralm-tiny"]
+        command += ["--index", str(tmp_path / "index"), "--lm-args", f"answers={tmp_path / 'answers.sqlite'}"]
         failed(ralm(*command, "--report", tmp_path / "report.html"), 2, "which --report needs: leave it out.")
         sent = len(server.posts)
         failed(ralm(*command, "--baseline", "--json"), 2, "which --baseline needs: leave it out.")

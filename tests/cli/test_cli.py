@@ -165,7 +165,7 @@ def test_retrieval_has_no_documents_that_must_fit(work: Path, model: Path, tmp_p
 def test_a_question_weighs_its_passages(work: Path, model: Path) -> None:
     parts = ["--lm", model, "--index", work / "index", "--reader", "ensemble", "--documents", 2, "--json"]
     plain = printed("ask", PROMPT, *parts)
-    same, other = (printed("ask", PROMPT, *parts, "--mixer", "posterior", "--eta", eta) for eta in (0, 50))
+    same, other = (printed("ask", PROMPT, *parts, "--mixer", f"posterior:eta={eta}") for eta in (0, 50))
     shares, of_same, of_other = ([one["share"] for one in found["sources"]] for found in (plain, same, other))
     assert of_same == pytest.approx(shares, abs=1e-5)
     assert of_other != pytest.approx(shares, abs=1e-2)
@@ -195,7 +195,7 @@ def test_generate_says_that_a_prompt_is_too_long(generate: list[object]) -> None
 
 def test_generate_from_an_ensemble(generate: list[object]) -> None:
     drawn = ["--temperature", "1", "--top-k", "50", "--top-p", "0.9"]
-    command = [*generate, PROMPT, "--reader", "ensemble", "--weights-temperature", "2", "--documents"]
+    command = [*generate, PROMPT, "--reader", "ensemble:temperature=2", "--documents"]
     result = printed(*command, 3, *drawn)
     assert list(result) == ["prompt", "spans", "tokens"]
     assert 0 < len(result["tokens"]) <= 9
@@ -214,13 +214,13 @@ def test_generate_from_an_ensemble(generate: list[object]) -> None:
 def test_generate_with_what_a_reranker_chose_and_with_joined_passages(model: Path, generate: list[object]) -> None:
     command = [*generate, PROMPT]
     first = printed(*command)["tokens"][0]
-    for options in (["--rerank", "random", "--candidates", "3", "--seed", "5"], ["--rerank", "zero-shot"]):
+    for options in (["--rerank", "random:candidates=3,seed=5"], ["--rerank", "zero-shot"]):
         assert all(len(token["passages"]) == 1 for token in printed(*command, *options)["tokens"])
     joined = printed(*command, "--reader", "concatenation", "--documents", "2")["tokens"][0]
     assert joined["log_prob"] != first["log_prob"]
     assert joined["passages"] == first["passages"], "credited to the first"
     failed(ralm(*command, "--rerank", "oracle"), 2, "the reranker Oracle looks at the text to be predicted")
-    failed(ralm("generate", "a", "--lm", model, "--rerank", "random"), 2, "--rerank chooses among passages of an index")
+    failed(ralm("generate", "a", "--lm", model, "--rerank", "random"), 2, "--rerank read passages: give --index")
 
 
 def test_generate_after_many_prompts(generate: list[object], tmp_path: Path) -> None:
@@ -321,16 +321,18 @@ def test_decontamination_is_counted_and_listed(work: Path, tmp_path: Path) -> No
 def test_reranking_and_its_options(work: Path, model: Path, evaluate: list[object]) -> None:
     nll = {}
     for method in ("none", "random", "zero-shot", "oracle"):
-        shown = printed(*evaluate, "--rerank", method, *(["--candidates", 3] if method != "none" else []))
+        shown = printed(
+            *evaluate, "--rerank", method, *(["--rerank", f"XXX:candidates={3}"] if method != "none" else [])
+        )
         nll[method] = shown["nll"]
         reranker = shown["config"]["reranker"]
         assert (reranker["reranker"] if reranker else "none") == method
     assert nll["oracle"] <= min(nll.values())
-    other = printed(*evaluate, "--rerank", "zero-shot", "--candidates", 3, "--rerank-lm", model)
+    other = printed(*evaluate, "--rerank", f"zero-shot:candidates={3},lm={model}")
     assert other["config"]["reranker"]["model"]["name"] == str(model)
     without = ["eval", work / "text.txt", "--lm", model, *MODEL_LENGTH]
     failed(ralm(*without, "--rerank", "oracle"), 2, "--rerank chooses among retrieved passages: give --index")
-    failed(ralm(*evaluate, "--rerank-lm", model), 2, "--rerank-lm has no effect")
+    failed(ralm(*evaluate, "--rerank", f"zero-shot:lm={model}"), 2, "--rerank-lm has no effect")
 
 
 def test_a_killed_run_goes_on_and_ends_the_same(
@@ -375,27 +377,28 @@ def test_an_ensemble_and_where_its_tokens_came_from(
             assert sum(posteriors) == pytest.approx(1, abs=1e-5)
             assert passage == passages[posteriors.index(max(posteriors))]
     without = ["eval", work / "text.txt", "--lm", model, *MODEL_LENGTH, "--reader", "ensemble"]
-    failed(ralm(*without), 2, "--reader ensemble reads passages: give --index or --retrieved")
+    failed(ralm(*without), 2, "--rerank read passages: give --index or --retrieved")
 
 
 def test_an_ensemble_reads_the_passages_that_a_reranker_chose(evaluate: list[object]) -> None:
-    ensemble, oracle = ["--reader", "ensemble", "--documents"], ["--rerank", "oracle", "--candidates"]
-    both, one = printed(*evaluate, *ensemble, 2, *oracle, 3), printed(*evaluate, *oracle, 3)["nll"]
+    ensemble, oracle = ["--reader", "ensemble", "--documents"], ["--rerank", "oracle:candidates=3"]
+    both, one = printed(*evaluate, *ensemble, 2, *oracle), printed(*evaluate, *oracle)["nll"]
     assert both["config"]["reranker"] == {"reranker": "oracle", "candidates": 3}
     assert both["config"]["reader"]["reader"] == "ensemble"
     assert both["nll"] not in (printed(*evaluate, *ensemble, 2)["nll"], one)
-    assert printed(*evaluate, *ensemble, 1, *oracle, 3)["nll"] == one, "an ensemble of the best alone"
-    failed(ralm(*evaluate, *ensemble, 2, *oracle, 1), 2, "--candidates 1 are fewer than the 2 passages")
+    assert printed(*evaluate, *ensemble, 1, *oracle)["nll"] == one, "an ensemble of the best alone"
+    failed(ralm(*evaluate, *ensemble, 2, "--rerank", "oracle:candidates=1"), 2, "--rerank chooses among 1 candidates")
 
 
 def test_concatenation(evaluate: list[object]) -> None:
     joined = [*evaluate, "--reader", "concatenation"]
     expected = {"reader": "concatenation", "documents": 2, "cut_together": False, "order": "best-first"}
     assert printed(*joined)["config"]["reader"] == expected
-    done(*joined, "--documents", 3, "--cut-together")  # together they are 24 tokens
+    done(*evaluate, "--reader", "concatenation:documents=3,cut_together=true")  # together they are 24 tokens
     assert printed(*joined, "--documents", 1)["nll"] == printed(*evaluate)["nll"]
-    assert printed(*joined, "--order", "best-last")["nll"] != printed(*joined)["nll"]
-    failed(ralm(*evaluate, "--cut-together"), 2, "--cut-together has no effect without --reader concatenation")
+    assert printed(*evaluate, "--reader", "concatenation:order=best-last")["nll"] != printed(*joined)["nll"]
+    assert printed(*evaluate, "--documents", 2)["nll"] == printed(*joined)["nll"], "several without a reader"
+    failed(ralm(*joined, "--cut-together"), 2, "write the key of its part, `--reader concatenation:cut_together=...`")
     failed(ralm(*joined, "--documents", 3), 2, "--documents 3 of --document-tokens 24 and --stride 4 do not fit")
 
 

@@ -34,11 +34,11 @@ def test_search_by_each_retriever(work: Path) -> None:
     query = [work / "index", "sheep on the hill", "-k", "4"]
     by_bm25, by_dense = found(*query), found(*query, "--retriever", "dense")
     by_ranks = found(*query, "--retriever", "hybrid")
-    by_scores = found(*query, "--retriever", "hybrid", "--fusion", "interpolation", "--dense-weight", "0")
+    by_scores = found(*query, "--retriever", "hybrid:fusion=interpolation,dense_weight=0")
     assert len(by_dense) == 4
     assert len({tuple(hits) for hits in (by_bm25, by_dense, by_ranks, by_scores)}) == 4
     assert [number for number, _ in by_scores[:2]] == [number for number, _ in by_bm25[:2]]
-    assert found(*query, "--retriever", "dense", "--ef-search", "50") == by_dense
+    assert found(*query, "--retriever", "dense:ef_search=50") == by_dense
 
 
 def test_what_vectors_an_index_has(work: Path) -> None:
@@ -49,10 +49,10 @@ def test_what_vectors_an_index_has(work: Path) -> None:
 
 
 def test_another_encoder_is_refused_unless_allowed(work: Path) -> None:
-    command = ["search", work / "index", "sheep", "--retriever", "dense", "--query-encoder"]
-    failed(ralm(*command, work / "other"), 1, "was built with another encoder")
-    done(*command, work / "other", "--any-encoder")
-    done(*command, work / "bert")
+    command = ["search", work / "index", "sheep", "--retriever"]
+    failed(ralm(*command, f"dense:query_encoder={work / 'other'}"), 1, "was built with another encoder")
+    done(*command, f"dense:query_encoder={work / 'other'},any_encoder=true")
+    done(*command, f"dense:query_encoder={work / 'bert'}")
 
 
 def test_documents_are_removed_without_the_encoder(work: Path, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_does_not_go_together(work: Path, tmp_path: Path) -> None:
     failed(ralm(*index, "--retriever", "dense", "--encoder", tmp_path / "none"), 1, "there is no folder")
     done(*index, *dense, "--words", 10)
     failed(ralm("search", tmp_path / "i", "sea"), 2, "was not built for BM25; use --retriever dense")
-    failed(ralm("search", tmp_path / "i", "sea", "--retriever", "dense", "--nprobe", "4"), 2, "is for an IVF index")
+    failed(ralm("search", tmp_path / "i", "sea", "--retriever", "dense:nprobe=4"), 2, "is for an IVF index")
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
 
 
@@ -114,11 +114,11 @@ def test_a_second_set_of_vectors(work: Path, model: Path, tmp_path: Path) -> Non
     assert "encoded: 6 passages in" in answer.out
     answer = done(*encode, work / "other", "--vectors", "v2", "--no-default")
     assert "vectors main (default), v2\n" in answer.out
-    first, second = found(*query[1:], "dense"), found(*query[1:], "dense", "--vectors", "v2")
-    assert first == found(*query[1:], "dense", "--vectors", "main") != second
-    assert found(*query[1:], "hybrid", "--vectors", "v2") != found(*query[1:], "hybrid")
-    failed(ralm(*query, "dense", "--vectors", "v3"), 2, "has no vectors 'v3'")
-    failed(ralm(*query, "bm25", "--vectors", "v2"), 2, "--vectors has no effect")
+    first, second = found(*query[1:], "dense"), found(*query[1:], "dense:vectors=v2")
+    assert first == found(*query[1:], "dense:vectors=main") != second
+    assert found(*query[1:], "hybrid:vectors=v2") != found(*query[1:], "hybrid")
+    failed(ralm(*query, "dense:vectors=v3"), 2, "has no vectors 'v3'")
+    failed(ralm(*query, "bm25:vectors=v2"), 2, "the retriever bm25 has no key 'vectors'")
     failed(ralm(*encode, work / "other", "--vectors", "v2"), 1, "already has vectors 'v2'")
     failed(ralm(*encode, work / "other", "--vectors", "../v2"), 2, "vectors cannot be called")
     done(*encode, work / "other", "--vectors", "main", "--force")

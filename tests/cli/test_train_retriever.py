@@ -43,12 +43,12 @@ def test_the_result_is_read_with_the_same_index(work: Path, tiny_folders: dict[s
     assert "Writing model shards" not in answer.err
     done("check", out)
     before = ralm("search", work / "taught", "sea", "--retriever", "dense", "--json")
-    after = done("search", work / "taught", "sea", "--retriever", "dense", "--query-encoder", out, "--json")
+    after = done("search", work / "taught", "sea", "--retriever", f"dense:query_encoder={out}", "--json")
     assert len(json.loads(after.out)["hits"]) == len(STORIES)
     assert json.loads(after.out)["hits"] != json.loads(before.out)["hits"]
     read = ["eval", work / "text.txt", "--lm", tiny_folders["gpt2"], "--index", work / "taught", *MODEL_LENGTH]
     read += ["--retriever", "dense", "--limit-tokens", "60", "--json"]
-    evaluated = done(*read, "--query-encoder", out)
+    evaluated = done(*read, "--retriever", f"dense:query_encoder={out}")
     fingerprints = [
         json.loads(one.out)["config"]["passages"]["query_encoder"]["fingerprint"] for one in (evaluated, ralm(*read))
     ]
@@ -82,7 +82,7 @@ def test_bad_input_is_one_sentence(work: Path, tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
     refused(1, "was built with another encoder", "--init", work / "other")
-    refused(2, "has no vectors 'fine'", "--vectors", "fine")
+    refused(2, "has no vectors 'fine'", "--retriever", "dense:vectors=fine")
     refused(2, "--gamma must be above 0", "--gamma", "0")
     refused(1, "is not a ralm index", "--index", work / "bert")
     refused(2, "--patience has no effect", "--held-out", "0", "--patience", "3")
@@ -128,7 +128,7 @@ def test_both_encoders_learn_and_the_index_gets_their_vectors(
     assert "--vectors tuned" in answer.out
     assert list(tmp_path.iterdir()) == [out]
     assert read_manifest(out, kind=FolderKind("encoder")).counts["steps"] == 6
-    done("search", on_text / "index", "word1", "--retriever", "dense", "--vectors", "tuned", "--json")
+    done("search", on_text / "index", "word1", "--retriever", "dense:vectors=tuned", "--json")
     assert list(open_index(on_text / "index").vectors)[1:] == ["tuned"]
     failed(train(on_text, lm, out), 1, "already has vectors 'tuned', which are kept; choose another name")
 
@@ -163,7 +163,7 @@ def test_scores_are_means_of_tokens(on_text: Path, tiny_folders: dict[str, Path]
     [
         (["--init", "bert"], "--init has no effect without SIGNALS"),
         (["--document-tokens", 60], "do not fit together"),
-        (["--vectors", "fine"], "has no vectors 'fine'"),
+        (["--retriever", "dense:vectors=fine"], "has no vectors 'fine'"),
     ],
 )
 def test_bad_input(

@@ -90,7 +90,7 @@ def test_a_recipe(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("shared")
 def test_eval_and_sweep(nodes: Any, folder: Path) -> None:
     how = [folder / "text.txt", "--lm", "ralm-tiny", "--index", folder / "index", "--stride", 8, "--limit-tokens", 200]
-    how += ["--max-length", 256, "--document-tokens", 100, "--rerank", "zero-shot", "--candidates", 4]
+    how += ["--max-length", 256, "--document-tokens", 100, "--rerank", "zero-shot:candidates=4"]
     same_runs(folder, "eval", how, nodes.address, "tokens.parquet")
     swept = [*how, "--over", "stride=8,16"]
     plain, spread = (json.loads(answered("eval", *swept, *ray, "--json")) for ray in ([], ["--ray", nodes.address]))

@@ -238,7 +238,9 @@ def test_the_commands_take_them(tmp_path: Path) -> None:
     file.write_text('{"question": "who sings", "answer": ["whales"]}\n')
     asked = ["qa", file, "--lm", folder, "--prompt", "chat", "--new-tokens", 2]
     demonstrations = ["--demonstrations", file, "--turns"]
-    given = printed(*asked, *demonstrations, "--system", "Be brief.", "--template-argument", "enable_thinking=false")
+    given = printed(
+        *asked, *demonstrations, "--system", "Be brief.", "--lm-args", "template_arguments=enable_thinking=false"
+    )
     assert given["config"]["prompt"]["system"] == "Be brief."
     assert given["config"]["prompt"]["turns"] is True
     assert given["config"]["model"]["template_arguments"] == {"enable_thinking": False}

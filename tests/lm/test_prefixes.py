@@ -237,10 +237,14 @@ def test_later_processes_answer_the_same_without_reading_passages(tmp_path: Path
     rows = [{"id": str(number), "text": f"The function f{number}() opens file {number}."} for number in range(3)]
     done("index", write_rows(tmp_path / "corpus.jsonl", rows), "--out", tmp_path / "index")
     asked = ("ask", "What opens file 2?", "--lm", "ralm-tiny", "--index", tmp_path / "index", "--new-tokens", "4")
-    first, second = (printed(*asked, "--passage-cache-file", tmp_path / "kept.sqlite") for _ in range(2))
+    first, second = (printed(*asked, "--lm-args", f"passage_cache_file={tmp_path / 'kept.sqlite'}") for _ in range(2))
     assert first == second
     assert Store(tmp_path / "kept.sqlite").count() > 0
-    failed(ralm(*asked, "--passage-cache-file", tmp_path / "corpus.jsonl"), 1, "corpus.jsonl is not a passage cache")
+    failed(
+        ralm(*asked, "--lm-args", f"passage_cache_file={tmp_path / 'corpus.jsonl'}"),
+        1,
+        "corpus.jsonl is not a passage cache",
+    )
 
 
 @dataclass

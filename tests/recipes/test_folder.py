@@ -86,7 +86,7 @@ def test_the_command_line_of_a_step(tmp_path: Path) -> None:
     line = place.command_line(STEP)
     assert line[0] == "eval"
     assert line[2:] == [
-        *["--lm", "mine", "--dtype", "bfloat16", "--device", "cuda", "--ray", "auto"],
+        *["--lm", "mine", "--lm-args", "dtype=bfloat16,device=cuda", "--ray", "auto"],
         *["--out", str(place.path_of(STEP))],
     ]
     retrieval = place.command_line(retrieve_step(WIKITEXT_TEST, OPT[0], index_step(WIKITEXT_TRAIN), PlanOptions(), k=3))
@@ -120,22 +120,18 @@ def test_options_go_to_the_commands_that_take_them(name: Named, tmp_path: Path) 
     assert "--device" not in told(dense, {}, device="map")
     assert told(dense, {}, device="cuda:1")[-4:-2] == ["--device", "cuda:1"]
     training = told(trained_retriever(FULL_SCALE), {}, dtype="bfloat16", device="all")
-    assert "--dtype" in training
+    assert "dtype=bfloat16" in training
     assert "--device" not in training
     api = {"gpt2": "http://localhost:1/v1#gpt2"}
     asked = told(STEP, api, dtype="bfloat16", device="cuda", api=ApiOptions(top_logprobs=5))
-    assert asked[-4:-2] == ["--top-logprobs", "5"]
-    assert "--dtype" not in asked
-    assert "--device" not in asked
-    assert "--top-logprobs" not in told(STEP, {}, api=ApiOptions(top_logprobs=5))
+    assert asked[-4:-2] == ["--lm-args", "top_logprobs=5"]
+    assert "--lm-args" not in told(STEP, {}, api=ApiOptions(top_logprobs=5))
     first = name(STEP, api)
     for options in (ApiOptions(top_logprobs=5), ApiOptions(tokenizer="gpt2"), ApiOptions(context_length=99)):
         assert name(STEP, api, api=options) != first
     paying = ApiOptions(requests_at_once=4, max_requests=2000, timeout=60, retries=9)
     assert name(STEP, api, api=paying) == first, "a step that was paid for is found"
-    flags = told(STEP, api, api=paying)
-    for flag, value in (("--requests-at-once", "4"), ("--max-requests", "2000"), ("--retries", "9")):
-        assert flags[flags.index(flag) + 1] == value
+    assert "requests_at_once=4,timeout=60,retries=9,max_requests=2000" in told(STEP, api, api=paying)
 
 
 @pytest.mark.campaign

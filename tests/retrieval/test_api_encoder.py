@@ -155,8 +155,8 @@ def test_the_commands(server: Server, url: str, tmp_path: Path) -> None:
     done("index", corpus, "--retriever", "both", "--encoder", url, "--out", index, "--answers", tmp_path / "answers")
     assert printed("search", index, "whales", "--retriever", "dense")["hits"][0]["document_id"] == "a.txt"
     moved = url.replace("127.0.0.1", "localhost")
-    assert printed("search", index, "whales", "--retriever", "dense", "--query-encoder", moved)["hits"]
-    other = ralm("search", index, "whales", "--retriever", "dense", "--query-encoder", f"{moved}-2")
+    assert printed("search", index, "whales", "--retriever", f"dense:query_encoder={moved}")["hits"]
+    other = ralm("search", index, "whales", "--retriever", f"dense:query_encoder={moved}-2")
     assert (other.status, "another encoder" in other.err) == (1, True), other.err
     (corpus / "c.txt").write_text("Whales, whales, whales.")
     done("sync", index)

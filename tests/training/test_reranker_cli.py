@@ -27,7 +27,7 @@ TRAIN = ["train", "reranker", "signals", "--index", "index", "--init", "bert"]
 TRAIN += ["--tokens", "12", "--steps", "8"]
 SETTINGS = ["--batch", "4", "--learning-rate", "0.01", "--evaluate-every", "3", "--checkpoint-every", "2"]
 READ = ["--lm", "ralm-tiny", "--index", "index", "--candidates", "4"]
-RERANKED = ["--rerank", "predictive", "--reranker", "reranker"]
+RERANKED = ["--rerank", "predictive:cross_encoder=reranker"]
 SHORT = ["--max-length", "64", "--document-tokens", "16", "--stride", "16"]
 
 
@@ -134,12 +134,16 @@ EVAL = ["eval", "text.txt", *READ[:4], *SHORT]
             ["--rerank", "predictive"],
             "--rerank predictive needs a --reranker: a folder that `ralm train reranker`",
         ),
-        (EVAL, ["--reranker", "reranker"], "--reranker has no effect without --rerank predictive"),
-        (EVAL, ["--rerank", "predictive", "--reranker", "bert"], "bert is an encoder without a head that scores pairs"),
-        (EVAL, ["--rerank", "predictive", "--reranker", "./gone"], "there is no folder ./gone"),
         (
             EVAL,
-            [*RERANKED, "--rerank-tokens", "40"],
+            ["--rerank", "predictive:cross_encoder=reranker"],
+            "--reranker has no effect without --rerank predictive",
+        ),
+        (EVAL, ["--rerank", "predictive:cross_encoder=bert"], "bert is an encoder without a head that scores pairs"),
+        (EVAL, ["--rerank", "predictive:cross_encoder=./gone"], "there is no folder ./gone"),
+        (
+            EVAL,
+            [*RERANKED, "--rerank", "zero-shot:tokens=40"],
             "40 tokens of the prefix leave too little room for a passage: rerank",
         ),
         (

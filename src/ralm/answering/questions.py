@@ -22,7 +22,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -58,9 +58,8 @@ _Read = TypeVar("_Read")
 class Question:
     """A question, the answers that count as right, and the passages that its file has for it, best first.
 
-    `id` is the one in the file, or else its place there, from 1. Without `answers`, an answer cannot be judged.
-    `choices` are those of multiple choice, for prompts that show them; `stem` is the question alone if `text` lists
-    them too.
+    `id` is the one in the file, or its place there, from 1. Without `answers`, an answer cannot be judged. `choices`
+    are for prompts that show them; `stem` is the question alone if `text` lists them too.
     """
 
     id: str
@@ -85,13 +84,19 @@ def read_questions(
 
 
 def _all_of(source: Path | str, questions: Iterator[_Read]) -> list[_Read]:
+    with _input_errors():
+        if found := [*questions]:
+            return found
+    raise InputError(f"{source} has no questions.")
+
+
+@contextmanager
+def _input_errors() -> Iterator[None]:
+    """Turn errors of reading a corpus into InputError."""
     try:
-        found = [*questions]
+        yield
     except CorpusError as error:
         raise InputError(f"{documents.without_advice(error)}.") from None
-    if not found:
-        raise InputError(f"{source} has no questions.")
-    return found
 
 
 def _rows(source: str) -> Iterator[_Row]:
@@ -100,7 +105,7 @@ def _rows(source: str) -> Iterator[_Row]:
         return _hub_rows(source)
     path = Path(source)
     suffix = files.suffix_of(path.name)
-    if suffix == ".jsonl":
+    if suffix == _LINES:
         return _line_rows(path)
     if suffix == ".json":
         return _json(path)
@@ -302,10 +307,10 @@ def _given_passages(row: Mapping[str, Any], where: str) -> tuple[RetrievedPassag
 
 @dataclass(frozen=True, slots=True)
 class ChoiceQuestion:
-    """A question with its choices, the index of the right one (`gold`), and the passages that its file has for it.
+    """A question with its choices, the index of the right one (`gold`), its subject, if the file names one, and the
+    passages that the file has for it.
 
-    `subject` is empty if the file names none. Raises UsageError if there are not 2 to 26 choices, if one is empty, or
-    if `gold` is none of them.
+    Raises UsageError if there are not 2 to 26 choices, if one is empty, or if `gold` is none of them.
     """
 
     id: str
@@ -349,9 +354,8 @@ def read_choice_questions(
     """The questions of a file, of the CSV files in a folder, or of a hub dataset (`hf:NAME[:CONFIG][:SPLIT]`); of each
     subject at most the first `limit`.
 
-    Raises InputError, naming the line or the place, if the source is missing, empty or malformed, or if a
-    question lacks a field, has not 2 to 26 choices, or an answer that is none of them; MissingExtraError if a dataset
-    needs the extra `datasets`.
+    Raises InputError, naming the line or the place, if the source is missing, empty or malformed, or if a question
+    lacks a field or is no `ChoiceQuestion`; MissingExtraError if a dataset needs the extra `datasets`.
     """
     taken: Counter[str] = Counter()
 
@@ -370,15 +374,12 @@ def has_fields(source: str) -> bool:
 def has_choices(source: str, fields: QuestionFields) -> bool:
     """Return whether the questions of a source are multiple choice: MMLU's files, or records with choices."""
     path, is_hub = Path(source), source.startswith(HUB_PREFIX)
-    if path.is_dir():
-        return True
-    with suppress(CorpusError):  # reading the questions raises a better one
+    with _input_errors():
         if not has_fields(source):  # DPR's tables may be called .csv, but have tabs
-            return not any("\t" in field for _, row in islice(_table_rows(path, ","), 1) for field in row)
-        if is_hub or files.suffix_of(path.name) == _LINES:
-            rows = _hub_rows(source) if is_hub else _line_rows(path)
-            return any(row.get(fields.choices) is not None for _, row in islice(rows, 1))
-    return False
+            first = [] if path.is_dir() else islice(_table_rows(path, ","), 1)
+            return not any("\t" in field for _, row in first for field in row)
+        rows = _rows(source) if is_hub or files.suffix_of(path.name) == _LINES else ()
+        return any(row.get(fields.choices) is not None for _, row in islice(rows, 1))
 
 
 def _choice_questions(source: str, fields: QuestionFields) -> Iterator[ChoiceQuestion]:
@@ -390,8 +391,7 @@ def _choice_questions(source: str, fields: QuestionFields) -> Iterator[ChoiceQue
         for one in paths:
             yield from _of_table(one)
     elif is_hub or files.suffix_of(path.name) == _LINES:
-        rows = _hub_rows(source) if is_hub else _line_rows(path)
-        for place, (where, row) in enumerate(rows, 1):
+        for place, (where, row) in enumerate(_rows(source), 1):
             yield _choice_question(row, where, str(place), fields)
     elif files.suffix_of(path.name) == _TABLE:
         yield from _of_table(path)

@@ -103,7 +103,7 @@ def eval_command(
     text, shared = read_text(job.text), Shared()
     points = [one.point(value, jobs.given, shared) for value, one in jobs.by_value.items()]
     model = shared(models.open_scorer, job.pipeline.lm, job.pipeline.model, job.ray)
-    if (baseline or over) and _mixes_bos_with_gain(job.plan, model.tokenizer):
+    if (baseline or over) and any(_mixes_bos_with_gain(point.plan, model.tokenizer) for point in points):
         print_note(
             "as in the published code, the special tokens (BOS) of the tokenizer are read with passages alone, so the "
             "gain is theirs too; with --semantics paper every reading has them"

@@ -230,7 +230,7 @@ def qa_command(
             return make_job(**values)
         several = {} if "reader" in given else {"reader": "concatenation"}
         is_closed = values["documents"] == 0
-        job = make_job(**several, documents=1 if is_closed else values["documents"])
+        job = make_job(**several, documents=2 if is_closed else values["documents"])  # any number that readers take
         return replace(job, is_closed_book=is_closed)
 
     jobs = make_jobs(given, make, QuestionJob, over)
