@@ -32,9 +32,10 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The parts of one kind, such as the readers: the record of each name, and what a class of your own must have."""
+    """The parts that an option names, such as the readers: the record of each name, and the members that a class of
+    your own must have."""
 
-    kind: str
+    option: str
     records: Mapping[str, type]
     members: tuple[str, ...]
 
@@ -44,12 +45,15 @@ class Catalogue:
         Raises UsageError if there is no such part or key, or if a value is invalid.
         """
         name, rest = _split(text, self.records)
+        title = f'`{self.option}="{name}"`'
         if name in self.records:
-            return parse_keys(self.records[name], rest, f"{self.kind} {name}")
+            return parse_keys(self.records[name], rest, title)
         if ":" in name:
-            return OwnPart(self.kind, name, rest, self.members)
-        reason = removal_of(f"{self.kind}={name}")
-        raise UsageError(reason or f"there is no {self.kind} {name!r}: {self._known(name)}.")
+            return OwnPart(title, name, rest, self.members)
+        close = get_close_matches(name, self.records, n=1)
+        meant = f"write {close[0]}, or " if close else "write "
+        known = f"{meant}one of {', '.join(self.records)}, or a class of your own as module:Class"
+        raise UsageError(removal_of(f"{self.option}={name}") or f"{title} is not known: {known}.")
 
     def name_of(self, text: str) -> str:
         """Return the name in a text, without keys."""
@@ -67,17 +71,12 @@ class Catalogue:
         pairs = self.written_keys(base) | self.written_keys(text)
         return ":".join([name, *filter(None, [",".join(f"{key}={quoted(value)}" for key, value in pairs.items())])])
 
-    def _known(self, name: str) -> str:
-        close = get_close_matches(name, self.records, n=1)
-        meant = f"write {close[0]}, or " if close else ""
-        return f"{meant}one of {', '.join(self.records)}, or a class of your own as module:Class"
-
 
 @dataclass(frozen=True, slots=True)
 class OwnPart:
     """A class of the user's own, which is looked for in the current folder too, with the values of its arguments."""
 
-    kind: str
+    title: str
     name: str
     keys: str
     members: tuple[str, ...]
@@ -89,17 +88,17 @@ class OwnPart:
         if there is no such class, if it cannot be made, or if it lacks a member of its protocol.
         """
         made_by = self.load()
-        keys = {key: _json_or_text(value) for key, value in parse_pairs(self.keys, self.name).items()}
+        keys = {key: _json_or_text(value) for key, value in parse_pairs(self.keys, self.title).items()}
         file = inspect.getsourcefile(made_by)
         code = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).exists() else None
         record = {"class": self.name, **({"keys": keys} if keys else {}), "code": code}
         try:
-            part = _with_config(made_by, self.kind, record)(*arguments, **keys)
+            part = _with_config(made_by, record)(*arguments, **keys)
         except Exception as error:
             raise self._error(f"{made_by.__name__} cannot be made: {type(error).__name__}: {_line(error)}") from error
         for member in self.members:
             if not hasattr(part, member):
-                raise self._error(f"a {self.kind} needs `{member}`, and {made_by.__name__} has none")
+                raise self._error(f"{made_by.__name__} has no `{member}`, which such a part needs")
         return part
 
     def load(self) -> type:
@@ -121,13 +120,14 @@ class OwnPart:
         return loaded
 
     def _error(self, reason: str) -> UsageError:
-        return UsageError(f"the {self.kind} {self.name}: {reason}.")
+        return UsageError(f"{self.title}: {reason}.")
 
 
 def parse_keys(record: type[_Record], text: str, title: str) -> _Record:
     """Return a record with the values of `key=value,key=value`, the others by default.
 
-    Raises UsageError, which calls the part `title`, for an unknown key, a key that is written twice, or a value that is
+    Raises UsageError, whose message begins with the `title`, for an unknown key, a key that is written twice, or a
+    value that is
     of another type or out of bounds.
     """
     return read_keys(record, parse_pairs(text, title), title)
@@ -141,8 +141,12 @@ def read_keys(record: type[_Record], texts: Mapping[str, str], title: str) -> _R
             close = get_close_matches(key, known, n=1)
             meant = f"the nearest is {close[0]}; " if close and len(known) > 3 else ""
             keys = f"its keys are {', '.join(known)}" if known else "it has none"
-            raise UsageError(removal_of(key) or f"the {title} has no key {key!r}: {meant}{keys}.")
-    return _record(record, {key: _value(key, known[key], text) for key, text in texts.items()}, title)
+            raise UsageError(removal_of(key) or f"{title} has no key {key!r}: {meant}{keys}.")
+    try:
+        return _record(record, {key: _value(key, known[key], text) for key, text in texts.items()}, title)
+    except UsageError as error:
+        message = str(error)
+        raise UsageError(message if message.startswith(title) else f"{title}: {message.replace('`', '')}") from None
 
 
 def keys_of(record: type) -> dict[str, Declared]:
@@ -187,15 +191,16 @@ def _split(text: str, known: Mapping[str, type]) -> tuple[str, str]:
 
 
 def parse_pairs(text: str, title: str) -> dict[str, str]:
-    """Return the values of keys by name; UsageError, which calls the part `title`, if a key is written twice."""
+    """Return the values of keys by name; UsageError, which begins with the `title`, if a key is written
+    twice."""
     pairs: dict[str, str] = {}
     for piece in pieces(text):
         key, equals, value = piece.partition("=")
         if not equals:
-            raise UsageError(f"write the keys of the {title} as key=value, not {piece!r}.")
+            raise UsageError(f"{title} takes keys as key=value, not {piece!r}.")
         key = key.strip().replace("-", "_")
         if key in pairs:
-            raise UsageError(f"the {title} has the key {key!r} twice: leave one out.")
+            raise UsageError(f"{title} has the key {key!r} twice: leave one out.")
         pairs[key] = value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
     return pairs
 
@@ -209,7 +214,7 @@ def _record(record: type[_Record], values: Mapping[str, Any], title: str, base: 
         elif (key := _key(declaration)) in values:
             made[field.name] = values[key]
         elif base is None and field.default is default is MISSING:
-            raise UsageError(f"the {title} needs {key}=...: {declaration.option.help}")
+            raise UsageError(f"{title} needs {key}=...: {declaration.option.help}")
     return record(**made) if base is None else replace(base, **made)  # type: ignore[type-var]
 
 
@@ -226,7 +231,7 @@ def _value(key: str, declaration: Declared, text: str) -> Any:
     """A value as the type of its key."""
     kind = without_none(declaration.kind)
     if declaration.option.part == "keys":
-        return parse_keys(kind, text, key)
+        return parse_keys(kind, text, f"`{key}`")
     if get_origin(kind) is tuple:
         return tuple(pieces(text))
     if kind is bool:
@@ -261,12 +266,12 @@ def _json_or_text(value: str) -> Any:
     return value
 
 
-def _with_config(made_by: type, kind: str, record: Mapping[str, Any]) -> type:
+def _with_config(made_by: type, record: Mapping[str, Any]) -> type:
     """The class, with a `config` that has these values too."""
 
     def config(part: Any) -> dict[str, Any]:
         value = vars(part)["config"] if "config" in vars(part) else super(own, part).config
-        return {**config_of(type(made_by.__name__, (), {"config": value})(), kind), **record}
+        return {**config_of(type(made_by.__name__, (), {"config": value})(), "part"), **record}
 
     def set_config(part: Any, value: Any) -> None:
         vars(part)["config"] = value

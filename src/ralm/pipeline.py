@@ -184,7 +184,7 @@ def open(  # noqa: A001  # users write `ralm.open`
     }
     texts = {name: text_of(value) for name, value in settings.items() if value is not None}
     where = {} if index is None else {"index": str(index)}
-    options = read_keys(PlannedOptions, {"lm": lm, **where, **texts}, "pipeline")
+    options = read_keys(PlannedOptions, {"lm": lm, **where, **texts}, "the pipeline")
     reject_unused(options, texts)
     plan = options.plan
     if options.retrieval.is_dense and "query_tokens" not in texts:

@@ -3,7 +3,6 @@
 A command line, a file of settings, a request or a folder that names one of them gets its sentence.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -34,12 +33,12 @@ _KEYS: Final = {
     "--lm-args template_arguments": ("template-argument",),
 }
 """Options that became keys of parts, by the way to write the key."""
+_PARTS: Final = {
+    name: f"write the key of its part, `{way.replace('KEY', name.replace('-', '_'))}=...`"
+    for way, names in _KEYS.items()
+    for name in names
+}
 SUCCESSORS: Final[dict[str, str]] = {
-    **{
-        name: f"write the key of its part, `{way.replace('KEY', name.replace('-', '_'))}=...`"
-        for way, names in _KEYS.items()
-        for name in names
-    },
     "alpha-floor": "adaptive contrast gained less than `contrast`; use `contrast` to generate",
     "backoff-margin": "it gained nothing on questions; use `mixer=posterior`",
     "cache": "leave it out; `ralm retrieve` keeps the passages of a text in a file for `--retrieved`",
@@ -111,22 +110,27 @@ route of the server (`/rerank`); each continues "NAME was removed: "."""
 
 
 def removal_of(name: str) -> str | None:
-    """Return a sentence if `name` was removed, else None; dashes, underscores and backticks do not matter."""
-    key = name.strip("-`").replace("_", "-")
-    return f"`{name}` was removed: {SUCCESSORS[key]}." if key in SUCCESSORS else None
+    """Return a sentence if `name` was removed or became a key of a part, else None; dashes, underscores and backticks
+    do not matter."""
+    key = _key(name)
+    return _sentence(name, {**_PARTS, **SUCCESSORS}[key]) if key in SUCCESSORS or key in _PARTS else None
 
 
 def removed_settings(config: object) -> Iterator[str]:
     """Yield a sentence for each setting in nested settings of a folder that was removed, unless it was off."""
     for name, value in config.items() if isinstance(config, dict) else ():
-        sentence = removal_of(f"{name}={value}") or (removal_of(name) if value else None)
-        if sentence:
-            yield sentence
+        key = next((key for key in (_key(f"{name}={value}"), _key(name) if value else "") if key in SUCCESSORS), None)
+        if key is not None:
+            yield _sentence(f"{name}={value}" if "=" in key else name, SUCCESSORS[key])
         else:
             yield from removed_settings(value)
 
 
-def removed_choice(option: str, message: str) -> str | None:
-    """Return the same for a message of a parser that says which value of an option is not one of its choices."""
-    value = re.search("'([^']*)' is not one of", message)
-    return removal_of(f"{option}={value[1]}") if value else None
+def _key(name: str) -> str:
+    return name.strip("-`").replace("_", "-")
+
+
+def _sentence(name: str, successor: str) -> str:
+    name, equals, value = name.partition("=")
+    shown = f'{name}="{value}"' if equals else name
+    return f"`{shown}` was removed: {successor}."

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval.utils import simple_parse_args_string
 
 from ralm import harness
 from ralm.errors import MissingExtraError, UsageError
+from ralm.grammar import parse_pairs
 from ralm.harness import lm_eval_installed
 from ralm.harness.model import RalmLM
 from ralm.harness.options import HarnessOptions, argument_types, parse_arguments
@@ -20,19 +20,19 @@ from ralm.reading.ensemble import Ensemble
 
 
 def of(text: str) -> HarnessOptions:
-    return parse_arguments(simple_parse_args_string(text))
+    return parse_arguments(parse_pairs(text, "the model ralm"))
 
 
 def test_flat_arguments_are_put_into_records() -> None:
     found = of(
-        "lm=gpt2,index=here,reader=ensemble,documents=3,weights_temperature=2,stride=8,device=cpu,max_length=512,"
-        "retriever=random,seed=7,trust_remote_code=true"
+        "lm=gpt2,index=here,reader=ensemble:temperature=2,documents=3,stride=8,device=cpu,max_length=512,"
+        'retriever=random:seed=7,lm_args="trust_remote_code=true"'
     )
     assert found.lm == "gpt2"
     assert found.index == Path("here")
     assert found.reading.chosen_reader == Ensemble(documents=3, temperature=2.0)
     assert (found.plan.stride, found.plan.query_tokens, found.max_length) == (8, 32, 512)
-    assert (found.retrieval.retriever, found.retrieval.seed) == ("random", 7)
+    assert found.retrieval.retriever == "random:seed=7"
     assert (found.model.device, found.model.trust_remote_code) == ("cpu", True)
 
 
@@ -58,30 +58,36 @@ def test_a_batch_size_may_be_automatic(size: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("index=here", r"^ralm needs the argument `lm`"),
-        ("lm=gpt2,documnets=3", r"^ralm has no argument `documnets`: the nearest is `documents`\.$"),
+        ("index=here", r"^the model ralm needs lm=\.\.\.: Causal"),
+        (
+            "lm=gpt2,documnets=3",
+            r"^the model ralm has no key 'documnets': the nearest is documents; its keys are lm, index, ",
+        ),
         ("lm=gpt2,gate=own", r"^`gate` was removed: leave it out"),
-        ("lm=gpt2,xyz=3", r"^ralm has no argument `xyz`: its arguments are lm, index, .*device"),
+        ("lm=gpt2,xyz=3", r"^the model ralm has no key 'xyz': its keys are lm, index, .*lm_args"),
         ("lm=gpt2,pretrained=gpt2", r"^`lm` and `pretrained` both name the language model: give one of them\.$"),
-        ("lm=gpt2,rerank=oracle", r"^ralm has no argument `rerank`"),
-        ("lm=gpt2,index=here,stride=often", r"^`stride` must be a whole number, not 'often'\.$"),
-        ("lm=gpt2,index=here,stride=2.5", r"^`stride` must be a whole number, not 2\.5\.$"),
-        ("lm=gpt2,index=here,stride=true", r"^`stride` must be a whole number, not True\.$"),
-        ("lm=gpt2,trust_remote_code=1", r"^`trust_remote_code` must be True or False, not 1\.$"),
-        ("lm=gpt2,index=here,reader=ensemble,weights_temperature=hot", r"^`weights_temperature` must be a number"),
-        ("lm=gpt2,index=here,reader=ensemble,weights_temperature=0", r"^`weights_temperature` must be at least 1e-06"),
-        ("lm=gpt2,index=here,reader=all", r"^`reader` must be one of in-context, ensemble, concatenation, not 'all'"),
-        ("lm=gpt2,index=here,stride=0", r"^`stride` must be at least 1, not 0\.$"),
-        ("lm=gpt2,reader=ensemble", r'^`reader="ensemble"` reads passages: give `index` too\.$'),
+        ("lm=gpt2,index=here,rerank=oracle", "`rerank` needs the text of a whole document".replace("`", "")),
+        ("lm=gpt2,index=here,stride=often", r"^the model ralm: stride must be a whole number, not 'often'\.$"),
+        ("lm=gpt2,index=here,stride=2.5", r"stride must be a whole number, not '2\.5'\.$"),
+        ("lm=gpt2,index=here,stride=true", r"stride must be a whole number, not 'true'\.$"),
+        ("lm=gpt2,lm_args=trust_remote_code=1", "trust_remote_code is true or false, not '1'"),
+        ("lm=gpt2,index=here,reader=ensemble:temperature=hot", "temperature must be a number, not 'hot'"),
+        ("lm=gpt2,weights_temperature=0", "write the key of its part, `--reader ensemble:temperature=...`"),
+        (
+            "lm=gpt2,index=here,reader=all",
+            r'reader="all" is not known: write one of in-context, ensemble, concatenation, or',
+        ),
+        ("lm=gpt2,index=here,stride=0", r"stride must be at least 1, not 0\.$"),
+        ("lm=gpt2,reader=ensemble", r'reader="ensemble" reads passages: give index too\.$'),
         ("lm=gpt2,stride=4", r"^`stride` has no effect without `index`\.$"),
         ("lm=gpt2,question_field=q", r"^`question_field` has no effect without `index`\.$"),
-        ("lm=gpt2,index=here,documents=4", r'^`documents` has no effect without `reader="ensemble"` or '),
+        ("lm=gpt2,index=here,mixer=posterior", '`mixer` has no effect without `reader="ensemble"`'),
         ("lm=gpt2,index=here,block=8", r'^`block` has no effect without `windows="blocked"`\.$'),
         ("lm=gpt2,batch_size=4,max_batch_size=8", r"^`max_batch_size` has no effect without `batch_size=auto`\.$"),
-        ("lm=ralm-tiny,retries=3", "runs here: leave out the arguments of models behind an API"),
-        ("lm=http://localhost:1#m,dry_run=true", "`dry_run` would give the harness figures"),
-        ("lm=gpt2,index=here,reader=ensemble,mixer=learned", "`mixer=learned` was removed"),
-        ("lm=gpt2,batch_size=many", r"^`batch_size` must be a whole number, not 'many'\.$"),
+        ("lm=ralm-tiny,lm_args=retries=3", "lm_args retries=3 is for models behind an API: leave it out for ralm-tiny"),
+        ("lm=http://localhost:1#m,lm_args=dry_run=true", "dry_run would give the harness figures"),
+        ("lm=gpt2,index=here,reader=ensemble,mixer=learned", 'mixer="learned" was removed'),
+        ("lm=gpt2,batch_size=many", r"batch_size must be a whole number, not 'many'\.$"),
     ],
 )
 def test_what_is_refused(text: str, said: str) -> None:

@@ -27,7 +27,7 @@ from ralm.cli.process import (
 )
 from ralm.cli.settings import WITH_SETTINGS
 from ralm.errors import RalmError, UsageError
-from ralm.removed import removal_of, removed_choice
+from ralm.removed import removal_of
 from ralm.terminal import visible
 from ralm.version import __version__
 
@@ -176,9 +176,7 @@ def _run() -> int | None:
 
 
 def _removal(wrong: Any) -> str | None:
-    """A sentence if an error of typer is about an option, a choice or a command that was removed."""
-    if parameter := getattr(wrong, "param", None):
-        return removed_choice(str(parameter.name), wrong.format_message())
+    """A sentence if an error of typer is about an option or a command that was removed."""
     words = [one for one in sys.argv[1:] if not one.startswith("-")]
     names = [" ".join(words[:count]) for count in (1, 2)]
     if option := getattr(wrong, "option_name", None):

@@ -331,11 +331,11 @@ def _own_value(part: _Part, values: Mapping[str, Any]) -> Any:
     value = values[part.key]
     if part.option is None:
         return value
-    if value in (None, []):
-        return None if part.default is _REQUIRED else part.default
     kind = without_none(part.kind)
     if part.option.part == "keys":
-        return parse_keys(kind, value, f"argument {part.written}")
+        return parse_keys(kind, value or "", f"`{part.key}`")
+    if value in (None, []):
+        return None if part.default is _REQUIRED else part.default
     value = tuple(value) if get_origin(kind) is tuple else Path(value) if kind is Path else value
     if part.owner is None:  # records check their own options
         part.option.check(part.name, part.kind, value)

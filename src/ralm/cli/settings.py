@@ -15,7 +15,7 @@ import typer
 from ralm.cli.process import print_note
 from ralm.corpus.files import read_utf8
 from ralm.errors import InputError, UsageError
-from ralm.removed import removal_of, removed_choice
+from ralm.removed import removal_of
 
 WITH_SETTINGS: Final = ("eval", "generate", "ask", "serve")
 """The commands that take a file of settings."""
@@ -103,8 +103,6 @@ def _value(context: typer.Context, option: Any, file: Path, name: str, value: An
     except Exception as error:
         if not (message := getattr(error, "message", "")):  # not every version of typer exports the class
             raise
-        if sentence := removed_choice(name, message):
-            raise UsageError(f"{file} sets {name} to {shown}: {sentence}") from None
         reason = message.removeprefix("Value error, ").rstrip(".")
         raise UsageError(f"{file} sets {name} to {shown}, which it does not take: {reason}.") from None
     return value

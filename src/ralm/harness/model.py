@@ -132,7 +132,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> Self:
         """The model of `model_args` as one text, `name=value,name=value`; a value with a comma stands in quotes."""
-        return cls.create_from_arg_obj(parse_pairs(arg_string, "model ralm"), additional_config)
+        return cls.create_from_arg_obj(parse_pairs(arg_string, "the model ralm"), additional_config)
 
     @cached_property
     def settings(self) -> dict[str, JsonValue]:

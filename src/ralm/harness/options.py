@@ -77,7 +77,7 @@ def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
     if texts.get("batch_size", "").partition(":")[0] == "auto":
         del texts["batch_size"]
     device = texts.pop("device", None)
-    options = read_keys(HarnessOptions, texts, "model ralm")
+    options = read_keys(HarnessOptions, texts, "the model ralm")
     reject_unused(options, texts)
     if device is not None:
         if options.model.device != "auto":

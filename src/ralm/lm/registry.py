@@ -173,7 +173,7 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Writi
 def _own_model(name: str) -> WritingModel:
     module, attribute, *keys = name.split(":", 2)
     members = ("name", "config", "max_length", "tokenizer", "score")
-    model: WritingModel = OwnPart("language model", f"{module}:{attribute}", "".join(keys), members).make()
+    model: WritingModel = OwnPart(f"the language model {name}", f"{module}:{attribute}", "".join(keys), members).make()
     return model
 
 

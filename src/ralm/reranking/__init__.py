@@ -73,7 +73,7 @@ class PredictiveOptions:
 
 
 RERANKERS: Final = Catalogue(
-    "reranker",
+    "rerank",
     {
         "none": RetrieverOrder,
         "lexical": Lexical,
