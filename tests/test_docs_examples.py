@@ -5,8 +5,8 @@ holds what examples read: documents (`my-documents`, `new-documents`), ids of do
 (`my-text.txt`), prompts (`prompts.txt`), questions (`my-questions.jsonl`), questions with choices
 (`my-choices.jsonl`), topics with judgements (`my-topics.tsv`, `my-qrels.txt`), forbidden titles (`titles.txt`), and an
 index of both kinds (`my-index`). Tiny models stand there under the names that the pages use (`gpt2`,
-`facebook/contriever`, `my-tuned-contriever`); they are loaded from the folder as any local model is. A comment in front
-of a block, `<!-- not run: REASON -->`, excludes it; the commands and options of such a block must still exist.
+`facebook/contriever`, `my-tuned-contriever`). A Python block that begins with `# NAME.py` is that module too. A comment
+before a block, `<!-- not run: REASON -->`, excludes it; the commands and options of such a block must still exist.
 """
 
 import re
@@ -133,6 +133,8 @@ def test_the_examples_of_a_page_run(
     with served(PAGES[page]) as run_blocks:
         for block in run_blocks:
             if block.language == "python":
+                if named := re.match(r"# (\w+\.py)\n", block.code):
+                    Path(named[1]).write_text(block.code)
                 exec(compile(block.code, page, "exec"), variables)
             else:
                 run_shell(block.code, page)
@@ -172,7 +174,7 @@ def served(found: list[Block]) -> Iterator[list[Block]]:
 def make_room(arguments: list[str]) -> None:
     """Remove what stands where a command is to write."""
     for option, value in pairwise(arguments):
-        if option == "--out":
+        if option in ("--out", "-o"):
             shutil.rmtree(value, ignore_errors=True)
 
 
