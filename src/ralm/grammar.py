@@ -141,7 +141,7 @@ def read_keys(record: type[_Record], texts: Mapping[str, str], title: str) -> _R
             close = get_close_matches(key, known, n=1)
             meant = f"the nearest is {close[0]}; " if close and len(known) > 3 else ""
             keys = f"its keys are {', '.join(known)}" if known else "it has none"
-            raise UsageError(removal_of(key) or f"{title} has no key {key!r}: {meant}{keys}.")
+            raise UsageError(f"{title} has no key {key!r}: {meant}{keys}.")
     try:
         return _record(record, {key: _value(key, known[key], text) for key, text in texts.items()}, title)
     except UsageError as error:

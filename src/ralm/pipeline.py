@@ -21,9 +21,8 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, QuestionPrompt, chosen_prompt
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.grammar import read_keys, text_of
+from ralm.grammar import text_of
 from ralm.lm.registry import ModelOptions, load_language_model
-from ralm.options import reject_unused
 from ralm.protocols import LanguageModel
 from ralm.reading.generate import generate
 from ralm.reading.parts import IN_CONTEXT, Parts
@@ -34,8 +33,7 @@ from ralm.reading.sources import FromRetriever, PassageSource, config_of_reading
 from ralm.records import Hits
 from ralm.reranking import PredictiveOptions, open_reranker
 from ralm.reranking.predictive import CrossEncoder
-from ralm.retrieval.dense.options import QUERY_TOKENS
-from ralm.settings import PipelineOptions, PlannedOptions
+from ralm.settings import PipelineOptions, PlannedOptions, read_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,10 +92,7 @@ class Pipeline:
         Raises:
             UsageError: If the prompt is empty, or lengths do not fit into the model.
         """
-        plan = self.plan
-        lengths = {"stride": plan.stride, "query_tokens": plan.query_tokens, "document_tokens": plan.document_tokens}
-        options = GenerationOptions(**{**lengths, "max_length": plan.max_length, "bos": plan.bos, **sampling})
-        return generate(prompt, self.model, options, self.searched, self.parts)
+        return generate(prompt, self.model, GenerationOptions.of(self.plan, **sampling), self.searched, self.parts)
 
     def generate(self, prompt: str, **sampling: Any) -> str:
         """Return the continuation of a prompt; arguments and errors are those of `stream`."""
@@ -186,10 +181,6 @@ def open(  # noqa: A001  # users write `ralm.open`
     }
     texts = {name: text_of(value) for name, value in settings.items() if value is not None}
     where = {} if index is None else {"index": str(index)}
-    options = read_keys(PlannedOptions, {"lm": lm, **where, **texts}, "the pipeline")
-    reject_unused(options, texts)
-    plan = options.plan
-    if options.retrieval.is_dense and "query_tokens" not in texts:
-        plan = replace(plan, query_tokens=QUERY_TOKENS)
-    pipeline = open_pipeline(options, plan=plan)
+    options = read_settings(PlannedOptions, {"lm": lm, **where, **texts}, "the pipeline")
+    pipeline = open_pipeline(options, plan=options.plan)
     return replace(pipeline, parts=replace(pipeline.parts, **own))

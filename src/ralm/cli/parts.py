@@ -25,6 +25,8 @@ def help_command(
 
     A part is written NAME:key=value,key=value: `--reader ensemble:documents=4`. A value that holds a comma stands in
     quotes. A class of your own is module:Class:key=value.
+
+    Example: `ralm help mixer`
     """
     from ralm.cli.output import print_line
 

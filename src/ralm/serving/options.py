@@ -10,7 +10,6 @@ from ralm.options import Declared, Needs, Option, check_options, declared, rejec
 from ralm.protocols import UNLIMITED, WritingModel
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.plan import PlanOptions
-from ralm.reading.sampling import GenerationOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.settings import CATALOGUES
@@ -307,16 +306,3 @@ def check_documents(reading: ReadingOptions, limits: Limits) -> None:
     for name, count in (("documents", reading.chosen_reader.hits), ("rerank", reading.candidates)):
         if count > limits.documents:
             raise UsageError(f"`{name}` must be at most {limits.documents} passages here, not {count:,}.")
-
-
-def continuation_options(settings: Settings, **sampling: Any) -> GenerationOptions:
-    """The options of generation, with these of sampling and stopping."""
-    plan = settings.plan
-    return GenerationOptions(
-        stride=plan.stride,
-        query_tokens=plan.query_tokens,
-        document_tokens=plan.document_tokens,
-        max_length=plan.max_length,
-        bos=plan.bos,
-        **sampling,
-    )
