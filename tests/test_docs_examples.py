@@ -39,8 +39,7 @@ SERVER = "http://localhost:8000"
 """Where the examples have a model behind an API, called gpt2."""
 OWN_SERVER = "http://127.0.0.1:8000"
 """Where the examples have `ralm serve` with the same model; commands that start it are not run."""
-MOST_EXCLUDED = 12
-"""Blocks that may be excluded, on all pages together."""
+MOST_EXCLUDED = 10
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?^```(?P<language>python|sh|bash)\n(?P<code>.*?)^```", re.M | re.S
 )

@@ -66,7 +66,6 @@ def test_a_batch_size_may_be_automatic(size: str | None) -> None:
         ("lm=gpt2,gate=own", r"^`gate` was removed: leave it out"),
         ("lm=gpt2,xyz=3", r"^the model ralm has no key 'xyz': its keys are lm, index, .*lm_args"),
         ("lm=gpt2,pretrained=gpt2", r"^`lm` and `pretrained` both name the language model: give one of them\.$"),
-        ("lm=gpt2,index=here,rerank=oracle", "`rerank` needs the text of a whole document".replace("`", "")),
         ("lm=gpt2,index=here,stride=often", r"^the model ralm: stride must be a whole number, not 'often'\.$"),
         ("lm=gpt2,index=here,stride=2.5", r"stride must be a whole number, not '2\.5'\.$"),
         ("lm=gpt2,index=here,stride=true", r"stride must be a whole number, not 'true'\.$"),
