@@ -89,6 +89,6 @@ def test_the_probe_names_the_flag(tmp_path: Path) -> None:
         asked = ["probe", f"{server.url}#m", "--lm-args", f"tokenizer=ralm-tiny,answers={tmp_path / 'a.sqlite'}"]
         command = [sys.executable, "-m", "ralm", *asked]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert "not reported; set --context-length" in ended.stdout
+        assert "not reported; write --lm-args context_length=N" in ended.stdout
         assert ended.stderr == ""
         assert "reads at once       99 tokens" in ralm(*asked, "--lm-args", "context_length=100").out
