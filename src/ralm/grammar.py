@@ -207,10 +207,12 @@ def parse_pairs(text: str, title: str) -> dict[str, str]:
 
 def _record(record: type[_Record], values: Mapping[str, Any], title: str, base: _Record | None = None) -> _Record:
     made: dict[str, Any] = {}
+    own = {_key(declaration) for declaration in declared(record) if not _is_group(declaration)}  # type: ignore[arg-type]
+    inner = {key: value for key, value in values.items() if key not in own}
     for declaration in declared(record):  # type: ignore[arg-type]
         field, kind, default = declaration.field, declaration.kind, declaration.field.default_factory
         if _is_group(declaration):
-            made[field.name] = _record(kind, values, title, None if default is MISSING else default())
+            made[field.name] = _record(kind, inner, title, None if default is MISSING else default())
         elif (key := _key(declaration)) in values:
             made[field.name] = values[key]
         elif base is None and field.default is default is MISSING:

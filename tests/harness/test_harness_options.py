@@ -77,7 +77,7 @@ def test_a_batch_size_may_be_automatic(size: str | None) -> None:
             r'reader="all" is not known: write one of in-context, ensemble, concatenation, or',
         ),
         ("lm=gpt2,index=here,stride=0", r"stride must be at least 1, not 0\.$"),
-        ("lm=gpt2,reader=ensemble", r'reader="ensemble" reads passages: give index too\.$'),
+        ("lm=gpt2,reader=ensemble", "documents, mixer and rerank read passages: give index"),
         ("lm=gpt2,stride=4", r"^`stride` has no effect without `index`\.$"),
         ("lm=gpt2,question_field=q", r"^`question_field` has no effect without `index`\.$"),
         ("lm=gpt2,index=here,mixer=posterior", '`mixer` has no effect without `reader="ensemble"`'),

@@ -47,8 +47,7 @@ class HarnessOptions(PlannedOptions):
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.reading.reader_name != "in-context" and self.index is None:
-            raise UsageError(f'`reader="{self.reading.reader_name}"` reads passages: give `index` too.')
+        self.check_source()
         self.reading.parts().require_average("a task of the harness")
         if self.model.api.dry_run:
             raise UsageError("`dry_run` would give the harness figures that mean nothing: leave it out.")

@@ -12,7 +12,7 @@ import numpy as np
 
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import LanguageModel
+from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import pieces, sampling, score, sources
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions

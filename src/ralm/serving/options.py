@@ -13,7 +13,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.settings import CATALOGUES
-from ralm.validation import MAX_COUNT, check_length
+from ralm.validation import MAX_COUNT, check_count, check_length
 
 CHOICES: Final = (
     "index",
@@ -270,7 +270,8 @@ def _changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
     for name in CATALOGUES.keys() & values.keys():
         _check_public(name, values[name], before[name])
     parts = {name: CATALOGUES[name].onto(values.get(name, text), text) for name, text in before.items()}
-    if documents := values.get("documents"):
+    if (documents := values.get("documents")) is not None:
+        check_count("documents", documents)
         named = READERS.name_of(parts["reader"])
         several = named == "in-context" and "reader" not in values and documents > 1
         parts["reader"] = READERS.onto(
@@ -305,4 +306,5 @@ def check_documents(reading: ReadingOptions, limits: Limits) -> None:
     """Raise UsageError if a request reads, or chooses among, more passages than the limit."""
     for name, count in (("documents", reading.chosen_reader.hits), ("rerank", reading.candidates)):
         if count > limits.documents:
-            raise UsageError(f"`{name}` must be at most {limits.documents} passages here, not {count:,}.")
+            among = " among candidates" if name == "rerank" else ""
+            raise UsageError(f"`{name}`{among} must be at most {limits.documents} here, not {count:,}.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import has_chat_template
 from ralm.protocols import UNLIMITED, LanguageModel, WritingModel, traits_of
+from ralm.reading.sampling import GenerationOptions
 from ralm.serving import chat, completion, errors, indexes
 from ralm.serving.audit import AuditLog
 from ralm.serving.key import ServerKey
