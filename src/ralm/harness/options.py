@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
-from ralm.grammar import keys_of, text_of
+from ralm.grammar import as_text, keys_of
 from ralm.options import Needs, Option, check_options
 from ralm.reading.plan import PlanOptions
 from ralm.settings import PlannedOptions, read_settings
@@ -65,7 +65,7 @@ def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
 
     Raises UsageError if an argument is unknown, has a value of another type or no effect, and the errors of options.
     """
-    texts = {name: text_of(value) for name, value in given.items() if value is not None}
+    texts = {name: as_text(value) for name, value in given.items() if value is not None}
     if "lm" in texts and "pretrained" in texts:
         raise UsageError("`lm` and `pretrained` both name the language model: give one of them.")
     if name := texts.pop("pretrained", None):
