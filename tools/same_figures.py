@@ -27,7 +27,7 @@ from tests.tiny_encoders import save_tiny_bert
 
 _TIMES: Final = ("seconds", "per_second", "created", "date", "duration")
 """Parts of the names of values that differ from run to run."""
-_LM: Final = "--lm ralm-tiny --dtype float32"
+_LM: Final = "--lm ralm-tiny --lm-args dtype=float32"
 _READ: Final = f"text.txt {_LM} --index index --max-length 96 --document-tokens 24 --json"
 _LONG: Final = f"long.txt {_LM} --index index --max-length 96 --stride 16 --document-tokens 24 --json"
 _ASKED: Final = f"questions.jsonl {_LM} --index index --json"

@@ -179,8 +179,8 @@ def test_paths_that_no_system_takes(tmp_path: Path) -> None:
 
 
 def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    for one, command in group.commands.items():
-        yield from commands(command, f"{one} ") if hasattr(command, "commands") else [(name + one, command)]
+    for one, inner in group.commands.items():
+        yield from commands(inner, f"{one} ") if hasattr(inner, "commands") else [(name + one, inner)]
 
 
 @pytest.mark.parametrize("name", [name for name, _ in commands(program())])

@@ -191,7 +191,7 @@ def never(*_: object) -> None:
 
 def same_runs(folder: Path, command: str, arguments: Sequence[object], address: str, table: str) -> None:
     """Run a command on one machine and on the cluster, and compare a table of the two."""
-    outs = [folder / f"{command}-{kind}" for kind in ("plain", "cluster")]
+    outs = [folder / f"{command}-{kind}-{Path(table).stem}" for kind in ("plain", "cluster")]
     answered(command, *arguments, "--out", outs[0], "--force")
     answered(command, *arguments, "--out", outs[1], "--force", "--ray", address)
     plain, clustered = (pq.read_table(out / table).to_pydict() for out in outs)

@@ -24,7 +24,10 @@ import typer
 from ralm.cli import application
 from ralm.cli.eval import EvaluationJob
 from ralm.cli.over import swept_options
+from ralm.grammar import keys_of
 from ralm.lm import registry
+from ralm.lm.registry import ModelOptions
+from ralm.settings import CATALOGUES
 from tests.cli.program import STORIES, TEXT, ralm
 from tests.tiny_encoders import save_tiny_bert
 
@@ -54,7 +57,7 @@ ENDLESS = {"new_tokens": {"2147483647"}}
 
 READ = "--lm model --max-length 64 --document-tokens 16 --limit-tokens 70 --stride 16"
 WRITE = "--lm model --document-tokens 16 --new-tokens 5"
-HYBRID = "--retriever hybrid --fusion interpolation"
+HYBRID = "--retriever hybrid:fusion=interpolation"
 SIGNALS = (
     "corpus.jsonl --index index --lm model --out new --document-tokens 16 --prefix-tokens 8 --query-tokens 8 "
     "--sequence-tokens 24 --candidates 2"
@@ -64,7 +67,7 @@ COMMANDS = {
         f"text.txt {READ}",
         f"text.txt {READ} --index index",
         f"text.txt {READ} --index index --reader ensemble --documents 2",
-        f"text.txt {READ} --index index --rerank zero-shot --candidates 2",
+        f"text.txt {READ} --index index --rerank zero-shot:candidates=2",
         f"text.txt {READ} --index index {HYBRID} --reader ensemble --documents 2 --out new",
         f"text.txt {READ} --index index --over stride=8,16",
         f"text.txt {READ} --index index --over documents=1,2 --reader ensemble",
@@ -83,7 +86,7 @@ COMMANDS = {
     ],
     "retrieve": ["text.txt --lm model --index index --max-length 64 --out new"],
     "signals": [SIGNALS, f"{SIGNALS} {HYBRID} --no-exclude"],
-    "update": ["index corpus.jsonl --replace", "index text.txt --remove-id sea", "index --remove-id hill"],
+    "sync": ["index corpus.jsonl", "index text.txt --remove-id sea", "index --remove-id hill"],
 }
 
 
@@ -139,6 +142,8 @@ def values_of(kinds: set[object], name: str) -> list[str]:
     """What an option is tried with: its choices, or the extremes of its kind."""
     if name == "device":
         return DEVICES
+    if name in (*CATALOGUES, "lm_args"):
+        return [*texts_of(name), *NAMES]
     if name == "over":
         return [f"{name}={values}" for name in (*swept_options(EvaluationJob), "lm", "") for values in VALUES]
     if choices := [value for kind in kinds for value in get_args(kind) if isinstance(value, str)]:
@@ -148,6 +153,16 @@ def values_of(kinds: set[object], name: str) -> list[str]:
     if float in kinds:
         return REAL
     return PATHS if kinds & {Path, list[Path]} else NAMES
+
+
+def texts_of(name: str) -> Iterator[str]:
+    """The parts that an option names, each with an extreme value of one of its keys."""
+    records = {"": ModelOptions} if name == "lm_args" else CATALOGUES[name].records
+    for part, record in records.items():
+        for key, declaration in keys_of(record).items():
+            kind = declaration.kind
+            for value in values_of({kind, *get_args(kind)}, key):
+                yield f"{part}:{key}={value}".removeprefix(":")
 
 
 def given(option: Any, hint: object, random: Random) -> list[str]:
@@ -170,7 +185,7 @@ def case_of(command: str, number: int) -> list[str]:
 def options_of(command: str) -> list[Any]:
     """The options of a command."""
     own, hints = PROGRAM.commands[command].params, HINTS[command]
-    return [option for option in own if option.opts[0].startswith("-") and option.name in hints]
+    return [one for one in own if one.opts[0].startswith("-") and one.name in hints and one.name != "watch"]
 
 
 @pytest.mark.slow

@@ -89,14 +89,14 @@ def test_a_run_does_not_resume_with_other_code(folder: Path, monkeypatch: pytest
         ("nowhere:Longest", "there is no module nowhere, here or among the installed ones."),
         ("my_retrievers:Missing", "my_retrievers has no class Missing."),
         ("my_retrievers:class_of_nothing", "my_retrievers has no class class_of_nothing."),
-        ("my_retrievers:Wrong", "`Wrong(index)` failed: KeyError: 'no weights'."),
-        ("my_retrievers:Silent", "a retriever needs `config`, and Silent has none."),
+        ("my_retrievers:Wrong", "Wrong cannot be made: KeyError: 'no weights'."),
+        ("my_retrievers:Silent", "Silent has no `config`, which such a part needs."),
         ("needs_more:Longest", "needs_more needs the module a_module_that_is_not_there, which is not installed."),
         ("broken:Longest", "broken cannot be imported: SyntaxError: invalid syntax"),
         ("my_retrievers:Odd", "the retriever Odd "),
         (
             "longest",
-            "bm25, dense, hybrid, random, or a class of your own as module:Class, not 'longest'",
+            "--retriever longest is not known: write one of bm25, dense, hybrid, random, or a class of your own",
         ),
     ],
 )

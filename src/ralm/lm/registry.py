@@ -181,7 +181,7 @@ def open_served_model(name: str, options: ModelOptions | None = None, *, proxy: 
     """As `load_language_model`, for a server: a model that only answers messages, or any with `proxy`, is one to which
     requests are passed on."""
     if not is_api(name):
-        return load_local_model(name, options)
+        return load_language_model(name, options)
     with extra("api", "models behind an API need", API_PACKAGES):
         from ralm.lm.api.probe import open_server
     return open_server(name, (options or ModelOptions()).api, proxy=proxy)
