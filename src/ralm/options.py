@@ -76,6 +76,8 @@ class Option:
             if sentence := removal_of(f"{name}={value}"):
                 raise UsageError(sentence)
             raise UsageError(f"`{name}` must be one of {', '.join(get_args(kinds))}, not {value!r}.")
+        if any(not one.isascii() and one != one.encode(errors="replace").decode() for one in _texts_of(value)):
+            raise UsageError(f"`{name}` is not UTF-8, which is required here: {value!r}.")
         if kinds is int:
             check_count(name, value, minimum=int(self.lowest(whole=True)), maximum=int(self.maximum))
         elif kinds is float:
@@ -84,6 +86,11 @@ class Option:
     def lowest(self, *, whole: bool) -> float:
         """Return the lower bound of a number."""
         return self.minimum if self.minimum is not None else 1 if whole else 0
+
+
+def _texts_of(value: Any) -> tuple[str, ...]:
+    """The texts of a value: itself, or those of a tuple; none of another type."""
+    return tuple(one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, str))
 
 
 def seed_option(needs: Needs | None = None) -> Option:

@@ -13,7 +13,7 @@ from pathspec import GitIgnoreSpec
 from ralm.corpus import documents, files
 from ralm.corpus.formats import SUFFIXES, is_known
 from ralm.errors import CorpusError, UsageError
-from ralm.options import Option
+from ralm.options import Option, check_options
 from ralm.storage.remote import RemoteFile, remote_files_below
 from ralm.terminal import path_text
 
@@ -60,6 +60,7 @@ class FileSelection:
     ] = ()
 
     def __post_init__(self) -> None:
+        check_options(self)
         for one in self.read_as:
             suffix, is_pair, known = one.partition("=")
             if not is_pair or known not in SUFFIXES or not (suffix == "" or suffix.startswith(".")):
