@@ -8,14 +8,13 @@ room for the others; here that is an option, as is the best document last, next 
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.options import Option, check_options
+from ralm.options import Option, Part
 from ralm.protocols import Documents
 from ralm.records import PromptPrefix
 
@@ -23,7 +22,7 @@ PassageOrder = Literal["best-first", "best-last"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Concatenation:
+class Concatenation(Part):
     """Puts the first `documents` hits of a row before the context; the papers' question answering reads 2.
 
     `order`: best-first as in the papers' codes, or best-last, with the best passage next to the text. Each passage is
@@ -32,22 +31,19 @@ class Concatenation:
     Raises UsageError if `documents` is below 1, or if `cut_together` would cut the best passage first.
     """
 
+    named: ClassVar = ("reader", "concatenation")
+
     documents: Annotated[int, Option("Passages that are read together.")] = 2
     cut_together: Annotated[bool, Option("Cut all passages together to `document_tokens` (REPLUG's code).")] = False
     order: Annotated[PassageOrder, Option("The best passage first, or last, next to the text.")] = "best-first"
 
     def __post_init__(self) -> None:
-        check_options(self)
+        Part.__post_init__(self)
         if self.cut_together and self.order == "best-last":
             raise UsageError(
                 '`cut_together` cuts the end of the passages, where the best one is with `order="best-last"`: choose '
                 "one of them."
             )
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """All options, by name."""
-        return {"reader": "concatenation", **asdict(self)}
 
     @property
     def hits(self) -> int:

@@ -6,13 +6,12 @@ p is the average over the passages of a row (REPLUG, Eq. 2), with one passage it
 the prediction without passages. No token is cut, so that every text has a probability. V is the size of the vocabulary.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Annotated, Final
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final
 
 import numpy as np
-from pydantic import JsonValue
 
-from ralm.options import Option, check_options
+from ralm.options import Option, Part
 from ralm.reading.mixture import log_softmax
 from ralm.records import DoubleArray
 
@@ -21,19 +20,13 @@ _LOWEST: Final = -1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contrast:
+class Contrast(Part):
     """softmax((1 + `alpha`) log p - `alpha` log p_0): CAD (arXiv 2305.14739). Raises UsageError if `alpha` is out of
     range."""
 
+    named: ClassVar = ("mixer", "contrast")
+
     alpha: Annotated[float, Option("Weight of what passages change.", maximum=100)] = 0.5
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """All options, by name."""
-        return {"mixer": "contrast", **asdict(self)}
 
     def log_probs(self, average_V: DoubleArray, plain_V: DoubleArray) -> DoubleArray:
         """Return the contrasted log-probabilities (float64, V) of the next token."""

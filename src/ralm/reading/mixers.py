@@ -5,29 +5,24 @@ tokens before a target, the oldest first, after each prompt prefix (K x E). It n
 causal. Weights are float64, in log space.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
 
 import numpy as np
-from pydantic import JsonValue
 
 from ralm.grammar import Catalogue
-from ralm.options import Option, check_options
+from ralm.options import Option, Part
 from ralm.reading.contrast import Contrast
 from ralm.reading.mixture import posterior_log_weights, similarity_log_weights
 from ralm.records import DoubleArray, FloatArray
 
 
 @dataclass(frozen=True, slots=True)
-class SimilarityWeights:
+class SimilarityWeights(Part):
     """The softmax of the scores (REPLUG, Eq. 3)."""
 
+    named: ClassVar = ("mixer", "similarity")
     evidence: ClassVar[int] = 0
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """The name; there are no options."""
-        return {"mixer": "similarity"}
 
     def __call__(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:  # noqa: ARG002
         """Return the weights, whatever the evidence."""
@@ -35,15 +30,11 @@ class SimilarityWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class UniformWeights:
+class UniformWeights(Part):
     """The same weight for every prediction."""
 
+    named: ClassVar = ("mixer", "uniform")
     evidence: ClassVar[int] = 0
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """The name; there are no options."""
-        return {"mixer": "uniform"}
 
     def __call__(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:  # noqa: ARG002
         """Return 1 / K for each."""
@@ -51,7 +42,7 @@ class UniformWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PosteriorWeights:
+class PosteriorWeights(Part):
     """Weights by how well each passage predicted the last `evidence` tokens: Bayes' rule with forgetting.
 
     The weights before any evidence are the softmax of the scores. With `eta` 0 they stay; with `eta` 1 and a large
@@ -59,17 +50,11 @@ class PosteriorWeights:
     range.
     """
 
+    named: ClassVar = ("mixer", "posterior")
+
     eta: Annotated[float, Option("Weight of the evidence.", maximum=100)] = 0.7
     decay: Annotated[float, Option("Evidence so many tokens ago counts 1/e.", minimum=0.1, maximum=1e6)] = 8.0
     evidence: Annotated[int, Option("Tokens before each target that are evidence.", maximum=1024)] = 32
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """All options, by name."""
-        return {"mixer": "posterior", **asdict(self)}
 
     def __call__(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:
         """Return the weights for the token after the evidence."""

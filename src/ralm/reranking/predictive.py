@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from ralm.errors import PartError, extra
 from ralm.protocols import Rows
 from ralm.records import FloatArray, Hits, Passages
-from ralm.reranking.oracle import best_hits
+from ralm.reranking.oracle import best_hits, contested
 from ralm.storage.store import Store
 from ralm.terminal import progress_bar
 from ralm.validation import check_count
@@ -74,8 +74,7 @@ class PairScorer:
         return self.cross_encoder.end(prefix)
 
     def scores(self, pairs: Sequence[Pair]) -> FloatArray:
-        """The scores (float32, P) of pairs, scored in groups that depend on the pairs alone, so that a run that was
-        killed between two groups resumes with the same scores."""
+        """Return the scores (float32, P) of pairs, read in groups that a killed run repeats."""
         keys = [_key(pair) for pair in pairs]
         distinct = dict(zip(keys, pairs, strict=True))
         order = list(distinct)
@@ -120,11 +119,6 @@ def _key(pair: Pair) -> bytes:
     return digest.digest()
 
 
-def rank_prior(weight: float, count: int) -> FloatArray:
-    """The addition to the scores (float32, `count`) of a retriever's hits by their rank from 1: -weight * log(rank)."""
-    return (-weight * np.log(np.arange(1, count + 1))).astype(np.float32)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictive:
     """Chooses the passages that a cross-encoder scores highest (In-Context RALM, section 6.2, Eq. 7 and 8).
@@ -149,22 +143,12 @@ class Predictive:
         return {"reranker": "predictive", "candidates": self.candidates, "cross_encoder": scores}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
-        """The k best of each row's hits by the cross-encoder's scores and the rank prior; the first on a tie.
-
-        A row with a single hit keeps it unread, with score 0.
-        """
-        found = [hits.of(row) for row in range(len(hits))]
-        ends = {row: self.cross_encoder.end(rows.prefix(row)) for row, own in enumerate(found) if len(own) > 1}
-        numbers = dict.fromkeys(number for row in ends for number, _ in found[row])
-        contents = {number: passages[number].contents for number in numbers}
-        pairs = [(end, contents[number]) for row, end in ends.items() for number, _ in found[row]]
-        scores = iter(self.cross_encoder.scores(pairs).tolist())
-        prior_K = rank_prior(PairScorer.of(self.cross_encoder).rank_weight, max(map(len, found), default=0))
-        scored = [
-            np.array([next(scores) if row in ends else 0.0 for _ in own], dtype=np.float32) + prior_K[: len(own)]
-            for row, own in enumerate(found)
-        ]
-        return best_hits(hits, scored, k)
+        """Return the k best of each row's hits by the cross-encoder's scores and the rank prior."""
+        candidates, scorer = contested(hits), PairScorer.of(self.cross_encoder)
+        ends = {row: scorer.end(rows.prefix(row)) for row in dict.fromkeys(row for row, _ in candidates)}
+        contents = {number: passages[number].contents for number in {number for _, number in candidates}}
+        scores_C = scorer.scores([(ends[row], contents[number]) for row, number in candidates])
+        return best_hits(hits, scores_C, k, scorer.rank_weight)
 
 
 def load_cross_encoder(name: str, tokens: int | None = None, *, device: str = "auto") -> CrossEncoder:
