@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydantic import JsonValue
 
@@ -108,36 +108,31 @@ def point_config(
     return run.evaluation_config(name, text, model, point.plan, point.source, limit_tokens, point.parts)
 
 
-def _ranking_model(reranker: Reranker | None) -> LanguageModel | predictive.PairScorer | None:
-    """The model of a reranker whose scores a run stores: another language model, or a cross-encoder; else None."""
-    if isinstance(reranker, zero_shot.ZeroShot):
-        return reranker.model
-    return predictive.PairScorer.of(reranker.cross_encoder) if isinstance(reranker, predictive.Predictive) else None
+_SCORES_BY: Final = {zero_shot.ZeroShot: "model", predictive.Predictive: "cross_encoder"}
+"""The model of a reranker whose scores a run stores."""
+
+
+def _ranking_model(reranker: Reranker | None) -> Any:
+    return getattr(reranker, _SCORES_BY.get(type(reranker), ""), None)
 
 
 def _with_scorers(parts: Parts, scorers: Mapping[int, Any]) -> Parts:
-    """The parts with the model of the reranker replaced by a scorer that stores the scores."""
-    reranker = parts.reranker
-    if isinstance(reranker, zero_shot.ZeroShot) and reranker.model is not None:
-        return replace(parts, reranker=replace(reranker, model=scorers[id(reranker.model)]))
-    if isinstance(reranker, predictive.Predictive):
-        return replace(parts, reranker=replace(reranker, cross_encoder=scorers[id(reranker.cross_encoder)]))
-    return parts
+    """Return the parts with the model of the reranker replaced by a scorer that stores the scores."""
+    if (model := _ranking_model(parts.reranker)) is None:
+        return parts
+    stored: Any = {_SCORES_BY[type(parts.reranker)]: scorers[id(model)]}
+    return replace(parts, reranker=replace(cast("Any", parts.reranker), **stored))
 
 
 @contextmanager
 def resumable_scorers(
     out: Path | str,
     config: dict[str, JsonValue],
-    models: Sequence[LanguageModel | predictive.PairScorer | None],
+    models: Sequence[Any],
     *,
     force: bool,
 ) -> Iterator[dict[int, Any]]:
-    """Yields scorers that store their scores beside `out` and reuse the ones stored there, by the `id` of the model:
-    a `PairScorer` for a cross-encoder, else a `Scorer`.
-
-    Raises UsageError if a run with other settings was begun there and `force` is not set.
-    """
+    """Yield scorers, by the `id` of the model, that store their scores beside `out` and reuse those stored there."""
     distinct = {id(model): model for model in models if model is not None}
     with unfinished_run(Path(out), config, force=force) as folder, ExitStack() as stack:
         scorers, reused = {}, 0
@@ -162,11 +157,9 @@ _WORTH_RESUMING: Final = (f"*{STORE_SUFFIX}", "checkpoint-*", "held-out.npz")
 
 @contextmanager
 def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
-    """Yields the work folder of a run beside `out`, which may hold the work of an earlier run with the same settings.
+    """Yield the work folder of a run beside `out`, which may hold the work of an earlier run with the same settings.
 
-    The folder is removed if the block succeeds or fails before anything was stored. Raises UsageError if a run with
-    other settings was begun there and `force` is not set, or if ralm did not make the folder, and FolderExistsError if
-    another process is using it.
+    It is removed if the block succeeds, or fails before anything was stored.
     """
     out = output_path(out)
     with (
@@ -202,10 +195,7 @@ def write_config(folder: Path, config: dict[str, JsonValue]) -> None:
 
 
 def was_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bool) -> bool:
-    """Whether a job with these settings was begun in a work folder; `what` names it in messages.
-
-    Raises UsageError if a job with other settings was begun and `force` is not set.
-    """
+    """Return whether a job with these settings was begun; UsageError if others were, and `force` is not set."""
     path = folder / CONFIG
     if not path.exists():
         return False
