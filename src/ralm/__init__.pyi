@@ -93,7 +93,7 @@ from .reading.mixers import (
 from .reading.parts import Parts as Parts
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
 from .reading.sampling import GenerationOptions as GenerationOptions
-from .reading.sources import FromFile as FromFile, FromRetriever as FromRetriever, open_source as open_source
+from .reading.sources import FromFile as FromFile, FromRetriever as FromRetriever
 from .records import (
     NO_PASSAGE as NO_PASSAGE,
     Document as Document,

@@ -55,8 +55,10 @@ class EvaluationJob:
 
         pipeline = self.pipeline
         source: Any = None
-        if self.has_passages:
-            source = shared(ralm.open_source, pipeline.index, self.retrieved, pipeline.retrieval)
+        if self.retrieved:
+            source = shared(ralm.FromFile.read, self.retrieved)
+        elif pipeline.index:
+            source = shared(ralm.FromRetriever.of_index, pipeline.index, pipeline.retrieval)
         opened = open_pipeline(
             pipeline,
             source=source,

@@ -180,9 +180,8 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return answers
 
     def _scored(self, endings: Sequence[score.Ending]) -> list[tuple[float, bool]]:
-        endings = score.weighed_endings(endings, self._parts, self._scorer)
-        log_probs = score.ending_log_probs(endings, self._scorer)
-        greedy = score.are_greedy(endings, self._model)
+        weighed, log_probs = score.score_endings(endings, self._parts, self._scorer)
+        greedy = score.are_greedy(weighed, self._model)
         return [(float(one.sum(dtype=np.float64)), held) for one, held in zip(log_probs, greedy, strict=True)]
 
     def loglikelihood_rolling(

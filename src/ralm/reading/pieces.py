@@ -75,8 +75,7 @@ def spans(pieces: Iterable[GeneratedText]) -> Iterator[GeneratedText]:
 
 
 def texts_of_tokens(pieces: Iterable[GeneratedText]) -> tuple[str, list[str]]:
-    """The text before the first token, and the text that each token adds; a character of several tokens comes with the
-    last."""
+    """Return the text before the first token, and the text that each token adds."""
     before, texts = "", list[str]()
     for piece in pieces:
         if piece.tokens:
@@ -89,8 +88,7 @@ def texts_of_tokens(pieces: Iterable[GeneratedText]) -> tuple[str, list[str]]:
 
 
 def passage_shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
-    """The average share of the tokens' probability that came from each passage, largest first; the shares sum to 1, or
-    are NaN if those of a token are."""
+    """Return the average share of the tokens' probability that came from each passage, largest first."""
     shares: dict[int, float] = {}
     for token in tokens:
         for passage, share in zip(token.passages_K.tolist(), token.posteriors_K.tolist(), strict=True):

@@ -120,10 +120,7 @@ class PlanOptions:
 
     @property
     def begins_with_end_token(self) -> bool:
-        """Whether an end-of-text token is read before the text, so that the text's first token is a target too.
-
-        If so, the special tokens that the tokenizer adds around a text count as part of the text.
-        """
+        """Whether special tokens are read as part of the text, so that the text's first token is a target too."""
         return self.windows == "rolling"
 
     def check_documents(self, documents: int) -> None:
@@ -216,7 +213,7 @@ _Columns: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray]
 
 
 def _paper_windows(text_tokens: int, options: PlanOptions) -> _Columns:
-    """Strides from the first token on; the document first takes free room, then pushes out the oldest tokens."""
+    """Return strides from the first token on; a document first takes free room, then pushes out the oldest tokens."""
     begin_R = np.arange(0, text_tokens, options.stride, dtype=np.int64)
     end_R = np.minimum(begin_R + options.stride, text_tokens)
     block_end_R = np.minimum((begin_R // options.advance + 1) * options.advance, text_tokens)
@@ -225,8 +222,7 @@ def _paper_windows(text_tokens: int, options: PlanOptions) -> _Columns:
 
 
 def _official_windows(text_tokens: int, options: PlanOptions) -> _Columns:
-    """A first window of L tokens without retrieval, then one stride per window; the document overwrites its
-    beginning."""
+    """Return a first window of L tokens without retrieval, then strides; a document overwrites the beginning."""
     length = options.max_length
     begin_R = np.concatenate([[0], np.arange(length, text_tokens, options.stride)]).astype(np.int64)
     end_R = np.minimum(np.concatenate([[length], begin_R[1:] + options.stride]), text_tokens).astype(np.int64)
@@ -236,8 +232,7 @@ def _official_windows(text_tokens: int, options: PlanOptions) -> _Columns:
 
 
 def _rolling_windows(text_tokens: int, options: PlanOptions) -> _Columns:
-    """REPLUG's windows: all but the first have s + l tokens and end before their last target, since it is not read. So
-    the last window has more tokens before its targets if there are fewer of these."""
+    """Return REPLUG's windows: all but the first have s + l tokens and end before their last target."""
     window = options.stride + options.query_tokens
     begin_R = np.concatenate([[0], np.arange(window + 1, text_tokens, options.stride)]).astype(np.int64)
     end_R = np.minimum(np.concatenate([[window + 1], begin_R[1:] + options.stride]), text_tokens).astype(np.int64)

@@ -85,8 +85,7 @@ def gains(log_probs_T: FloatArray, baseline_T: FloatArray) -> DoubleArray:
 
 
 def attributed(provenance: Provenance, gain_T: DoubleArray) -> DoubleArray:
-    """The part of each target's gain (float64, T x K) that each document contributed: every row sums to the gain; to 0
-    without shares."""
+    """Return the part of each target's gain (float64, T x K) that each document contributed; 0 without shares."""
     posteriors_TK = np.where(provenance.shared_T[:, None], provenance.posteriors_TK, 0).astype(np.float64)
     total_T1 = posteriors_TK.sum(axis=1, keepdims=True)
     return gain_T[:, None] * posteriors_TK / np.where(provenance.shared_T[:, None], total_T1, 1)
@@ -240,11 +239,9 @@ def traced_generation(
     max_length: int | None = None,
     bos: Bos = "auto",
 ) -> TracedText:
-    """A prompt and its generated text, each token with its gain over reading the same tokens without passages.
+    """Return a prompt and its generated text, each token with its gain over the same text without passages.
 
-    Without passages the text is read as in generation: it begins with the special tokens that `bos` selects, and its
-    oldest tokens are dropped until it and the next token fit into `max_length` (None: the model's own). Text that a
-    stop string cut off is left out.
+    Text that a stop string cut off is left out.
     """
     tokens = [token for piece in pieces for token in piece.tokens]
     provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
@@ -266,7 +263,7 @@ def without_passages(
     max_length: int | None = None,
     bos: Bos = "auto",
 ) -> FloatArray:
-    """The log-probability (float32, T) of each generated token, read as `traced_generation` says, in one pass."""
+    """Return the log-probability (float32, T) of each generated token, read as in generation without passages."""
     max_length = max_length or model.max_length
     first = first_tokens(model.tokenizer, bos)
     begin = without_first(prompt, first)

@@ -57,8 +57,7 @@ class StrideRows:
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
     ) -> list[FloatArray]:
-        """The log-probabilities of the end of each prefix after a passage; the reading model scores the targets in the
-        same sequence, so reading them later costs nothing.
+        """Return those of the end of each prefix after a passage, and let the reading model score the targets too.
 
         Another model reads the same sequences if it has the same tokenizer and can read as many tokens.
         """
@@ -88,8 +87,7 @@ class StrideRows:
         return self._model
 
     def _log_probs(self, scorer: Scorer, candidates: Sequence[tuple[int, int]], before: int) -> list[FloatArray]:
-        """Those of the `before` tokens before the targets and of the targets; rows without a choice are scored too,
-        since they will be read as well and share sequences."""
+        """Return those of the `before` tokens before the targets and of the targets; read rows without a choice too."""
         if scorer.traits.bound:
             raise UsageError(
                 f"{scorer.name} gives bounds of log-probabilities, which do not rank passages: leave out `rerank`, "
@@ -111,8 +109,7 @@ class StrideRows:
         return [in_context.stride_request(tokens, plan, row, self.documents[number], before) for row, number in pairs]
 
     def _by_another(self, candidates: Sequence[tuple[int, int]], count: int, model: LanguageModel) -> list[FloatArray]:
-        """By another model in its own tokens and windows (In-Context RALM, Table 3). The whole text is tokenised once,
-        so that neighbouring rows share sequences; the prefix of a row is all tokens within its characters."""
+        """Return those of another model in its own tokens of the whole text and windows (In-Context RALM, Table 3)."""
         options = self._prepared.plan.options
         max_length = min(options.max_length, model.max_length)
         in_context.check_tokens_before(options.document_tokens, count, options.advance, max_length)
@@ -165,7 +162,7 @@ class PromptRows:
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
     ) -> list[FloatArray]:
-        """The log-probabilities of the end of each text after a passage."""
+        """Return the log-probabilities of the end of each text after a passage."""
         options, ranking = self.options, model or self.model
         max_length = min(options.max_length or ranking.max_length, ranking.max_length)
         in_context.check_tokens_before(options.document_tokens, tokens, 0, max_length)
@@ -200,8 +197,7 @@ def _end_log_probs(
     max_length: int,
     advance: int = 1,
 ) -> list[FloatArray]:
-    """The log-probabilities of the last `count` tokens of each row's text after a passage, none of the first token. The
-    beginning of the model's window advances `advance` tokens at a time."""
+    """Return those of the last `count` tokens of each row, in windows that advance `advance` tokens at a time."""
     requests = {}
     for row, number in candidates:
         tokens, document = texts[row], documents[number]
@@ -209,5 +205,5 @@ def _end_log_probs(
             begin, block_end = max(len(tokens) - count, 1), -(-len(tokens) // advance) * advance
             context_begin = max(0, block_end + len(document) - max_length)
             requests[row, number] = Request(document, tokens[context_begin:begin], tokens[begin:])
-    found = dict(zip(requests, scorer.log_probs([*requests.values()]), strict=True))
-    return [found.get(pair, np.zeros(0, dtype=np.float32)) for pair in candidates]
+    log_probs = dict(zip(requests, scorer.log_probs([*requests.values()]), strict=True))
+    return [log_probs.get(pair, np.zeros(0, dtype=np.float32)) for pair in candidates]
