@@ -10,8 +10,6 @@ Without passages the answers are those of the harness's own `hf`. With passages,
 ([d; x], In-Context RALM, Eq. 3), or each of several does and the distributions are averaged (REPLUG, Eq. 2).
 """
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -56,8 +54,6 @@ _WITHOUT_PASSAGES: Final[Mapping[str, Any]] = {"stride": 1, "document_tokens": 1
 """Lengths that leave all room to the context."""
 _TEXTS_AT_ONCE: Final = 32
 """Texts that are continued together, counting each passage."""
-_ENDINGS_AT_ONCE: Final = 1024
-"""Endings after which the harness's cache is written."""
 _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 
@@ -151,56 +147,30 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return {"ralm": self.settings}
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Use a cache of the harness (`use_cache`) for answers of these settings alone."""
+        """Raise UsageError for a cache of the harness, which would mix up the answers of several settings."""
         if cache_hook.dbdict is not None:
-            _keep_apart(cache_hook.dbdict, self.settings)
-        super().set_cache_hook(cache_hook)
-
-    @property
-    def _cached(self) -> bool:
-        return self.cache_hook.dbdict is not None
+            raise UsageError("`use_cache` finds an answer by its prompt alone, not by its passages: leave it out.")
 
     def loglikelihood(
         self,
         requests: Sequence[Instance],
         disable_tqdm: bool = False,  # noqa: ARG002  # RALM_PROGRESS=0 turns our progress off
     ) -> list[tuple[float, bool]]:
-        """The natural log-probability of each ending after its context, and whether greedy decoding writes it.
-
-        Long contexts lose their oldest tokens. Raises UsageError if an ending and its passages do not fit.
-        """
+        """Return the natural log-probability of each ending after its context, and whether it is greedy."""
         self._check_plan()
-        endings = self._contexts.endings(requests, cached=self._cached)
-        answers: list[tuple[float, bool]] = []
-        for begin in range(0, len(endings), _ENDINGS_AT_ONCE):
-            some = slice(begin, begin + _ENDINGS_AT_ONCE)
-            answers += self._scored(endings[some])
-            for request, answer in zip(requests[some], answers[some], strict=True):
-                self.cache_hook.add_partial("loglikelihood", request.args, answer)
-        return answers
-
-    def _scored(self, endings: Sequence[score.Ending]) -> list[tuple[float, bool]]:
-        weighed, log_probs = score.score_endings(endings, self._parts, self._scorer)
-        greedy = score.are_greedy(weighed, self._model)
-        return [(float(one.sum(dtype=np.float64)), held) for one, held in zip(log_probs, greedy, strict=True)]
+        endings, log_probs = score.score_endings(self._contexts.endings(requests), self._parts, self._scorer)
+        greedy = score.are_greedy(endings, self._model)
+        return [(float(one.sum(dtype=np.float64)), is_greedy) for one, is_greedy in zip(log_probs, greedy, strict=True)]
 
     def loglikelihood_rolling(
         self,
         requests: Sequence[Instance],
         disable_tqdm: bool = False,  # noqa: ARG002
     ) -> list[float]:
-        """The natural log-probability of each whole text.
-
-        With passages it is that of `evaluate_text`, which does not score the first token. Without passages it is that
-        of the harness's rolling windows.
-        """
+        """Return the natural log-probability of each text: without passages in the harness's windows, else as in
+        `evaluate_text`, which does not score the first token."""
         read = self._rolling if self._source is None else self._evaluated
-        answers = []
-        for request in track(requests, "Texts", len(requests)):
-            (text,) = request.args
-            answers.append(read(text))
-            self.cache_hook.add_partial("loglikelihood_rolling", (text,), answers[-1])
-        return answers
+        return [read(*request.args) for request in track(requests, "Texts", len(requests))]
 
     def _evaluated(self, text: str) -> float:
         evaluation = evaluate_text(text, self._scorer, self._plan, source=self._source, parts=self._parts)
@@ -224,17 +194,13 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         requests: Sequence[Instance],
         disable_tqdm: bool = False,  # noqa: ARG002
     ) -> list[str]:
-        """The text that the model writes after each context, up to the first stop string.
-
-        Long contexts lose their oldest tokens. Raises UsageError if ralm lacks an argument of `generation_kwargs`.
-        """
+        """Return the text that the model writes after each context, up to the first stop string."""
         self._check_plan()
         answers: dict[int, str] = {}
         with progress_bar("Generating", len(requests)) as advance:
             for options, numbers in self._by_options(requests).items():
                 for number, text in self._written(requests, numbers, options):
                     answers[number] = text
-                    self.cache_hook.add_partial("generate_until", requests[number].args, text)
                     advance()
         return [answers[number] for number in range(len(requests))]
 
@@ -246,11 +212,6 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             seed = (torch.initial_seed() + repeats[id(request)]) % MAX_SEED
             repeats[id(request)] += 1
             options = parse_generation_kwargs(request.args[1], self._plan, seed, bos=self._source is not None)
-            if self._cached and options.temperature > 0 and not request.args[1].get("do_sample"):
-                raise UsageError(
-                    "`use_cache` would give every draw of a request the same answer: set `do_sample` to True in "
-                    "`generation_kwargs`, which the cache leaves out, or leave out `use_cache`."
-                )
             grouped.setdefault(options, []).append(number)
         return grouped
 
@@ -266,7 +227,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             for number in some:
                 prompt, is_cut = self._contexts.prompt(requests[number], options.new_tokens)
                 were_cut += is_cut
-                question = self._contexts.question(requests[number], cached=self._cached)
+                question = self._contexts.question(requests[number])
                 texts[writer.add(prompt, question)] = GenerationAnswer(prompt, self._model.tokenizer, options.stop)
             while written := writer.step():
                 for added, token in written:
@@ -290,20 +251,14 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return f"{self._model.name}-{fingerprint}".replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The chat template, or the one of this name, which is then used; None if it is false.
-
-        Raises ModelError if the tokenizer does not have it.
-        """
+        """Return the chat template, or the one of this name, which is then used; None if it is false."""
         if not chat_template:
             return None
         self._template = chat_template if isinstance(chat_template, str) else None
         return str(self._chatting.chat_template(self._template))
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """Messages as one text in the tokenizer's chat template, as in `hf` without system messages that it rejects.
-
-        Raises ModelError if the tokenizer has no chat template, or if it rejects the other messages.
-        """
+        """Return messages as one text in the chat template, as in `hf` without system messages that it rejects."""
         chat = partial(self._chatting.chat, template=self._template, continue_final=not add_generation_prompt)
         try:
             return str(chat(chat_history))
@@ -329,20 +284,3 @@ def _plan_of(model: WritingModel, plan: PlanOptions | None, max_length: int | No
     return replace(
         plan or PlanOptions(max_length=MAX_COUNT), max_length=length, **({} if passages else _WITHOUT_PASSAGES)
     )
-
-
-def _keep_apart(answers: Any, settings: dict[str, JsonValue]) -> None:
-    """Let a cache (the harness's SqliteDict) find and keep only answers of these settings.
-
-    The harness finds an answer by the text of its request alone (`lm_eval.api.model.hash_args`), so one file would mix
-    up answers of several models or indexes, and those of the harness's own `hf`. Raises UsageError if the cache is of
-    another kind.
-    """
-    if not hasattr(answers, "encode_key"):
-        raise UsageError(
-            "`use_cache`: this cache cannot keep the answers of several settings apart: pip install 'sqlitedict>=2', "
-            "or leave it out."
-        )
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    own = answers.encode_key
-    answers.encode_key = lambda key: f"ralm {digest} {own(key)}"
