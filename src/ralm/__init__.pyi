@@ -76,7 +76,6 @@ from .protocols import (
 )
 from .reading import ReadingOptions as ReadingOptions
 from .reading.concatenation import Concatenation as Concatenation
-from .reading.contrast import Contrast as Contrast
 from .reading.ensemble import Ensemble as Ensemble
 from .reading.generate import (
     Prompt as Prompt,
@@ -86,6 +85,7 @@ from .reading.generate import (
 )
 from .reading.in_context import InContext as InContext
 from .reading.mixers import (
+    Contrast as Contrast,
     PosteriorWeights as PosteriorWeights,
     SimilarityWeights as SimilarityWeights,
     UniformWeights as UniformWeights,

@@ -8,9 +8,9 @@ Letters of shapes: K candidates, T tokens of a continuation.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -195,7 +195,7 @@ class Measuring:
         self.found: list[MeasuredUnit] = []
         self.skipped = 0
         self._meter = meter
-        self._units = held_out.units
+        self._units = self._long_enough(held_out.units)
         self._ends = time.perf_counter() + 60 * minutes if minutes else math.inf
 
     def until(self, count: int, advance: Advance) -> Stop | None:
@@ -203,27 +203,22 @@ class Measuring:
         while len(self.found) < count:
             if time.perf_counter() > self._ends:
                 return "budget"
-            some = self._take(min(_AT_ONCE, count - len(self.found)))
-            if not some:
+            units = [*islice(self._units, min(_AT_ONCE, count - len(self.found)))]
+            if not units:
                 return "measured"
             try:
-                self.found += self._meter.measure(some, len(self.found))
+                self.found += self._meter.measure(units, len(self.found))
             except BudgetError:
                 return "budget"
-            advance(len(some))
+            advance(len(units))
         return None
 
-    def _take(self, count: int) -> list[Unit]:
-        """The next units that are long enough, fewer at the end."""
-        found: list[Unit] = []
-        for unit in self._units:
+    def _long_enough(self, units: Iterator[Unit | None]) -> Iterator[Unit]:
+        for unit in units:
             if unit is None:
                 self.skipped += 1
-                continue
-            found.append(unit)
-            if len(found) == count:
-                break
-        return found
+            else:
+                yield unit
 
 
 class _Read(NamedTuple):

@@ -11,7 +11,7 @@ Without passages the answers are those of the harness's own `hf`. With passages,
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Any, Final, Self, cast
@@ -199,9 +199,21 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         answers: dict[int, str] = {}
         with progress_bar("Generating", len(requests)) as advance:
             for options, numbers in self._by_options(requests).items():
-                for number, text in self._written(requests, numbers, options):
-                    answers[number] = text
-                    advance()
+                writer, cut = generate.TokenWriter(self._model, options, self._source, self._parts), 0
+                for begin in range(0, len(numbers), self._together):
+                    batch, texts = numbers[begin : begin + self._together], dict[int, GenerationAnswer]()
+                    for number in batch:
+                        prompt, is_cut = self._contexts.prompt(requests[number], options.new_tokens)
+                        cut += is_cut
+                        added = writer.add(prompt, self._contexts.question(requests[number]))
+                        texts[added] = GenerationAnswer(prompt, self._model.tokenizer, options.stop)
+                    while written := writer.step():
+                        for added, token in written:
+                            if texts[added].ends(token):
+                                writer.end(added)
+                    answers |= zip(batch, (text.text for text in texts.values()), strict=True)
+                    advance(len(batch))
+                self._contexts.warn_of_cuts(cut, len(numbers))
         return [answers[number] for number in range(len(requests))]
 
     def _by_options(self, requests: Sequence[Instance]) -> dict[sampling.GenerationOptions, list[int]]:
@@ -214,27 +226,6 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             options = parse_generation_kwargs(request.args[1], self._plan, seed, bos=self._source is not None)
             grouped.setdefault(options, []).append(number)
         return grouped
-
-    def _written(
-        self, requests: Sequence[Instance], numbers: Sequence[int], options: sampling.GenerationOptions
-    ) -> Iterator[tuple[int, str]]:
-        """The numbers of some requests, each with its text."""
-        writer = generate.TokenWriter(self._model, options, self._source, self._parts)
-        were_cut = 0
-        for begin in range(0, len(numbers), self._together):
-            some = numbers[begin : begin + self._together]
-            texts: dict[int, GenerationAnswer] = {}
-            for number in some:
-                prompt, is_cut = self._contexts.prompt(requests[number], options.new_tokens)
-                were_cut += is_cut
-                question = self._contexts.question(requests[number])
-                texts[writer.add(prompt, question)] = GenerationAnswer(prompt, self._model.tokenizer, options.stop)
-            while written := writer.step():
-                for added, token in written:
-                    if texts[added].ends(token):
-                        writer.end(added)
-            yield from zip(some, (text.text for text in texts.values()), strict=True)
-        self._contexts.warn_of_cuts(were_cut, len(numbers))
 
     def _check_plan(self) -> None:
         """Raise UsageError if the plan has options of whole texts."""

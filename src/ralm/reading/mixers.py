@@ -12,9 +12,11 @@ import numpy as np
 
 from ralm.grammar import Catalogue
 from ralm.options import Option, Part
-from ralm.reading.contrast import Contrast
-from ralm.reading.mixture import posterior_log_weights, similarity_log_weights
+from ralm.reading.mixture import log_softmax, posterior_log_weights, similarity_log_weights
 from ralm.records import DoubleArray, FloatArray
+
+_LOWEST: Final = -1e4
+"""A log-probability for impossible tokens of a prediction, whose logarithm would turn a sum into NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,26 @@ class PosteriorWeights(Part):
         """Return the weights for the token after the evidence."""
         with_next_KT = np.pad(evidence_KE, ((0, 0), (0, 1)))
         return posterior_log_weights(with_next_KT, similarity_log_weights(scores_K), self.eta, self.decay)[:, -1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast(Part):
+    """Contrasts generation with the prediction without passages: CAD (Shi et al., 2023, arXiv 2305.14739).
+
+        softmax( (1 + alpha) log p - alpha log p_0 )
+
+    p is the average over the passages of a row (REPLUG, Eq. 2), with one passage its prediction as in the paper, and
+    p_0 the prediction without passages. No token is cut, so that every text has a probability. Raises UsageError if
+    `alpha` is out of range.
+    """
+
+    named: ClassVar = ("mixer", "contrast")
+
+    alpha: Annotated[float, Option("Weight of what passages change.", maximum=100)] = 0.5
+
+    def log_probs(self, average_V: DoubleArray, plain_V: DoubleArray) -> DoubleArray:
+        """Return the contrasted log-probabilities (float64, V) of the next token of a vocabulary of V."""
+        return log_softmax((1 + self.alpha) * average_V - self.alpha * np.maximum(plain_V, _LOWEST))
 
 
 MIXERS: Final = Catalogue(

@@ -41,11 +41,7 @@ _TOP_PASSAGES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The contribution of one passage to a text.
-
-    `gain` is its share of the text's gain in nats. `tokens` is the number of targets to which it contributed more than
-    any other passage; `helped` of these became likelier than without documents, and `hurt` less likely.
-    """
+    """The part of one passage in the gain of a text, in nats, and the targets that it led, `helped` and `hurt`."""
 
     passage: int
     gain: float
@@ -56,11 +52,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The gain from retrieval for a text of `targets` targets.
-
-    `nats` is the sum of all gains, of which `unattributed` belongs to predictions without a document or without shares.
-    `helped` targets became likelier than without documents, and `hurt` targets less likely.
-    """
+    """The gain for a text in nats, of which `unattributed` belongs to predictions without a document or shares."""
 
     nats: float
     targets: int
@@ -123,9 +115,8 @@ def contributions(provenance: Provenance, gain_T: DoubleArray) -> list[Contribut
 class TracedText:
     """T tokens in the order of the text, each with the passages it was read with.
 
-    `before` is the text before the first token; for a generated text, the prompt. `texts` is the text that each token
-    adds: joined after `before` they are the text. `log_probs_T` (float32) are natural log-probabilities with documents
-    and `baseline_T` (float32) without. `passages` holds, by number, the passages that `provenance` names.
+    `before` is the text before the first token or the prompt, and `texts` what each token adds. `log_probs_T` (float32)
+    are log-probabilities with documents, `baseline_T` without. `passages` are those that `provenance` names.
     """
 
     before: str
@@ -191,7 +182,7 @@ def contribution_as_json(row: Contribution, passages: Mapping[int, Passage]) -> 
 def token_as_json(
     token: int, text: str, log_prob: float | None, passages_K: IntArray, posteriors_K: FloatArray
 ) -> dict[str, JsonValue]:
-    """A token with its log-probability, its passages, and the share of the probability from each, null without."""
+    """Return a token with its log-probability, its passages, and the share of the probability from each."""
     return {
         "token": token,
         "text": text,
