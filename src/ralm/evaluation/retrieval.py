@@ -18,7 +18,7 @@ from ralm.corpus import files
 from ralm.corpus.formats.json_records import record_of_line
 from ralm.errors import InputError, UsageError, extra
 from ralm.evaluation import RETRIEVAL_MEASURES
-from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
+from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.protocols import Retriever
 from ralm.records import DoubleArray, Passages
 from ralm.storage.outputs import replaced_file
@@ -162,12 +162,11 @@ def retrieve_run(
     by_passage: bool = False,
     without_own: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """The run of a retriever: the documents of the k best passages for each topic.
+    """Return the run of a retriever: the documents of the k best passages for each topic.
 
     A document counts once, at its best passage. With `by_passage` every passage counts, and its number is its id.
-    `without_own` leaves out the document with the id of the topic, as BEIR does. Scores are float32; where they do not
-    fall, the later one is the next smaller number, so that all programs rank alike. Raises PartError if the hits are
-    invalid.
+    `without_own` leaves out the document with the id of the topic, as BEIR does. Where scores (float32) do not fall,
+    the later one is the next smaller number, so that all programs rank alike.
     """
     hits = retrieve_checked(retriever, list(topics.values()), k, len(passages))
     names: dict[int, str] = {}
@@ -197,15 +196,14 @@ class JudgedRun:
     values: Mapping[str, DoubleArray]
     against: Mapping[str, DoubleArray] | None = None
 
-    def summary(self, *, draws: int = DRAWS, seed: int = 0) -> dict[str, JsonValue]:
-        """The means of the measures over topics, each with the ends of its 95% interval: a bootstrap over topics,
-        paired for the `difference` to the other run."""
+    def summary(self) -> dict[str, JsonValue]:
+        """Return the means of the measures with their 95% intervals over topics, paired for the `difference`."""
         columns = {"measures": self.values}
         if self.against is not None:
             difference = {name: values_U - self.against[name] for name, values_U in self.values.items()}
             columns |= {"against": self.against, "difference": difference}
         values_UR = np.stack([values_U for column in columns.values() for values_U in column.values()], axis=1)
-        drawn_DR = bootstrap_means(values_UR, np.ones(len(self.topics), dtype=np.int64), draws=draws, seed=seed)
+        drawn_DR = bootstrap_means(values_UR, np.ones(len(self.topics), dtype=np.int64))
         figures: Iterator[JsonValue] = (
             {"mean": float(values_UR[:, place].mean()), "interval": [*interval(drawn_DR[:, place])]}
             for place in range(values_UR.shape[1])

@@ -62,11 +62,8 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     """A language model of the harness that reads passages of `source`; without one, the plain model.
 
     The query is the question of a task's document, in `question_field` or one of the usual names, else the end of the
-    context; for a whole text the queries are those of `evaluate_text`. `plan` is by default the papers' with the
-    model's own length; its `semantics` and `windows` apply to whole texts. `batch_size` contexts are continued
-    together; None is as many as make 32 texts, and at most `max_batch_size`.
-
-    Raises UsageError if lengths do not fit into the model, or if it does not return the evidence that a mixer needs.
+    context. `plan` is by default the papers' with the model's own length. `batch_size` contexts are continued together;
+    None is as many as make 32 texts, and at most `max_batch_size`.
     """
 
     def __init__(
@@ -112,10 +109,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> Self:
-        """The model of `model_args` and of the harness's own arguments (`device`, `batch_size`).
-
-        Raises UsageError if an argument is unknown, of the wrong type, without effect, or given twice.
-        """
+        """Return the model of `model_args` and of the harness's own arguments (`device`, `batch_size`)."""
         more = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if more.get("device") == _DEFAULT_DEVICE:
             del more["device"]

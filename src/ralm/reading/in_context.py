@@ -26,7 +26,7 @@ class InContext(Part):
     hits: ClassVar[int] = 1
 
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
-        """The best passage alone."""
+        """Return the best passage alone."""
         number, _ = hits[0]
         return [PromptPrefix(documents[number], (number,))]
 

@@ -46,8 +46,7 @@ class CrossEncoder(Protocol):
 
 
 class PairScorer:
-    """A cross-encoder that keeps its scores, with a store for later processes too. `rank_weight` is the weight of a
-    hit's rank beside its score; 0 if the cross-encoder does not have one."""
+    """A cross-encoder that keeps its scores, with a store for later processes too."""
 
     def __init__(self, cross_encoder: CrossEncoder, store: Store | None = None) -> None:
         self.cross_encoder = cross_encoder
@@ -123,10 +122,8 @@ def _key(pair: Pair) -> bytes:
 class Predictive:
     """Chooses the passages that a cross-encoder scores highest (In-Context RALM, section 6.2, Eq. 7 and 8).
 
-    The argmax of Eq. 8 is that of the scores f, so the softmax of Eq. 7 is not computed here. `cross_encoder` comes
-    from `load_cross_encoder`, or is your own. If it has an attribute `rank_weight`, like one that was trained with a
-    rank prior, the logarithm of a hit's rank times this weight is subtracted from its score. Raises UsageError if
-    `candidates` is below 1.
+    `cross_encoder` comes from `load_cross_encoder`, or is your own. If it has a `rank_weight`, the logarithm of a hit's
+    rank times this weight is subtracted from its score. Raises UsageError if `candidates` is below 1.
     """
 
     cross_encoder: CrossEncoder
@@ -152,12 +149,11 @@ class Predictive:
 
 
 def load_cross_encoder(name: str, tokens: int | None = None, *, device: str = "auto") -> CrossEncoder:
-    """A cross-encoder by hub name or folder: one that `ralm train reranker` made, or any other of
-    sentence-transformers.
+    """Load a cross-encoder of `ralm train reranker` or sentence-transformers by hub name or folder.
 
-    `tokens`: the number of tokens at the end of a prefix that it reads; None is as in its training, or 64. `device`:
-    cpu, cuda, cuda:N, or auto (a GPU if there is one). Raises MissingExtraError if the extra `dense` is not installed,
-    ModelError if there is no such cross-encoder, UsageError if `tokens` leave no room for a passage.
+    It reads so many `tokens` at the end of a prefix, by default as in its training, or 64. `device`: cpu, cuda, cuda:N,
+    or auto (a GPU if there is one). Raises MissingExtraError if the extra `dense` is not installed, ModelError if there
+    is no such cross-encoder, UsageError if `tokens` leave no room for a passage.
     """
     with extra("dense", "cross-encoders need", ("sentence_transformers", "torch", "transformers")):
         from ralm.reranking.cross_encoder import load_pair_model

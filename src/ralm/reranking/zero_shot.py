@@ -20,12 +20,10 @@ from ralm.validation import check_count, check_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroShot:
-    """Chooses the passage after which the end of the prefix is most likely (In-Context RALM, Eq. 6).
+    """Chooses the passage after which the last `tokens` of the prefix are most likely (In-Context RALM, Eq. 6).
 
-    The end is the last `tokens` tokens, with the paper's 16 tokens and 16 `candidates`. `model` ranks; by default the
-    reading model does. With `decay`, the log-probability of the token j places before the end has the weight exp(-j /
-    decay); `rank_weight` times the logarithm of the retriever's rank is subtracted. Raises UsageError if a number is
-    out of range.
+    `model` ranks; by default the reading model does. With `decay`, the log-probability of the token j places before the
+    end has the weight exp(-j / decay); `rank_weight` times the logarithm of the retriever's rank is subtracted.
     """
 
     candidates: int = 16
@@ -43,7 +41,7 @@ class ZeroShot:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The options, and the configuration of the ranking model; None if the reading model ranks."""
+        """Return the options, and the configuration of the ranking model; None if the reading model ranks."""
         model = None if self.model is None else dict(self.model.config)
         paper: dict[str, JsonValue] = {"candidates": self.candidates, "tokens": self.tokens, "model": model}
         more: dict[str, JsonValue] = {"decay": self.decay} if self.decay is not None else {}

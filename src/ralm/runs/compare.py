@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval, sums_of_units
+from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
 from ralm.records import IntArray
 from ralm.runs.run import read_tokens
 from ralm.runs.tables import RunTokens
@@ -58,9 +58,7 @@ class Comparison:
         return {"targets": self.targets, "documents": self.documents, "runs": rows}
 
 
-def compare_runs(
-    paths: Sequence[Path | str], *, documents: str | None = None, draws: int = DRAWS, seed: int = 0
-) -> Comparison:
+def compare_runs(paths: Sequence[Path | str], *, documents: str | None = None) -> Comparison:
     """Compare runs over the same targets with the first of them, by a paired bootstrap over documents.
 
     `documents` is a regular expression of the line that begins a document; without it, 512 consecutive targets count as
@@ -78,7 +76,7 @@ def compare_runs(
     nll_TR = -np.stack([run.log_probs_T for run in runs], axis=1).astype(np.float64)
     nll_UR = sums_of_units(nll_TR, document_T)
     means_R = nll_UR.sum(axis=0) / len(document_T)
-    drawn_DR = bootstrap_means(nll_UR, counts_U, draws=draws, seed=seed)
+    drawn_DR = bootstrap_means(nll_UR, counts_U)
     change_R, change_DR = np.expm1(means_R - means_R[0]), np.expm1(drawn_DR - drawn_DR[:, :1])
     compared = [
         ComparedRun(
