@@ -50,8 +50,7 @@ Sum: TypeAlias = tuple[float, int]
 
 @dataclass(frozen=True, slots=True)
 class HitGain:
-    """The first of all passages for a stride: what it gained, and the share of its runs of 13 words that stand in the
-    unit."""
+    """What the first of all passages gained, and the share of its runs of 13 words that stand in the unit."""
 
     passage: int
     gain: float
@@ -70,8 +69,7 @@ class MeasuredUnit:
 
 @dataclass(slots=True, eq=False)
 class Cost:
-    """What was read so far: readings (of a stride), tokens of passages in them, and wall-clock seconds without and with
-    the first passage."""
+    """Readings of strides so far, tokens of passages in them, and seconds without and with the first passage."""
 
     readings: int = 0
     passage_tokens: int = 0
@@ -188,8 +186,7 @@ class Meter:
 
 
 class Measuring:
-    """Measures the units of a text in turn, for so many minutes (0: no limit). `found` has the measured
-    ones, `skipped` counts those that were too short."""
+    """Measures the units of a text in turn, for so many minutes (0: no limit); `skipped` ones were too short."""
 
     def __init__(self, meter: Meter, held_out: HeldOut, minutes: float) -> None:
         self.found: list[MeasuredUnit] = []

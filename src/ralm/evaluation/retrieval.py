@@ -38,16 +38,25 @@ _DOCUMENT_TOPIC: Final = re.compile(r"<DOC>\s*<DOCNO>\s*(\S+)\s*</DOCNO>(.*?)</D
 
 
 def read_topics(path: Path | str) -> dict[str, str]:
-    """The text of each topic, by id, of a file or of a folder in BEIR's format. Of TREC's topics, it is the title.
+    """Return the text of each topic, by id, in a file or in a folder in BEIR's format; the title of TREC's topics.
 
     Raises InputError, naming the line, if the source is missing, empty or malformed.
     """
     path = _in_folder(path, "queries.jsonl")
     if files.suffix_of(path.name) == ".jsonl":
-        return _collected(path, _json_topics(path))
-    text = files.decode(files.content_of(path), str(path), InputError).removeprefix(files.BYTE_ORDER_MARK)
-    tagged = _TOPIC.findall(text) or _DOCUMENT_TOPIC.findall(text)
-    return _collected(path, ((str(path), *found) for found in tagged) if tagged else _table_topics(path))
+        rows = _json_topics(path)
+    else:
+        text = files.decode(files.content_of(path), str(path), InputError).removeprefix(files.BYTE_ORDER_MARK)
+        tagged = _TOPIC.findall(text) or _DOCUMENT_TOPIC.findall(text)
+        rows = ((str(path), *topic) for topic in tagged) if tagged else _table_topics(path)
+    texts: dict[str, str] = {}
+    for where, name, text in rows:
+        if name.strip() in texts:
+            raise InputError(f"{where}: there are two topics {name.strip()!r}.")
+        texts[name.strip()] = " ".join(text.split())
+    if not texts:
+        raise InputError(f"{path} holds no topics: give a file of queries.")
+    return texts
 
 
 def _in_folder(path: Path | str, name: str) -> Path:
@@ -74,22 +83,8 @@ def _table_topics(path: Path) -> Iterator[tuple[str, str, str]]:
         yield where, name, text
 
 
-def _collected(path: Path, rows: Iterator[tuple[str, str, str]]) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for where, name, text in rows:
-        if name.strip() in texts:
-            raise InputError(f"{where}: there are two topics {name.strip()!r}.")
-        texts[name.strip()] = " ".join(text.split())
-    if not texts:
-        raise InputError(f"{path} holds no topics: give a file of queries.")
-    return texts
-
-
 def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
-    """The judgements of a file, or of the test split of a folder in BEIR's format: the grade of each document by topic.
-
-    Raises InputError, naming the line, if the source is missing, empty or malformed, or grades one twice.
-    """
+    """Return the grade of each document by topic in a file, or in the test split of a folder in BEIR's format."""
     path = _in_folder(path, "qrels/test.tsv")
     grades: dict[str, dict[str, int]] = {}
     for place, (where, line) in enumerate(_lines(path)):
@@ -109,10 +104,7 @@ def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
 
 
 def read_run_file(path: Path | str) -> dict[str, dict[str, float]]:
-    """The run in a file of TREC's format.
-
-    Raises InputError, naming the line, if the file is missing, empty or malformed, or has a document twice.
-    """
+    """Return the run in a file of TREC's format."""
     path = Path(path)
     run: dict[str, dict[str, float]] = {}
     for where, line in _lines(path):

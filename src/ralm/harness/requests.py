@@ -20,18 +20,8 @@ from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.tokens import PassageDocuments, without_first
 from ralm.records import NO_READINGS, IntArray
 
-QUESTION_FIELDS: Final = (
-    "question",
-    "query",
-    "question_stem",
-    "Question",
-    "QUESTION",
-    "problem",
-    "Problem",
-    "goal",
-    "qtext",
-    "input_question",
-    "input",
+QUESTION_FIELDS: Final = tuple(
+    "question query question_stem Question QUESTION problem Problem goal qtext input_question input".split()
 )
 """Names of the question in tasks of the harness, the commonest first."""
 _DEFAULT_TOKENS: Final = 256
@@ -167,7 +157,10 @@ def parse_generation_kwargs(
     left = dict(given)
     lengths = [value for name in _LENGTHS if (value := left.pop(name, None)) is not None]
     stop = left.pop("until", None) or ()
-    temperature = _temperature(left.pop("do_sample", None), left.pop("temperature", None))
+    do_sample, temperature = left.pop("do_sample", None), float(left.pop("temperature", None) or 0)
+    if do_sample and not temperature:
+        raise UsageError("`do_sample=True` needs a `temperature` above 0 in `generation_kwargs`.")
+    temperature = 0.0 if do_sample is False else temperature
     top_k, top_p = left.pop("top_k", None), left.pop("top_p", None)
     for name, value in left.items():
         if _WITHOUT_EFFECT.get(name) != value:
@@ -184,13 +177,6 @@ def parse_generation_kwargs(
     stops = tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text)
     written: dict[str, Any] = {"new_tokens": new_tokens, "temperature": temperature, "stop": stops, **drawn}
     return sampling.GenerationOptions.of(plan, **{**written, **({} if bos else {"bos": "never"})})
-
-
-def _temperature(do_sample: bool | None, temperature: float | None) -> float:
-    """The temperature; 0 is greedy decoding, as is `do_sample=False`."""
-    if do_sample and not temperature:
-        raise UsageError("`do_sample=True` needs a `temperature` above 0 in `generation_kwargs`.")
-    return 0.0 if do_sample is False else float(temperature or 0.0)
 
 
 class GenerationAnswer:

@@ -112,11 +112,6 @@ class PlanOptions:
         """How many tokens must fit into the model after a document."""
         return self.advance + (self.query_tokens if self.windows == "rolling" else 0)
 
-    @property
-    def begins_with_end_token(self) -> bool:
-        """Whether special tokens are read as part of the text, so that the text's first token is a target too."""
-        return self.windows == "rolling"
-
     def check_documents(self, documents: int) -> None:
         """Raise UsageError if this many documents in one context leave no room for the tokens after them."""
         if self.document_tokens < 1:
@@ -160,7 +155,7 @@ class Plan:
     @property
     def counted_tokens(self) -> int:
         """The divisor of token perplexity: the number of targets, or of all tokens of the text in the official code."""
-        counts_first = self.options.semantics == "official" and not self.options.begins_with_end_token
+        counts_first = self.options.semantics == "official" and self.options.windows != "rolling"
         return self.text_tokens if counts_first else self.text_tokens - 1
 
     def count_words(self, text: str) -> int:

@@ -6,10 +6,8 @@ For a target y_t, read after [d; x] with documents and after x without:
     contribution_td = posterior_td gain_t,     posterior_td = lambda_d p(y_t | [d; x]) / sum over d' of the same
 
 The posteriors of a target sum to 1 (in the mixture of REPLUG, Eq. 2; with one document it is 1), so its contributions
-sum to its gain, and those of all passages to the gain of the text. Gains may be negative: a passage can hurt. The gain
-of a target read without a document is attributed to no passage; both readings request the same from the model, so this
-gain is rounding error. The gain of a target without shares, whose mixture is no average, stands, but no passage has a
-part of it. All sums are float64. Letters of shapes: T targets, K documents of a target.
+sum to its gain, and those of all passages to the gain of the text. The gain of a target that is read without a document
+or has no shares belongs to no passage. All sums are float64. Letters of shapes: T targets, K documents of a target.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

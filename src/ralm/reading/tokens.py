@@ -59,7 +59,7 @@ def prepare_text(
     tokenizer = full_tokenizer(tokenizer)
     text, tokens, spans_N2 = _encode_beginning(text, tokenizer, limit_tokens)
     unknown_tokens = _count_unknown(text, tokens, spans_N2, tokenizer)
-    if options.begins_with_end_token:
+    if options.windows == "rolling":
         if len(tokens) == 0:
             raise TextError("the text is empty, and there is nothing to score: give a longer text.")
         special = tokenizer.special_tokens

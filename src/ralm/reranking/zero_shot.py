@@ -44,7 +44,7 @@ class ZeroShot:
         """Return the options, and the configuration of the ranking model; None if the reading model ranks."""
         model = None if self.model is None else dict(self.model.config)
         paper: dict[str, JsonValue] = {"candidates": self.candidates, "tokens": self.tokens, "model": model}
-        more: dict[str, JsonValue] = {"decay": self.decay} if self.decay is not None else {}
+        more: dict[str, JsonValue] = {} if self.decay is None else {"decay": self.decay}
         if self.rank_weight:
             more["rank_weight"] = self.rank_weight
         return {"reranker": "zero-shot", **paper, **more}

@@ -69,8 +69,15 @@ def compare_runs(paths: Sequence[Path | str], *, documents: str | None = None) -
     """
     folders = [Path(path) for path in paths]
     runs = [read_tokens(folder) for folder in folders]
-    for folder, run in zip(folders[1:], runs[1:], strict=True):
-        _check_same(folders[0], runs[0], folder, run)
+    for folder, run in zip(folders, runs, strict=True):
+        if run.texts != runs[0].texts or not all(
+            np.array_equal(getattr(run, column), getattr(runs[0], column)) for column in ("positions_T", "tokens_T")
+        ):
+            raise UsageError(
+                f"{folder} and {folders[0]} are runs over different targets ({len(run.texts):,} and "
+                f"{len(runs[0].texts):,}): compare runs over the same text, with the same tokenizer and the same limit "
+                "of tokens."
+            )
     document_T = _document_of_targets(runs[0], documents)
     counts_U = np.bincount(document_T)
     nll_TR = -np.stack([run.log_probs_T for run in runs], axis=1).astype(np.float64)
@@ -89,20 +96,6 @@ def compare_runs(paths: Sequence[Path | str], *, documents: str | None = None) -
         for number, folder in enumerate(folders)
     ]
     return Comparison(runs=compared, targets=len(document_T), documents=len(counts_U))
-
-
-def _check_same(first_path: Path, first: RunTokens, path: Path, run: RunTokens) -> None:
-    """Raise UsageError unless two runs have the same targets at the same positions of the same text."""
-    same = (
-        np.array_equal(first.positions_T, run.positions_T)
-        and np.array_equal(first.tokens_T, run.tokens_T)
-        and first.texts == run.texts
-    )
-    if not same:
-        raise UsageError(
-            f"{path} and {first_path} are runs over different targets ({len(run.texts):,} and {len(first.texts):,}): "
-            "compare runs over the same text, with the same tokenizer and the same limit of tokens."
-        )
 
 
 def _document_of_targets(run: RunTokens, documents: str | None) -> IntArray:

@@ -76,7 +76,7 @@ def open_run(path: Path | str) -> Run:
     """Read a run folder for a report; UsageError if the run has no baseline."""
     path = Path(path)
 
-    def open_it() -> Run:
+    def read() -> Run:
         tokens, passages = _read_tables(path, RUN_TOKENS, PASSAGES)
         with damage_errors(path):
             summary = json.loads((path / SUMMARY).read_bytes())
@@ -84,7 +84,7 @@ def open_run(path: Path | str) -> Run:
             raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; score the text again.")
         return Run(path=path, summary=summary, text=build_traced_text(path, tokens, passages))
 
-    return manifest.open_consistently(path, open_it)
+    return manifest.open_consistently(path, read)
 
 
 def read_tokens(path: Path | str) -> RunTokens:

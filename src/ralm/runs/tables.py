@@ -96,10 +96,9 @@ def build_passage_table(evaluation: Evaluation) -> pa.Table:
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     provenance = scored.provenance
     used = used_passages(provenance, evaluation.passages)
-    if baseline is None or evaluation.is_bounded:
-        unknown = {name: pa.nulls(len(used), of) for name, of in _CONTRIBUTION_COLUMNS.items()}
-        return pa.table({**passage_columns(list(used.values())), **unknown})
-    rows = contributions(provenance, gains(scored.log_probs_T, baseline.scored.log_probs_T))
+    rows = []
+    if baseline is not None and not evaluation.is_bounded:
+        rows = contributions(provenance, gains(scored.log_probs_T, baseline.scored.log_probs_T))
     others = [used[number] for number in sorted({*used} - {row.passage for row in rows})]
     contributed = {
         name: pa.array([getattr(row, name) for row in rows] + [None] * len(others), of)
