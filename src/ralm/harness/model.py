@@ -13,7 +13,7 @@ Without passages the answers are those of the harness's own `hf`. With passages,
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, Self, cast
 
 import numpy as np
@@ -124,10 +124,9 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         """The model of `model_args` as one text, `name=value,name=value`; a value with a comma stands in quotes."""
         return cls.create_from_arg_obj(parse_pairs(arg_string, "the model ralm"), additional_config)
 
-    @cached_property
-    def settings(self) -> dict[str, JsonValue]:
-        """Everything that decides the answers."""
-        return {
+    def get_model_info(self) -> dict[str, JsonValue]:
+        """Return everything that decides the answers, which the harness records with its results."""
+        settings: dict[str, JsonValue] = {
             "ralm": __version__,
             "model": config_of(self._model, "language model"),
             "passages": None if self._source is None else self._source.config,
@@ -135,10 +134,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             "plan": asdict(self._plan),
             "question_field": self._question_field,
         }
-
-    def get_model_info(self) -> dict[str, JsonValue]:
-        """The settings, which the harness records with its results."""
-        return {"ralm": self.settings}
+        return {"ralm": settings}
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Raise UsageError for a cache of the harness, which would mix up the answers of several settings."""

@@ -218,7 +218,7 @@ class PairModel:
             return dict(batch_to_device(features, self.model.device))
 
     def save(self, folder: Path) -> None:
-        """Write a folder that sentence-transformers loads, too, with the `CrossEncoderSettings`."""
+        """Write a folder that sentence-transformers loads, too."""
         transformer: Any = self.model.model
         setattr(transformer.config, _SETTINGS, self._settings())
         self.model.activation_fn = torch.nn.Identity()

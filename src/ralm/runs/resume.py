@@ -56,16 +56,16 @@ def run_evaluation(
     its path. Raises what `evaluate_text` raises, FolderExistsError if `out` exists and `force` is not set, and
     UsageError if a run with other settings was begun there.
     """
-    options = options or PlanOptions()
+    point = SweepPoint(value="", plan=options or PlanOptions(), source=source, parts=parts)
     check_output(Path(out), kind=run.RUN_KIND, force=force)
     # text beyond the limit does not change the configuration
     beginning = read_beginning(text, model.tokenizer, limit_tokens)
-    config = run.evaluation_config(name, beginning, model, options, source, limit_tokens, parts)
+    config = run.evaluation_config(name, beginning, model, point, limit_tokens)
     with resumable_scorers(out, config, [model, _ranking_model(parts.reranker)], force=force) as scorers:
         evaluation = evaluate_text(
             text,
             scorers[id(model)],
-            options,
+            point.plan,
             source=source,
             parts=_with_scorers(parts, scorers),
             limit_tokens=limit_tokens,
@@ -92,20 +92,13 @@ def run_sweep(
     """
     check_output(Path(out), kind=run.SWEEP_KIND, force=force)
     beginning = read_beginning(text, model.tokenizer, limit_tokens)
-    configs = [point_config(name, beginning, model, point, limit_tokens) for point in points]
+    configs = [run.evaluation_config(name, beginning, model, point, limit_tokens) for point in points]
     models = [model, *(_ranking_model(point.parts.reranker) for point in points)]
     with resumable_scorers(out, {"option": option, "points": [*configs]}, models, force=force) as scorers:
         shared = [replace(point, parts=_with_scorers(point.parts, scorers)) for point in points]
         swept = sweep(text, scorers[id(model)], option, shared, limit_tokens=limit_tokens)
         run.write_sweep(out, swept.summary(configs), swept.rows(), PANELS, force=force)
     return swept
-
-
-def point_config(
-    name: Path | str | None, text: str, model: LanguageModel, point: SweepPoint, limit_tokens: int | None
-) -> dict[str, JsonValue]:
-    """All settings that the figures of a point depend on."""
-    return run.evaluation_config(name, text, model, point.plan, point.source, limit_tokens, point.parts)
 
 
 _SCORES_BY: Final = {zero_shot.ZeroShot: "model", predictive.Predictive: "cross_encoder"}

@@ -31,10 +31,9 @@ from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, MissingExtraError, UsageError, extra
 from ralm.evaluation.perplexity import Evaluation
+from ralm.evaluation.sweep import SweepPoint
 from ralm.protocols import LanguageModel
 from ralm.reading import provenance, sources
-from ralm.reading.parts import Parts
-from ralm.reading.plan import PlanOptions
 from ralm.retrieval.index import INDEX_KIND, check_index
 from ralm.runs.tables import RunTokens, build_passage_table, build_token_table, build_traced_text, parse_tokens
 from ralm.storage import manifest, outputs
@@ -110,23 +109,17 @@ def damage_errors(path: Path, remedy: str = "score the text again") -> Iterator[
 
 
 def evaluation_config(
-    path: Path | str | None,
-    text: str,
-    model: LanguageModel,
-    plan: PlanOptions,
-    source: sources.PassageSource | None,
-    limit_tokens: int | None,
-    parts: Parts,
+    path: Path | str | None, text: str, model: LanguageModel, point: SweepPoint, limit_tokens: int | None
 ) -> dict[str, JsonValue]:
-    """All settings that the figures of a run depend on: equal configurations give equal figures."""
+    """Return all settings that the figures of a run depend on: equal configurations give equal figures."""
     return {
         "text": {
             "path": None if path is None else path_text(path),
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
             "limit_tokens": limit_tokens,
         },
-        **sources.config_of_reading(model, source, parts),
-        "plan": asdict(plan),
+        **sources.config_of_reading(model, point.source, point.parts),
+        "plan": asdict(point.plan),
     }
 
 
