@@ -110,7 +110,7 @@ class Meter:
         scored = score_candidates(examples, numbers_of, self.documents, self.scorer)
         gains = map(_gains, [base for [base] in plain], numbers_of, scored)
         return [
-            self._measured(unit, [(read, next(gains)) for read in of_unit])
+            self._unit_gains(unit, [(read, next(gains)) for read in of_unit])
             for unit, of_unit in zip(units, reads_of, strict=True)
         ]
 
@@ -148,7 +148,7 @@ class Meter:
         overlap_of = {number: unit.overlap.overlap(self.passages[number].contents) for number in numbers}
         return {self._document(number) for number, overlap in overlap_of.items() if overlap > STANDS_IN}
 
-    def _measured(self, unit: Unit, rows: Sequence[tuple["_Read", Mapping[int, DoubleArray]]]) -> MeasuredUnit:
+    def _unit_gains(self, unit: Unit, rows: Sequence[tuple["_Read", Mapping[int, DoubleArray]]]) -> MeasuredUnit:
         sums: dict[str, Sum] = {}
         kinds: dict[str, Sum] = {}
         hits = []

@@ -179,10 +179,7 @@ def retrieve_run(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JudgedRun:
-    """The measures of a run, and of the run `against` which it is compared.
-
-    `topics` are the judged topics, `values` the value of each measure for each topic (float64), by the measure's name.
-    """
+    """The values of each measure for each judged topic, by name, and those `against` which they are compared."""
 
     topics: Sequence[str]
     values: Mapping[str, DoubleArray]
@@ -212,11 +209,7 @@ class JudgedRun:
 
 
 def parse_measures(measures: str, k: int | None = None) -> list[Any]:
-    """The measures of ir_measures with these names, separated by commas.
-
-    Raises UsageError if there is none of a name, or if one needs more than the `k` documents of a topic in the run;
-    MissingExtraError without the extra `judge`.
-    """
+    """Return the measures of ir_measures with these names; UsageError if one is unknown or needs more than `k` hits."""
     with extra("judge", "measures of retrieval need", ("ir_measures",)):
         import ir_measures
     parsed: list[Any] = []

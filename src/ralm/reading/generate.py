@@ -78,8 +78,7 @@ def generate_many(
 class TokenWriter:
     """Continues prompts, one token each per step; prompts may join and leave between steps.
 
-    Raises UsageError if the reranker looks at the text to be predicted, if the document and a stride do not fit into
-    the model's length, or if `max_length` exceeds it.
+    Raises UsageError if lengths do not fit into the model, or if the reranker looks at the text to be predicted.
     """
 
     def __init__(

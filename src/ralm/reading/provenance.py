@@ -129,7 +129,7 @@ class TracedText:
 
     @classmethod
     def of(cls, prepared: PreparedText, scored: ScoredTokens, baseline: ScoredTokens, passages: Passages) -> Self:
-        """A text that was scored with passages, and without them as the baseline."""
+        """Return a text that was scored with passages, and without them as the baseline."""
         before, texts = prepared.token_texts(scored.positions_T)
         return cls(
             before=before,

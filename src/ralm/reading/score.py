@@ -22,11 +22,11 @@ import numpy as np
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Continuations, LanguageModel, WritingModel
-from ralm.reading.bounds import bounds_of
 from ralm.reading.in_context import rows_with_targets, stride_request
 from ralm.reading.mixture import mix, shares
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.rows import StrideRows
+from ralm.reading.sampling import Sampling, draw_token
 from ralm.reading.tokens import PreparedText
 from ralm.records import (
     DoubleArray,
@@ -205,18 +205,16 @@ def _best_tokens(group: Sequence[Ending], place: int, continuations: Continuatio
         for ending in group
     ]
     distinct = {text.tobytes(): text for texts in texts_K for text in texts}
-    given = continuations.next_tokens([*distinct.values()])
+    predictions = continuations.next_tokens([*distinct.values()])
     rows, best = {text: row for row, text in enumerate(distinct)}, []
-    for one, texts in zip(group, texts_K, strict=True):
-        own = given.of([rows[text.tobytes()] for text in texts])
-        if own.tokens_BC is None:
-            best.append(int(mix(own.log_probs_BC, one.log_weights_KT[:, place]).astype(np.float32).argmax()))
-            continue
-        bounds = bounds_of(own, one.log_weights_KT[:, place])
-        if not bounds.certified:
+    for ending, texts in zip(group, texts_K, strict=True):
+        readings = replace(ending.readings, log_weights_K=ending.log_weights_KT[:, place])
+        listed = predictions.of([rows[text.tobytes()] for text in texts])
+        token = draw_token(listed, readings, np.random.default_rng(0), Sampling())
+        if not token.certified:
             raise UsageError(
-                f"the model lists only its {own.tokens_BC.shape[1]} top next tokens, which does not decide the most "
-                f"likely one of the average over {len(texts)} passages: read one passage."
+                "the model lists only its top next tokens, which does not decide the most likely one of the average "
+                f"over {len(texts)} passages: read one passage."
             )
-        best.append(int(bounds.tokens_Y[bounds.best]))
+        best.append(token.token)
     return best

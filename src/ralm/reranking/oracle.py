@@ -24,7 +24,6 @@ class Oracle(Part):
     """Chooses the passage after which the targets are most likely (In-Context RALM, Eq. 5 and Figure 7).
 
     It is an upper bound for choosing among the candidates, not a method, since it looks at the text to be predicted.
-    Raises UsageError if `candidates` is below 1.
     """
 
     named: ClassVar = ("reranker", "oracle")

@@ -23,10 +23,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """A run, its token perplexity, and the change against the first run: the ratio of their perplexities minus 1.
-
-    Intervals cover 95% of the bootstrap. `change` and its interval are None for the first run.
-    """
+    """A run, its token perplexity, and the change against the first run: the ratio of their perplexities minus 1."""
 
     path: Path
     token_perplexity: float
@@ -62,10 +59,8 @@ def compare_runs(paths: Sequence[Path | str], *, documents: str | None = None) -
     """Compare runs over the same targets with the first of them, by a paired bootstrap over documents.
 
     `documents` is a regular expression of the line that begins a document; without it, 512 consecutive targets count as
-    a document. Perplexity is exp of the mean negative log-probability of all targets in the table of a run.
-
-    Raises UsageError if the runs have other targets, if there are fewer than two documents, or if `documents` is not a
-    regular expression; and what `read_tokens` raises.
+    a document. Raises UsageError if the runs have other targets, if there are fewer than two documents, or if
+    `documents` is not a regular expression.
     """
     folders = [Path(path) for path in paths]
     runs = [read_tokens(folder) for folder in folders]
