@@ -48,10 +48,7 @@ def _is_text(value: object) -> bool:
 
 
 class Contexts:
-    """Turns requests (`lm_eval.api.instance.Instance`) into token ids, with passages of `source` before them.
-
-    `question_field` is the field of a document that has the question; None is the usual names.
-    """
+    """Turns requests (`lm_eval.api.instance.Instance`) into token ids, with passages of `source` before them."""
 
     def __init__(
         self,
@@ -80,10 +77,7 @@ class Contexts:
         return tokens if begins else np.concatenate([self._around[0], tokens, self._around[1]])
 
     def prompt(self, request: Any, room: int) -> tuple[IntArray, bool]:
-        """Return the token ids of the context of a request, cut to leave room for `room` more, and whether it was cut.
-
-        An empty context is the BOS, else the end-of-text token.
-        """
+        """Return the token ids of a context, or the BOS, cut to leave room for `room` more, and whether it was cut."""
         whole = self.encode(request.args[0])
         tokens = whole[-(self._plan.max_length - room) :]
         if not len(tokens) and self.prefix is not None:

@@ -27,10 +27,7 @@ from ralm.validation import check_length
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to continue.
-
-    The retriever gets `query`; by default the last `query_tokens` of the growing text.
-    """
+    """A text to continue, and the query of the retriever; by default the last tokens of the growing text."""
 
     text: str
     query: str | None = None
@@ -58,10 +55,7 @@ def generate_many(
     source: FromRetriever | None = None,
     parts: Parts = IN_CONTEXT,
 ) -> Iterator[tuple[int, GeneratedText]]:
-    """Continue many prompts together; yields the number of a prompt and its next piece.
-
-    Each prompt gets the same text as if it were alone. Raises what `generate` raises.
-    """
+    """Continue many prompts together, each as if it were alone; yield the number of a prompt and its next piece."""
     options = options or GenerationOptions()
     asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
     tokens = [model.tokenizer.encode(prompt.text) for prompt in asked]
@@ -107,10 +101,7 @@ class TokenWriter:
         self._decoder = Decoder(model, self._options, self._max_length)
 
     def add(self, prompt: IntArray, query: str | None = None, seed: int | None = None) -> int:
-        """Add a prompt of at least one token id, to be continued from the next step on; return its number.
-
-        The retriever gets `query`, by default the last tokens of the growing text.
-        """
+        """Add a prompt of at least one token id, to be continued from the next step on; return its number."""
         if len(prompt) == 0:
             raise UsageError("the prompt is empty: give at least one token to continue.")
         text = without_first(prompt, self._documents.first)
@@ -146,10 +137,7 @@ class TokenWriter:
 
 
 class Decoder:
-    """Continues texts from their prompt prefixes; others may join and leave between steps.
-
-    A `cache` shares what is read with scoring.
-    """
+    """Continues texts from their prompt prefixes; a `cache` shares what is read with scoring."""
 
     def __init__(
         self, model: WritingModel, options: GenerationOptions, max_length: int, cache: SharedCache | None = None

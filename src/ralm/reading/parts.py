@@ -70,8 +70,7 @@ class Parts:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything about the parts that affects figures, as JSON; the mixer stands with the reader whose readings it
-        weighs. UsageError if a part has no valid `config`."""
+        """Return everything about the parts that affects figures; the mixer stands with its reader."""
         reader = config_of(self.reader, "reader")
         if isinstance(self.reader, Ensemble) or not isinstance(self.mixer, SimilarityWeights):
             reader["mixer"] = config_of(self.mixer, "mixer")

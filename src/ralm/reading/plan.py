@@ -56,8 +56,8 @@ class PlanOptions:
     `document_tokens` 0 is only for retrieval.
 
     `windows="rolling"` follows REPLUG's code: an end-of-text token and the first s + l tokens are read without
-    retrieval, then windows of s + l tokens, whose first l tokens are the query and the others but one the targets.
-    REPLUG's context_len 128 and pred_len 768 are `query_tokens` 127 and `stride` 769.
+    retrieval, then windows of s + l tokens with s targets. Their query is all before the targets, except the last
+    token, so that REPLUG's context_len 128 and pred_len 768 are `query_tokens` 127 and `stride` 769.
 
     Raises UsageError if a value is out of range or the values do not fit together.
     """

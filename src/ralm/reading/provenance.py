@@ -228,10 +228,7 @@ def traced_generation(
     max_length: int | None = None,
     bos: Bos = "auto",
 ) -> TracedText:
-    """Return a prompt and its generated text, each token with its gain over the same text without passages.
-
-    Text that a stop string cut off is left out.
-    """
+    """Return a prompt and its generated text, each token with its gain over the same text without passages."""
     tokens = [token for piece in pieces for token in piece.tokens]
     provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
     before, texts = texts_of_tokens(pieces)

@@ -86,8 +86,7 @@ def score_text(
 
 
 def mixed(parts: Parts, readings: Readings, log_probs_KN: FloatArray, targets: int) -> tuple[FloatArray, FloatArray]:
-    """Return the log-probability (float32, T) of each of the last T of N tokens of a row, and the share (float32,
-    T x K) of each reading in it."""
+    """Return the log-probabilities (T) of the last T of N tokens of a row, and the share (T x K) of each reading."""
     log_probs_KT, log_weights_KT = log_probs_KN[:, -targets:], parts.log_weights(readings, log_probs_KN, targets)
     return mix(log_probs_KT, log_weights_KT).astype(np.float32), shares(log_probs_KT, log_weights_KT).astype(np.float32)
 

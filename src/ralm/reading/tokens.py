@@ -102,10 +102,7 @@ def _end_of_text(tokenizer: FullTokenizer) -> int:
 
 
 def _count_unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: FullTokenizer) -> int:
-    """Count the tokens that stand for text that the tokenizer does not know, and warn if it loses characters.
-
-    Such tokens are easy to predict, and text that is left out is not predicted: the figures describe another text.
-    """
+    """Count the tokens that stand for text that the tokenizer does not know, and warn if it loses characters."""
     unknown_N = np.zeros(len(tokens), dtype=np.bool_)
     if tokenizer.unknown_token is not None:
         name = tokenizer.decode(np.array([tokenizer.unknown_token])).strip()

@@ -248,10 +248,7 @@ class PairModel:
 def load_pair_model(
     name: str, tokens: int | None = None, *, device: str = "auto", max_length: int | None = None, new: bool = False
 ) -> PairModel:
-    """Load a cross-encoder by hub name or folder; lengths are by default those in its folder.
-
-    With `new`, for training, an encoder or language model without a head gets one, and weights are in float32.
-    """
+    """Load a cross-encoder by hub name or folder; with `new`, for training, with a head and in float32."""
     source = model_path(name)
     loading.check_folder(source)
     loading.check_tokenizer(source)

@@ -32,8 +32,7 @@ def spaced(contents: str) -> str:
 
 
 def ends_of(prefix: str) -> Sequence[str]:
-    """Return the last word of a prefix, its last two, and so on, as `spaced` has them; the last one may be
-    unfinished."""
+    """Return the last word of a prefix, which may be unfinished, its last two, and so on, as `spaced` has them."""
     words = _WORD.findall(prefix[-_CHARACTERS:])[-LAST:]
     after = "" if prefix[-1:].isalnum() else " "
     return [f" {' '.join(words[-count:])}{after}" for count in range(1, len(words) + 1)]

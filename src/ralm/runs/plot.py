@@ -13,10 +13,7 @@ DOTS_AN_INCH: Final = 150
 def draw_sweep(
     option: str, rows: Sequence[dict[str, Any]], panels: Mapping[str, Mapping[str, str]], path: Path
 ) -> None:
-    """Draw columns of the rows over the values of the option, with their `_low` and `_high` ends if there are any.
-
-    `panels` has the columns of each panel with their labels, by the label of its axis.
-    """
+    """Draw the columns of each panel, with their `_low` and `_high` ends if there are any, by the label of its axis."""
     places: dict[str, Any] = {row[option]: row[option] for row in rows}
     try:
         places = {value: float(value) for value in places}

@@ -150,10 +150,7 @@ _WORTH_RESUMING: Final = (f"*{STORE_SUFFIX}", "checkpoint-*", "held-out.npz")
 
 @contextmanager
 def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
-    """Yield the work folder of a run beside `out`, which may hold the work of an earlier run with the same settings.
-
-    It is removed if the block succeeds, or fails before anything was stored.
-    """
+    """Yield the work folder beside `out`, which is removed after success, and if nothing was stored."""
     out = output_path(out)
     with (
         storage_errors(UNFINISHED_RUN.folder_of(out)),

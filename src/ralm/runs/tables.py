@@ -40,8 +40,7 @@ _CONTRIBUTION_COLUMNS: Final = {"gain": pa.float64(), "tokens": pa.int64(), "hel
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunTokens:
-    """The targets of a run: positions and tokens (int64, T), log-probabilities (float32, T), the text of each, and the
-    text before the first."""
+    """The targets of a run, with the text of each and the text before the first."""
 
     before: str
     texts: Sequence[str]
@@ -51,10 +50,7 @@ class RunTokens:
 
 
 def build_token_table(evaluation: Evaluation) -> pa.Table:
-    """Return the table with a row per target token, null where nothing is known; its metadata has the text before.
-
-    A log-probability that is known by bounds only is null, and two more columns hold its bounds.
-    """
+    """Return the table with a row per target token, and with bounds if log-probabilities are known by bounds only."""
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     numbers, inverse_T = np.unique(scored.passages_T, return_inverse=True)
     sources = [None if number == NO_PASSAGE else evaluation.passages[int(number)] for number in numbers]
