@@ -33,7 +33,7 @@ TRAINING = "--candidates 8 --gamma 0.05 --batch 32 --learning-rate 1.5e-4 --held
 FAST = "--precision bfloat16 --no-dropout --dtype bfloat16"
 QUERY = ("--query-tokens", "64")
 READING = "--windows blocked --max-length 768 --retriever dense"
-READERS = {"first": "", "ensemble": "--reader ensemble --documents 10 --weights-temperature 0.05"}
+READERS = {"first": "", "ensemble": "--reader ensemble:documents=10,temperature=0.05"}
 
 
 def save_encoder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import QuestionPrompt, chosen_prompt
+from ralm.answering.prompts import Conversation, QuestionPrompt, chosen_prompt
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.grammar import text_of
@@ -98,11 +98,13 @@ class Pipeline:
         """Return the continuation of a prompt; arguments and errors are those of `stream`."""
         return "".join(piece.text for piece in self.stream(prompt, **sampling))
 
-    def ask(self, question: str, *, prompt: QuestionPrompt | None = None, **answering: Any) -> SourcedAnswer:
+    def ask(
+        self, question: str | Conversation, *, prompt: QuestionPrompt | None = None, **answering: Any
+    ) -> SourcedAnswer:
         """Answer a question, with the sources of the answer.
 
         Args:
-            question: The question.
+            question: The question, or the last message of the user in a conversation.
             prompt: By default `chat` for a model with a chat template, else that of the paper that has this reader.
             **answering: Options of `AnswerOptions`, such as `new_tokens=64`.
 

@@ -29,7 +29,7 @@ def test_a_server_that_does_not_say_it(dialect: Dialect, caplog: pytest.LogCaptu
     with served(TABLE, dialect) as (_, model):
         assert model.max_length == UNLIMITED
     [told] = caplog.messages
-    assert told.endswith("does not report its length; set --context-length, or long texts may be cut")
+    assert told.endswith("does not report its length; write context_length=N, or long texts may be cut")
     with served(TABLE, dialect, options={"context_length": 100}) as (_, model):
         assert model.max_length == 100 - model.backend.reserved_tokens
     with served(TABLE, dialect) as (_, model):

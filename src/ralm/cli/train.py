@@ -47,7 +47,7 @@ def reranker_command(
 ) -> Output:
     """Train a reranker, a cross-encoder that chooses the passages that help the language model most.
 
-    Use it with `--rerank predictive --reranker DIR`, or with sentence-transformers. Rerun the command after an
+    Use it with `--rerank predictive:cross_encoder=DIR`, or with sentence-transformers. Rerun the command after an
     interruption to resume at the last checkpoint.
 
     Example: `ralm train reranker my-signals --init cross-encoder/ms-marco-MiniLM-L6-v2 -o my-reranker`
