@@ -163,7 +163,7 @@ def keys_of(record: type) -> dict[str, Declared]:
 def keys_text(record: Any, base: Any) -> str:
     """Return the keys that turn the record `base` into `record`, as `parse_keys` reads them."""
     values, before = _values(record), _values(base)
-    return ",".join(f"{key}={quoted(text_of(value))}" for key, value in values.items() if value != before[key])
+    return ",".join(f"{key}={quoted(as_text(value))}" for key, value in values.items() if value != before[key])
 
 
 def quoted(value: str) -> str:
@@ -255,7 +255,7 @@ def _values(record: Any) -> dict[str, Any]:
     return values
 
 
-def text_of(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return the text of a value."""
     if isinstance(value, bool):
         return str(value).lower()

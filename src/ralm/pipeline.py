@@ -21,7 +21,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, QuestionPrompt, chosen_prompt
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.grammar import text_of
+from ralm.grammar import as_text
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.protocols import LanguageModel
 from ralm.reading.generate import generate
@@ -179,7 +179,7 @@ def open(  # noqa: A001  # users write `ralm.open`
         for name in ("reader", "mixer", "reranker")
         if not isinstance(settings.get(name, ""), str)
     }
-    texts = {name: text_of(value) for name, value in settings.items() if value is not None}
+    texts = {name: as_text(value) for name, value in settings.items() if value is not None}
     where = {} if index is None else {"index": str(index)}
     options = read_settings(PlannedOptions, {"lm": lm, **where, **texts}, "the pipeline")
     pipeline = open_pipeline(options, plan=options.plan)

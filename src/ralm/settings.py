@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeVar
 from ralm.errors import UsageError
 from ralm.grammar import keys_of, read_keys
 from ralm.lm.registry import ModelOptions
-from ralm.options import Needs, Option, reject_unused
+from ralm.options import Needs, Option, check_effects
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.mixers import MIXERS
 from ralm.reading.plan import PlanOptions
@@ -76,7 +76,7 @@ def read_settings(record: type[_Planned], texts: Mapping[str, str], title: str) 
         if name not in keys_of(record) and (sentence := removal_of(name)):
             raise UsageError(sentence)
     options = read_keys(record, texts, title)
-    reject_unused(options, texts)
+    check_effects(options, texts)
     if options.retrieval.is_dense and "query_tokens" not in texts:
         return replace(options, plan=replace(options.plan, query_tokens=QUERY_TOKENS))
     return options

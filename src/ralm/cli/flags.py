@@ -179,9 +179,9 @@ def _completion(kind: str) -> Callable[[str], list[str]]:
     """The completion of names of parts, or of keys, in a shell."""
 
     def complete(incomplete: str) -> list[str]:
-        from ralm.cli.parts import completions
+        from ralm.cli.parts import beginnings
 
-        return [name for name in completions(kind) if name.startswith(incomplete)]
+        return [name for name in beginnings(kind) if name.startswith(incomplete)]
 
     return complete
 

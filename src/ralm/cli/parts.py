@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from ralm.cli import options
 from ralm.errors import UsageError
-from ralm.grammar import keys_of, text_of
+from ralm.grammar import as_text, keys_of
 from ralm.lm.registry import ModelOptions
 from ralm.options import Declared, annotation, without_none
 from ralm.settings import CATALOGUES
@@ -13,7 +13,7 @@ from ralm.validation import MAX_COUNT
 _KINDS: Final = (*CATALOGUES, "lm-args")
 
 
-def completions(kind: str) -> list[str]:
+def beginnings(kind: str) -> list[str]:
     """Return what may stand first in the text of a part."""
     return [*CATALOGUES[kind].records] if kind in CATALOGUES else [f"{key}=" for key in keys_of(ModelOptions)]
 
@@ -47,7 +47,7 @@ def _default(declaration: Declared) -> str:
     value: Any = declaration.field.default
     if declaration.option.default_text is not None or not isinstance(value, bool | int | float | str):
         return "..."
-    return text_of(value)
+    return as_text(value)
 
 
 def _bounds(declaration: Declared) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
-from ralm.grammar import text_of
+from ralm.grammar import as_text
 from ralm.options import Needs, Option, check_options
 from ralm.reading.plan import PlanOptions
 from ralm.settings import PlannedOptions, read_settings
@@ -50,7 +50,7 @@ class HarnessOptions(PlannedOptions):
 
 def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
     """Return the options of the harness's arguments, None by default; `pretrained` is another name of `lm`."""
-    texts = {name: text_of(value) for name, value in given.items() if value is not None}
+    texts = {name: as_text(value) for name, value in given.items() if value is not None}
     if "lm" in texts and "pretrained" in texts:
         raise UsageError("`lm` and `pretrained` both name the language model: give one of them.")
     if name := texts.pop("pretrained", None):

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Final
 from ralm.options import Part
 from ralm.protocols import Rows
 from ralm.records import Hits, Passages
-from ralm.reranking.oracle import CANDIDATES, best_hits
+from ralm.reranking.oracle import CANDIDATES_KEY, best_hits
 
 LAST: Final = 32
 """Words at the end of a prefix."""
@@ -50,7 +50,7 @@ class Lexical(Part):
 
     named: ClassVar = ("reranker", "lexical")
 
-    candidates: Annotated[int, CANDIDATES] = 16
+    candidates: Annotated[int, CANDIDATES_KEY] = 16
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
         """Return the k best of each row's hits, with f as scores."""

@@ -15,7 +15,7 @@ from ralm.options import Option, Part
 from ralm.protocols import Rows
 from ralm.records import NO_PASSAGE, FloatArray, Hits, Passages
 
-CANDIDATES: Final = Option("Passages to choose from.")
+CANDIDATES_KEY: Final = Option("Passages to choose from.")
 """The declaration of the key that every reranker has."""
 
 
@@ -29,7 +29,7 @@ class Oracle(Part):
     named: ClassVar = ("reranker", "oracle")
     needs_targets: ClassVar[bool] = True
 
-    candidates: Annotated[int, CANDIDATES] = 16
+    candidates: Annotated[int, CANDIDATES_KEY] = 16
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
         """Return the k best of each row's hits; their scores are total log-probabilities of the targets."""

@@ -8,7 +8,7 @@ import numpy as np
 from ralm.options import Part, seed_option
 from ralm.protocols import Rows
 from ralm.records import NO_PASSAGE, Hits, Passages
-from ralm.reranking.oracle import CANDIDATES
+from ralm.reranking.oracle import CANDIDATES_KEY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class RandomChoice(Part):
 
     named: ClassVar = ("reranker", "random")
 
-    candidates: Annotated[int, CANDIDATES] = 16
+    candidates: Annotated[int, CANDIDATES_KEY] = 16
     seed: Annotated[int, seed_option()] = 0
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from ralm.errors import UsageError
 from ralm.grammar import keys_of
-from ralm.options import Declared, Needs, Option, check_options, declared, reject_unused
+from ralm.options import Declared, Needs, Option, check_effects, check_options, declared
 from ralm.protocols import UNLIMITED, WritingModel
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.plan import PlanOptions
@@ -250,7 +250,7 @@ def with_choices(
         if unused:
             raise UsageError(f"`{unused[0]}` has no effect without an `index`.")
         return settings
-    reject_unused(settings.reading, values)
+    check_effects(settings.reading, values)
     if "retriever" in values and "query_tokens" not in values:
         tokens = QUERY_TOKENS if settings.retrieval.is_dense else PlanOptions().query_tokens
         settings = replace(settings, plan=replace(settings.plan, query_tokens=tokens))

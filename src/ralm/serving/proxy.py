@@ -228,7 +228,8 @@ def _checked(body: _Body, service: Service) -> tuple[Mapping[str, Any], ReadConf
             raise errors.RequestError(message, param=f"ralm.{name}")
     reads = service.reads(choice, in_strides=False)
     if reads.settings.reading.mixes:
-        message = f"`reader` {reads.settings.reading.reader_name} has no effect here, where requests are passed on: leave it out."
+        name = reads.settings.reading.reader_name
+        message = f"`reader` {name} has no effect here, where requests are passed on: leave it out."
         raise errors.RequestError(message, param="ralm.reader")
     return choice, reads
 
