@@ -76,7 +76,6 @@ from .protocols import (
 )
 from .reading import ReadingOptions as ReadingOptions
 from .reading.concatenation import Concatenation as Concatenation
-from .reading.contrast import Contrast as Contrast
 from .reading.ensemble import Ensemble as Ensemble
 from .reading.generate import (
     Prompt as Prompt,
@@ -86,6 +85,7 @@ from .reading.generate import (
 )
 from .reading.in_context import InContext as InContext
 from .reading.mixers import (
+    Contrast as Contrast,
     PosteriorWeights as PosteriorWeights,
     SimilarityWeights as SimilarityWeights,
     UniformWeights as UniformWeights,
@@ -93,7 +93,7 @@ from .reading.mixers import (
 from .reading.parts import Parts as Parts
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
 from .reading.sampling import GenerationOptions as GenerationOptions
-from .reading.sources import FromFile as FromFile, FromRetriever as FromRetriever, open_source as open_source
+from .reading.sources import FromFile as FromFile, FromRetriever as FromRetriever
 from .records import (
     NO_PASSAGE as NO_PASSAGE,
     Document as Document,

@@ -7,10 +7,12 @@ command, the values of a sweep, the JSON schema of a request, and the keys of a 
 """
 
 from collections.abc import Callable, Collection, Container
-from dataclasses import KW_ONLY, Field, dataclass, fields, is_dataclass
+from dataclasses import KW_ONLY, Field, asdict, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.removed import removal_of
@@ -130,6 +132,21 @@ def check_options(record: Any) -> None:
     """
     for field, kind, option in declared(type(record)):  # type: ignore[arg-type]
         option.check(field.name, kind, getattr(record, field.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part that is `named` by its kind and name, whose `config` has all its options too."""
+
+    named: ClassVar[tuple[str, str]]
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Return the name and all options."""
+        return {**dict([self.named]), **asdict(self)}
 
 
 def check_effects(record: Any, names: Collection[str], needs: str = "") -> None:

@@ -109,8 +109,7 @@ def test_no_passage_of_a_copy_is_read(tmp_path: Path, model: WritingModel) -> No
     index = indexed(tmp_path / "index", [*texts, texts[0]])
     [unit] = [one for one in held_out_documents(index, model.tokenizer, OPTIONS).units if one and one.name == "d0"]
     meter = open_meter(index, model, OPTIONS)
-    clean = meter._found(unit, True).clean
-    candidates = {number for row in range(len(clean)) for number, _ in clean.of(row)}
+    candidates = {number for read in meter._reads(unit, True) for number, _ in read.candidates}
     assert "d17" not in {index.passages[number].document_id for number in candidates}
     assert meter.measure([unit], 0)[0].hits[0].overlap == 1
 

@@ -16,8 +16,8 @@ from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
-from ralm.reading.contrast import Contrast
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.mixers import Contrast
 from ralm.reading.parts import Parts
 from ralm.records import IntArray
 from ralm.storage.store import Store

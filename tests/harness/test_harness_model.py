@@ -377,7 +377,7 @@ def test_how_a_whole_text_is_read_is_refused_elsewhere(tiny_folders: dict[str, P
 
 def test_a_model_without_passages_needs_no_room_for_them(tiny_folders: dict[str, Path], index: Path) -> None:
     model = load_local_model(str(tiny_folders["gpt2"]))
-    assert RalmLM(model).settings["plan"]["max_length"] == 64  # type: ignore[index,call-overload]
+    assert RalmLM(model).get_model_info()["ralm"]["plan"]["max_length"] == 64  # type: ignore[index,call-overload]
     with pytest.raises(
         UsageError, match="`document_tokens` 256 and `stride` 4 do not fit together into `max_length` 64"
     ):

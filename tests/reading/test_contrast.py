@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 from ralm.errors import PartError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.reading.contrast import Contrast
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter, generate
+from ralm.reading.mixers import Contrast
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions

@@ -14,7 +14,7 @@ from ralm.lm.scoring import Scorer
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import PosteriorWeights
 from ralm.reading.parts import Parts
-from ralm.reading.score import Ending, are_greedy, ending_log_probs, weighed_endings
+from ralm.reading.score import Ending, are_greedy, score_endings
 from ralm.records import IntArray, NextTokens, PromptPrefix, Readings
 from tests.fakes import CountingModel, WordTokenizer
 from tests.reference import ensemble, mixers
@@ -78,7 +78,7 @@ def test_endings_are_as_likely_as_in_the_plain_loop(
         expected = np.sum(each, axis=0)
     else:
         expected = average(model, readings, context, targets)
-    (log_probs,) = ending_log_probs([ending], Scorer(model, progress=False))
+    _, [log_probs] = score_endings([ending], Parts(), Scorer(model, progress=False))
     np.testing.assert_allclose(log_probs, np.log(expected[np.arange(len(targets)), targets]), rtol=1e-4)
     best = expected.argmax(axis=1).tolist()
     assert are_greedy([ending], model) == [best == targets]
@@ -97,7 +97,7 @@ def test_endings_with_evidence_are_as_likely_as_in_the_plain_loop(
     model: Any = CountingModel(WordTokenizer(), vocabulary=10)
     start = ensemble.weights([0.3 * len(some) for some in passages])
     mixer, scorer = PosteriorWeights(eta=2, decay=3, evidence=evidence), Scorer(model, progress=False)
-    [ending] = weighed_endings(
+    [ending], [log_probs] = score_endings(
         [Ending.after(weighed(passages, start), ids(*context), ids(*targets), LENGTH, 5, evidence)],
         Parts(reader=Ensemble(), mixer=mixer),
         scorer,
@@ -111,7 +111,6 @@ def test_endings_with_evidence_are_as_likely_as_in_the_plain_loop(
         return model.next_log_probs_V(np.array(tokens)).astype(np.float64)
 
     totals, shares = mixers.score(read, shared, targets, start, next_log_probs, eta=2, decay=3, evidence=evidence)
-    (log_probs,) = ending_log_probs([ending], scorer)
     np.testing.assert_allclose(log_probs, totals, atol=1e-5)
     best = True
     for place, target in enumerate(targets):

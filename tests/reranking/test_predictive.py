@@ -165,7 +165,7 @@ def test_what_is_no_reranker_is_refused(folder: Path, tmp_path: Path) -> None:
             load_pair_model(str(name))
     with pytest.raises(UsageError, match=f"200 tokens of the prefix leave too little .* at most {LENGTH // 2}"):
         load_pair_model(str(folder), 200)
-    with pytest.raises(UsageError, match="the reranker predictive needs cross_encoder=...: A folder that"):
+    with pytest.raises(UsageError, match='`rerank="predictive"` needs cross_encoder=...: A folder that'):
         RERANKERS.parse("predictive")
     with pytest.raises(ModelError, match="cannot load the cross-encoder of .*: "):
         load_cross_encoder(str(folder), device="nowhere")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import ralm
-from ralm.errors import UsageError
 from ralm.protocols import Retriever
 from ralm.records import Hits, Passage
 from ralm.retrieval.bm25.scan import Forbidden
@@ -93,18 +92,12 @@ def test_a_source_that_an_evaluation_takes(index: Path) -> None:
     """Opened by path and by an open index: the same figures and the same configuration."""
     model = CountingModel(WordTokenizer(), max_length=12)
     plan = ralm.PlanOptions(stride=2, query_tokens=3, document_tokens=4, max_length=12)
-    sources = [ralm.open_source(index), ralm.open_source(ralm.open_index(index))]
+    sources = [ralm.FromRetriever.of_index(one) for one in (index, ralm.open_index(index))]
     text = "the sheep on the hill and the sea and the town"
     measures = [ralm.evaluate_text(text, model, plan, source=source).reading.measures for source in sources]
     assert measures[0] == measures[1]
     assert sources[0].config == sources[1].config
     assert sources[0].config["retriever"] == "bm25"
-
-
-def test_no_source_and_two(index: Path) -> None:
-    for indexed, retrieved in ((None, None), (index, index)):
-        with pytest.raises(UsageError, match="`index` or from `retrieved`: give one of them"):
-            ralm.open_source(indexed, retrieved)
 
 
 TITLES = ("The Sea", "'The Hill'", "", "Town")

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, FolderExistsError, RalmWarning, UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
+from ralm.evaluation.sweep import SweepPoint
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.parts import IN_CONTEXT, Parts
@@ -34,7 +35,13 @@ def written(out: Path, *, baseline: bool = True, parts: Parts = IN_CONTEXT, conf
     source = FromRetriever(SharedWordsRetriever(passages), passages, config={"index": "fake"})
     model = CountingModel(WordTokenizer(), max_length=10)
     evaluation = evaluate_text(TEXT, model, OPTIONS, source=source, parts=parts, baseline=baseline)
-    settings = evaluation_config(Path("t.txt"), TEXT, model, OPTIONS, source, None, parts) if config is None else config
+    settings = (
+        evaluation_config(
+            Path("t.txt"), TEXT, model, SweepPoint(value="", plan=OPTIONS, source=source, parts=parts), None
+        )
+        if config is None
+        else config
+    )
     write_run(out, evaluation, settings, force=False)
     return evaluation
 

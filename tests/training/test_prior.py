@@ -14,7 +14,8 @@ import torch
 from ralm.errors import ModelError
 from ralm.records import FloatArray, Hits
 from ralm.reranking.cross_encoder import load_pair_model
-from ralm.reranking.predictive import Predictive, load_cross_encoder, rank_prior
+from ralm.reranking.oracle import rank_prior
+from ralm.reranking.predictive import Predictive, load_cross_encoder
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.training.cross_encoder import TrainableCrossEncoder, fitted_priors

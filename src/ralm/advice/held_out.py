@@ -65,8 +65,7 @@ class WorthOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """A document or a question: its examples with a query each, and its words. `examples` know the runs of 13 words of
-    the whole unit."""
+    """A document or a question: its examples, which know its runs of 13 words, with a query each."""
 
     name: str
     examples: Sequence[Example]
@@ -77,8 +76,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldOut:
-    """At most `most` units, made one by one in random order; `noun` says what they are, in the plural, and `given`
-    whether they are no documents of the corpus."""
+    """At most `most` units, made one by one in random order; `given` if they are no documents of the corpus."""
 
     noun: str
     description: str
@@ -98,13 +96,11 @@ def held_out_documents(index: Index, tokenizer: Tokenizer, options: WorthOptions
         )
     numbers = np.array([*firsts.values()])[np.random.default_rng(options.seed).permutation(len(firsts))]
     whole = ExpandedPassages(index.passages, "document", index.manifest.settings.get("splitting"))
-
-    def documents() -> Iterator[Document]:
-        for number in numbers.tolist():
-            one = whole[number]
-            yield Document(one.document_id, one.title, one.text, metadata=one.metadata)
-
-    units = (_unit_of_document(one, one.text, tokenizer, options) for one in documents())
+    documents = (
+        Document(one.document_id, one.title, one.text, metadata=one.metadata)
+        for one in map(whole.__getitem__, numbers.tolist())
+    )
+    units = (_unit_of_document(one, one.text, tokenizer, options) for one in documents)
     return HeldOut("documents", "held-out documents of the corpus", min(options.most, len(firsts)), units, given=False)
 
 
@@ -118,8 +114,7 @@ def held_out_texts(found: Iterable[Document], name: str, tokenizer: Tokenizer, o
 
 
 def _documents_or_blocks(found: Iterable[Document], tokenizer: Tokenizer, most: int) -> list[tuple[Document, str]]:
-    """The documents that are not empty, or blocks of 512 tokens of them if they are fewer than `most`; each with the
-    text of the whole document."""
+    """Return the documents, or blocks of 512 tokens if they are too few; each with the text of the whole document."""
     documents = [(one, one.text) for one in found if one.text.strip()]
     if len(documents) >= most:
         return documents

@@ -8,9 +8,10 @@ Letters of shapes: K candidates, T tokens of a continuation.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeAlias
+from itertools import chain, islice
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -49,8 +50,7 @@ Sum: TypeAlias = tuple[float, int]
 
 @dataclass(frozen=True, slots=True)
 class HitGain:
-    """The first of all passages for a stride: what it gained, and the share of its runs of 13 words that stand in the
-    unit."""
+    """What the first of all passages gained, and the share of its runs of 13 words that stand in the unit."""
 
     passage: int
     gain: float
@@ -69,8 +69,7 @@ class MeasuredUnit:
 
 @dataclass(slots=True, eq=False)
 class Cost:
-    """What was read so far: readings (of a stride), tokens of passages in them, and wall-clock seconds without and with
-    the first passage."""
+    """Readings of strides so far, tokens of passages in them, and seconds without and with the first passage."""
 
     readings: int = 0
     passage_tokens: int = 0
@@ -95,82 +94,75 @@ class Meter:
         object.__setattr__(self, "documents", made)
 
     def measure(self, units: Sequence[Unit], first: int) -> list[MeasuredUnit]:
-        """The gains of some units, after `first` others: also with all candidates for some strides of every fourth
-        unit."""
-        found = [self._found(unit, (first + place) % _EVERY == 0) for place, unit in enumerate(units)]
-        examples = [one for unit in units for one in unit.examples]
+        """Return the gains of units, after `first` others: every fourth also with all candidates for some strides."""
+        reads_of = [self._reads(unit, (first + place) % _EVERY == 0) for place, unit in enumerate(units)]
+        examples, reads = [one for unit in units for one in unit.examples], [*chain(*reads_of)]
         begin = time.perf_counter()
         plain = score_candidates(examples, [[NO_PASSAGE]] * len(examples), self.documents, self.scorer)
         middle = time.perf_counter()
-        firsts = [_first(one, row) for one in found for row in range(len(one.clean))]
+        firsts = [read.passages[FIRST] for read in reads]
         score_candidates(examples, [[number] for number in firsts], self.documents, self.scorer)
         self.cost.plain_seconds += middle - begin
         self.cost.passage_seconds += time.perf_counter() - middle
         self.cost.readings += len(examples)
         self.cost.passage_tokens += sum(len(self.documents[number]) - len(self.documents.first) for number in firsts)
-        numbers_of = [numbers for one in found for numbers in one.numbers()]
-        scored = iter(score_candidates(examples, numbers_of, self.documents, self.scorer))
-        bases, numbers = iter(plain), iter(numbers_of)
+        numbers_of = [read.numbers for read in reads]
+        scored = score_candidates(examples, numbers_of, self.documents, self.scorer)
+        gains = map(_gains, [base for [base] in plain], numbers_of, scored)
         return [
-            self._gains(unit, one, [(next(bases)[0], next(numbers), next(scored)) for _ in unit.examples])
-            for unit, one in zip(units, found, strict=True)
+            self._unit_gains(unit, [(read, next(gains)) for read in of_unit])
+            for unit, of_unit in zip(units, reads_of, strict=True)
         ]
 
-    def _found(self, unit: Unit, has_candidates: bool) -> "_Found":
+    def _reads(self, unit: Unit, has_candidates: bool) -> list["_Read"]:
         def find(retriever: Retriever, count: int, examples: Sequence[Example] = unit.examples) -> Hits:
             return find_candidates(examples, unit.queries, retriever, self.passages, count, exclude=True)
 
         every = find(self.retriever, _MORE, [replace(one, runs=()) for one in unit.examples])
         copies = self._copies(unit, every)
 
-        def find_clean(retriever: Retriever, count: int) -> Hits:
+        def find_clean(retriever: Retriever, count: int) -> list[list[tuple[int, float]]]:
             hits = find(retriever, count + (_MORE if copies else 0))
             rows = ([one for one in hits.of(row) if self._document(one[0]) not in copies] for row in range(len(hits)))
-            return Hits.from_pairs([row[:count] for row in rows])
+            return [row[:count] for row in rows]
 
         random = RandomRetriever(len(self.passages), self.options.seed)
         drawn = find_candidates(unit.examples[:1], [unit.name], random, self.passages, 1, exclude=True).of(0)
-        return _Found(
-            clean=find_clean(self.retriever, self.options.candidates if has_candidates else 1),
-            every=every,
-            others={name: find_clean(other, 1) for name, other in self.others.items()},
-            random=drawn[0][0] if drawn else NO_PASSAGE,
-            has_candidates=has_candidates,
-        )
+        clean = find_clean(self.retriever, self.options.candidates if has_candidates else 1)
+        others = {name: find_clean(other, 1) for name, other in self.others.items()}
+        return [
+            _Read(
+                {FIRST: _best(hits), ALL: _best(every.of(row)), RANDOM: _best(drawn)}
+                | {name: _best(rows[row]) for name, rows in others.items()},
+                hits if has_candidates and row < _SAMPLED else [],
+            )
+            for row, hits in enumerate(clean)
+        ]
 
     def _document(self, number: int) -> str:
         return self.passages[number].document_id
 
     def _copies(self, unit: Unit, hits: Hits) -> set[str]:
-        """The documents of which a passage stands in the unit: none of their passages is read, since those that share
-        no run of words may go on with the text all the same."""
+        """Return the documents of which a passage stands in the unit: their other passages may go on with its text."""
         numbers = [number for number in np.unique(hits.numbers_QK).tolist() if number != NO_PASSAGE]
         overlap_of = {number: unit.overlap.overlap(self.passages[number].contents) for number in numbers}
         return {self._document(number) for number, overlap in overlap_of.items() if overlap > STANDS_IN}
 
-    def _gains(
-        self, unit: Unit, found: "_Found", rows: Sequence[tuple[FloatArray, Sequence[int], Sequence[FloatArray]]]
-    ) -> MeasuredUnit:
+    def _unit_gains(self, unit: Unit, rows: Sequence[tuple["_Read", Mapping[int, DoubleArray]]]) -> MeasuredUnit:
         sums: dict[str, Sum] = {}
         kinds: dict[str, Sum] = {}
         hits = []
-        for row, (base, numbers, scored) in enumerate(rows):
-            base_T = np.maximum(base, _LOWEST).astype(np.float64)
-            gain_of = {number: np.maximum(one, _LOWEST) - base_T for number, one in zip(numbers, scored, strict=True)}
-            gain_of[NO_PASSAGE] = np.zeros(len(base_T))
-            first, every = _first(found, row), _number(found.every, row)
-            read = {FIRST: first, ALL: every, RANDOM: found.random}
-            read |= {name: _number(hits, row) for name, hits in found.others.items()}
-            for name, number in read.items():
+        for row, (read, gain_of) in enumerate(rows):
+            for name, number in read.passages.items():
                 _add(sums, name, gain_of[number])
+            first, every = read.passages[FIRST], read.passages[ALL]
             if every != NO_PASSAGE:
                 overlap = unit.overlap.overlap(self.passages[every].contents)
                 hits.append(HitGain(every, float(gain_of[every].sum()), overlap))
             self._add_kinds(kinds, unit, row, gain_of[first], first)
-            candidates = found.clean.of(row)
-            if found.has_candidates and candidates and row < _SAMPLED:
-                gains_KT = np.stack([gain_of[number] for number, _ in candidates])
-                self._add_candidates(sums, gains_KT, np.array([score for _, score in candidates]))
+            if read.candidates:
+                gains_KT = np.stack([gain_of[number] for number, _ in read.candidates])
+                self._add_candidates(sums, gains_KT, np.array([score for _, score in read.candidates]))
         return MeasuredUnit(unit.metadata, sums, kinds, hits)
 
     def _add_candidates(self, sums: dict[str, Sum], gains_KT: DoubleArray, scores_K: DoubleArray) -> None:
@@ -194,14 +186,13 @@ class Meter:
 
 
 class Measuring:
-    """Measures the units of a text in turn, for so many minutes (0: no limit). `found` has the measured
-    ones, `skipped` counts those that were too short."""
+    """Measures the units of a text in turn, for so many minutes (0: no limit); `skipped` ones were too short."""
 
     def __init__(self, meter: Meter, held_out: HeldOut, minutes: float) -> None:
         self.found: list[MeasuredUnit] = []
         self.skipped = 0
         self._meter = meter
-        self._units = held_out.units
+        self._units = self._long_enough(held_out.units)
         self._ends = time.perf_counter() + 60 * minutes if minutes else math.inf
 
     def until(self, count: int, advance: Advance) -> Stop | None:
@@ -209,57 +200,46 @@ class Measuring:
         while len(self.found) < count:
             if time.perf_counter() > self._ends:
                 return "budget"
-            some = self._take(min(_AT_ONCE, count - len(self.found)))
-            if not some:
+            units = [*islice(self._units, min(_AT_ONCE, count - len(self.found)))]
+            if not units:
                 return "measured"
             try:
-                self.found += self._meter.measure(some, len(self.found))
+                self.found += self._meter.measure(units, len(self.found))
             except BudgetError:
                 return "budget"
-            advance(len(some))
+            advance(len(units))
         return None
 
-    def _take(self, count: int) -> list[Unit]:
-        """The next units that are long enough, fewer at the end."""
-        found: list[Unit] = []
-        for unit in self._units:
+    def _long_enough(self, units: Iterator[Unit | None]) -> Iterator[Unit]:
+        for unit in units:
             if unit is None:
                 self.skipped += 1
-                continue
-            found.append(unit)
-            if len(found) == count:
-                break
-        return found
+            else:
+                yield unit
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    """The passages of the examples of a unit."""
+class _Read(NamedTuple):
+    """The passages that an example is read with, by reading, and the candidates for the best of them."""
 
-    clean: Hits
-    every: Hits
-    others: Mapping[str, Hits]
-    random: int
-    has_candidates: bool
+    passages: Mapping[str, int]
+    candidates: Sequence[tuple[int, float]]
 
-    def numbers(self) -> list[list[int]]:
-        """The different passages that each example is read with."""
-        found = []
-        for row in range(len(self.clean)):
-            wanted = [_first(self, row), _number(self.every, row), self.random]
-            wanted += [_number(hits, row) for hits in self.others.values()]
-            if self.has_candidates and row < _SAMPLED:
-                wanted += [number for number, _ in self.clean.of(row)]
-            found.append([number for number in dict.fromkeys(wanted) if number != NO_PASSAGE])
-        return found
+    @property
+    def numbers(self) -> list[int]:
+        """The different passages."""
+        numbers = dict.fromkeys([*self.passages.values(), *(number for number, _ in self.candidates)])
+        return [number for number in numbers if number != NO_PASSAGE]
 
 
-def _number(hits: Hits, row: int) -> int:
-    return int(hits.numbers_QK[row, 0])
+def _best(hits: Sequence[tuple[int, float]]) -> int:
+    return hits[0][0] if hits else NO_PASSAGE
 
 
-def _first(found: _Found, row: int) -> int:
-    return _number(found.clean, row)
+def _gains(base_T: FloatArray, numbers: Sequence[int], scored: Sequence[FloatArray]) -> dict[int, DoubleArray]:
+    """Return the gain of each token after each passage."""
+    base = np.maximum(base_T, _LOWEST).astype(np.float64)
+    gains = {number: np.maximum(one, _LOWEST) - base for number, one in zip(numbers, scored, strict=True)}
+    return {**gains, NO_PASSAGE: np.zeros(len(base))}
 
 
 def _add(sums: dict[str, Sum], name: str, gains_T: DoubleArray) -> None:

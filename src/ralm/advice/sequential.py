@@ -44,8 +44,7 @@ def looks(most: int) -> list[int]:
 
 
 def spending_bounds(units_K: Sequence[int], most: int, *, last: bool = False) -> list[float]:
-    """The bound of the standardised mean at each look, after these numbers of units of `most` planned; `last` spends
-    what is left of the level, since no look will follow."""
+    """Return the bound of the standardised mean at each look; the `last` one spends what is left of the level."""
     spent_K = [_LEVEL * units / most for units in units_K]
     if last:
         spent_K[-1] = _LEVEL
@@ -85,8 +84,7 @@ def student_bound(bound: float, freedom: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequentialGain:
-    """A mean gain per token over units, with the interval that keeps its level at every look; `spread` is the standard
-    deviation of one unit's part in it."""
+    """A mean gain per token with its interval; `spread` is the standard deviation of one unit's part in it."""
 
     gain: float
     low: float
@@ -115,8 +113,7 @@ def sequential_gain(sums_U: DoubleArray, counts_U: IntArray | DoubleArray, bound
 
 
 def skewed_bounds(bound: float, units: int, skewness: float) -> tuple[float, float]:
-    """The standard errors to subtract from a mean for the ends of its interval: those of Student's t, or of Hall's
-    cubic transformation where these are further away."""
+    """Return the standard errors from a mean to its ends: of Student's t, or of Hall's transformation if further."""
     slope = skewness / (3 * math.sqrt(units))
     if abs(slope) < _SYMMETRIC:
         return bound, -bound

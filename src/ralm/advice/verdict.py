@@ -44,8 +44,7 @@ class GainPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapPart:
-    """Strides whose first passage shares so much with the unit: their share of all, and their part of the gain, in nats
-    per token of all."""
+    """Strides whose first passage shares so much with the unit, with their part of the gain per token of all."""
 
     name: str
     share: float
@@ -63,9 +62,8 @@ class DocumentGain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """The verdict on a corpus. `gain` is that of the first passage that is no near duplicate, per token, with an
-    interval that keeps its level over all looks; `with_duplicates` is the same with near duplicates. `readings` have
-    95% intervals of a bootstrap over units. `stopped`: certain, budget, or measured (all units)."""
+    """The verdict on a corpus: the `gain` per token of the first passage that is no near duplicate, with an interval
+    that keeps its level over all looks. `readings` have 95% intervals of a bootstrap over units."""
 
     corpus: str
     lm: str
@@ -141,8 +139,8 @@ def open_meter(index: Index, model: LanguageModel, options: WorthOptions) -> Met
 def judge_corpus(index: Index, model: LanguageModel, held_out: HeldOut, options: WorthOptions | None = None) -> Worth:
     """Measure units until the verdict is certain, the budget is used up, or all are measured.
 
-    Raises UsageError if the model does not score given texts or there are too few units for any verdict, BudgetError if
-    the budget ends before two units are measured.
+    Raises UsageError if the model does not score given texts or there are too few units, BudgetError if the budget ends
+    before two units are measured.
     """
     options = options or WorthOptions()
     meter = open_meter(index, model, options)

@@ -55,8 +55,10 @@ class EvaluationJob:
 
         pipeline = self.pipeline
         source: Any = None
-        if self.has_passages:
-            source = shared(ralm.open_source, pipeline.index, self.retrieved, pipeline.retrieval)
+        if self.retrieved:
+            source = shared(ralm.FromFile.read, self.retrieved)
+        elif pipeline.index:
+            source = shared(ralm.FromRetriever.of_index, pipeline.index, pipeline.retrieval)
         opened = open_pipeline(
             pipeline,
             source=source,
@@ -94,8 +96,7 @@ def eval_command(
 
     from ralm.cli.process import print_note
     from ralm.cli.results import print_evaluation, print_sweep
-    from ralm.runs.resume import point_config
-    from ralm.runs.run import RUN_KIND, SWEEP_KIND
+    from ralm.runs.run import RUN_KIND, SWEEP_KIND, evaluation_config
     from ralm.storage.outputs import check_output
 
     if over and not all(one.has_passages for one in jobs.by_value.values()):
@@ -116,12 +117,12 @@ def eval_command(
         run = ralm.sweep if out is None else partial(ralm.run_sweep, out, name=job.text, force=force)
         swept = run(text, model, jobs.option, points, **limit)
         beginning = next(iter(swept.evaluations.values())).prepared.text
-        configs = [point_config(job.text, beginning, model, point, job.limit_tokens) for point in points]
+        configs = [evaluation_config(job.text, beginning, model, point, job.limit_tokens) for point in points]
         return flags.TableOutput(lambda: swept.summary(configs), partial(print_sweep, swept, out))
     run = ralm.evaluate_text if out is None else partial(ralm.run_evaluation, out, name=job.text, force=force)
     [point] = points
     evaluation = run(text, model, point.plan, source=point.source, parts=point.parts, baseline=baseline, **limit)
-    config = point_config(job.text, evaluation.prepared.text, model, point, job.limit_tokens)
+    config = evaluation_config(job.text, evaluation.prepared.text, model, point, job.limit_tokens)
     return flags.TableOutput(lambda: evaluation.summary(config), partial(print_evaluation, evaluation, out))
 
 

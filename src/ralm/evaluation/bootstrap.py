@@ -21,28 +21,24 @@ def sums_of_units(values_TR: FloatArray | DoubleArray, unit_T: IntArray) -> Doub
 def bootstrap_means(
     sums_UR: DoubleArray, counts_U: IntArray | DoubleArray, *, draws: int = DRAWS, seed: int = 0
 ) -> DoubleArray:
-    """Means (float64, draws x R) of R columns over units drawn with replacement, as many as there are. A unit, such as
-    a document, has the sum of its values in each column (U x R) and their count (U), or another sum for a ratio. All
-    columns share the drawn units, so that their differences are paired. Equal arguments give equal draws."""
+    """Return means (float64, draws x R) over units drawn with replacement, from sums and counts of values by unit.
+
+    All columns share the drawn units, so that their differences are paired.
+    """
     units = len(counts_U)
     random = np.random.default_rng(seed)
-    sums_DR, counts_D, times_D = _distinct(sums_UR, counts_U)
+    # how often a unit is drawn does not depend on which of several equal ones it is
+    rows_UC: DoubleArray = np.column_stack([sums_UR, counts_U]).astype(np.float64)
+    _, firsts_D, times_D = np.unique(rows_UC, axis=0, return_index=True, return_counts=True)
+    order_D = np.argsort(firsts_D)
+    rows_DC, times_D = rows_UC[firsts_D[order_D]], times_D[order_D]
+    sums_DR, counts_D = rows_DC[:, :-1], rows_DC[:, -1]
     means = np.empty((draws, sums_UR.shape[1]))
     for begin in range(0, draws, _AT_ONCE):
         size = min(_AT_ONCE, draws - begin)
         drawn = random.multinomial(units, times_D / units, size=size).astype(np.float64)
         means[begin : begin + size] = (drawn @ sums_DR) / (drawn @ counts_D)[:, None]
     return means
-
-
-def _distinct(sums_UR: DoubleArray, counts_U: IntArray | DoubleArray) -> tuple[DoubleArray, DoubleArray, IntArray]:
-    """The D distinct units in the order of their first, and how many of each there are: how often one of them is drawn
-    does not depend on which it is. Where values are right or wrong, D is 2."""
-    rows_UC: DoubleArray = np.column_stack([sums_UR, counts_U]).astype(np.float64)
-    _, firsts_D, times_D = np.unique(rows_UC, axis=0, return_index=True, return_counts=True)
-    order_D = np.argsort(firsts_D)
-    rows_DC = rows_UC[firsts_D[order_D]]
-    return rows_DC[:, :-1], rows_DC[:, -1], times_D[order_D]
 
 
 def interval(values: DoubleArray) -> tuple[float, float]:

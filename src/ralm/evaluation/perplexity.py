@@ -21,8 +21,9 @@ from ralm.errors import RalmWarning, UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, traits_of
 from ralm.reading import plan, provenance, sources
+from ralm.reading.in_context import check_plan_before
 from ralm.reading.parts import IN_CONTEXT, Parts
-from ralm.reading.score import check_evidence, score_text
+from ralm.reading.score import score_text
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import Hits, Passages, ScoredTokens
 from ralm.validation import check_length
@@ -35,9 +36,7 @@ _BOUNDED: Final = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte"
 class Measures:
     """How well a text was predicted: its tokens, words and UTF-8 bytes, and `nll` in nats over all its targets.
 
-    `nll` is -log p of the text by the chain rule (In-Context RALM, Eq. 1). `unknown_tokens` counts the tokens that
-    stand for text that the tokenizer does not know, which was not predicted. Perplexities divide by the counts;
-    `ralm.reading.plan` says what counts under each semantics.
+    `unknown_tokens` stand for text that the tokenizer does not know, which was not predicted.
     """
 
     tokens: int
@@ -101,8 +100,7 @@ class Reading:
         return np.asarray(self.scored.log_probs_T == self.upper.scored.log_probs_T)
 
     def as_dict(self) -> dict[str, JsonValue]:
-        """The measures by name, with the seconds; the worst ones if there are bounds. Then `bounds` holds the best and
-        the worst, and `exact` the share of targets that are known."""
+        """Return the measures by name, the worst ones if there are bounds, and the `exact` share of targets."""
         shown: dict[str, JsonValue] = {**self.measures.as_dict(), "seconds": round(self.seconds, 3)}
         if self.upper is not None:
             best, worst = self.upper.measures.as_dict(), self.measures.as_dict()
@@ -132,8 +130,7 @@ class Evaluation:
         return provenance.TracedText.of(self.prepared, self.reading.scored, self.baseline.scored, self.passages)
 
     def summary(self, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """The measures and their configuration; with a baseline, also its measures and the gain over it, if it is
-        known."""
+        """Return the measures and their configuration, with those of the baseline and the gain if it is known."""
         shown = {**self.reading.as_dict(), "config": config}
         if self.baseline is not None:
             shown["baseline"] = self.baseline.as_dict()
@@ -154,10 +151,9 @@ def evaluate_text(
 ) -> Evaluation:
     """Score a text stride by stride, each read with the passages of `source` (In-Context RALM, section 5; REPLUG).
 
-    `parts` say how: the reranker chooses among the hits, the reader decides what comes before the text, and the mixer
-    weighs its readings. By default the best passage is read alone. You can write your own: see docs/extending.md.
-    `model` may be a `Scorer`, so that evaluations share its cache. With `baseline` the same targets are scored without
-    passages too. If the model lists its top tokens only, the measures are bounds (`Reading.upper`).
+    `parts` say how; by default the best passage is read alone. `model` may be a `Scorer`, so that evaluations share its
+    cache. With `baseline` the same targets are scored without passages too. If the model lists its top tokens only, the
+    measures are bounds (`Reading.upper`).
 
     Raises UsageError if lengths do not fit into the model, TextError if the text is too short, ModelError if `bos` is
     always and the tokenizer has no BOS.
@@ -165,7 +161,9 @@ def evaluate_text(
     scorer, options = Scorer.of(model), options or plan.PlanOptions()
     check_plan(scorer, options)
     options.check_documents(parts.joined)
-    check_evidence(parts, scorer, options)
+    parts.check_scoring(scorer, "a score")
+    if parts.evidence:
+        check_plan_before(options, parts.evidence, "`evidence`")
     PassageDocuments.planned((), scorer.tokenizer, options)  # raises if special tokens cannot come first
     if parts.ranking_model is not None:
         PassageDocuments.planned((), parts.ranking_model.tokenizer, options)
@@ -214,8 +212,7 @@ def timed(prepared: PreparedText, score: Callable[[], ScoredTokens]) -> Reading:
 
 
 def check_plan(model: LanguageModel, options: plan.PlanOptions) -> None:
-    """Raise UsageError if a plan cannot be read, or needs a longer context than the model has, or if the model answers
-    messages and does not continue texts."""
+    """Raise UsageError if a model cannot read a text with this plan."""
     if traits_of(model).answers_only:
         raise UsageError(f"{model.name} answers messages and does not continue texts, so it cannot score a text.")
     options.check_documents(1)

@@ -18,7 +18,7 @@ from ralm.corpus import files
 from ralm.corpus.formats.json_records import record_of_line
 from ralm.errors import InputError, UsageError, extra
 from ralm.evaluation import RETRIEVAL_MEASURES
-from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
+from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.protocols import Retriever
 from ralm.records import DoubleArray, Passages
 from ralm.storage.outputs import replaced_file
@@ -38,16 +38,25 @@ _DOCUMENT_TOPIC: Final = re.compile(r"<DOC>\s*<DOCNO>\s*(\S+)\s*</DOCNO>(.*?)</D
 
 
 def read_topics(path: Path | str) -> dict[str, str]:
-    """The text of each topic, by id, of a file or of a folder in BEIR's format. Of TREC's topics, it is the title.
+    """Return the text of each topic, by id, in a file or in a folder in BEIR's format; the title of TREC's topics.
 
     Raises InputError, naming the line, if the source is missing, empty or malformed.
     """
     path = _in_folder(path, "queries.jsonl")
     if files.suffix_of(path.name) == ".jsonl":
-        return _collected(path, _json_topics(path))
-    text = files.decode(files.content_of(path), str(path), InputError).removeprefix(files.BYTE_ORDER_MARK)
-    tagged = _TOPIC.findall(text) or _DOCUMENT_TOPIC.findall(text)
-    return _collected(path, ((str(path), *found) for found in tagged) if tagged else _table_topics(path))
+        rows = _json_topics(path)
+    else:
+        text = files.decode(files.content_of(path), str(path), InputError).removeprefix(files.BYTE_ORDER_MARK)
+        tagged = _TOPIC.findall(text) or _DOCUMENT_TOPIC.findall(text)
+        rows = ((str(path), *topic) for topic in tagged) if tagged else _table_topics(path)
+    texts: dict[str, str] = {}
+    for where, name, text in rows:
+        if name.strip() in texts:
+            raise InputError(f"{where}: there are two topics {name.strip()!r}.")
+        texts[name.strip()] = " ".join(text.split())
+    if not texts:
+        raise InputError(f"{path} holds no topics: give a file of queries.")
+    return texts
 
 
 def _in_folder(path: Path | str, name: str) -> Path:
@@ -74,22 +83,8 @@ def _table_topics(path: Path) -> Iterator[tuple[str, str, str]]:
         yield where, name, text
 
 
-def _collected(path: Path, rows: Iterator[tuple[str, str, str]]) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for where, name, text in rows:
-        if name.strip() in texts:
-            raise InputError(f"{where}: there are two topics {name.strip()!r}.")
-        texts[name.strip()] = " ".join(text.split())
-    if not texts:
-        raise InputError(f"{path} holds no topics: give a file of queries.")
-    return texts
-
-
 def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
-    """The judgements of a file, or of the test split of a folder in BEIR's format: the grade of each document by topic.
-
-    Raises InputError, naming the line, if the source is missing, empty or malformed, or grades one twice.
-    """
+    """Return the grade of each document by topic in a file, or in the test split of a folder in BEIR's format."""
     path = _in_folder(path, "qrels/test.tsv")
     grades: dict[str, dict[str, int]] = {}
     for place, (where, line) in enumerate(_lines(path)):
@@ -109,10 +104,7 @@ def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
 
 
 def read_run_file(path: Path | str) -> dict[str, dict[str, float]]:
-    """The run in a file of TREC's format.
-
-    Raises InputError, naming the line, if the file is missing, empty or malformed, or has a document twice.
-    """
+    """Return the run in a file of TREC's format."""
     path = Path(path)
     run: dict[str, dict[str, float]] = {}
     for where, line in _lines(path):
@@ -162,12 +154,11 @@ def retrieve_run(
     by_passage: bool = False,
     without_own: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """The run of a retriever: the documents of the k best passages for each topic.
+    """Return the run of a retriever: the documents of the k best passages for each topic.
 
     A document counts once, at its best passage. With `by_passage` every passage counts, and its number is its id.
-    `without_own` leaves out the document with the id of the topic, as BEIR does. Scores are float32; where they do not
-    fall, the later one is the next smaller number, so that all programs rank alike. Raises PartError if the hits are
-    invalid.
+    `without_own` leaves out the document with the id of the topic, as BEIR does. Where scores (float32) do not fall,
+    the later one is the next smaller number, so that all programs rank alike.
     """
     hits = retrieve_checked(retriever, list(topics.values()), k, len(passages))
     names: dict[int, str] = {}
@@ -188,24 +179,20 @@ def retrieve_run(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JudgedRun:
-    """The measures of a run, and of the run `against` which it is compared.
-
-    `topics` are the judged topics, `values` the value of each measure for each topic (float64), by the measure's name.
-    """
+    """The values of each measure for each judged topic, by name, and those `against` which they are compared."""
 
     topics: Sequence[str]
     values: Mapping[str, DoubleArray]
     against: Mapping[str, DoubleArray] | None = None
 
-    def summary(self, *, draws: int = DRAWS, seed: int = 0) -> dict[str, JsonValue]:
-        """The means of the measures over topics, each with the ends of its 95% interval: a bootstrap over topics,
-        paired for the `difference` to the other run."""
+    def summary(self) -> dict[str, JsonValue]:
+        """Return the means of the measures with their 95% intervals over topics, paired for the `difference`."""
         columns = {"measures": self.values}
         if self.against is not None:
             difference = {name: values_U - self.against[name] for name, values_U in self.values.items()}
             columns |= {"against": self.against, "difference": difference}
         values_UR = np.stack([values_U for column in columns.values() for values_U in column.values()], axis=1)
-        drawn_DR = bootstrap_means(values_UR, np.ones(len(self.topics), dtype=np.int64), draws=draws, seed=seed)
+        drawn_DR = bootstrap_means(values_UR, np.ones(len(self.topics), dtype=np.int64))
         figures: Iterator[JsonValue] = (
             {"mean": float(values_UR[:, place].mean()), "interval": [*interval(drawn_DR[:, place])]}
             for place in range(values_UR.shape[1])
@@ -222,11 +209,7 @@ class JudgedRun:
 
 
 def parse_measures(measures: str, k: int | None = None) -> list[Any]:
-    """The measures of ir_measures with these names, separated by commas.
-
-    Raises UsageError if there is none of a name, or if one needs more than the `k` documents of a topic in the run;
-    MissingExtraError without the extra `judge`.
-    """
+    """Return the measures of ir_measures with these names; UsageError if one is unknown or needs more than `k` hits."""
     with extra("judge", "measures of retrieval need", ("ir_measures",)):
         import ir_measures
     parsed: list[Any] = []

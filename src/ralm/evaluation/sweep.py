@@ -6,7 +6,7 @@ a model that caches what it scored, and retrievers that cache what they found.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pydantic import JsonValue
 
@@ -28,7 +28,7 @@ class SweepPoint:
 
     value: str
     plan: PlanOptions
-    source: sources.PassageSource
+    source: sources.PassageSource | None
     parts: Parts
 
 
@@ -43,7 +43,7 @@ class Sweep:
     retrievals: int
 
     def rows(self) -> list[dict[str, JsonValue]]:
-        """A row per value: the measures, those without retrieval as `none_...`, and the relative gain in perplexity."""
+        """Return a row per value: the measures, those without retrieval as `none_...`, and the gain in perplexity."""
         rows = []
         for value, evaluation in self.evaluations.items():
             assert evaluation.baseline is not None
@@ -89,20 +89,13 @@ def sweep(
     shared, retrievers = sources.share_retrievals(
         [point.source for point in points], [point.parts.hits for point in points]
     )
-    evaluations, models = {}, [scorer]
-    for point, source in zip(points, shared, strict=True):
-        if isinstance(point.parts.ranking_model, Scorer):
-            models.append(point.parts.ranking_model)
-        evaluations[point.value] = evaluate_text(
-            text,
-            scorer,
-            point.plan,
-            source=source,
-            parts=point.parts,
-            limit_tokens=limit_tokens,
-            baseline=True,
-        )
-    scorers = {id(one): one for one in models}.values()
+    how: Any = {"limit_tokens": limit_tokens, "baseline": True}
+    evaluations = {
+        point.value: evaluate_text(text, scorer, point.plan, source=source, parts=point.parts, **how)
+        for point, source in zip(points, shared, strict=True)
+    }
+    models = [scorer, *(point.parts.ranking_model for point in points)]
+    scorers = {id(one): one for one in models if isinstance(one, Scorer)}.values()
     return Sweep(
         option=option,
         evaluations=evaluations,

@@ -7,8 +7,7 @@ in_context.py      the best passage before the context (In-Context RALM, Eq. 2)
 concatenation.py   several passages in one context
 ensemble.py        each passage alone
 mixture.py         weights, average and shares of predictions as arrays (REPLUG, Eq. 2 and 3)
-mixers.py          weights of an ensemble: by similarity, uniform, or by evidence
-contrast.py        the distribution of the next token contrasted with that without a passage (CAD)
+mixers.py          weights of an ensemble: by similarity, uniform, or by evidence; contrast (CAD)
 parts.py           reranker, reader and mixer where they are used, with checks of what they give
 bounds.py          the same if only the top tokens of each prediction are known
 rows.py            what rerankers see of a text or of unfinished prompts

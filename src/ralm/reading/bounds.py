@@ -19,12 +19,7 @@ from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextToke
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:
-    """Bounds of the natural log-probability of tokens under an average of K documents.
-
-    `tokens_Y` (int64, ascending) are the tokens that any document lists; `log_probs_KY` (float64) are their
-    log-probabilities after each document, and `listed_KY` says where they are known. `rest_K` (float64) bounds the
-    log-probability of a token that a document does not list, and `log_weights_K` are the weights of the documents.
-    """
+    """Bounds of the log-probability of the listed tokens (ascending); `rest_K` bounds that of tokens not listed."""
 
     tokens_Y: IntArray
     log_probs_KY: DoubleArray

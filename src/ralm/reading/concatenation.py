@@ -8,14 +8,13 @@ room for the others; here that is an option, as is the best document last, next 
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.options import Option, check_options
+from ralm.options import Option, Part
 from ralm.protocols import Documents
 from ralm.records import PromptPrefix
 
@@ -23,31 +22,25 @@ PassageOrder = Literal["best-first", "best-last"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Concatenation:
+class Concatenation(Part):
     """Puts the first `documents` hits of a row before the context; the papers' question answering reads 2.
-
-    `order`: best-first as in the papers' codes, or best-last, with the best passage next to the text. Each passage is
-    cut to the plan's `document_tokens`. With `cut_together` all of them are cut as one text, as in REPLUG's code.
 
     Raises UsageError if `documents` is below 1, or if `cut_together` would cut the best passage first.
     """
+
+    named: ClassVar = ("reader", "concatenation")
 
     documents: Annotated[int, Option("Passages that are read together.")] = 2
     cut_together: Annotated[bool, Option("Cut all passages together to `document_tokens` (REPLUG's code).")] = False
     order: Annotated[PassageOrder, Option("The best passage first, or last, next to the text.")] = "best-first"
 
     def __post_init__(self) -> None:
-        check_options(self)
+        Part.__post_init__(self)
         if self.cut_together and self.order == "best-last":
             raise UsageError(
                 '`cut_together` cuts the end of the passages, where the best one is with `order="best-last"`: choose '
                 "one of them."
             )
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """All options, by name."""
-        return {"reader": "concatenation", **asdict(self)}
 
     @property
     def hits(self) -> int:
@@ -64,11 +57,9 @@ class Concatenation:
         return numbers if self.order == "best-first" else numbers[::-1]
 
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
-        """One prompt prefix of all passages, credited to the best of them.
+        """Return one prompt prefix of all passages, credited to the best of them.
 
-        The first in the text is encoded as if it were alone, with the special tokens before it. Each further one is
-        encoded without them and after a newline, which counts as part of it. With `cut_together` they are one text,
-        joined by newlines, and passages of which the cut leaves nothing are not among those of the prefix.
+        Passages of which `cut_together` leaves nothing are not among those of the prefix.
         """
         numbers = tuple(number for number, _ in hits[: self.documents])
         first, *others = self.in_order(numbers)

@@ -1,12 +1,10 @@
 """REPLUG's ensemble: each passage is read alone, and the predictions are averaged (REPLUG, Eq. 2)."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Final
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final
 
-from pydantic import JsonValue
-
-from ralm.options import Option, check_options
+from ralm.options import Option, Part
 from ralm.protocols import Documents
 from ralm.records import PromptPrefix
 
@@ -15,13 +13,15 @@ MIN_TEMPERATURE: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ensemble:
+class Ensemble(Part):
     """Reads each of the first `documents` hits of a row alone (REPLUG, Eq. 2; 10 documents as in the paper).
 
     The scores of its prompt prefixes are similarity / `temperature`, with temperature 1 as in the paper.
 
     Raises UsageError if a value is out of range.
     """
+
+    named: ClassVar = ("reader", "ensemble")
 
     documents: Annotated[int, Option("Passages that are read together.")] = 10
     temperature: Annotated[
@@ -32,14 +32,6 @@ class Ensemble:
             maximum=1 / MIN_TEMPERATURE,
         ),
     ] = 1.0
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """All options, by name."""
-        return {"reader": "ensemble", **asdict(self)}
 
     @property
     def hits(self) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Protocol
 
 import numpy as np
 
@@ -28,10 +27,7 @@ from ralm.validation import check_length
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to continue.
-
-    The retriever gets `query`; by default the last `query_tokens` of the growing text.
-    """
+    """A text to continue, and the query of the retriever; by default the last tokens of the growing text."""
 
     text: str
     query: str | None = None
@@ -46,12 +42,10 @@ def generate(
 ) -> Iterator[GeneratedText]:
     """Continue a prompt; pieces come as soon as they cannot belong to a stop string.
 
-    Without a `source` no passage is read; `parts` say how passages are read. Raises UsageError if the
-    prompt is empty, if the document and a stride do not fit into the model's length, if `max_length` exceeds it, or if
-    the reranker looks at the text to be predicted.
+    Without a `source` no passage is read; `parts` say how passages are read. Raises UsageError if the prompt is empty,
+    if lengths do not fit into the model, or if the reranker looks at the text to be predicted.
     """
-    pieces = generate_many([prompt], model, options, source, parts)
-    return (piece for _, piece in pieces)
+    return (piece for _, piece in generate_many([prompt], model, options, source, parts))
 
 
 def generate_many(
@@ -61,19 +55,16 @@ def generate_many(
     source: FromRetriever | None = None,
     parts: Parts = IN_CONTEXT,
 ) -> Iterator[tuple[int, GeneratedText]]:
-    """Continue many prompts together; yields the number of a prompt and its next piece.
-
-    Each prompt gets the same text as if it were alone. Raises what `generate` raises.
-    """
+    """Continue many prompts together, each as if it were alone; yield the number of a prompt and its next piece."""
     options = options or GenerationOptions()
-    given = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
-    tokens = [model.tokenizer.encode(prompt.text) for prompt in given]
+    asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
+    tokens = [model.tokenizer.encode(prompt.text) for prompt in asked]
     for number, text in enumerate(tokens):
         if len(text) == 0:
             which = "the prompt" if len(prompts) == 1 else f"prompt {number + 1} of {len(prompts)}"
             raise UsageError(f"{which} is empty: give at least one word to continue.")
     writer = TokenWriter(model, options, source, parts)
-    for text, prompt in zip(tokens, given, strict=True):
+    for text, prompt in zip(tokens, asked, strict=True):
         writer.add(text, prompt.query)
     return pieces_of(writer, [StoppedText(text, model.tokenizer, options.stop) for text in tokens])
 
@@ -81,8 +72,7 @@ def generate_many(
 class TokenWriter:
     """Continues prompts, one token each per step; prompts may join and leave between steps.
 
-    Raises UsageError if the reranker looks at the text to be predicted, if the document and a stride do not fit into
-    the model's length, or if `max_length` exceeds it.
+    Raises UsageError if lengths do not fit into the model, or if the reranker looks at the text to be predicted.
     """
 
     def __init__(
@@ -96,29 +86,22 @@ class TokenWriter:
         self._options = options or GenerationOptions()
         self._source = source
         self._parts = parts
-        parts.check_generation(model)
         self._max_length = self._options.max_length or model.max_length
-        self._check_lengths()
-        passages = source.passages if source else ()
-        self._documents = PassageDocuments(passages, model.tokenizer, self._options.document_tokens, self._options.bos)
-        self._decoder = Decoder(model, self._options, self._max_length)
-
-    def _check_lengths(self) -> None:
-        check_length(self._model, self._max_length)
-        documents, options = self._parts.joined, self._options
-        if documents * options.document_tokens + options.stride > self._max_length:
+        parts.check_generation(model)
+        check_length(model, self._max_length)
+        documents, length, stride = parts.joined, self._options.document_tokens, self._options.stride
+        if documents * length + stride > self._max_length:
             several = f"{documents} documents of " if documents > 1 else ""
             raise UsageError(
-                f"{several}`document_tokens` {options.document_tokens} and `stride` {options.stride} do not fit "
-                f"together into the model length {self._max_length}; lower one of them."
+                f"{several}`document_tokens` {length} and `stride` {stride} do not fit together into the model length "
+                f"{self._max_length}; lower one of them."
             )
+        passages = source.passages if source else ()
+        self._documents = PassageDocuments(passages, model.tokenizer, length, self._options.bos)
+        self._decoder = Decoder(model, self._options, self._max_length)
 
     def add(self, prompt: IntArray, query: str | None = None, seed: int | None = None) -> int:
-        """Add a prompt of at least one token id (int64), to be continued from the next step on; returns its number.
-
-        The retriever gets `query`; by default the last tokens of the growing text. `seed` is that of the prompt's own
-        random draws; by default that of the options.
-        """
+        """Add a prompt of at least one token id, to be continued from the next step on; return its number."""
         if len(prompt) == 0:
             raise UsageError("the prompt is empty: give at least one token to continue.")
         text = without_first(prompt, self._documents.first)
@@ -131,7 +114,7 @@ class TokenWriter:
         self._decoder.end(number)
 
     def step(self) -> list[tuple[int, GeneratedToken]]:
-        """The next token of every unfinished prompt, with the prompt's number; empty once all have ended."""
+        """Return the next token of every unfinished prompt, with the prompt's number; empty once all have ended."""
         while self._decoder.unfinished:
             self._retrieve([one for one in self._decoder.unfinished if one.written % self._options.stride == 0])
             if written := self._decoder.step():
@@ -154,9 +137,7 @@ class TokenWriter:
 
 
 class Decoder:
-    """Texts that are being continued, each from its prompt prefixes; others may join and leave between steps. At most
-    `max_length` tokens are read at once, the next one included; a `cache` shares what is read with scoring. UsageError
-    if tokens are to be drawn at random from a model that answers messages."""
+    """Continues texts from their prompt prefixes; a `cache` shares what is read with scoring."""
 
     def __init__(
         self, model: WritingModel, options: GenerationOptions, max_length: int, cache: SharedCache | None = None
@@ -174,12 +155,11 @@ class Decoder:
 
     @property
     def unfinished(self) -> Sequence[PromptState]:
-        """The texts that have not ended; their readings may be changed before a step."""
+        """Return the texts that have not ended; their readings may be changed before a step."""
         return list(self._states.values())
 
     def add(self, state: PromptState) -> int:
-        """Add a text, to be continued from the next step on; returns its number. With its prompt prefixes it has at
-        least one token. Without a `generator` it draws with one that is seeded with the `seed` of the options."""
+        """Add a text, to be continued from the next step on; return its number."""
         if len(state.readings) > 1 and self._model.tier == "text":
             raise UsageError(
                 f"{self._model.name} gives text alone, so that its predictions cannot be averaged over "
@@ -218,7 +198,7 @@ class Decoder:
                 one.log_probs_KN = np.stack([next(found) for _ in one.log_probs_KN])
 
     def step(self) -> list[tuple[int, GeneratedToken]]:
-        """The next token of every unfinished text with the text's number, without those that end there."""
+        """Return the next token of every unfinished text with the text's number, without those that end there."""
         states = list(self._states.items())
         if not states:
             return []
@@ -239,8 +219,7 @@ class Decoder:
         return written
 
     def _texts(self, state: PromptState) -> list[IntArray]:
-        """The texts to read: each prompt prefix and the text, whose oldest tokens are dropped until both and the next
-        token fit into the model."""
+        """Return each prompt prefix and the text, without its oldest tokens if both and the next token do not fit."""
         begins = [max(0, len(one.tokens) + len(state.text) + 1 - self._max_length) for one in state.readings]
         return [
             np.concatenate([one.tokens, state.text[begin:]]) for one, begin in zip(state.readings, begins, strict=True)
@@ -271,14 +250,8 @@ class Decoder:
         return token
 
 
-class _StepWriter(Protocol):
-    def step(self) -> list[tuple[int, GeneratedToken]]: ...
-
-    def end(self, number: int) -> None: ...
-
-
-def pieces_of(writer: _StepWriter, texts: Sequence[StoppedText]) -> Iterator[tuple[int, GeneratedText]]:
-    """The pieces that a `TokenWriter` or `Decoder` writes, each with the number of its text, up to the stop strings."""
+def pieces_of(writer: TokenWriter | Decoder, texts: Sequence[StoppedText]) -> Iterator[tuple[int, GeneratedText]]:
+    """Yield the pieces that are written, each with the number of its text, up to the stop strings."""
     while written := writer.step():
         for number, token in written:
             for piece in texts[number].add(token):

@@ -10,27 +10,23 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from pydantic import JsonValue
 
 from ralm.errors import UsageError
+from ralm.options import Part
 from ralm.protocols import Documents
 from ralm.reading.plan import Plan, PlanOptions
 from ralm.records import IntArray, PromptPrefix, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InContext:
+class InContext(Part):
     """Reads the best passage of each row (In-Context RALM, Eq. 2)."""
 
+    named: ClassVar = ("reader", "in-context")
     hits: ClassVar[int] = 1
 
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """The name; there are no options."""
-        return {"reader": "in-context"}
-
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
-        """The best passage alone."""
+        """Return the best passage alone."""
         number, _ = hits[0]
         return [PromptPrefix(documents[number], (number,))]
 
@@ -38,8 +34,7 @@ class InContext:
 def check_tokens_before(
     document_tokens: int, tokens: int, advance: int, max_length: int, named: str = "`rerank` tokens"
 ) -> None:
-    """Raise UsageError if the last `tokens` of a prefix cannot be scored after a document of full length, in windows
-    that advance `advance` tokens at a time. Messages call the tokens `named`."""
+    """Raise UsageError if the last `tokens` of a prefix, `named` so, cannot be scored after a whole document."""
     if document_tokens + tokens + advance >= max_length:
         beside = f" beside the {advance} that the window advances at a time" if advance else ""
         raise UsageError(
@@ -60,8 +55,7 @@ def check_plan_before(options: PlanOptions, tokens: int, named: str = "`rerank` 
 
 
 def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:
-    """The request that scores the targets of one row after [document; context] (In-Context RALM, Eq. 2); also the last
-    `before` tokens of the prefix, if it has as many. Token 0 is never a target."""
+    """Return the request for the targets of a row, and for up to `before` tokens before them (RALM, Eq. 2)."""
     context_begin = plan.context_begins(row, len(document))
     target_begin = max(1, int(plan.target_begin_R[row]) - before)
     return Request(
@@ -72,5 +66,5 @@ def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, b
 
 
 def rows_with_targets(plan: Plan) -> Sequence[int]:
-    """The rows with targets: all, except a first stride that holds only token 0."""
+    """Return the rows with targets: all, except a first stride that holds only token 0."""
     return np.flatnonzero(plan.target_begin_R < plan.end_R).tolist()

@@ -5,29 +5,26 @@ tokens before a target, the oldest first, after each prompt prefix (K x E). It n
 causal. Weights are float64, in log space.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
 
 import numpy as np
-from pydantic import JsonValue
 
 from ralm.grammar import Catalogue
-from ralm.options import Option, check_options
-from ralm.reading.contrast import Contrast
-from ralm.reading.mixture import posterior_log_weights, similarity_log_weights
+from ralm.options import Option, Part
+from ralm.reading.mixture import log_softmax, posterior_log_weights, similarity_log_weights
 from ralm.records import DoubleArray, FloatArray
+
+_LOWEST: Final = -1e4
+"""A log-probability for impossible tokens of a prediction, whose logarithm would turn a sum into NaN."""
 
 
 @dataclass(frozen=True, slots=True)
-class SimilarityWeights:
+class SimilarityWeights(Part):
     """The softmax of the scores (REPLUG, Eq. 3)."""
 
+    named: ClassVar = ("mixer", "similarity")
     evidence: ClassVar[int] = 0
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """The name; there are no options."""
-        return {"mixer": "similarity"}
 
     def __call__(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:  # noqa: ARG002
         """Return the weights, whatever the evidence."""
@@ -35,15 +32,11 @@ class SimilarityWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class UniformWeights:
+class UniformWeights(Part):
     """The same weight for every prediction."""
 
+    named: ClassVar = ("mixer", "uniform")
     evidence: ClassVar[int] = 0
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """The name; there are no options."""
-        return {"mixer": "uniform"}
 
     def __call__(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:  # noqa: ARG002
         """Return 1 / K for each."""
@@ -51,7 +44,7 @@ class UniformWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PosteriorWeights:
+class PosteriorWeights(Part):
     """Weights by how well each passage predicted the last `evidence` tokens: Bayes' rule with forgetting.
 
     The weights before any evidence are the softmax of the scores. With `eta` 0 they stay; with `eta` 1 and a large
@@ -59,22 +52,36 @@ class PosteriorWeights:
     range.
     """
 
+    named: ClassVar = ("mixer", "posterior")
+
     eta: Annotated[float, Option("Weight of the evidence.", maximum=100)] = 0.7
     decay: Annotated[float, Option("Evidence so many tokens ago counts 1/e.", minimum=0.1, maximum=1e6)] = 8.0
     evidence: Annotated[int, Option("Tokens before each target that are evidence.", maximum=1024)] = 32
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """All options, by name."""
-        return {"mixer": "posterior", **asdict(self)}
 
     def __call__(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:
         """Return the weights for the token after the evidence."""
         with_next_KT = np.pad(evidence_KE, ((0, 0), (0, 1)))
         return posterior_log_weights(with_next_KT, similarity_log_weights(scores_K), self.eta, self.decay)[:, -1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast(Part):
+    """Contrasts generation with the prediction without passages: CAD (Shi et al., 2023, arXiv 2305.14739).
+
+        softmax( (1 + alpha) log p - alpha log p_0 )
+
+    p is the average over the passages of a row (REPLUG, Eq. 2), with one passage its prediction as in the paper, and
+    p_0 the prediction without passages. No token is cut, so that every text has a probability. Raises UsageError if
+    `alpha` is out of range.
+    """
+
+    named: ClassVar = ("mixer", "contrast")
+
+    alpha: Annotated[float, Option("Weight of what passages change.", maximum=100)] = 0.5
+
+    def log_probs(self, average_V: DoubleArray, plain_V: DoubleArray) -> DoubleArray:
+        """Return the contrasted log-probabilities (float64, V) of the next token of a vocabulary of V."""
+        return log_softmax((1 + self.alpha) * average_V - self.alpha * np.maximum(plain_V, _LOWEST))
 
 
 MIXERS: Final = Catalogue(

@@ -70,8 +70,7 @@ class Parts:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything about the parts that affects figures, as JSON; the mixer stands with the reader whose readings it
-        weighs. UsageError if a part has no valid `config`."""
+        """Return everything about the parts that affects figures; the mixer stands with its reader."""
         reader = config_of(self.reader, "reader")
         if isinstance(self.reader, Ensemble) or not isinstance(self.mixer, SimilarityWeights):
             reader["mixer"] = config_of(self.mixer, "mixer")
@@ -93,10 +92,7 @@ class Parts:
         return getattr(self.reranker, "model", None)
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int | None = None) -> Hits:
-        """Return the k hits of each row that the reranker chooses, by default as many as the reader reads.
-
-        Raises PartError if they are not hits, or not among those of the row.
-        """
+        """Return the k hits of each row that the reranker chooses, by default as many as the reader reads."""
         k = self.reader.hits if k is None else k
         if self.reranker is None:
             return hits
@@ -112,10 +108,9 @@ class Parts:
         return Hits(best.numbers_QK.astype(np.int64, copy=False), best.scores_QK.astype(np.float32, copy=False))
 
     def readings(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Readings:
-        """Return the readings of one row; without hits, the one without a passage.
+        """Return the readings of a row with their weights before any evidence; without hits, the one without passage.
 
-        They have their weights before any evidence. A mixer that contrasts adds the reading without a passage, which
-        has no weight. Raises PartError if they are not of these hits, or if the weights do not sum to 1.
+        A mixer that contrasts adds the reading without a passage, which has no weight.
         """
         if not hits:
             return Readings.single(PromptPrefix(documents[NO_PASSAGE]))
@@ -124,10 +119,10 @@ class Parts:
             _reject("reader", self.reader, f"gives {fault}", "Reader")
         if self.contrasts:
             prompt_prefixes = [*prompt_prefixes, PromptPrefix(documents[NO_PASSAGE], score=-np.inf)]
-        scores_K = np.array([one.score for one in prompt_prefixes], dtype=np.float64)
+        readings = Readings(prompt_prefixes, np.zeros(len(prompt_prefixes)))
         if self.contrasts:
-            return Readings(prompt_prefixes, similarity_log_weights(scores_K))
-        return Readings(prompt_prefixes, self._log_weights(scores_K, np.zeros((len(scores_K), 0), dtype=np.float32)))
+            return replace(readings, log_weights_K=similarity_log_weights(readings.scores_K))
+        return replace(readings, log_weights_K=self._weigh(readings, np.zeros((len(readings), 0), dtype=np.float32)))
 
     def looks_at(self, readings: Readings) -> bool:
         """Return whether the prediction of a row depends on more than the weights of its readings."""
@@ -135,40 +130,37 @@ class Parts:
             return any(one.passages for one in readings)
         return self.evidence > 0 and len(readings) > 1
 
-    def weights_by_evidence(self, readings: Readings, log_probs_KN: FloatArray, targets: int) -> DoubleArray:
-        """Return the logarithms of the weights (float64, K x T) for the last T of N tokens.
-
-        The evidence of each target is the log-probabilities of the tokens before it. Raises PartError if the weights do
-        not sum to 1.
-        """
-        evidence_TKE = _evidence_before(log_probs_KN, targets, self.evidence)
-        scores_K = readings.scores_K
-        return np.stack([self._log_weights(scores_K, evidence_KE) for evidence_KE in evidence_TKE], axis=1)
+    def log_weights(self, readings: Readings, log_probs_KN: FloatArray, targets: int) -> DoubleArray:
+        """Return the logarithms of the weights (float64, K x T) for the last T of N tokens, by those before each."""
+        if not self.looks_at(readings):
+            return np.tile(readings.log_weights_K[:, None], targets)
+        padded_KN = np.pad(log_probs_KN, ((0, 0), (self.evidence, 0)))[:, -(targets + self.evidence) : -1]
+        evidence_KTE = np.lib.stride_tricks.sliding_window_view(padded_KN, self.evidence, axis=1)
+        return np.stack([self._weigh(readings, evidence_KTE[:, target]) for target in range(targets)], axis=1)
 
     def next_token(self, readings: Readings, log_probs_KV: FloatArray) -> FloatArray:
-        """Return the contrasted log-probabilities (float32, V) of the next token; the last of the K predictions is the
-        one without a passage. Raises PartError if they are no distribution."""
+        """Return the contrasted log-probabilities (float32, V) of the next token; the last of the K has no passage."""
         contrast = cast("DistributionMixer", self.mixer)
         average_V = mix(log_probs_KV, readings.log_weights_K)
         log_probs_V = np.asarray(contrast.log_probs(average_V, log_probs_KV[-1].astype(np.float64)))
-        fault, total = "", float(np.exp(log_probs_V.astype(np.float64)).sum())
         if log_probs_V.shape != average_V.shape:
-            fault = f"gives log-probabilities of shape {log_probs_V.shape} for a vocabulary of {len(average_V)}"
-        elif not abs(total - 1) < _ROUNDING:
-            fault = f"gives probabilities that sum to {total:g}, not 1"
-        if fault:
-            _reject("mixer", self.mixer, fault, "DistributionMixer")
+            shape = f"gives log-probabilities of shape {log_probs_V.shape} for a vocabulary of {len(average_V)}"
+            _reject("mixer", self.mixer, shape, "DistributionMixer")
+        self._check_sum(log_probs_V, "probabilities", "DistributionMixer")
         return log_probs_V.astype(np.float32)
 
-    def _log_weights(self, scores_K: DoubleArray, evidence_KE: FloatArray) -> DoubleArray:
-        log_weights_K = np.asarray(cast("Mixer", self.mixer)(scores_K, evidence_KE))
-        if log_weights_K.shape != scores_K.shape or log_weights_K.dtype.kind != "f":
+    def _weigh(self, readings: Readings, evidence_KE: FloatArray) -> DoubleArray:
+        log_weights_K = np.asarray(cast("Mixer", self.mixer)(readings.scores_K, evidence_KE))
+        if log_weights_K.shape != (len(readings),) or log_weights_K.dtype.kind != "f":
             shape = f"{log_weights_K.dtype} values of shape {log_weights_K.shape}"
-            _reject("mixer", self.mixer, f"gives {shape} for {len(scores_K)} readings", "Mixer")
-        total = float(np.exp(log_weights_K).sum())
-        if not abs(total - 1) < _ROUNDING:
-            _reject("mixer", self.mixer, f"gives weights that sum to {total:g}, not 1", "Mixer")
+            _reject("mixer", self.mixer, f"gives {shape} for {len(readings)} readings", "Mixer")
+        self._check_sum(log_weights_K, "weights", "Mixer")
         return log_weights_K.astype(np.float64, copy=False)
+
+    def _check_sum(self, log_probs: FloatArray | DoubleArray, what: str, protocol: str) -> None:
+        total = float(np.exp(log_probs.astype(np.float64)).sum())
+        if not abs(total - 1) < _ROUNDING:
+            _reject("mixer", self.mixer, f"gives {what} that sum to {total:g}, not 1", protocol)
 
     def check_room(self, prompt_prefixes: Iterable[PromptPrefix], after: int, max_length: int) -> None:
         """Raise UsageError if the longest prompt prefix leaves no room for the `after` tokens that must follow it."""
@@ -181,14 +173,12 @@ class Parts:
             )
 
     def check_scoring(self, model: LanguageModel, what: str) -> None:
-        """Raise UsageError if `what` cannot be scored: the mixer makes distributions of the next token, or the model
-        does not give the evidence that it needs."""
+        """Raise UsageError if `what` cannot be scored with this mixer and model."""
         self.require_average(what)
         self._require_evidence(model)
 
     def check_generation(self, model: WritingModel) -> None:
-        """Raise UsageError if text cannot be generated: the reranker looks at the text to be predicted, or the model
-        does not give what the mixer needs."""
+        """Raise UsageError if text cannot be generated with this reranker, mixer and model."""
         if getattr(self.reranker, "needs_targets", False):
             raise UsageError(
                 f"the reranker {_name(self.reranker)} looks at the text to be predicted, which generation does not "
@@ -228,16 +218,15 @@ IN_CONTEXT: Final = Parts()
 
 @dataclass(slots=True, eq=False)
 class Evidence:
-    """The last log-probabilities (float32, K x N) of the readings of a text that is being continued."""
+    """The last log-probabilities (float32, K x N) of the readings of an unfinished text."""
 
     parts: Parts
     log_probs_KN: FloatArray
 
     def weighed(self, readings: Readings) -> Readings:
         """The readings with their weights for the next token."""
-        next_KN = np.hstack([self.log_probs_KN, np.zeros((len(readings), 1), dtype=np.float32)])
-        log_weights_K1 = self.parts.weights_by_evidence(readings, next_KN, 1)
-        return replace(readings, log_weights_K=log_weights_K1[:, 0])
+        next_KN = np.pad(self.log_probs_KN, ((0, 0), (0, 1)))
+        return replace(readings, log_weights_K=self.parts.log_weights(readings, next_KN, 1)[:, 0])
 
     def add(self, log_probs_K: FloatArray) -> None:
         """Add the token that was drawn."""
@@ -245,16 +234,8 @@ class Evidence:
         self.log_probs_KN = np.hstack([kept_KN, log_probs_K.astype(np.float32)[:, None]])
 
 
-def _evidence_before(log_probs_KN: FloatArray, targets: int, count: int) -> FloatArray:
-    """The log-probabilities (float32, T x K x E) of the `count` tokens before each of the last `targets` of N tokens;
-    0 before the first of the N."""
-    before = np.zeros((len(log_probs_KN), count), dtype=np.float32)
-    padded_KN = np.hstack([before, log_probs_KN])[:, -(targets + count) : -1]
-    return np.lib.stride_tricks.sliding_window_view(padded_KN, count, axis=1).swapaxes(0, 1)
-
-
 def _fault_of(prompt_prefixes: Sequence[PromptPrefix], found: set[int]) -> str:
-    """The fault of the prompt prefixes of a row with the passages `found`; empty if there is none."""
+    """Return what is wrong with the prompt prefixes of a row with the passages `found`; empty if nothing is."""
     if not isinstance(prompt_prefixes, Sequence):
         return f"{type(prompt_prefixes).__name__} instead of prompt prefixes"
     for one in prompt_prefixes:

@@ -20,17 +20,10 @@ _MAX_BYTES: Final = 4
 class GeneratedToken:
     """One generated token, and the documents it was read with.
 
-    `log_prob` is natural, under the mixture itself (before temperature, top-k and top-p); NaN if the model gives text
-    alone. `passages_K` (int64) are the passages of the K documents, or a single `NO_PASSAGE`. `posteriors_K` (float32)
-    are the shares of the token's probability that came from each; they sum to 1, or are NaN if the mixture is no
-    average.
-
-    If the model lists its top tokens only, `log_prob` is a lower bound, from the documents that list the token, and so
-    are the shares; `bound_width` is the upper bound less the lower one, 0 if all list it. `certified` says whether a
-    greedy token is certainly the most likely one of the average.
-
-    `top_logprobs` are the ids and log-probabilities of the top tokens of the mixture, best first, as many as
-    `Sampling.top_logprobs` asks for and the model lists.
+    `log_prob` is natural and that of the mixture, before temperature, top-k and top-p. `posteriors_K` (float32) are the
+    shares of the passages `passages_K` in it. Both are NaN if they are not known. If the model lists its top tokens
+    only, they are lower bounds, `bound_width` below the upper one, and a greedy token may not be `certified` to be the
+    most likely one. `top_logprobs` are ids and log-probabilities, best first.
     """
 
     token: int
@@ -54,12 +47,7 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A piece of generated text, and the tokens it is made of.
-
-    `passage` is the passage before the text (or `NO_PASSAGE`); of several, the one that contributed most of the
-    probability of the piece's last token. If a stop string cuts a token, the token belongs to the piece that has the
-    beginning of its text.
-    """
+    """A piece of generated text, its tokens, and the passage that contributed most to its last token."""
 
     text: str
     passage: int
@@ -75,8 +63,7 @@ def spans(pieces: Iterable[GeneratedText]) -> Iterator[GeneratedText]:
 
 
 def texts_of_tokens(pieces: Iterable[GeneratedText]) -> tuple[str, list[str]]:
-    """The text before the first token, and the text that each token adds; a character of several tokens comes with the
-    last."""
+    """Return the text before the first token, and the text that each token adds."""
     before, texts = "", list[str]()
     for piece in pieces:
         if piece.tokens:
@@ -89,8 +76,7 @@ def texts_of_tokens(pieces: Iterable[GeneratedText]) -> tuple[str, list[str]]:
 
 
 def passage_shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
-    """The average share of the tokens' probability that came from each passage, largest first; the shares sum to 1, or
-    are NaN if those of a token are."""
+    """Return the average share of the tokens' probability that came from each passage, largest first."""
     shares: dict[int, float] = {}
     for token in tokens:
         for passage, share in zip(token.passages_K.tolist(), token.posteriors_K.tolist(), strict=True):
@@ -99,11 +85,10 @@ def passage_shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
 
 
 class StoppedText:
-    """The text that tokens add to a prompt (int64), up to the first stop string, without it; `found` is True after one.
+    """The text that tokens add to a prompt (int64), in pieces of whole characters up to a stop string (`found`).
 
-    It comes in complete pieces: a character of several tokens comes with its last one. A piece is what its tokens add
-    to the decoded text before, since some tokenizers decode a space only after something. The end of the text is held
-    back while it could still become a stop string.
+    A piece is what its tokens add to the decoded text before, since some tokenizers decode a space only after
+    something. The end of the text is held back while it could still become a stop string.
     """
 
     def __init__(self, prompt: IntArray, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:

@@ -51,19 +51,13 @@ QueryTokens = Annotated[int, Option("Number of last tokens to use as the query."
 class PlanOptions:
     """The options of In-Context RALM (Ram et al., 2023, sections 3.2 and 4.3) with the paper's values as defaults.
 
-    All lengths are in tokens of the language model: `stride` s, `query_tokens` l, `document_tokens` the length that a
-    retrieved passage is cut to, `max_length` L. With `windows="blocked"` the beginning of the context advances every
-    `block` tokens instead of every stride, so that strides that read the same document share one forward pass.
+    All lengths are in tokens of the language model: `stride` s, `query_tokens` l, `max_length` L. Special tokens of
+    `bos` count towards `document_tokens`; the official code has them only before documents. A plan with
+    `document_tokens` 0 is only for retrieval.
 
-    `windows="rolling"` follows REPLUG's code; the paper does not describe its windows. It reads an end-of-text token
-    and the first s + l tokens without retrieval. After that, each window of s + l tokens is read after the document and
-    has s targets. The query is the first l tokens of a window: all tokens before the targets, except the last. REPLUG's
-    context_len 128 and pred_len 768 are `query_tokens` 127 and `stride` 769.
-
-    Every reading begins with the special tokens that `bos` selects, with a document and without. They count towards
-    `document_tokens`. The official code has them only before documents.
-
-    A plan with `document_tokens` 0 is only for retrieval and cannot be read.
+    `windows="rolling"` follows REPLUG's code: an end-of-text token and the first s + l tokens are read without
+    retrieval, then windows of s + l tokens with s targets. Their query is all before the targets, except the last
+    token, so that REPLUG's context_len 128 and pred_len 768 are `query_tokens` 127 and `stride` 769.
 
     Raises UsageError if a value is out of range or the values do not fit together.
     """
@@ -118,14 +112,6 @@ class PlanOptions:
         """How many tokens must fit into the model after a document."""
         return self.advance + (self.query_tokens if self.windows == "rolling" else 0)
 
-    @property
-    def begins_with_end_token(self) -> bool:
-        """Whether an end-of-text token is read before the text, so that the text's first token is a target too.
-
-        If so, the special tokens that the tokenizer adds around a text count as part of the text.
-        """
-        return self.windows == "rolling"
-
     def check_documents(self, documents: int) -> None:
         """Raise UsageError if this many documents in one context leave no room for the tokens after them."""
         if self.document_tokens < 1:
@@ -145,9 +131,7 @@ class PlanOptions:
 class Plan:
     """A row per stride of a text of `text_tokens` tokens; all columns are int64, except `retrieves_R` (bool).
 
-    The stride of row r is `begin_R[r]:end_R[r]`. Its targets are the same tokens, except token 0, which has nothing
-    before it and is never scored (in rolling windows it is the end-of-text token before the text). Its query is
-    `query_begin_R[r]:query_end_R[r]`.
+    The targets of row r are `begin_R[r]:end_R[r]` without token 0, its query is `query_begin_R[r]:query_end_R[r]`.
     """
 
     options: PlanOptions
@@ -171,7 +155,7 @@ class Plan:
     @property
     def counted_tokens(self) -> int:
         """The divisor of token perplexity: the number of targets, or of all tokens of the text in the official code."""
-        counts_first = self.options.semantics == "official" and not self.options.begins_with_end_token
+        counts_first = self.options.semantics == "official" and self.options.windows != "rolling"
         return self.text_tokens if counts_first else self.text_tokens - 1
 
     def count_words(self, text: str) -> int:
@@ -185,10 +169,7 @@ class Plan:
 
 
 def make_plan(text_tokens: int, options: PlanOptions) -> Plan:
-    """The plan of a text of `text_tokens` tokens (In-Context RALM, Eq. 3 with stride s, Eq. 4 with query length l).
-
-    Raises TextError if the text has fewer than two tokens, so that there is nothing to score.
-    """
+    """Return the plan of a text of so many tokens; TextError if there are fewer than two, so nothing to score."""
     if text_tokens < 2:
         raise TextError(f"the text has {text_tokens} token(s), and the first is never scored: give a longer text.")
     windows = _official_windows if options.semantics == "official" else _paper_windows
@@ -216,7 +197,7 @@ _Columns: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray]
 
 
 def _paper_windows(text_tokens: int, options: PlanOptions) -> _Columns:
-    """Strides from the first token on; the document first takes free room, then pushes out the oldest tokens."""
+    """Return strides from the first token on; a document first takes free room, then pushes out the oldest tokens."""
     begin_R = np.arange(0, text_tokens, options.stride, dtype=np.int64)
     end_R = np.minimum(begin_R + options.stride, text_tokens)
     block_end_R = np.minimum((begin_R // options.advance + 1) * options.advance, text_tokens)
@@ -225,8 +206,7 @@ def _paper_windows(text_tokens: int, options: PlanOptions) -> _Columns:
 
 
 def _official_windows(text_tokens: int, options: PlanOptions) -> _Columns:
-    """A first window of L tokens without retrieval, then one stride per window; the document overwrites its
-    beginning."""
+    """Return a first window of L tokens without retrieval, then strides; a document overwrites the beginning."""
     length = options.max_length
     begin_R = np.concatenate([[0], np.arange(length, text_tokens, options.stride)]).astype(np.int64)
     end_R = np.minimum(np.concatenate([[length], begin_R[1:] + options.stride]), text_tokens).astype(np.int64)
@@ -236,8 +216,7 @@ def _official_windows(text_tokens: int, options: PlanOptions) -> _Columns:
 
 
 def _rolling_windows(text_tokens: int, options: PlanOptions) -> _Columns:
-    """REPLUG's windows: all but the first have s + l tokens and end before their last target, since it is not read. So
-    the last window has more tokens before its targets if there are fewer of these."""
+    """Return REPLUG's windows: all but the first have s + l tokens and end before their last target."""
     window = options.stride + options.query_tokens
     begin_R = np.concatenate([[0], np.arange(window + 1, text_tokens, options.stride)]).astype(np.int64)
     end_R = np.minimum(np.concatenate([[window + 1], begin_R[1:] + options.stride]), text_tokens).astype(np.int64)

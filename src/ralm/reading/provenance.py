@@ -6,10 +6,8 @@ For a target y_t, read after [d; x] with documents and after x without:
     contribution_td = posterior_td gain_t,     posterior_td = lambda_d p(y_t | [d; x]) / sum over d' of the same
 
 The posteriors of a target sum to 1 (in the mixture of REPLUG, Eq. 2; with one document it is 1), so its contributions
-sum to its gain, and those of all passages to the gain of the text. Gains may be negative: a passage can hurt. The gain
-of a target read without a document is attributed to no passage; both readings request the same from the model, so this
-gain is rounding error. The gain of a target without shares, whose mixture is no average, stands, but no passage has a
-part of it. All sums are float64. Letters of shapes: T targets, K documents of a target.
+sum to its gain, and those of all passages to the gain of the text. The gain of a target that is read without a document
+or has no shares belongs to no passage. All sums are float64. Letters of shapes: T targets, K documents of a target.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,11 +39,7 @@ _TOP_PASSAGES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The contribution of one passage to a text.
-
-    `gain` is its share of the text's gain in nats. `tokens` is the number of targets to which it contributed more than
-    any other passage; `helped` of these became likelier than without documents, and `hurt` less likely.
-    """
+    """The part of one passage in the gain of a text, in nats, and the targets that it led, `helped` and `hurt`."""
 
     passage: int
     gain: float
@@ -56,11 +50,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The gain from retrieval for a text of `targets` targets.
-
-    `nats` is the sum of all gains, of which `unattributed` belongs to predictions without a document or without shares.
-    `helped` targets became likelier than without documents, and `hurt` targets less likely.
-    """
+    """The gain for a text in nats, of which `unattributed` belongs to predictions without a document or shares."""
 
     nats: float
     targets: int
@@ -85,8 +75,7 @@ def gains(log_probs_T: FloatArray, baseline_T: FloatArray) -> DoubleArray:
 
 
 def attributed(provenance: Provenance, gain_T: DoubleArray) -> DoubleArray:
-    """The part of each target's gain (float64, T x K) that each document contributed: every row sums to the gain; to 0
-    without shares."""
+    """Return the part of each target's gain (float64, T x K) that each document contributed; 0 without shares."""
     posteriors_TK = np.where(provenance.shared_T[:, None], provenance.posteriors_TK, 0).astype(np.float64)
     total_T1 = posteriors_TK.sum(axis=1, keepdims=True)
     return gain_T[:, None] * posteriors_TK / np.where(provenance.shared_T[:, None], total_T1, 1)
@@ -124,9 +113,8 @@ def contributions(provenance: Provenance, gain_T: DoubleArray) -> list[Contribut
 class TracedText:
     """T tokens in the order of the text, each with the passages it was read with.
 
-    `before` is the text before the first token; for a generated text, the prompt. `texts` is the text that each token
-    adds: joined after `before` they are the text. `log_probs_T` (float32) are natural log-probabilities with documents
-    and `baseline_T` (float32) without. `passages` holds, by number, the passages that `provenance` names.
+    `before` is the text before the first token or the prompt, and `texts` what each token adds. `log_probs_T` (float32)
+    are log-probabilities with documents, `baseline_T` without. `passages` are those that `provenance` names.
     """
 
     before: str
@@ -141,7 +129,7 @@ class TracedText:
 
     @classmethod
     def of(cls, prepared: PreparedText, scored: ScoredTokens, baseline: ScoredTokens, passages: Passages) -> Self:
-        """A text that was scored with passages, and without them as the baseline."""
+        """Return a text that was scored with passages, and without them as the baseline."""
         before, texts = prepared.token_texts(scored.positions_T)
         return cls(
             before=before,
@@ -192,7 +180,7 @@ def contribution_as_json(row: Contribution, passages: Mapping[int, Passage]) -> 
 def token_as_json(
     token: int, text: str, log_prob: float | None, passages_K: IntArray, posteriors_K: FloatArray
 ) -> dict[str, JsonValue]:
-    """A token with its log-probability, its passages, and the share of the probability from each, null without."""
+    """Return a token with its log-probability, its passages, and the share of the probability from each."""
     return {
         "token": token,
         "text": text,
@@ -240,12 +228,7 @@ def traced_generation(
     max_length: int | None = None,
     bos: Bos = "auto",
 ) -> TracedText:
-    """A prompt and its generated text, each token with its gain over reading the same tokens without passages.
-
-    Without passages the text is read as in generation: it begins with the special tokens that `bos` selects, and its
-    oldest tokens are dropped until it and the next token fit into `max_length` (None: the model's own). Text that a
-    stop string cut off is left out.
-    """
+    """Return a prompt and its generated text, each token with its gain over the same text without passages."""
     tokens = [token for piece in pieces for token in piece.tokens]
     provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
     before, texts = texts_of_tokens(pieces)
@@ -266,7 +249,7 @@ def without_passages(
     max_length: int | None = None,
     bos: Bos = "auto",
 ) -> FloatArray:
-    """The log-probability (float32, T) of each generated token, read as `traced_generation` says, in one pass."""
+    """Return the log-probability (float32, T) of each generated token, read as in generation without passages."""
     max_length = max_length or model.max_length
     first = first_tokens(model.tokenizer, bos)
     begin = without_first(prompt, first)

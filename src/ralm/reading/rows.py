@@ -17,33 +17,27 @@ from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, Promp
 from ralm.validation import MAX_COUNT
 
 
+@dataclass(eq=False)
 class StrideRows:
-    """The strides of a text with their hits, read by the model of `scorer`; without one, rerankers that need a language
-    model raise UsageError."""
+    """The strides of a text with their hits; without a `scorer`, only rerankers without a language model work."""
 
-    def __init__(
-        self,
-        prepared: PreparedText,
-        tokenizer: Tokenizer,
-        hits: Hits,
-        passages: Passages = (),
-        scorer: Scorer | None = None,
-    ) -> None:
-        self.documents = PassageDocuments.planned(passages, tokenizer, prepared.plan.options)
-        self._prepared = prepared
-        self._tokenizer = tokenizer
-        self._hits = hits
-        self._passages = passages
-        self._model = scorer
+    prepared: PreparedText
+    tokenizer: Tokenizer
+    hits: Hits
+    passages: Passages = ()
+    scorer: Scorer | None = None
+
+    def __post_init__(self) -> None:
+        self.documents = PassageDocuments.planned(self.passages, self.tokenizer, self.prepared.plan.options)
         self._targets: dict[tuple[int, int], FloatArray] = {}
 
     def __len__(self) -> int:
-        return len(self._prepared.plan)
+        return len(self.prepared.plan)
 
     @cached_property
     def queries(self) -> Sequence[str]:
         """The query of each stride; empty for a stride that does not retrieve."""
-        return self._prepared.queries(self._tokenizer)
+        return self.prepared.queries(self.tokenizer)
 
     @property
     def strides(self) -> IntArray:
@@ -52,17 +46,16 @@ class StrideRows:
 
     def prefix(self, row: int) -> str:
         """The text before a stride."""
-        return self._prepared.text[: self._prepared.characters_before(row)]
+        return self.prepared.text[: self.prepared.characters_before(row)]
 
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
     ) -> list[FloatArray]:
-        """The log-probabilities of the end of each prefix after a passage; the reading model scores the targets in the
-        same sequence, so reading them later costs nothing.
+        """Return those of the end of each prefix after a passage, and let the reading model score the targets too.
 
         Another model reads the same sequences if it has the same tokenizer and can read as many tokens.
         """
-        scorer, plan = self._scorer(), self._prepared.plan
+        scorer, plan = self._scorer(), self.prepared.plan
         if model is not None and (not _share_tokens(scorer, model) or plan.options.max_length > model.max_length):
             return self._by_another(candidates, tokens, model)
         in_context.check_plan_before(plan.options, tokens)
@@ -83,22 +76,21 @@ class StrideRows:
         return found if prompt_prefix.tokens is self.documents[prompt_prefix.passage] else None
 
     def _scorer(self) -> Scorer:
-        if self._model is None:
+        if self.scorer is None:
             raise UsageError("this reranker needs a language model, and there is none here: choose another one.")
-        return self._model
+        return self.scorer
 
     def _log_probs(self, scorer: Scorer, candidates: Sequence[tuple[int, int]], before: int) -> list[FloatArray]:
-        """Those of the `before` tokens before the targets and of the targets; rows without a choice are scored too,
-        since they will be read as well and share sequences."""
+        """Return those of the `before` tokens before the targets and of the targets; read rows without a choice too."""
         if scorer.traits.bound:
             raise UsageError(
                 f"{scorer.name} gives bounds of log-probabilities, which do not rank passages: leave out `rerank`, "
                 "rank by another `rerank_lm`, or use a server that returns log-probabilities of given texts."
             )
-        plan = self._prepared.plan
+        plan = self.prepared.plan
         contested = {row for row, _ in candidates}
         rest = [row for row in in_context.rows_with_targets(plan) if row not in contested]
-        others = [(row, number) for row in rest for number, _ in self._hits.of(row)[:1] or [(NO_PASSAGE, 0.0)]]
+        others = [(row, number) for row in rest for number, _ in self.hits.of(row)[:1] or [(NO_PASSAGE, 0.0)]]
         pairs = sorted([*candidates, *others], key=lambda pair: pair[0])  # neighbours share sequences
         scored = dict(zip(pairs, scorer.log_probs(self._requests(pairs, before)), strict=True))
         for (row, number), log_probs in scored.items():
@@ -107,20 +99,19 @@ class StrideRows:
         return [scored[pair] for pair in candidates]
 
     def _requests(self, pairs: Sequence[tuple[int, int]], before: int) -> list[Request]:
-        tokens, plan = self._prepared.tokens, self._prepared.plan
+        tokens, plan = self.prepared.tokens, self.prepared.plan
         return [in_context.stride_request(tokens, plan, row, self.documents[number], before) for row, number in pairs]
 
     def _by_another(self, candidates: Sequence[tuple[int, int]], count: int, model: LanguageModel) -> list[FloatArray]:
-        """By another model in its own tokens and windows (In-Context RALM, Table 3). The whole text is tokenised once,
-        so that neighbouring rows share sequences; the prefix of a row is all tokens within its characters."""
-        options = self._prepared.plan.options
+        """Return those of another model in its own tokens of the whole text and windows (In-Context RALM, Table 3)."""
+        options = self.prepared.plan.options
         max_length = min(options.max_length, model.max_length)
         in_context.check_tokens_before(options.document_tokens, count, options.advance, max_length)
-        tokens, spans_N2 = full_tokenizer(model.tokenizer).encode_with_spans(self._prepared.text)
+        tokens, spans_N2 = full_tokenizer(model.tokenizer).encode_with_spans(self.prepared.text)
         ends_N = np.maximum.accumulate(spans_N2[:, 1])
         rows = {row for row, _ in candidates}
-        end_of = {row: ends_N.searchsorted(self._prepared.characters_before(row), side="right") for row in rows}
-        documents = PassageDocuments.planned(self._passages, model.tokenizer, options)
+        end_of = {row: ends_N.searchsorted(self.prepared.characters_before(row), side="right") for row in rows}
+        documents = PassageDocuments.planned(self.passages, model.tokenizer, options)
         texts = {row: tokens[:end] for row, end in end_of.items()}
         return _end_log_probs(Scorer.of(model), candidates, texts, documents, count, max_length, options.advance)
 
@@ -165,7 +156,7 @@ class PromptRows:
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
     ) -> list[FloatArray]:
-        """The log-probabilities of the end of each text after a passage."""
+        """Return the log-probabilities of the end of each text after a passage."""
         options, ranking = self.options, model or self.model
         max_length = min(options.max_length or ranking.max_length, ranking.max_length)
         in_context.check_tokens_before(options.document_tokens, tokens, 0, max_length)
@@ -200,8 +191,7 @@ def _end_log_probs(
     max_length: int,
     advance: int = 1,
 ) -> list[FloatArray]:
-    """The log-probabilities of the last `count` tokens of each row's text after a passage, none of the first token. The
-    beginning of the model's window advances `advance` tokens at a time."""
+    """Return those of the last `count` tokens of each row, in windows that advance `advance` tokens at a time."""
     requests = {}
     for row, number in candidates:
         tokens, document = texts[row], documents[number]
@@ -209,5 +199,5 @@ def _end_log_probs(
             begin, block_end = max(len(tokens) - count, 1), -(-len(tokens) // advance) * advance
             context_begin = max(0, block_end + len(document) - max_length)
             requests[row, number] = Request(document, tokens[context_begin:begin], tokens[begin:])
-    found = dict(zip(requests, scorer.log_probs([*requests.values()]), strict=True))
-    return [found.get(pair, np.zeros(0, dtype=np.float32)) for pair in candidates]
+    log_probs = dict(zip(requests, scorer.log_probs([*requests.values()]), strict=True))
+    return [log_probs.get(pair, np.zeros(0, dtype=np.float32)) for pair in candidates]

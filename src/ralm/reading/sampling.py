@@ -26,14 +26,7 @@ _ALONE: Final[FloatArray] = np.ones(1, dtype=np.float32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a token is drawn from a distribution.
-
-    `temperature` 0 is greedy; otherwise tokens are drawn from the `top_k` most likely ones (None: all), and of these
-    from the most likely ones that together have probability `top_p`, by a random generator that `seed` decides.
-    `top_logprobs` is how many of the top tokens are recorded with each token that is drawn; it changes no draw.
-
-    Raises UsageError if a value is out of range.
-    """
+    """How a token is drawn from a distribution: by temperature, then `top_k`, then `top_p`."""
 
     temperature: Annotated[float, Option("Temperature of the draws; 0 is greedy.", maximum=1 / MIN_TEMPERATURE)] = 0.0
     top_k: Annotated[
@@ -64,12 +57,7 @@ class Sampling:
 class GenerationOptions(Sampling):
     """How to continue a text; lengths in tokens, retrieval options with the paper's values as defaults.
 
-    Tokens are drawn as `Sampling` says. Generation ends after `new_tokens` tokens, at the model's end-of-text token, or
-    before the first of the `stop` strings. `max_length` None is the model's own. Every reading begins with the special
-    tokens that `bos` selects, with a document and without; they count towards `document_tokens`, and a prompt that
-    already begins with them has them once. Every prompt has its own random generator, seeded with `seed`, so its text
-    does not depend on the other prompts.
-
+    Every prompt has its own random generator, seeded with `seed`, so its text does not depend on the other prompts.
     Raises UsageError if a value is out of range.
     """
 
@@ -106,9 +94,10 @@ def draw_token(
     chosen: Callable[[IntArray], NextTokens] | None = None,
     mixed_V: FloatArray | None = None,
 ) -> GeneratedToken:
-    """The next token, drawn from the mixture of the predictions of K readings (REPLUG, Eq. 2), or from other
-    log-probabilities `mixed_V`, of which no passage has a share. `chosen` returns the predictions of more tokens, NaN
-    where there is none. UsageError if a draw needs more than the listed tokens."""
+    """Draw the next token from the mixture of the predictions of K readings (REPLUG, Eq. 2), or from `mixed_V`.
+
+    `chosen` returns the predictions of more tokens, NaN where there is none.
+    """
     passages_K, log_weights_K = readings.passages_K, readings.log_weights_K
     if given.tokens_BC is None:
         log_probs_V = mix(given.log_probs_BC, log_weights_K).astype(np.float32) if mixed_V is None else mixed_V
@@ -152,7 +141,7 @@ def _greedy(
     chosen: Callable[[IntArray], NextTokens] | None,
     top_logprobs: int,
 ) -> GeneratedToken:
-    """The token with the highest lower bound; with `chosen`, all that may be more likely are requested first."""
+    """Return the token with the highest lower bound, after a request for all that may be more likely."""
     if chosen is not None and not (bounds.certified and bounds.exact):
         contenders = bounds.contenders[bounds.contenders >= 0]  # the end of a text may have no id
         log_probs_KC = chosen(contenders).log_probs_BC
@@ -171,8 +160,7 @@ def _greedy(
 
 
 def sample(log_probs_V: FloatArray, generator: np.random.Generator, sampling: Sampling) -> int:
-    """A token id: the most likely one at temperature 0 (the first on a tie), else drawn from the smallest set of most
-    likely tokens whose probability reaches `top_p`, after temperature and relative to the `top_k` tokens."""
+    """Draw a token id; at temperature 0 the most likely one, the first on a tie."""
     if sampling.temperature == 0:
         return int(np.argmax(log_probs_V))
     scaled_V = log_probs_V.astype(np.float64) / sampling.temperature
@@ -189,7 +177,7 @@ def sample(log_probs_V: FloatArray, generator: np.random.Generator, sampling: Sa
 
 
 def _nucleus(weights_V: DoubleArray, tokens: IntArray, top_p: float) -> IntArray:
-    """The smallest set of largest weights among `tokens` whose sum reaches `top_p` of the total."""
+    """Return the smallest set of largest weights among `tokens` whose sum reaches `top_p` of the total."""
     weights = weights_V[tokens]
     enough = top_p * weights.sum()
     # weights below (1 - top_p) of the mean sum to less than the part that is left out, so they are not sorted
@@ -201,8 +189,7 @@ def _nucleus(weights_V: DoubleArray, tokens: IntArray, top_p: float) -> IntArray
 def _top(
     log_probs_C: FloatArray | DoubleArray, count: int, tokens_C: IntArray | None = None
 ) -> tuple[tuple[int, float], ...]:
-    """The ids and log-probabilities of at most `count` top tokens, best first, the lowest id first on a tie; the ids
-    `tokens_C` are in ascending order."""
+    """Return the ids and log-probabilities of the top tokens, best first; the ids `tokens_C` are in ascending order."""
     if count == 0:
         return ()
     lowest = np.partition(log_probs_C, -count)[-count] if count < len(log_probs_C) else -np.inf

@@ -22,12 +22,11 @@ import numpy as np
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Continuations, LanguageModel, WritingModel
-from ralm.reading.bounds import bounds_of
-from ralm.reading.in_context import check_plan_before, rows_with_targets, stride_request
+from ralm.reading.in_context import rows_with_targets, stride_request
 from ralm.reading.mixture import mix, shares
 from ralm.reading.parts import IN_CONTEXT, Parts
-from ralm.reading.plan import PlanOptions
 from ralm.reading.rows import StrideRows
+from ralm.reading.sampling import Sampling, draw_token
 from ralm.reading.tokens import PreparedText
 from ralm.records import (
     DoubleArray,
@@ -58,11 +57,20 @@ def score_text(
     """
     plan, scorer = prepared.plan, Scorer.of(model)
     rows, readings_R = rows_and_readings(prepared, scorer, hits, passages, parts)
+    pairs = [*zip(rows_with_targets(plan), readings_R, strict=True)]
+    prefixes = [(row, prefix, parts.evidence * (len(readings) > 1)) for row, readings in pairs for prefix in readings]
+    ranked = [None if before else rows.ranked(row, prefix) for row, prefix, before in prefixes]
+    new = [
+        stride_request(prepared.tokens, plan, row, prefix.tokens, before)
+        for (row, prefix, before), log_probs_N in zip(prefixes, ranked, strict=True)
+        if log_probs_N is None
+    ]
+    answers = iter(scorer.log_probs(new))
+    scored = iter([next(answers) if log_probs_N is None else log_probs_N for log_probs_N in ranked])
     log_probs: list[FloatArray] = []
     sources: list[tuple[IntArray, FloatArray]] = []
-    pairs = [*zip(rows_with_targets(plan), readings_R, strict=True)]
-    scored = _scored_rows(prepared, scorer, rows, pairs, parts.evidence)
-    for (row, readings), log_probs_KN in zip(pairs, scored, strict=True):
+    for row, readings in pairs:
+        log_probs_KN = np.stack([next(scored) for _ in readings])
         targets = int(plan.end_R[row] - plan.target_begin_R[row])
         log_probs_T, shares_TK = mixed(parts, readings, log_probs_KN, targets)
         log_probs.append(log_probs_T)
@@ -78,33 +86,9 @@ def score_text(
 
 
 def mixed(parts: Parts, readings: Readings, log_probs_KN: FloatArray, targets: int) -> tuple[FloatArray, FloatArray]:
-    """Return the log-probability (float32, T) of each of the last T of N tokens of a row, and the share (float32,
-    T x K) of each reading in it."""
-    log_probs_KT, log_weights = log_probs_KN[:, -targets:], readings.log_weights_K
-    if parts.looks_at(readings):
-        log_weights = parts.weights_by_evidence(readings, log_probs_KN, targets)
-    return mix(log_probs_KT, log_weights).astype(np.float32), shares(log_probs_KT, log_weights).astype(np.float32)
-
-
-def _scored_rows(
-    prepared: PreparedText,
-    scorer: Scorer,
-    rows: StrideRows,
-    readings_R: Sequence[tuple[int, Readings]],
-    evidence: int,
-) -> list[FloatArray]:
-    """The log-probabilities (float32, K x N) of each row's targets after its prompt prefixes, with those of up to
-    `evidence` tokens before the targets of an average."""
-    prefixes = [(row, one, evidence * (len(some) > 1)) for row, some in readings_R for one in some]
-    known = [None if before else rows.ranked(row, one) for row, one, before in prefixes]  # scored by ranking
-    new = [
-        stride_request(prepared.tokens, prepared.plan, row, one.tokens, before)
-        for (row, one, before), found in zip(prefixes, known, strict=True)
-        if found is None
-    ]
-    answers = iter(scorer.log_probs(new))
-    scored = iter([next(answers) if found is None else found for found in known])
-    return [np.stack([next(scored) for _ in some]) for _, some in readings_R]
+    """Return the log-probabilities (T) of the last T of N tokens of a row, and the share (T x K) of each reading."""
+    log_probs_KT, log_weights_KT = log_probs_KN[:, -targets:], parts.log_weights(readings, log_probs_KN, targets)
+    return mix(log_probs_KT, log_weights_KT).astype(np.float32), shares(log_probs_KT, log_weights_KT).astype(np.float32)
 
 
 def rows_and_readings(
@@ -114,32 +98,22 @@ def rows_and_readings(
     passages: Passages = (),
     parts: Parts = IN_CONTEXT,
 ) -> tuple[StrideRows, list[Readings]]:
-    """The rows of a text, and the readings of each row that has targets; arguments as for `score_text`."""
+    """Return the rows of a text, and the readings of each row that has targets; arguments as for `score_text`."""
     plan, scorer = prepared.plan, Scorer.of(model)
     hits = Hits.none(len(plan), 1) if hits is None else hits
     rows = StrideRows(prepared, scorer.tokenizer, hits, passages, scorer)
     hits = parts.choose(rows, hits, passages)
     readings_R = [parts.readings(hits.of(row), rows.documents) for row in rows_with_targets(plan)]
-    after = check_evidence(parts, scorer, plan.options) + plan.options.after_document
-    every = (one for readings in readings_R for one in readings)
-    parts.check_room(every, after, plan.options.max_length)
+    evidence = 0 if plan.options.windows == "rolling" else parts.evidence  # rolling windows count their own tokens
+    every = (prefix for readings in readings_R for prefix in readings)
+    parts.check_room(every, evidence + plan.options.after_document, plan.options.max_length)
     return rows, readings_R
-
-
-def check_evidence(parts: Parts, model: LanguageModel, options: PlanOptions) -> int:
-    """The tokens of evidence for which a document must leave room; UsageError if there is none, if the model gives only
-    bounds of their log-probabilities, or if the mixer is for generation."""
-    parts.check_scoring(model, "a score")
-    if parts.evidence:
-        check_plan_before(options, parts.evidence, "`evidence`")
-    return 0 if options.windows == "rolling" else parts.evidence  # rolling windows count their own tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ending:
-    """A given ending of a context: a request for each of its K readings, the logarithms of their weights for each
-    target (float64, K x T), and how many tokens of the context the longest prompt prefix pushed out (`dropped`).
-    The first `evidence` targets of the requests are the end of the context."""
+    """An ending of a context: a request for each of its K readings, whose first `evidence` targets are the end of the
+    context, and their log-weights for each target (float64, K x T). `dropped` tokens of the context were pushed out."""
 
     readings: Readings
     requests: Sequence[Request]
@@ -149,7 +123,7 @@ class Ending:
 
     @property
     def targets(self) -> IntArray:
-        """The token ids of the ending."""
+        """Return the token ids of the ending."""
         return self.requests[0].targets[self.evidence :]
 
     @classmethod
@@ -162,12 +136,10 @@ class Ending:
         first_token: int | None,
         evidence: int = 0,
     ) -> "Ending":
-        """The ending `targets` (int64, not empty) of a context (int64) that follows each prompt prefix. With
-        several, up to `evidence` tokens before it are scored too.
+        """Return the ending `targets` of a context that follows each prompt prefix.
 
-        If the context is too long for a model that reads `max_length` tokens, its oldest tokens are dropped, never
-        those of a prompt prefix. If nothing comes before the targets, `first_token` does. Raises UsageError if a prompt
-        prefix and the targets do not fit, or if a `first_token` is needed and there is none.
+        A context that does not fit into `max_length` loses its oldest tokens. If nothing comes before the targets,
+        `first_token` does. With several readings up to `evidence` tokens before the targets are scored too.
         """
         contexts, begins = [], []
         for prompt_prefix in readings:
@@ -197,36 +169,20 @@ class Ending:
         return cls(readings, requests, log_weights_KT, max(begins), evidence)
 
 
-def weighed_endings(endings: Sequence[Ending], parts: Parts, scorer: Scorer) -> list[Ending]:
-    """The endings with the weights that a mixer gives by evidence, if it needs any."""
-    if not parts.evidence:
-        return [*endings]
-    return [
-        replace(one, log_weights_KT=parts.weights_by_evidence(one.readings, log_probs_KN, len(one.targets)))
-        if len(one.readings) > 1
-        else one
-        for one, log_probs_KN in zip(endings, _request_log_probs(endings, scorer), strict=True)
-    ]
-
-
-def ending_log_probs(endings: Sequence[Ending], scorer: Scorer) -> list[FloatArray]:
-    """The natural log-probability (float32, T) of each target of each ending."""
-    scored = _request_log_probs(endings, scorer)
-    return [
-        mix(log_probs_KN[:, one.evidence :], one.log_weights_KT).astype(np.float32)
-        for one, log_probs_KN in zip(endings, scored, strict=True)
-    ]
-
-
-def _request_log_probs(endings: Sequence[Ending], scorer: Scorer) -> list[FloatArray]:
-    """The log-probabilities (float32, K x N) of the targets of each ending's requests."""
-    scored = iter(scorer.log_probs([request for one in endings for request in one.requests]))
-    return [np.stack([next(scored) for _ in one.requests]) for one in endings]
+def score_endings(endings: Sequence[Ending], parts: Parts, scorer: Scorer) -> tuple[list[Ending], list[FloatArray]]:
+    """Return the endings with their weights by evidence, and the log-probabilities (float32, T) of their targets."""
+    scored = iter(scorer.log_probs([request for ending in endings for request in ending.requests]))
+    weighed, log_probs = [], []
+    for ending in endings:
+        log_probs_KN = np.stack([next(scored) for _ in ending.requests])
+        log_weights_KT = parts.log_weights(ending.readings, log_probs_KN, len(ending.targets))
+        weighed.append(replace(ending, log_weights_KT=log_weights_KT))
+        log_probs.append(mix(log_probs_KN[:, ending.evidence :], log_weights_KT).astype(np.float32))
+    return weighed, log_probs
 
 
 def are_greedy(endings: Sequence[Ending], model: WritingModel) -> list[bool]:
-    """Whether greedy decoding would write each ending; read up to the first target that is not the most likely token.
-    UsageError if the model lists only its top tokens, and they do not decide."""
+    """Return whether greedy decoding would write each ending; UsageError if a model's top tokens do not decide."""
     continuations = model.continuations()
     size = max(1, _TEXTS_AT_ONCE // max((len(one.requests) for one in endings), default=1))
     greedy = [True] * len(endings)
@@ -242,24 +198,22 @@ def are_greedy(endings: Sequence[Ending], model: WritingModel) -> list[bool]:
 
 
 def _best_tokens(group: Sequence[Ending], place: int, continuations: Continuations) -> list[int]:
-    """The most likely token of each ending in the place of one of its targets."""
+    """Return the most likely token of each ending in the place of one of its targets."""
     texts_K = [
         [np.concatenate([one.document, one.context, one.targets[: ending.evidence + place]]) for one in ending.requests]
         for ending in group
     ]
     distinct = {text.tobytes(): text for texts in texts_K for text in texts}
-    given = continuations.next_tokens([*distinct.values()])
+    predictions = continuations.next_tokens([*distinct.values()])
     rows, best = {text: row for row, text in enumerate(distinct)}, []
-    for one, texts in zip(group, texts_K, strict=True):
-        own = given.of([rows[text.tobytes()] for text in texts])
-        if own.tokens_BC is None:
-            best.append(int(mix(own.log_probs_BC, one.log_weights_KT[:, place]).astype(np.float32).argmax()))
-            continue
-        bounds = bounds_of(own, one.log_weights_KT[:, place])
-        if not bounds.certified:
+    for ending, texts in zip(group, texts_K, strict=True):
+        readings = replace(ending.readings, log_weights_K=ending.log_weights_KT[:, place])
+        listed = predictions.of([rows[text.tobytes()] for text in texts])
+        token = draw_token(listed, readings, np.random.default_rng(0), Sampling())
+        if not token.certified:
             raise UsageError(
-                f"the model lists only its {own.tokens_BC.shape[1]} top next tokens, which does not decide the most "
-                f"likely one of the average over {len(texts)} passages: read one passage."
+                "the model lists only its top next tokens, which does not decide the most likely one of the average "
+                f"over {len(texts)} passages: read one passage."
             )
-        best.append(int(bounds.tokens_Y[bounds.best]))
+        best.append(token.token)
     return best

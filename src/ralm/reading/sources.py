@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import InputError, UsageError
+from ralm.errors import InputError
 from ralm.protocols import LanguageModel, Retriever, Tokenizer
 from ralm.reading.parts import Parts
 from ralm.reading.tokens import PreparedText
@@ -34,11 +34,7 @@ class PassageSource(Protocol):
 
 
 class FromRetriever:
-    """Passages found by a retriever over a corpus.
-
-    `config` describes the retriever and the corpus, for the record of a run. By default it is the retriever's own with
-    a hash of all passages.
-    """
+    """Passages found by a retriever over a corpus; `config` is by default the retriever's, with a hash of passages."""
 
     def __init__(self, retriever: Retriever, passages: Passages, config: dict[str, JsonValue] | None = None) -> None:
         self.retriever = retriever
@@ -98,10 +94,7 @@ class FromFile:
         return cls(read_retrieval_file(file), config=file_config(Path(file)))
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
-        """The hits of the file.
-
-        Raises InputError if it was made for another text, stride, model length or tokenizer.
-        """
+        """Return the hits of the file; InputError if it was made for another text, plan or tokenizer."""
         plan = prepared.plan
         if len(self.strides) != len(plan):
             raise InputError(
@@ -111,15 +104,12 @@ class FromFile:
             )
         for row, stride in enumerate(self.strides):
             begin, end = int(plan.begin_R[row]), int(plan.end_R[row])
-            if (stride.begin_location, stride.end_location) != (begin, end):
+            future = tokenizer.decode(prepared.tokens[begin:end])
+            if (stride.begin_location, stride.end_location, stride.future) != (begin, end, future):
                 raise InputError(
                     f"stride {row} of the retrieval file is tokens {stride.begin_location} to {stride.end_location}, "
-                    f"here {begin} to {end}: it was made for another stride, model length or semantics."
-                )
-            if stride.future != (future := tokenizer.decode(prepared.tokens[begin:end])):
-                raise InputError(
-                    f"stride {row} of the retrieval file continues with {stride.future[:60]!r}, the text here with "
-                    f"{future[:60]!r}: it was made for another text or tokenizer."
+                    f"{stride.future[:60]!r}, here {begin} to {end}, {future[:60]!r}: it was made for another text, "
+                    "tokenizer, stride, model length or semantics."
                 )
         hits, passages = numbered_passages([stride.retrieved_docs for stride in self.strides])
         hits.numbers_QK[~plan.retrieves_R] = NO_PASSAGE
@@ -140,25 +130,8 @@ def file_config(file: Path) -> dict[str, JsonValue]:
     return {"retrieved": path_text(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
-def open_source(
-    index: Index | Path | str | None = None,
-    retrieved: Path | str | None = None,
-    options: RetrieverOptions | None = None,
-) -> PassageSource:
-    """The source of passages: an index, searched according to `options`, or a file of `retrieved` passages.
-
-    Raises UsageError if both or neither are given, InputError, and what `open_retriever` raises.
-    """
-    if index is not None and retrieved is None:
-        return FromRetriever.of_index(index, options)
-    if retrieved is not None and index is None:
-        return FromFile.read(retrieved)
-    raise UsageError("passages come from `index` or from `retrieved`: give one of them.")
-
-
 def share_retrievals(sources: Sequence[Any], hits: Sequence[int]) -> tuple[list[Any], list[MemoizedRetriever]]:
-    """Return the sources, where a retriever that several have retrieves once, as many hits as any of them needs; and
-    these retrievers."""
+    """Return the sources, which share a retriever that retrieves once for all of them, and these retrievers."""
     most: dict[int, int] = {}
     for source, k in zip(sources, hits, strict=True):
         most[id(source)] = max(most.get(id(source), 0), k)
@@ -178,7 +151,6 @@ def retrieved_strides(
     plan = prepared.plan
     for row, query in enumerate(prepared.queries(tokenizer)):
         begin, end = int(plan.begin_R[row]), int(plan.end_R[row])
-        found = ((passages[number], score) for number, score in hits.of(row))
         yield RetrievedStride(
             begin_location=begin,
             end_location=end,
@@ -186,6 +158,6 @@ def retrieved_strides(
             query=query,
             retrieved_docs=tuple(
                 RetrievedPassage(text=one.contents, score=score, id=one.document_id, metadata=dict(one.metadata))
-                for one, score in found
+                for one, score in ((passages[number], score) for number, score in hits.of(row))
             ),
         )

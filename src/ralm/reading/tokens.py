@@ -21,9 +21,7 @@ _MAX_UNKNOWN: Final = 0.5
 class PreparedText:
     """A text, its tokens (int64, N), the first and one past the last character of each (int64, N x 2), and its plan.
 
-    In rolling windows the first token is an end-of-text token before the text, and the tokenizer's special tokens are
-    around the text; all these have empty spans. `unknown_tokens` counts the tokens that stand for text that the
-    tokenizer does not know.
+    Special tokens around the text have empty spans. `unknown_tokens` stand for text that the tokenizer does not know.
     """
 
     text: str
@@ -48,8 +46,7 @@ class PreparedText:
         ]
 
     def token_texts(self, positions_T: IntArray) -> tuple[str, list[str]]:
-        """The text before the first of some consecutive tokens, and the text that each of them adds: a character of
-        several tokens comes with the first of them, and text between two tokens with the second."""
+        """Return the text before the first of some consecutive tokens, and the text that each of them adds."""
         ends_N = np.concatenate([[0], np.maximum.accumulate(self.spans_N2[:, 1])]).tolist()
         before = self.text[: ends_N[int(positions_T[0])]]
         return before, [self.text[ends_N[at] : ends_N[at + 1]] for at in positions_T.tolist()]
@@ -58,15 +55,11 @@ class PreparedText:
 def prepare_text(
     text: str, tokenizer: Tokenizer, options: PlanOptions, *, limit_tokens: int | None = None
 ) -> PreparedText:
-    """Tokenise a text and plan it; with `limit_tokens`, only its first tokens, up to the last complete character.
-
-    Warns (RalmWarning) if the tokenizer does not know some of the text. Raises TextError if that is most of it, or if
-    the text is too short, ModelError if the plan needs a token before the text and the tokenizer has none.
-    """
+    """Tokenise a text and plan it; with `limit_tokens`, only its first tokens, up to the last complete character."""
     tokenizer = full_tokenizer(tokenizer)
     text, tokens, spans_N2 = _encode_beginning(text, tokenizer, limit_tokens)
     unknown_tokens = _count_unknown(text, tokens, spans_N2, tokenizer)
-    if options.begins_with_end_token:
+    if options.windows == "rolling":
         if len(tokens) == 0:
             raise TextError("the text is empty, and there is nothing to score: give a longer text.")
         special = tokenizer.special_tokens
@@ -85,8 +78,7 @@ def read_beginning(text: str, tokenizer: Tokenizer, limit_tokens: int | None) ->
 
 
 def _encode_beginning(text: str, tokenizer: FullTokenizer, limit_tokens: int | None) -> tuple[str, IntArray, IntArray]:
-    """Return the first `limit_tokens` of a text, up to the last complete character: their text, their ids (int64, N)
-    and their spans (int64, N x 2); the whole text without a limit, or if it has no more tokens."""
+    """Return the text, ids and spans (int64, N x 2) of the first tokens, up to the last complete character."""
     tokens, spans_N2 = tokenizer.encode_with_spans(text)
     if limit_tokens is None or limit_tokens >= len(tokens):
         return text, tokens, spans_N2
@@ -98,8 +90,7 @@ def _encode_beginning(text: str, tokenizer: FullTokenizer, limit_tokens: int | N
 
 
 def _end_of_text(tokenizer: FullTokenizer) -> int:
-    """The token that REPLUG's code puts before a text: <|endoftext|>, whatever the model, else the unknown token; where
-    its code fails without both, the tokenizer's own end-of-text token."""
+    """Return <|endoftext|> as in REPLUG's code, whatever the model, else the unknown or the end-of-text token."""
     token = tokenizer.token_of("<|endoftext|>")
     token = tokenizer.end_token if token is None else token
     if token is None:
@@ -111,12 +102,7 @@ def _end_of_text(tokenizer: FullTokenizer) -> int:
 
 
 def _count_unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: FullTokenizer) -> int:
-    """The number of tokens that stand for text that the tokenizer does not know.
-
-    Such a token is easy to predict, whatever it stands for, and text that the tokenizer leaves out is not predicted at
-    all. So a RalmWarning reports the share of the characters (without white space) that is lost in one of these ways.
-    Raises TextError if it is more than half: the figures would describe another text.
-    """
+    """Count the tokens that stand for text that the tokenizer does not know, and warn if it loses characters."""
     unknown_N = np.zeros(len(tokens), dtype=np.bool_)
     if tokenizer.unknown_token is not None:
         name = tokenizer.decode(np.array([tokenizer.unknown_token])).strip()
@@ -143,11 +129,9 @@ def _visible(text: str) -> int:
 class PassageDocuments:
     """Passages as token ids: title, newline, text, cut to `document_tokens`; each is encoded once.
 
-    Each begins with the special tokens that `bos` selects (`first`, int64), which count towards `document_tokens`; a
-    row without a passage begins with them too. If `bos` is None, as in the official code, passages are encoded with the
-    special tokens that the tokenizer adds by default, and a row without a passage begins with nothing.
-
-    Raises UsageError if `document_tokens` leaves no room for these tokens.
+    Each begins with the special tokens that `bos` selects (`first`, int64), as does a row without a passage. If `bos`
+    is None, as in the official code, passages begin with those that the tokenizer adds by default, and such a row with
+    nothing. Raises UsageError if `document_tokens` leaves no room for these tokens.
     """
 
     def __init__(self, passages: Passages, tokenizer: Tokenizer, document_tokens: int, bos: Bos | None = None) -> None:
@@ -192,8 +176,7 @@ class PassageDocuments:
 
 
 def first_tokens(tokenizer: Tokenizer, bos: Bos) -> IntArray:
-    """The token ids (int64) that every reading begins with; ModelError if `bos` is always and the tokenizer has no
-    BOS."""
+    """Return the token ids (int64) that every reading begins with; ModelError if there is no BOS to begin with."""
     if bos == "never":
         return _NOTHING
     special = full_tokenizer(tokenizer).special_tokens

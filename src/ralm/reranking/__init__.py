@@ -11,7 +11,7 @@ This file has the catalogue of rerankers, and opens one that is named in it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
 from ralm.grammar import Catalogue, OwnPart
@@ -92,24 +92,15 @@ def open_reranker(
     load_model: Callable[[str], LanguageModel],
     load_pairs: "Callable[[PredictiveOptions], CrossEncoder]" = PredictiveOptions.load,
 ) -> Reranker | None:
-    """Return the reranker that a text names, or None to keep the order of the retriever.
-
-    `load_model` loads the model of `zero-shot` by name, `load_pairs` the cross-encoder of `predictive`. Raises what
-    `Catalogue.parse` and the loading raise.
-    """
+    """Return the reranker that a text names, whose models are loaded, or None to keep the order of the retriever."""
     part: Any = RERANKERS.parse(text)
     match part:
         case RetrieverOrder():
             return None
         case ZeroShotOptions():
-            model = None if part.lm is None else load_model(part.lm)
-            return ZeroShot(
-                candidates=part.candidates,
-                tokens=part.tokens,
-                decay=part.decay,
-                rank_weight=part.rank_weight,
-                model=model,
-            )
+            keys = asdict(part)
+            name = keys.pop("lm")
+            return ZeroShot(model=None if name is None else load_model(name), **keys)
         case PredictiveOptions():
             return Predictive(cross_encoder=load_pairs(part), candidates=part.candidates)
         case OwnPart():

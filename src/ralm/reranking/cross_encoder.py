@@ -57,9 +57,7 @@ _MAX_LOGITS: Final = 1 << 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixLikelihood:
-    """The weights of the log-probabilities of the last tokens of a prefix beside a score: `weight` for the last one,
-    and `weight` * exp(-j / `decay`) for the one j places before it, since the nearest tokens predict best what
-    follows."""
+    """The weights of the log-probabilities of the last tokens of a prefix: `weight` * exp(-j / `decay`), j from 0."""
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     decay: Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -70,7 +68,7 @@ class PrefixLikelihood:
         return math.floor(self.decay * -math.log(_MIN_SHARE)) + 1
 
     def of(self, log_probs_PJ: torch.Tensor) -> torch.Tensor:
-        """The addition to the scores (P) of pairs; the log-probabilities are given from the last token on."""
+        """Return the addition to the scores (P) of pairs; the log-probabilities begin with the last token."""
         places_J = torch.arange(log_probs_PJ.shape[1], device=log_probs_PJ.device)
         return self.weight * (log_probs_PJ * torch.exp(-places_J / self.decay)).sum(dim=1)
 
@@ -99,13 +97,10 @@ class CrossEncoderSettings(BaseModel):
 
 
 class PairModel:
-    """A cross-encoder that reads the last `tokens` tokens of a prefix and then a passage.
+    """A cross-encoder that reads the last `tokens` tokens of a prefix and then a passage, or the passage first.
 
-    With `passage_first` the passage comes first, as before the context of a language model: a causal model looks back
-    from the words that are to be continued, and its score is read there. A pair that is too long keeps the end of its
-    prefix and the beginning of its passage. `rank_weight` is the weight of a hit's rank beside its score
-    (`rank_prior`); the scores are without it. `likelihood` is added to the score of a language model. `can_read_ends`
-    finds out whether the model can have one.
+    A pair that is too long keeps the end of its prefix and the beginning of its passage. `likelihood` is added to the
+    score of a language model; `can_read_ends` finds out whether the model can have one.
     """
 
     def __init__(
@@ -123,11 +118,19 @@ class PairModel:
         self.passage_first = reading.passage_first
         self.likelihood = reading.likelihood
         self._can_read_ends = can_read_ends
-        self._check()
+        if model.num_labels != 1:
+            raise ModelError(f"{name} gives {model.num_labels} scores for a pair; a reranker gives one.")
+        if not getattr(model.tokenizer, "is_fast", False):
+            raise ModelError(f"{name} has no fast tokenizer (tokenizer.json), which a reranker needs.")
+        if 2 * self.tokens > model.max_seq_length:
+            raise UsageError(
+                f"{self.tokens} tokens of the prefix leave too little room for a passage: {name} reads "
+                f"{model.max_seq_length} tokens of both; give at most {model.max_seq_length // 2}."
+            )
 
     @cached_property
     def reads_ends(self) -> bool:
-        """Whether it can have a likelihood; the first time the language model is loaded once more to find out."""
+        """Whether it can have a likelihood; the language model is loaded once more to find out."""
         return self._can_read_ends()
 
     @cached_property
@@ -160,8 +163,7 @@ class PairModel:
             characters *= 2
 
     def scores(self, pairs: Sequence[Pair]) -> FloatArray:
-        """The cross-encoder's logits (float32, P) for pairs of an end and a passage: higher for a better passage.
-        ModelError if it cannot read a pair."""
+        """Return the logits (float32, P) for pairs of an end and a passage; ModelError if it cannot read a pair."""
         self.model.eval()
         scores_P = np.empty(len(pairs), dtype=np.float32)
         for some in self.batches(pairs):
@@ -170,15 +172,14 @@ class PairModel:
         return scores_P
 
     def logits(self, pairs: Sequence[Pair]) -> torch.Tensor:
-        """The scores (P) of pairs from one pass, with a gradient if torch keeps one; ModelError as for `scores`."""
+        """Return the scores (P) of pairs from one pass, with a gradient if torch keeps one."""
         if self.likelihood is None:
             return self._pass(self._features(pairs))
         scores_P, log_probs_PJ = self._with_ends(pairs, self.likelihood.places)
         return scores_P + self.likelihood.of(log_probs_PJ)
 
     def end_log_probs(self, pairs: Sequence[Pair], places: int) -> FloatArray:
-        """The log-probabilities (float32, P x J) of the last `places` tokens of the ends, from the last one on; 0 where
-        an end has no more. ModelError as for `scores`."""
+        """Return the log-probabilities (float32, P x J) of the last tokens of the ends, the last first, 0 for none."""
         self.model.eval()
         log_probs_PJ = np.zeros((len(pairs), places), dtype=np.float32)
         for some in self.batches(pairs):
@@ -188,8 +189,7 @@ class PairModel:
         return log_probs_PJ
 
     def batches(self, pairs: Sequence[Pair], sizes: Mapping[str, int] = _BATCH) -> list[list[int]]:
-        """The indices of the pairs of each batch: pairs of similar length, the longest first. `sizes` holds the size of
-        a batch by the kind of device."""
+        """Return the indices of the pairs of each batch, the longest first; `sizes` has that of a batch by device."""
         order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
         size = sizes.get(self.model.device.type, sizes["cpu"])
         return [order[begin : begin + size] for begin in range(0, len(order), size)]
@@ -218,7 +218,7 @@ class PairModel:
             return dict(batch_to_device(features, self.model.device))
 
     def save(self, folder: Path) -> None:
-        """Write a folder that sentence-transformers loads, too, with the `CrossEncoderSettings`."""
+        """Write a folder that sentence-transformers loads, too."""
         transformer: Any = self.model.model
         setattr(transformer.config, _SETTINGS, self._settings())
         self.model.activation_fn = torch.nn.Identity()
@@ -232,17 +232,6 @@ class PairModel:
             "passage_first": self.passage_first,
             "likelihood": None if self.likelihood is None else asdict(self.likelihood),
         }
-
-    def _check(self) -> None:
-        if self.model.num_labels != 1:
-            raise ModelError(f"{self.name} gives {self.model.num_labels} scores for a pair; a reranker gives one.")
-        if not getattr(self.model.tokenizer, "is_fast", False):
-            raise ModelError(f"{self.name} has no fast tokenizer (tokenizer.json), which a reranker needs.")
-        if 2 * self.tokens > self.model.max_seq_length:
-            raise UsageError(
-                f"{self.tokens} tokens of the prefix leave too little room for a passage: {self.name} reads "
-                f"{self.model.max_seq_length} tokens of both; give at most {self.model.max_seq_length // 2}."
-            )
 
     @contextmanager
     def _reading_errors(self) -> Iterator[None]:
@@ -259,13 +248,7 @@ class PairModel:
 def load_pair_model(
     name: str, tokens: int | None = None, *, device: str = "auto", max_length: int | None = None, new: bool = False
 ) -> PairModel:
-    """A cross-encoder by hub name or folder; `tokens` None is as in its folder, or else 64.
-
-    `max_length` is the maximum number of tokens of a pair; None is as in its folder. With `new`, for training, an
-    encoder or language model without a head gets a new one, and weights are loaded in float32. Raises ModelError if
-    there is no such model, it does not give one score for a pair, or (without `new`) it has no head; UsageError if a
-    length does not fit.
-    """
+    """Load a cross-encoder by hub name or folder; with `new`, for training, with a head and in float32."""
     source = model_path(name)
     loading.check_folder(source)
     loading.check_tokenizer(source)
@@ -319,8 +302,7 @@ def _is_language_model(source: str) -> bool:
 
 
 def _with_new_head(source: str) -> Transformer:
-    """A language model with a new head that gives one score where the text ends; ModelError if its tokenizer has no
-    token to pad shorter texts with."""
+    """Load a language model with a new head that gives one score where the text ends."""
     transformer = Transformer(
         source,
         transformer_task="sequence-classification",
@@ -362,11 +344,10 @@ def _readable(text: str) -> str:
 def end_log_probs(
     model: Any, features: Mapping[str, torch.Tensor], hidden_PTD: torch.Tensor, lengths_P: torch.Tensor, places: int
 ) -> torch.Tensor:
-    """The log-probabilities (float32, P x J) of the last tokens of pairs, from the last one on: at most `places` of
-    them, and no more than the longest end has; 0 where the end of a pair, of `lengths_P` tokens, has no more.
+    """Return the log-probabilities (float32, P x J) of the last tokens of pairs, from the last one on.
 
-    `hidden_PTD` is the output of the last layer of `model`. It must be a model for which `reads_ends` is true. Logits
-    are in memory for some pairs at a time, also while training: they are computed again for the gradient.
+    They are at most `places`, and 0 where the end of a pair, of `lengths_P` tokens, has no more. `hidden_PTD` is the
+    output of the last layer of a `model` for which `reads_ends` is true.
     """
     tokens_PT, there_PT = features["input_ids"], features["attention_mask"]
     words_VD = model.get_input_embeddings().weight
@@ -401,9 +382,7 @@ def _last_layer_of(model: Any) -> Iterator[list[torch.Tensor]]:
 
 
 def _reads_ends(source: str, model: Any, tokenizer: Any) -> bool:
-    """Whether `end_log_probs` gives the log-probabilities of the language model `source` itself, by a trial. It does
-    not if input and output embeddings differ, logits are scaled or capped, or the tokenizer adds tokens after the
-    end."""
+    """Return whether `end_log_probs` gives the log-probabilities of the language model `source` itself, by a trial."""
     passage, end = _TRIAL
     features = tokenizer(passage, end, return_tensors="pt").to(model.device)
     tokens_PT, there_PT = features["input_ids"], features["attention_mask"]

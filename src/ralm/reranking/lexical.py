@@ -10,12 +10,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
-import numpy as np
-from pydantic import JsonValue
-
-from ralm.options import check_options
+from ralm.options import Part
 from ralm.protocols import Rows
 from ralm.records import Hits, Passages
 from ralm.reranking.oracle import CANDIDATES_KEY, best_hits
@@ -35,8 +32,7 @@ def spaced(contents: str) -> str:
 
 
 def ends_of(prefix: str) -> Sequence[str]:
-    """Return the last word of a prefix, its last two, and so on, as `spaced` has them; the last one may be
-    unfinished."""
+    """Return the last word of a prefix, which may be unfinished, its last two, and so on, as `spaced` has them."""
     words = _WORD.findall(prefix[-_CHARACTERS:])[-LAST:]
     after = "" if prefix[-1:].isalnum() else " "
     return [f" {' '.join(words[-count:])}{after}" for count in range(1, len(words) + 1)]
@@ -48,30 +44,20 @@ def shared_words(ends: Sequence[str], passage: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lexical:
+class Lexical(Part):
     """Chooses the passages with the highest scores of BM25 plus 2 for each of the last words of the prefix that stands
     in them, in a row. Raises UsageError if `candidates` is below 1."""
 
+    named: ClassVar = ("reranker", "lexical")
+
     candidates: Annotated[int, CANDIDATES_KEY] = 16
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """The options."""
-        return {"reranker": "lexical", "candidates": self.candidates}
-
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
-        """The k best of each row's hits, with f as scores; the first on a tie. A row with a single hit keeps it with
-        score 0."""
-        scored = []
-        for row in range(len(hits)):
-            candidates = hits.of(row)
-            scores = np.zeros(len(candidates))
-            if len(candidates) > 1:
+        """Return the k best of each row's hits, with f as scores."""
+        scores: list[float] = []
+        for row, pairs in enumerate(map(hits.of, range(len(hits)))):
+            if len(pairs) > 1:
                 ends = ends_of(rows.prefix(row))
-                shared = [shared_words(ends, spaced(passages[number].contents)) for number, _ in candidates]
-                scores += [score for _, score in candidates] + _OVERLAP_WEIGHT * np.array(shared)
-            scored.append(scores)
-        return best_hits(hits, scored, k)
+                shared = [shared_words(ends, spaced(passages[number].contents)) for number, _ in pairs]
+                scores += [score + _OVERLAP_WEIGHT * words for (_, score), words in zip(pairs, shared, strict=True)]
+        return best_hits(hits, scores, k)

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from ralm.errors import PartError, extra
 from ralm.protocols import Rows
 from ralm.records import FloatArray, Hits, Passages
-from ralm.reranking.oracle import best_hits
+from ralm.reranking.oracle import best_hits, contested
 from ralm.storage.store import Store
 from ralm.terminal import progress_bar
 from ralm.validation import check_count
@@ -46,8 +46,7 @@ class CrossEncoder(Protocol):
 
 
 class PairScorer:
-    """A cross-encoder that keeps its scores, with a store for later processes too. `rank_weight` is the weight of a
-    hit's rank beside its score; 0 if the cross-encoder does not have one."""
+    """A cross-encoder that keeps its scores, with a store for later processes too."""
 
     def __init__(self, cross_encoder: CrossEncoder, store: Store | None = None) -> None:
         self.cross_encoder = cross_encoder
@@ -74,8 +73,7 @@ class PairScorer:
         return self.cross_encoder.end(prefix)
 
     def scores(self, pairs: Sequence[Pair]) -> FloatArray:
-        """The scores (float32, P) of pairs, scored in groups that depend on the pairs alone, so that a run that was
-        killed between two groups resumes with the same scores."""
+        """Return the scores (float32, P) of pairs, read in groups that a killed run repeats."""
         keys = [_key(pair) for pair in pairs]
         distinct = dict(zip(keys, pairs, strict=True))
         order = list(distinct)
@@ -120,19 +118,12 @@ def _key(pair: Pair) -> bytes:
     return digest.digest()
 
 
-def rank_prior(weight: float, count: int) -> FloatArray:
-    """The addition to the scores (float32, `count`) of a retriever's hits by their rank from 1: -weight * log(rank)."""
-    return (-weight * np.log(np.arange(1, count + 1))).astype(np.float32)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictive:
     """Chooses the passages that a cross-encoder scores highest (In-Context RALM, section 6.2, Eq. 7 and 8).
 
-    The argmax of Eq. 8 is that of the scores f, so the softmax of Eq. 7 is not computed here. `cross_encoder` comes
-    from `load_cross_encoder`, or is your own. If it has an attribute `rank_weight`, like one that was trained with a
-    rank prior, the logarithm of a hit's rank times this weight is subtracted from its score. Raises UsageError if
-    `candidates` is below 1.
+    `cross_encoder` comes from `load_cross_encoder`, or is your own. If it has a `rank_weight`, the logarithm of a hit's
+    rank times this weight is subtracted from its score. Raises UsageError if `candidates` is below 1.
     """
 
     cross_encoder: CrossEncoder
@@ -149,31 +140,20 @@ class Predictive:
         return {"reranker": "predictive", "candidates": self.candidates, "cross_encoder": scores}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
-        """The k best of each row's hits by the cross-encoder's scores and the rank prior; the first on a tie.
-
-        A row with a single hit keeps it unread, with score 0.
-        """
-        found = [hits.of(row) for row in range(len(hits))]
-        ends = {row: self.cross_encoder.end(rows.prefix(row)) for row, own in enumerate(found) if len(own) > 1}
-        numbers = dict.fromkeys(number for row in ends for number, _ in found[row])
-        contents = {number: passages[number].contents for number in numbers}
-        pairs = [(end, contents[number]) for row, end in ends.items() for number, _ in found[row]]
-        scores = iter(self.cross_encoder.scores(pairs).tolist())
-        prior_K = rank_prior(PairScorer.of(self.cross_encoder).rank_weight, max(map(len, found), default=0))
-        scored = [
-            np.array([next(scores) if row in ends else 0.0 for _ in own], dtype=np.float32) + prior_K[: len(own)]
-            for row, own in enumerate(found)
-        ]
-        return best_hits(hits, scored, k)
+        """Return the k best of each row's hits by the cross-encoder's scores and the rank prior."""
+        candidates, scorer = contested(hits), PairScorer.of(self.cross_encoder)
+        ends = {row: scorer.end(rows.prefix(row)) for row in dict.fromkeys(row for row, _ in candidates)}
+        contents = {number: passages[number].contents for number in {number for _, number in candidates}}
+        scores_C = scorer.scores([(ends[row], contents[number]) for row, number in candidates])
+        return best_hits(hits, scores_C, k, scorer.rank_weight)
 
 
 def load_cross_encoder(name: str, tokens: int | None = None, *, device: str = "auto") -> CrossEncoder:
-    """A cross-encoder by hub name or folder: one that `ralm train reranker` made, or any other of
-    sentence-transformers.
+    """Load a cross-encoder of `ralm train reranker` or sentence-transformers by hub name or folder.
 
-    `tokens`: the number of tokens at the end of a prefix that it reads; None is as in its training, or 64. `device`:
-    cpu, cuda, cuda:N, or auto (a GPU if there is one). Raises MissingExtraError if the extra `dense` is not installed,
-    ModelError if there is no such cross-encoder, UsageError if `tokens` leave no room for a passage.
+    It reads so many `tokens` at the end of a prefix, by default as in its training, or 64. `device`: cpu, cuda, cuda:N,
+    or auto (a GPU if there is one). Raises MissingExtraError if the extra `dense` is not installed, ModelError if there
+    is no such cross-encoder, UsageError if `tokens` leave no room for a passage.
     """
     with extra("dense", "cross-encoders need", ("sentence_transformers", "torch", "transformers")):
         from ralm.reranking.cross_encoder import load_pair_model

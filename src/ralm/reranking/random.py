@@ -1,35 +1,24 @@
 """Random choice among the candidates: the control for reranking."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import JsonValue
 
-from ralm.options import check_options, seed_option
+from ralm.options import Part, seed_option
 from ralm.protocols import Rows
 from ralm.records import NO_PASSAGE, Hits, Passages
 from ralm.reranking.oracle import CANDIDATES_KEY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomChoice:
-    """Chooses any of a row's candidates, all equally likely.
+class RandomChoice(Part):
+    """Chooses any of a row's candidates, all equally likely, by `seed` and the place of the row in the text."""
 
-    The choice for a row depends only on `seed` and its place in the text. Raises UsageError if a number is out of
-    range.
-    """
+    named: ClassVar = ("reranker", "random")
 
     candidates: Annotated[int, CANDIDATES_KEY] = 16
     seed: Annotated[int, seed_option()] = 0
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """The options."""
-        return {"reranker": "random", "candidates": self.candidates, "seed": self.seed}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
         """k hits of each row in random order, all with score 0."""

@@ -14,19 +14,16 @@ from pydantic import JsonValue
 
 from ralm.protocols import LanguageModel, Rows
 from ralm.records import FloatArray, Hits, Passages
-from ralm.reranking.oracle import best_hits, contested, most_likely
-from ralm.reranking.predictive import rank_prior
+from ralm.reranking.oracle import best_hits, contested
 from ralm.validation import check_count, check_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroShot:
-    """Chooses the passage after which the end of the prefix is most likely (In-Context RALM, Eq. 6).
+    """Chooses the passage after which the last `tokens` of the prefix are most likely (In-Context RALM, Eq. 6).
 
-    The end is the last `tokens` tokens, with the paper's 16 tokens and 16 `candidates`. `model` ranks; by default the
-    reading model does. With `decay`, the log-probability of the token j places before the end has the weight exp(-j /
-    decay); `rank_weight` times the logarithm of the retriever's rank is subtracted. Raises UsageError if a number is
-    out of range.
+    `model` ranks; by default the reading model does. With `decay`, the log-probability of the token j places before the
+    end has the weight exp(-j / decay); `rank_weight` times the logarithm of the retriever's rank is subtracted.
     """
 
     candidates: int = 16
@@ -44,35 +41,21 @@ class ZeroShot:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The options, and the configuration of the ranking model; None if the reading model ranks."""
+        """Return the options, and the configuration of the ranking model; None if the reading model ranks."""
         model = None if self.model is None else dict(self.model.config)
         paper: dict[str, JsonValue] = {"candidates": self.candidates, "tokens": self.tokens, "model": model}
-        more: dict[str, JsonValue] = {"decay": self.decay} if self.decay is not None else {}
+        more: dict[str, JsonValue] = {} if self.decay is None else {"decay": self.decay}
         if self.rank_weight:
             more["rank_weight"] = self.rank_weight
         return {"reranker": "zero-shot", **paper, **more}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
-        """The k best of each row's hits; their scores are total log-probabilities of the end of the prefix, with the
-        weights of `decay` and less that of the rank.
+        """Return the k best of each row's hits; their scores are weighted sums of the log-probabilities of the end of
+        the prefix, less the weight of the rank."""
+        log_probs = rows.prefix_log_probs(contested(hits), self.tokens, self.model)
+        return best_hits(hits, [self._total(of_end) for of_end in log_probs], k, self.rank_weight)
 
-        Raises UsageError if a passage and the tokens do not fit into the ranking model.
-        """
-        candidates = contested(hits)
-        log_probs = rows.prefix_log_probs(candidates, self.tokens, self.model)
-        if self.decay is None and not self.rank_weight:
-            return most_likely(hits, candidates, log_probs, k)
-        totals = iter([one.sum(dtype=float) if self.decay is None else decayed(one, self.decay) for one in log_probs])
-        counts = (len(hits.of(row)) for row in range(len(hits)))
-        scores = [
-            np.array([next(totals) for _ in range(count)]) + rank_prior(self.rank_weight, count)
-            if count > 1
-            else np.zeros(count)
-            for count in counts
-        ]
-        return best_hits(hits, scores, k)
-
-
-def decayed(log_probs: FloatArray, decay: float) -> float:
-    """The sum of exp(-j / decay) log p over the tokens (float32) of the end of a prefix; the last one is j = 1."""
-    return float(log_probs.astype(np.float64) @ np.exp(-np.arange(len(log_probs), 0, -1) / decay))
+    def _total(self, log_probs: FloatArray) -> float:
+        if self.decay is None:
+            return float(log_probs.sum(dtype=np.float64))
+        return float(log_probs.astype(np.float64) @ np.exp(-np.arange(len(log_probs), 0, -1) / self.decay))

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval, sums_of_units
+from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
 from ralm.records import IntArray
 from ralm.runs.run import read_tokens
 from ralm.runs.tables import RunTokens
@@ -23,10 +23,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """A run, its token perplexity, and the change against the first run: the ratio of their perplexities minus 1.
-
-    Intervals cover 95% of the bootstrap. `change` and its interval are None for the first run.
-    """
+    """A run, its token perplexity, and the change against the first run: the ratio of their perplexities minus 1."""
 
     path: Path
     token_perplexity: float
@@ -58,27 +55,30 @@ class Comparison:
         return {"targets": self.targets, "documents": self.documents, "runs": rows}
 
 
-def compare_runs(
-    paths: Sequence[Path | str], *, documents: str | None = None, draws: int = DRAWS, seed: int = 0
-) -> Comparison:
+def compare_runs(paths: Sequence[Path | str], *, documents: str | None = None) -> Comparison:
     """Compare runs over the same targets with the first of them, by a paired bootstrap over documents.
 
     `documents` is a regular expression of the line that begins a document; without it, 512 consecutive targets count as
-    a document. Perplexity is exp of the mean negative log-probability of all targets in the table of a run.
-
-    Raises UsageError if the runs have other targets, if there are fewer than two documents, or if `documents` is not a
-    regular expression; and what `read_tokens` raises.
+    a document. Raises UsageError if the runs have other targets, if there are fewer than two documents, or if
+    `documents` is not a regular expression.
     """
     folders = [Path(path) for path in paths]
     runs = [read_tokens(folder) for folder in folders]
-    for folder, run in zip(folders[1:], runs[1:], strict=True):
-        _check_same(folders[0], runs[0], folder, run)
+    for folder, run in zip(folders, runs, strict=True):
+        if run.texts != runs[0].texts or not all(
+            np.array_equal(getattr(run, column), getattr(runs[0], column)) for column in ("positions_T", "tokens_T")
+        ):
+            raise UsageError(
+                f"{folder} and {folders[0]} are runs over different targets ({len(run.texts):,} and "
+                f"{len(runs[0].texts):,}): compare runs over the same text, with the same tokenizer and the same limit "
+                "of tokens."
+            )
     document_T = _document_of_targets(runs[0], documents)
     counts_U = np.bincount(document_T)
     nll_TR = -np.stack([run.log_probs_T for run in runs], axis=1).astype(np.float64)
     nll_UR = sums_of_units(nll_TR, document_T)
     means_R = nll_UR.sum(axis=0) / len(document_T)
-    drawn_DR = bootstrap_means(nll_UR, counts_U, draws=draws, seed=seed)
+    drawn_DR = bootstrap_means(nll_UR, counts_U)
     change_R, change_DR = np.expm1(means_R - means_R[0]), np.expm1(drawn_DR - drawn_DR[:, :1])
     compared = [
         ComparedRun(
@@ -91,20 +91,6 @@ def compare_runs(
         for number, folder in enumerate(folders)
     ]
     return Comparison(runs=compared, targets=len(document_T), documents=len(counts_U))
-
-
-def _check_same(first_path: Path, first: RunTokens, path: Path, run: RunTokens) -> None:
-    """Raise UsageError unless two runs have the same targets at the same positions of the same text."""
-    same = (
-        np.array_equal(first.positions_T, run.positions_T)
-        and np.array_equal(first.tokens_T, run.tokens_T)
-        and first.texts == run.texts
-    )
-    if not same:
-        raise UsageError(
-            f"{path} and {first_path} are runs over different targets ({len(run.texts):,} and {len(first.texts):,}): "
-            "compare runs over the same text, with the same tokenizer and the same limit of tokens."
-        )
 
 
 def _document_of_targets(run: RunTokens, documents: str | None) -> IntArray:

@@ -13,11 +13,7 @@ DOTS_AN_INCH: Final = 150
 def draw_sweep(
     option: str, rows: Sequence[dict[str, Any]], panels: Mapping[str, Mapping[str, str]], path: Path
 ) -> None:
-    """Draw columns of the rows over the values of the option: lines if the values are numbers, else points.
-
-    `panels` has the columns of each panel with their labels, by the label of its axis. A column whose rows have its
-    ends, `COLUMN_low` and `COLUMN_high`, is drawn with them.
-    """
+    """Draw the columns of each panel, with their `_low` and `_high` ends if there are any, by the label of its axis."""
     places: dict[str, Any] = {row[option]: row[option] for row in rows}
     try:
         places = {value: float(value) for value in places}

@@ -29,11 +29,9 @@ _LISTED: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Report:
-    """A traced text and the header of its report.
+    """A traced text, the settings of its run in words, and its token perplexities with documents and without.
 
-    `settings` has the settings of the run in words, by label. The perplexities are per token, with documents and
-    without. Only the first `shown_tokens` tokens are shown; gains are those of the whole text. The report holds the
-    passages of the shown tokens and those that helped or hurt most.
+    Gains are those of the whole text, passages those of the `shown_tokens` and those that helped or hurt most.
     """
 
     title: str

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydantic import JsonValue
 
@@ -56,16 +56,16 @@ def run_evaluation(
     its path. Raises what `evaluate_text` raises, FolderExistsError if `out` exists and `force` is not set, and
     UsageError if a run with other settings was begun there.
     """
-    options = options or PlanOptions()
+    point = SweepPoint(value="", plan=options or PlanOptions(), source=source, parts=parts)
     check_output(Path(out), kind=run.RUN_KIND, force=force)
     # text beyond the limit does not change the configuration
     beginning = read_beginning(text, model.tokenizer, limit_tokens)
-    config = run.evaluation_config(name, beginning, model, options, source, limit_tokens, parts)
+    config = run.evaluation_config(name, beginning, model, point, limit_tokens)
     with resumable_scorers(out, config, [model, _ranking_model(parts.reranker)], force=force) as scorers:
         evaluation = evaluate_text(
             text,
             scorers[id(model)],
-            options,
+            point.plan,
             source=source,
             parts=_with_scorers(parts, scorers),
             limit_tokens=limit_tokens,
@@ -92,7 +92,7 @@ def run_sweep(
     """
     check_output(Path(out), kind=run.SWEEP_KIND, force=force)
     beginning = read_beginning(text, model.tokenizer, limit_tokens)
-    configs = [point_config(name, beginning, model, point, limit_tokens) for point in points]
+    configs = [run.evaluation_config(name, beginning, model, point, limit_tokens) for point in points]
     models = [model, *(_ranking_model(point.parts.reranker) for point in points)]
     with resumable_scorers(out, {"option": option, "points": [*configs]}, models, force=force) as scorers:
         shared = [replace(point, parts=_with_scorers(point.parts, scorers)) for point in points]
@@ -101,43 +101,31 @@ def run_sweep(
     return swept
 
 
-def point_config(
-    name: Path | str | None, text: str, model: LanguageModel, point: SweepPoint, limit_tokens: int | None
-) -> dict[str, JsonValue]:
-    """All settings that the figures of a point depend on."""
-    return run.evaluation_config(name, text, model, point.plan, point.source, limit_tokens, point.parts)
+_SCORES_BY: Final = {zero_shot.ZeroShot: "model", predictive.Predictive: "cross_encoder"}
+"""The model of a reranker whose scores a run stores."""
 
 
-def _ranking_model(reranker: Reranker | None) -> LanguageModel | predictive.PairScorer | None:
-    """The model of a reranker whose scores a run stores: another language model, or a cross-encoder; else None."""
-    if isinstance(reranker, zero_shot.ZeroShot):
-        return reranker.model
-    return predictive.PairScorer.of(reranker.cross_encoder) if isinstance(reranker, predictive.Predictive) else None
+def _ranking_model(reranker: Reranker | None) -> Any:
+    return getattr(reranker, _SCORES_BY.get(type(reranker), ""), None)
 
 
 def _with_scorers(parts: Parts, scorers: Mapping[int, Any]) -> Parts:
-    """The parts with the model of the reranker replaced by a scorer that stores the scores."""
-    reranker = parts.reranker
-    if isinstance(reranker, zero_shot.ZeroShot) and reranker.model is not None:
-        return replace(parts, reranker=replace(reranker, model=scorers[id(reranker.model)]))
-    if isinstance(reranker, predictive.Predictive):
-        return replace(parts, reranker=replace(reranker, cross_encoder=scorers[id(reranker.cross_encoder)]))
-    return parts
+    """Return the parts with the model of the reranker replaced by a scorer that stores the scores."""
+    if (model := _ranking_model(parts.reranker)) is None:
+        return parts
+    stored: Any = {_SCORES_BY[type(parts.reranker)]: scorers[id(model)]}
+    return replace(parts, reranker=replace(cast("Any", parts.reranker), **stored))
 
 
 @contextmanager
 def resumable_scorers(
     out: Path | str,
     config: dict[str, JsonValue],
-    models: Sequence[LanguageModel | predictive.PairScorer | None],
+    models: Sequence[Any],
     *,
     force: bool,
 ) -> Iterator[dict[int, Any]]:
-    """Yields scorers that store their scores beside `out` and reuse the ones stored there, by the `id` of the model:
-    a `PairScorer` for a cross-encoder, else a `Scorer`.
-
-    Raises UsageError if a run with other settings was begun there and `force` is not set.
-    """
+    """Yield scorers, by the `id` of the model, that store their scores beside `out` and reuse those stored there."""
     distinct = {id(model): model for model in models if model is not None}
     with unfinished_run(Path(out), config, force=force) as folder, ExitStack() as stack:
         scorers, reused = {}, 0
@@ -162,12 +150,7 @@ _WORTH_RESUMING: Final = (f"*{STORE_SUFFIX}", "checkpoint-*", "held-out.npz")
 
 @contextmanager
 def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
-    """Yields the work folder of a run beside `out`, which may hold the work of an earlier run with the same settings.
-
-    The folder is removed if the block succeeds or fails before anything was stored. Raises UsageError if a run with
-    other settings was begun there and `force` is not set, or if ralm did not make the folder, and FolderExistsError if
-    another process is using it.
-    """
+    """Yield the work folder beside `out`, which is removed after success, and if nothing was stored."""
     out = output_path(out)
     with (
         storage_errors(UNFINISHED_RUN.folder_of(out)),
@@ -202,10 +185,7 @@ def write_config(folder: Path, config: dict[str, JsonValue]) -> None:
 
 
 def was_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bool) -> bool:
-    """Whether a job with these settings was begun in a work folder; `what` names it in messages.
-
-    Raises UsageError if a job with other settings was begun and `force` is not set.
-    """
+    """Return whether a job with these settings was begun; UsageError if others were, and `force` is not set."""
     path = folder / CONFIG
     if not path.exists():
         return False

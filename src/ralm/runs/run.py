@@ -29,12 +29,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.errors import DamagedFolderError, MissingExtraError, UsageError
+from ralm.errors import DamagedFolderError, MissingExtraError, UsageError, extra
 from ralm.evaluation.perplexity import Evaluation
+from ralm.evaluation.sweep import SweepPoint
 from ralm.protocols import LanguageModel
 from ralm.reading import provenance, sources
-from ralm.reading.parts import Parts
-from ralm.reading.plan import PlanOptions
 from ralm.retrieval.index import INDEX_KIND, check_index
 from ralm.runs.tables import RunTokens, build_passage_table, build_token_table, build_traced_text, parse_tokens
 from ralm.storage import manifest, outputs
@@ -44,16 +43,12 @@ RUN_KIND: Final = outputs.FolderKind("run")
 RUN_TOKENS: Final = "tokens.parquet"
 PASSAGES: Final = "passages.parquet"
 SUMMARY: Final = "summary.json"
-_BLOCK: Final = 1 << 20
 
 _logger = logging.getLogger(__name__)
 
 
 def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonValue], *, force: bool) -> None:
-    """Write a run folder atomically.
-
-    Raises FolderExistsError if `out` exists and `force` is not set.
-    """
+    """Write a run folder atomically; FolderExistsError if `out` exists and `force` is not set."""
     table = build_token_table(evaluation)
     with outputs.new_folder(Path(out), kind=RUN_KIND, force=force) as folder:
         pq.write_table(table, folder / RUN_TOKENS, compression="zstd")
@@ -77,13 +72,10 @@ class Run:
 
 
 def open_run(path: Path | str) -> Run:
-    """Read a run folder for a report.
-
-    Raises FolderError or DamagedFolderError, and UsageError if the run has no baseline.
-    """
+    """Read a run folder for a report; UsageError if the run has no baseline."""
     path = Path(path)
 
-    def open_it() -> Run:
+    def read() -> Run:
         tokens, passages = _read_tables(path, RUN_TOKENS, PASSAGES)
         with damage_errors(path):
             summary = json.loads((path / SUMMARY).read_bytes())
@@ -91,14 +83,11 @@ def open_run(path: Path | str) -> Run:
             raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; score the text again.")
         return Run(path=path, summary=summary, text=build_traced_text(path, tokens, passages))
 
-    return manifest.open_consistently(path, open_it)
+    return manifest.open_consistently(path, read)
 
 
 def read_tokens(path: Path | str) -> RunTokens:
-    """Read the targets of a run folder and their log-probabilities; the run needs no baseline.
-
-    Raises FolderError or DamagedFolderError.
-    """
+    """Read the targets of a run folder and their log-probabilities; the run needs no baseline."""
     path = Path(path)
     return manifest.open_consistently(path, lambda: parse_tokens(path, *_read_tables(path, RUN_TOKENS)))
 
@@ -120,32 +109,18 @@ def damage_errors(path: Path, remedy: str = "score the text again") -> Iterator[
 
 
 def evaluation_config(
-    path: Path | str | None,
-    text: str,
-    model: LanguageModel,
-    plan: PlanOptions,
-    source: sources.PassageSource | None,
-    limit_tokens: int | None,
-    parts: Parts,
+    path: Path | str | None, text: str, model: LanguageModel, point: SweepPoint, limit_tokens: int | None
 ) -> dict[str, JsonValue]:
-    """All settings that the figures of a run depend on: equal configurations give equal figures."""
+    """Return all settings that the figures of a run depend on: equal configurations give equal figures."""
     return {
         "text": {
             "path": None if path is None else path_text(path),
-            "sha256": _sha256(text),
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
             "limit_tokens": limit_tokens,
         },
-        **sources.config_of_reading(model, source, parts),
-        "plan": asdict(plan),
+        **sources.config_of_reading(model, point.source, point.parts),
+        "plan": asdict(point.plan),
     }
-
-
-def _sha256(text: str) -> str:
-    """SHA-256 of a text in UTF-8, encoded block by block."""
-    digest = hashlib.sha256()
-    for begin in range(0, len(text), _BLOCK):
-        digest.update(text[begin : begin + _BLOCK].encode())
-    return digest.hexdigest()
 
 
 def environment() -> dict[str, JsonValue]:
@@ -170,12 +145,8 @@ SWEEP_PLOT: Final = "sweep.png"
 
 def check_plot() -> None:
     """Raise MissingExtraError if matplotlib is missing; called before the work for a plot."""
-    try:
+    with extra("plots", "the plot needs", ("matplotlib",)):
         import ralm.runs.plot  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise MissingExtraError("the plot needs the package matplotlib: pip install 'ralm[plots]'.") from None
 
 
 def write_sweep(
@@ -187,11 +158,7 @@ def write_sweep(
     runs: Mapping[str, Callable[[Path], None]] | None = None,
     force: bool = False,
 ) -> None:
-    """Write a folder with a table of the rows, its plot, the summary and the `runs` in it atomically.
-
-    Without matplotlib there is no plot, and a message says so. Raises FolderExistsError if `out` exists and `force` is
-    not set.
-    """
+    """Write a folder with a table of the rows, its plot if there is matplotlib, the summary and the `runs`."""
     option, names = summary["option"], dict.fromkeys(name for row in rows for name in row)
     rows = [{name: row.get(name) for name in names} for row in rows]
     with outputs.new_folder(Path(out), kind=SWEEP_KIND, force=force) as folder:
@@ -212,11 +179,7 @@ def write_sweep(
 
 
 def verify_folder(folder: Path | str) -> tuple[str, Sequence[str]]:
-    """The kind of a folder of ralm, and its damage, a few words each: checks the checksums of all files, and the
-    consistency of an index or run.
-
-    Raises FolderError for any other folder or a newer format, and DamagedFolderError if its manifest is invalid.
-    """
+    """Return the kind of a folder of ralm, and its damage: check every byte, and an index or run as a whole."""
     folder = Path(folder)
     kind = manifest.kind_of(folder)
     damaged = check_index(folder) if kind == INDEX_KIND.name else manifest.check_every_byte(folder)

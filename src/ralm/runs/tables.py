@@ -40,8 +40,7 @@ _CONTRIBUTION_COLUMNS: Final = {"gain": pa.float64(), "tokens": pa.int64(), "hel
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunTokens:
-    """The targets of a run: positions and tokens (int64, T), log-probabilities (float32, T), the text of each, and the
-    text before the first."""
+    """The targets of a run, with the text of each and the text before the first."""
 
     before: str
     texts: Sequence[str]
@@ -51,11 +50,7 @@ class RunTokens:
 
 
 def build_token_table(evaluation: Evaluation) -> pa.Table:
-    """The table with a row per target token; the text before the first is in the metadata.
-
-    `passage`, `document_id` and `title` are null for a token without a passage, `baseline_log_prob` and `gain` without
-    a baseline. A log-probability that is known by bounds only is null, and two more columns hold its bounds.
-    """
+    """Return the table with a row per target token, and with bounds if log-probabilities are known by bounds only."""
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     numbers, inverse_T = np.unique(scored.passages_T, return_inverse=True)
     sources = [None if number == NO_PASSAGE else evaluation.passages[int(number)] for number in numbers]
@@ -93,18 +88,13 @@ def _log_prob_columns(reading: Reading, prefix: str) -> dict[str, pa.Array]:
 
 
 def build_passage_table(evaluation: Evaluation) -> pa.Table:
-    """The table with a row per passage that was read, the largest contribution first.
-
-    Without a baseline, rows are in the order of passage numbers, and the columns of contributions are null; so are
-    those of passages without shares, which come last.
-    """
+    """Return the table with a row per passage that was read, the largest contribution first, then those without."""
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     provenance = scored.provenance
     used = used_passages(provenance, evaluation.passages)
-    if baseline is None or evaluation.is_bounded:
-        unknown = {name: pa.nulls(len(used), of) for name, of in _CONTRIBUTION_COLUMNS.items()}
-        return pa.table({**passage_columns(list(used.values())), **unknown})
-    rows = contributions(provenance, gains(scored.log_probs_T, baseline.scored.log_probs_T))
+    rows = []
+    if baseline is not None and not evaluation.is_bounded:
+        rows = contributions(provenance, gains(scored.log_probs_T, baseline.scored.log_probs_T))
     others = [used[number] for number in sorted({*used} - {row.passage for row in rows})]
     contributed = {
         name: pa.array([getattr(row, name) for row in rows] + [None] * len(others), of)
@@ -114,10 +104,7 @@ def build_passage_table(evaluation: Evaluation) -> pa.Table:
 
 
 def parse_tokens(run: Path, tokens: pa.Table) -> RunTokens:
-    """The targets of a run from its table; messages name the folder `run`.
-
-    Raises DamagedFolderError if the table is not that of a run.
-    """
+    """Return the targets of a run from its table; DamagedFolderError, which names the `run`, if it is not one."""
     _check_exact(run, tokens)
     tokens = select_columns(run, tokens, _COMPARED_COLUMNS)
     return RunTokens(
@@ -130,10 +117,7 @@ def parse_tokens(run: Path, tokens: pa.Table) -> RunTokens:
 
 
 def build_traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
-    """The text of a run from its tables; messages name the folder `run`.
-
-    Raises UsageError if the run has no baseline, DamagedFolderError if the tables are not those of a run.
-    """
+    """Return the text of a run from its tables; UsageError, which names the `run`, if it has no baseline."""
     _check_exact(run, tokens)
     tokens = select_columns(run, tokens, _TOKEN_COLUMNS, nullable=("baseline_log_prob",))
     passages = select_columns(run, passages, {**PASSAGE_COLUMNS, "metadata": pa.string()})
@@ -195,10 +179,7 @@ def select_columns(
     nullable: Container[str] = (),
     remedy: str = "score the text again",
 ) -> pa.Table:
-    """Some columns of a table after a check of their types; only those in `nullable` may have missing values.
-
-    Raises DamagedFolderError, which names the folder `run` and what to do.
-    """
+    """Return columns of a table after a check of their types; only those in `nullable` may have missing values."""
     try:
         chosen = table.select(list(columns))
         chosen.validate(full=True)

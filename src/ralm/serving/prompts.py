@@ -289,10 +289,8 @@ def _score_with_top(
         by_prefix = _read_rows(some, prepared, model, parts.evidence)
         for row, readings in some:
             targets = _targets(prepared, row)
-            log_weights_KT = np.tile(readings.log_weights_K[:, None], len(targets))
-            if parts.looks_at(readings):
-                log_probs_KN = np.array([by_prefix[row, number].own for number in range(len(readings))], np.float32)
-                log_weights_KT = parts.weights_by_evidence(readings, log_probs_KN, len(targets))
+            log_probs_KN = np.array([by_prefix[row, number].own for number in range(len(readings))], np.float32)
+            log_weights_KT = parts.log_weights(readings, log_probs_KN, len(targets))
             for place, log_weights_K in zip(targets, log_weights_KT.T, strict=True):
                 token = scored[place]
                 log_probs_KV = np.stack(

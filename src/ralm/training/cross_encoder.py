@@ -16,7 +16,8 @@ from pydantic import JsonValue
 
 from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passages
 from ralm.reranking.cross_encoder import PairModel, PrefixLikelihood
-from ralm.reranking.predictive import Pair, rank_prior
+from ralm.reranking.oracle import rank_prior
+from ralm.reranking.predictive import Pair
 from ralm.terminal import track
 from ralm.training import loop, options
 from ralm.training.losses import marginal_loss
