@@ -3,7 +3,8 @@
     python -m benchmarks.permuted_signals SIGNALS OUT
 
 Trains the query encoder of an index as the table in docs/results.md says, but each candidate of an example has the
-likelihood of another one. The encoder in OUT is then read with `ralm eval --query-encoder OUT`, as the trained one is.
+likelihood of another one. The encoder in OUT is then read with `ralm eval --retriever dense:query_encoder=OUT`, as the
+trained one is.
 """
 
 import sys

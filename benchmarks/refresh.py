@@ -30,10 +30,10 @@ EACH = 4
 LM = ("--lm", "ralm-tiny")
 EXAMPLES = "--examples 8000 --continuation-tokens 16 --prefix-tokens 64 --sequence-tokens 160 --document-tokens 160"
 TRAINING = "--candidates 8 --gamma 0.05 --batch 32 --learning-rate 1.5e-4 --held-out 0 --checkpoint-every 20"
-FAST = "--precision bfloat16 --no-dropout --dtype bfloat16"
+FAST = "--precision bfloat16 --no-dropout --lm-args dtype=bfloat16"
 QUERY = ("--query-tokens", "64")
 READING = "--windows blocked --max-length 768 --retriever dense"
-READERS = {"first": "", "ensemble": "--reader ensemble --documents 10 --weights-temperature 0.05"}
+READERS = {"first": "", "ensemble": "--reader ensemble:documents=10,temperature=0.05"}
 
 
 def save_encoder(folder: Path) -> None:
@@ -73,7 +73,7 @@ def main() -> None:
     with gzip.open(whole, "rb") as lines, (out / "corpus.jsonl").open("wb") as part:
         part.writelines(islice(lines, 0, None, EACH))
     save_encoder(out / "encoder")
-    encoded = ["--retriever", "dense", "--encoder", out / "encoder", "--normalize", "--dtype", "bfloat16"]
+    encoded = ["--retriever", "dense", "--encoder", out / "encoder", "--encoder-args", "normalize=true,dtype=bfloat16"]
     ended([started("index", out / "corpus.jsonl", "--out", out / "before", *encoded)])
 
     refreshes = {"refreshed": args.refresh_every, "stale": args.steps}

@@ -27,7 +27,7 @@ from tests.tiny_encoders import save_tiny_bert
 
 _TIMES: Final = ("seconds", "per_second", "created", "date", "duration")
 """Parts of the names of values that differ from run to run."""
-_LM: Final = "--lm ralm-tiny --dtype float32"
+_LM: Final = "--lm ralm-tiny --lm-args dtype=float32"
 _READ: Final = f"text.txt {_LM} --index index --max-length 96 --document-tokens 24 --json"
 _LONG: Final = f"long.txt {_LM} --index index --max-length 96 --stride 16 --document-tokens 24 --json"
 _ASKED: Final = f"questions.jsonl {_LM} --index index --json"
@@ -104,7 +104,7 @@ COMMANDS: Final = {
     "search synced": "search synced sheep --json",
     "update": "sync index more.jsonl --remove-id sea",
     "search updated": "search index sheep --json",
-    "recipe": "recipe run in-context-ralm/figure-8 --stand-in --out recipes --json",
+    "recipe": "recipe in-context-ralm/figure-8 --stand-in --out recipes --json",
     "demo": "demo --limit-tokens 400 --json",
 }
 FILES: Final = {"retrieve": "retrieved.json"}

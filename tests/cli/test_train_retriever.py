@@ -39,7 +39,7 @@ def test_the_result_is_read_with_the_same_index(work: Path, tiny_folders: dict[s
     assert re.search(r"gain on \d+ held-out examples of \d+ documents, in nats per token:", answer.out)
     assert len(re.findall(r"  (?:first|ensemble|  change).*: +[+-]\d\.\d{4} \(95%: [+-]\d\.\d{4} to ", answer.out)) == 6
     assert re.search(r"loss of the held-out examples: \d+\.\d{4} before, \d+\.\d{4} after", answer.out)
-    assert f"search the same index with --retriever dense --query-encoder {out}" in answer.out
+    assert f"search the same index with --retriever dense:query_encoder={out}" in answer.out
     assert "Writing model shards" not in answer.err
     done("check", out)
     before = ralm("search", work / "taught", "sea", "--retriever", "dense", "--json")
@@ -125,7 +125,7 @@ def test_both_encoders_learn_and_the_index_gets_their_vectors(
     answer = train(on_text, lm, out)
     assert answer.status == 0, answer.err
     assert "loss of the held-out examples: " in answer.out
-    assert "--vectors tuned" in answer.out
+    assert "dense:vectors=tuned" in answer.out
     assert list(tmp_path.iterdir()) == [out]
     assert read_manifest(out, kind=FolderKind("encoder")).counts["steps"] == 6
     done("search", on_text / "index", "word1", "--retriever", "dense:vectors=tuned", "--json")

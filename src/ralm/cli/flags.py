@@ -19,7 +19,7 @@ from ralm.cli.help import group_of
 from ralm.cli.process import dry_run_outputs, with_flags
 from ralm.cli.settings import SETTINGS_OPTION, with_file
 from ralm.errors import RalmError, UsageError
-from ralm.grammar import parse_keys
+from ralm.grammar import keys_of, parse_keys
 from ralm.options import Needs, Option, annotation, flag_of, negative_flag, without_none
 
 _REQUIRED = inspect.Parameter.empty
@@ -171,17 +171,18 @@ def command(function: Callable[..., Output | None], *, settings: bool = False) -
 
 def _is_dry_run(flat: Mapping[str, list[_Part]], values: Mapping[str, Any]) -> bool:
     """Whether no request is sent to models behind an API."""
-    keyed = (part for (part, *_) in flat.values() if part.option and part.option.part == "keys")
-    return any(_own_value(part, values).api.dry_run for part in keyed)
+    return any(_own_value(part, values).api.dry_run for (part, *_) in flat.values() if part.key == "lm_args")
 
 
-def _completion(kind: str) -> Callable[[str], list[str]]:
+def _completion(part: _Part) -> Callable[[str], list[str]]:
     """The completion of names of parts, or of keys, in a shell."""
 
     def complete(incomplete: str) -> list[str]:
-        from ralm.cli.parts import completions
+        from ralm.settings import CATALOGUES
 
-        return [name for name in completions(kind) if name.startswith(incomplete)]
+        catalogue = CATALOGUES.get(part.key)
+        names = catalogue.records if catalogue else [f"{key}=" for key in keys_of(without_none(part.kind))]
+        return [name for name in names if name.startswith(incomplete)]
 
     return complete
 
@@ -309,7 +310,7 @@ def _parameter(key: str, same: list[_Part], names: Mapping[str, str]) -> inspect
         help=with_flags(part.option.help, names),
         metavar=metavar,
         show_default=said or default is not _REQUIRED,
-        autocompletion=_completion(part.option.part) if part.option.part else None,
+        autocompletion=_completion(part) if part.option.part else None,
         rich_help_panel=group_of(key, part.owner),
     )
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

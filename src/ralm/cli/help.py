@@ -27,7 +27,7 @@ _RECORDS: Final = {
 """The groups of options by the package or module whose record has them."""
 _OWN: Final = {
     **dict.fromkeys(("forbidden_titles", "retrieved"), _RECORDS["ralm.retrieval"]),
-    **dict.fromkeys(("judge", "prompt", "semantics", "system", "turns"), _RECORDS["ralm.answering"]),
+    **dict.fromkeys(("judge", "prompt", "semantics"), _RECORDS["ralm.answering"]),
     **dict.fromkeys(("demonstrations", "fields", "shots"), _RECORDS["ralm.answering"]),
     **dict.fromkeys(("force", "json", "latex", "limit", "limit_tokens", "ray", "skip_bad"), _LAST),
 }

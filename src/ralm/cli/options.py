@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -24,9 +24,6 @@ from ralm.reading import ReadingOptions, plan, sampling
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import ExampleOptions
-
-if TYPE_CHECKING:
-    from ralm.answering.prompts import QuestionPrompt
 
 
 def argument(text: str, metavar: str | None = None) -> Any:
@@ -54,7 +51,10 @@ NEEDS_API: Final = Needs("a model behind an API", lambda command: is_api(_lm_of(
 NEEDS_INDEX: Final = Needs("`index`", lambda command: command.pipeline.index is not None)
 SKIP_BAD: Final = "Skip broken lines of files, and count them; in folders they always are."
 QUERY_TOKENS_TEXT: Final = {"query_tokens": f"{plan.PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
-_RAY: Final = "Work on the Ray cluster at this address, HOST:PORT; auto is the one that this machine belongs to."
+
+FIELDS: Final = Option(
+    "Which fields make a document, such as text=body,title=name; `ralm help fields` lists the keys.", part="keys"
+)
 
 Force = Annotated[bool, force_option("out")]
 IndexArgument = Annotated[Path, argument("Folder that `ralm index` made.", "DIR")]
@@ -63,25 +63,20 @@ LimitTokens = Annotated[
     int | None,
     Option("Use only this many tokens from the beginning of the text.", minimum=2, default_text="the whole text"),
 ]
-Model = Annotated[
-    ModelOptions,
-    Option(
-        "How the model runs, such as dtype=bfloat16,device=cuda; `ralm help lm-args` lists the keys.",
-        flag="lm-args",
-        part="keys",
-    ),
-]
+MODEL: Final = Option(
+    "How the model runs, such as dtype=bfloat16,device=cuda; `ralm help lm-args` lists the keys.",
+    flag="lm-args",
+    part="keys",
+)
+Model = Annotated[ModelOptions, MODEL]
 ModelName = Annotated[
     str,
     Option("Causal language model: a hub name, local folder, GGUF file, ralm-tiny, smollm2, or URL#MODEL of an API."),
 ]
-ModelRay = Annotated[str | None, Option(_RAY, needs=NEEDS_LOCAL)]
 PathPattern = Annotated[
     str | None,
     Option("Only documents whose ids match this pattern, such as '2024/*.md'; * also matches /.", flag="path"),
 ]
-Ray = Annotated[str | None, Option(_RAY)]
-System = Annotated[str | None, Option("System message of the chat.", default_text="that of the prompt, or none")]
 SkipBad = Annotated[bool, Option(SKIP_BAD)]
 SkippedFile = Annotated[Path | None, Option("File to write with all that is skipped, and why, as JSON Lines.")]
 _JSON_LINES: Final = ".jsonl"
@@ -97,11 +92,6 @@ def check_reranked_questions(reading: ReadingOptions) -> None:
         print_note(
             "--rerank lexical is for text; on questions it chose worse passages than BM25's first: read an ensemble"
         )
-
-
-def with_messages(prompt: "QuestionPrompt", system: str | None, *, turns: bool = False) -> "QuestionPrompt":
-    """A prompt with a system message and with demonstrations as turns, if these are given."""
-    return replace(prompt, system=prompt.system if system is None else system, turns=prompt.turns or turns)
 
 
 def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, given: Given) -> _HasQueryTokens:

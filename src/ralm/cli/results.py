@@ -182,7 +182,7 @@ def print_query_encoder(trained: retriever.TrainedRetriever, init: str) -> None:
     print_line(f"{trained.out}: query encoder of step {trained.best_step:,}, after {trained.steps:,} steps")
     _print_losses(trained)
     _print_encoder_gains(trained, init)
-    print_line(f"search the same index with --retriever dense --query-encoder {trained.out}")
+    print_line(f"search the same index with --retriever dense:query_encoder={trained.out}")
 
 
 def print_encoders(trained: retriever.TrainedRetriever, index: Path, vectors: str) -> None:
@@ -190,7 +190,7 @@ def print_encoders(trained: retriever.TrainedRetriever, index: Path, vectors: st
     print_line(f"{trained.out}: encoders of step {trained.best_step:,}, after {trained.steps:,} steps")
     _print_losses(trained)
     _print_encoder_gains(trained, "the vectors that the training began with")
-    print_line(f"search {index} with --retriever dense --vectors {vectors}")
+    print_line(f"search {index} with --retriever dense:vectors={vectors}")
 
 
 def _print_encoder_gains(trained: retriever.TrainedRetriever, before: str) -> None:

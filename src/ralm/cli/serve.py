@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ralm.cli import flags, models, options, process
 from ralm.errors import UsageError
 from ralm.grammar import keys_text
-from ralm.lm.api.endpoint import ApiOptions
+from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.protocols import traits_of
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.serving.options import BatchOptions, ServeOptions
+from ralm.serving.options import Limits, ServeOptions
 
 if TYPE_CHECKING:
     from ralm.serving.search_service import SearchService
@@ -27,16 +27,14 @@ if TYPE_CHECKING:
 _DEMO = Path("ralm-demo")
 _PASSAGE_CACHE = 1024.0
 """Megabytes, unless told."""
-_UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length", "max_tokens", "strict")
+_UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length", "strict")
 """Options without effect on a server that passes requests on."""
 _AUDIT = Needs("`audit_log`", lambda own: own.audit_log is not None)
 _OF_MODELS = {
     *flags.option_types(ReadingOptions),
     *flags.option_types(PlanOptions),
     "lm_args",
-    *flags.option_types(BatchOptions),
     *("model_name", "allow", "prompt", "proxy", "strict", "query", "max_length"),
-    *("max_tokens", "max_new_tokens"),
 }
 """Options of servers with a language model alone."""
 _PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
@@ -64,14 +62,12 @@ def serve_command(
     ),
     serving: Annotated[
         ServeOptions,
-        flags.Flags(
-            needs={"batch": options.NEEDS_LOCAL, **dict.fromkeys(("proxy", "strict", "query"), options.NEEDS_API)}
-        ),
+        flags.Flags(needs=dict.fromkeys(("proxy", "strict", "query"), options.NEEDS_API)),
     ],
     retrieval: Annotated[
         RetrieverOptions,
         Option("How passages are retrieved.", needs=_PASSAGES),
-        flags.Flags(without=("forbidden_titles", "forbidden_documents")),
+        flags.Flags(without=("forbidden_titles",)),
     ],
     reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_PASSAGES)],
     plan: Annotated[
@@ -104,6 +100,9 @@ def serve_command(
     Without a model, only searches are answered, and no torch is needed.
     """
     lm = _checked_model(lm, index, given, demo=demo)
+    if lm is None or is_api(lm):
+        unused = ("cached_tokens",) if lm else ("cached_tokens", "prompt_tokens", "new_tokens")
+        _check_limits(serving.limits, unused, " without a model that runs here" if lm else " without `lm`")
     plan = options.with_query_tokens(plan, retrieval, given)
 
     from ralm.errors import extra
@@ -132,7 +131,7 @@ def serve_command(
             model_options = replace(model_options, passage_cache=_PASSAGE_CACHE)
         model = models.open_served(lm, model_options, proxy=serving.proxy)
         if traits_of(model).answers_only:
-            _check_passed_on(model.name, model_options, given)
+            _check_passed_on(model.name, model_options, serving.limits, given)
             reading = reading if reading.reader else replace(reading, reader="concatenation")
         service = Service(
             model,
@@ -228,15 +227,22 @@ def _checked_model(lm: str | None, index: tuple[str, ...], given: flags.Given, *
     return None
 
 
-def _check_passed_on(name: str, model_options: ModelOptions, given: flags.Given) -> None:
+def _check_passed_on(name: str, model_options: ModelOptions, limits: Limits, given: flags.Given) -> None:
     """Report that requests are passed on; UsageError if an option has no effect on them."""
     sent = ApiOptions(timeout=model_options.api.timeout)
     if keys := keys_text(model_options.api, sent):
         raise UsageError(f"`lm_args` {keys} has no effect: requests to {name} are passed on as they are.")
+    _check_limits(limits, ("prompt_tokens",), f": requests to {name} are passed on as they are")
     for option in _UNUSED:
         if option in given:
             raise UsageError(f"{given[option]} has no effect: requests to {name} are passed on as they are.")
     process.print_note(f"requests to {name} are passed on as they are, with passages")
+
+
+def _check_limits(limits: Limits, unused: tuple[str, ...], why: str) -> None:
+    """Raise UsageError if an unused limit is set."""
+    if keys := keys_text(Limits(**{name: getattr(limits, name) for name in unused}), Limits()):
+        raise UsageError(f"`limits` {keys} has no effect{why}.")
 
 
 def index_folders(given: tuple[str, ...]) -> dict[str, Path]:

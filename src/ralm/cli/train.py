@@ -47,7 +47,7 @@ def reranker_command(
 ) -> Output:
     """Train a reranker, a cross-encoder that chooses the passages that help the language model most.
 
-    Use it with `--rerank predictive --reranker DIR`, or with sentence-transformers. Rerun the command after an
+    Use it with `--rerank predictive:cross_encoder=DIR`, or with sentence-transformers. Rerun the command after an
     interruption to resume at the last checkpoint.
     """
     from ralm.cli.results import print_reranker
@@ -94,11 +94,8 @@ def retriever_command(
     candidates: Annotated[
         CandidateOptions, Option("The candidates.", needs=_FROM_TEXT), Flags(without=("candidates",))
     ],
-    model: Annotated[
-        ModelOptions,
-        Option("How the model runs, as for `ralm signals`.", flag="lm-args", part="keys", needs=_FROM_TEXT),
-    ],
-    fields: Annotated[Fields, Option("Which fields make a document.", needs=_FROM_TEXT), Flags(without=("metadata",))],
+    model: Annotated[ModelOptions, replace(options.MODEL, needs=_FROM_TEXT)],
+    fields: Annotated[Fields, replace(options.FIELDS, needs=_FROM_TEXT)],
     skip_bad: Annotated[bool, Option(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
     ray: Annotated[
         str | None,
@@ -112,9 +109,9 @@ def retriever_command(
     """Train a retriever to find the passages that help the language model (REPLUG LSR).
 
     From SIGNALS, the query encoder alone is trained. The passages keep their vectors: search the same index with
-    `--query-encoder OUT`. From training text, the encoders of queries and passages are trained together, as in the
-    paper: passages are retrieved and scored on the way, and encoded again every `--refresh-every` steps. The new
-    vectors are added to the index. Rerun the command after an interruption to resume.
+    `--retriever dense:query_encoder=OUT`. From training text, the encoders of queries and passages are trained
+    together, as in the paper: passages are retrieved and scored on the way, and encoded again every `--refresh-every`
+    steps. The new vectors are added to the index. Rerun the command after an interruption to resume.
     """
     from ralm.cli.results import print_encoders, print_query_encoder
     from ralm.training.signals import is_signals
@@ -158,8 +155,7 @@ def signals_command(
     candidates: CandidateOptions,
     retrieval: RetrieverOptions,
     model: options.Model,
-    fields: Annotated[Fields, Flags(without=("metadata",))],
-    ray: options.ModelRay = None,
+    fields: Annotated[Fields, options.FIELDS],
     skip_bad: Annotated[bool, Option(options.SKIP_BAD)] = False,
     force: options.Force = False,
 ) -> Output:
@@ -175,7 +171,7 @@ def signals_command(
     check_early(out, force=force)
     opened = ralm.open_index(index)
     source = ralm.FromRetriever.of_index(opened, retrieval)
-    pipeline = open_pipeline(PipelineOptions(lm=lm, model=model), source=source, load=partial(open_model, ray=ray))
+    pipeline = open_pipeline(PipelineOptions(lm=lm, model=model), source=source, load=open_model)
     made = ralm.make_signals(
         out,
         sources,
