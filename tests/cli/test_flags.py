@@ -98,17 +98,6 @@ def test_a_command_may_go_without_a_flag_and_keep_its_own_default() -> None:
         called(take, "--seed", "2")
 
 
-def test_a_record_that_may_be_none_is_none_where_what_it_needs_is_not_given() -> None:
-    made: list[Outer | None] = []
-
-    def take(outer: Outer | None = None) -> None:
-        made.append(outer)
-
-    called(take)
-    called(take, "--name", "x")
-    assert made == [None, Outer(name="x")]
-
-
 def test_a_record_that_is_made_later_takes_other_values() -> None:
     made: list[Outer] = []
 

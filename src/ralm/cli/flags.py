@@ -100,10 +100,6 @@ class _Part(NamedTuple):
         return get_origin(self.kind) is Callable
 
     @property
-    def may_be_none(self) -> bool:
-        return without_none(self.kind) != self.kind
-
-    @property
     def flags(self) -> Flags:
         return next((mark for mark in self.marks if isinstance(mark, Flags)), _UNCHANGED)
 
@@ -233,8 +229,7 @@ def _conditions(
     names = {part.name: part.written for part in parts if part.option and not part.record}
 
     def unmet(needs: Needs | None) -> str | None:
-        met = needs is None or owner is None or needs.met(owner)  # None: a record of which nothing is given
-        return None if met or needs is None else with_flags(needs.text, names)
+        return None if needs is None or needs.met(owner) else with_flags(needs.text, names)
 
     for part in parts:
         if part.is_maker or (part.record is None and part.key not in given):
@@ -244,7 +239,7 @@ def _conditions(
         if part.record is None:
             yield part.key, own or inherited.get(part.key)
             continue
-        value = None if owner is None else getattr(owner, part.name)
+        value = getattr(owner, part.name)
         own_flags = {**inherited, **{name: unmet(needs) for name, needs in part.flags.needs.items()}}
         yield from _conditions(value, _parts(part.record, value), given, own, own_flags)
 
@@ -274,8 +269,7 @@ def _flat(parts: Iterable[_Part], without: tuple[str, ...] = ()) -> Iterator[_Pa
         for one in _flat(_parts(part.record, part.default), (*without, *changed.without)):
             said = changed.default_text.get(one.name)
             marks = (replace(one.option, default_text=said),) if one.option and said else one.marks
-            default = None if one.default is _REQUIRED and part.may_be_none else one.default
-            yield one._replace(marks=marks, default=default, within=one.within or part.name)
+            yield one._replace(marks=marks, within=one.within or part.name)
 
 
 def _names(parts: Iterable[_Part]) -> dict[str, str]:
@@ -323,8 +317,6 @@ def _value(part: _Part, values: Mapping[str, Any], without: tuple[str, ...] = ()
     without = (*without, *part.flags.without)
     if part.is_maker:
         return lambda **other: _record(part.record, part.default, {**values, **other}, without)
-    if part.may_be_none and any(values[one.key] is None for one in _parts(part.record) if one.default is _REQUIRED):
-        return None
     return _record(part.record, part.default, values, without)
 
 

@@ -30,14 +30,9 @@ _PASSAGE_CACHE = 1024.0
 _UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length", "strict")
 """Options without effect on a server that passes requests on."""
 _AUDIT = Needs("`audit_log`", lambda own: own.audit_log is not None)
-_OF_MODELS = {
-    *flags.option_types(ReadingOptions),
-    *flags.option_types(PlanOptions),
-    "lm_args",
-    *("model_name", "allow", "prompt", "proxy", "strict", "query", "max_length"),
-}
-"""Options of servers with a language model alone."""
+_MODEL = Needs("`lm`", lambda own: own.demo or own.lm is not None)
 _PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
+_READING = Needs("`lm` and `index`", lambda own: own.demo or bool(own.lm and own.index))
 
 
 def serve_command(
@@ -62,25 +57,37 @@ def serve_command(
     ),
     serving: Annotated[
         ServeOptions,
-        flags.Flags(needs=dict.fromkeys(("proxy", "strict", "query"), options.NEEDS_API)),
+        flags.Flags(
+            needs={
+                **dict.fromkeys(("name", "allow", "prompt"), _MODEL),
+                **dict.fromkeys(("proxy", "strict", "query"), options.NEEDS_API),
+            }
+        ),
     ],
     retrieval: Annotated[
         RetrieverOptions,
         Option("How passages are retrieved.", needs=_PASSAGES),
         flags.Flags(without=("forbidden_titles",)),
     ],
-    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_PASSAGES)],
+    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_READING)],
     plan: Annotated[
         PlanOptions,
         flags.Flags(
             without=("max_length", "semantics", "windows", "block"),
             default_text=options.QUERY_TOKENS_TEXT,
-            needs={"stride": _PASSAGES, "query_tokens": _PASSAGES, "document_tokens": _PASSAGES},
+            needs={
+                **dict.fromkeys(("bos", "max_length"), _MODEL),
+                **dict.fromkeys(("stride", "query_tokens", "document_tokens"), _READING),
+            },
         ),
     ],
     max_length: Annotated[
         int | None,
-        Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
+        Option(
+            "Maximum number of tokens that the model reads at once, passage included.",
+            default_text="the model's",
+            needs=_MODEL,
+        ),
     ] = None,
     workers: Annotated[
         int, Option("Processes that answer requests, which share the files of indexes; without --lm.", maximum=256)
@@ -92,7 +99,7 @@ def serve_command(
     audit_texts: Annotated[
         bool, Option("Write prompts, answers and passages into the audit log too.", needs=_AUDIT)
     ] = False,
-    model_options: options.Model,
+    model_options: Annotated[ModelOptions, replace(options.MODEL, needs=_MODEL)],
 ) -> None:
     """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
 
@@ -221,9 +228,6 @@ def _checked_model(lm: str | None, index: tuple[str, ...], given: flags.Given, *
         return lm or "ralm-tiny"
     if not index:
         raise UsageError("there is nothing to serve: give `lm`, `index` or `demo`.")
-    for option in given:
-        if option in _OF_MODELS:
-            raise UsageError(f"{given[option]} has no effect without `lm`.")
     return None
 
 
