@@ -17,7 +17,7 @@ import pytest
 
 from ralm.cli.process import signals_unwind
 from ralm.errors import WorkerError
-from ralm.processes import starting_processes
+from ralm.processes import HeldSignals
 from tests.campaign import campaign
 from tests.forked import started
 
@@ -257,7 +257,7 @@ def other_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 @pytest.mark.usefixtures("other_thread")
-def test_a_signal_is_handled_after_the_processes_are_started(number: signal.Signals) -> None:
+def test_a_signal_that_is_held_is_handled_after_the_block(number: signal.Signals) -> None:
     handled: list[int] = []
 
     def handle(received: int, _frame: FrameType | None) -> None:
@@ -265,7 +265,7 @@ def test_a_signal_is_handled_after_the_processes_are_started(number: signal.Sign
 
     before = signal.signal(number, handle)
     try:
-        with starting_processes():
+        with HeldSignals():
             os.kill(os.getpid(), number)
             time.sleep(0.05)
             assert handled == []

@@ -1,13 +1,10 @@
 """`ralm serve`: answers OpenAI's API with a model that reads passages, and searches indexes with a model or without."""
 
 import json
-import logging
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from socket import socket
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from ralm.cli import flags, models, options, process
 from ralm.errors import UsageError
@@ -20,9 +17,6 @@ from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.options import Limits, ServeOptions
-
-if TYPE_CHECKING:
-    from ralm.serving.search_service import SearchService
 
 _DEMO = Path("ralm-demo")
 _PASSAGE_CACHE = 1024.0
@@ -89,9 +83,6 @@ def serve_command(
             needs=_MODEL,
         ),
     ] = None,
-    workers: Annotated[
-        int, Option("Processes that answer requests, which share the files of indexes; without --lm.", maximum=256)
-    ] = 1,
     audit_log: Annotated[
         Path | None,
         Option("File to which a line of JSON is appended for each request: who asked when, and which passages it got."),
@@ -106,7 +97,7 @@ def serve_command(
     Clients need no change: they send requests to http://HOST:PORT/v1. Listens on this computer alone, unless told.
     Without a model, only searches are answered, and no torch is needed.
     """
-    lm = _checked_model(lm, index, given, demo=demo)
+    lm = _checked_model(lm, index, demo=demo)
     if lm is None or is_api(lm):
         unused = ("cached_tokens",) if lm else ("cached_tokens", "prompt_tokens", "new_tokens")
         _check_limits(serving.limits, unused, " without a model that runs here" if lm else " without `lm`")
@@ -116,20 +107,29 @@ def serve_command(
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
         from ralm.serving import server
+        from ralm.serving.audit import AuditLog
+        from ralm.serving.key import open_key
         from ralm.serving.options import Settings
-        from ralm.serving.service import Service
+        from ralm.serving.search_service import SearchService
 
     folders = {"python": _DEMO / "index"} if demo else index_folders(index)
-    parts = _Parts(serving, audit_log, audit_texts)
     if demo and not folders["python"].exists():
         from ralm.demo.demonstration import build_demo_folder
 
         process.print_note(f"making {_DEMO}, the documentation of this Python as an index")
         build_demo_folder(_DEMO)
     with server.bound_socket(serving.host, serving.port) as listening:
+        access: dict[str, Any] = {
+            "key": open_key(serving.host),
+            "audit": None if audit_log is None else AuditLog(audit_log, texts=audit_texts),
+        }
         if lm is None:
-            _serve_searches(_SearchServer(parts, retrieval, folders, listening), workers)
+            searching = SearchService(serving, Settings(retrieval=retrieval), folders, **access)
+            names = ", ".join(folders)
+            server.run_server(searching, listening, lambda url: process.print_note(f"serving {names} at {url}"))
             return
+        from ralm.serving.service import Service
+
         ranker = reading.ranker
         model_options.check_effect(lm, *filter(None, [ranker]))
         if model_options.api.dry_run:
@@ -147,7 +147,7 @@ def serve_command(
             folders,
             ranker=models.open_model(ranker, model_options.of(ranker, lm)) if ranker else None,
             max_length=max_length,
-            **parts.open(),
+            **access,
         )
 
         def ready(url: str) -> None:
@@ -158,73 +158,11 @@ def serve_command(
         server.run_server(service, listening, ready)
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What every server has: its options, and its audit log."""
-
-    serving: ServeOptions
-    audit_log: Path | None
-    audit_texts: bool
-
-    def open(self) -> dict[str, Any]:
-        """The parts as arguments of a service."""
-        from ralm.serving.audit import AuditLog
-        from ralm.serving.key import open_key
-
-        return {
-            "key": open_key(self.serving.host),
-            "audit": None if self.audit_log is None else AuditLog(self.audit_log, texts=self.audit_texts),
-        }
-
-
-@dataclass(frozen=True)
-class _SearchServer:
-    """A server without a language model, for one process or for each of several."""
-
-    parts: _Parts
-    retrieval: RetrieverOptions
-    folders: dict[str, Path]
-    listening: socket
-    level: int = logging.INFO
-
-    def open(self) -> "SearchService":
-        """The service; raises the errors of opening the indexes."""
-        from ralm.serving.options import Settings
-        from ralm.serving.search_service import SearchService
-
-        return SearchService(self.parts.serving, Settings(retrieval=self.retrieval), self.folders, **self.parts.open())
-
-    def __call__(self, ready: Callable[[str], None]) -> None:
-        """Answer requests in a process of several."""
-        from ralm.serving.server import run_server
-
-        with process.library_messages(self.level):
-            run_server(self.open(), self.listening, ready)
-
-
-def _serve_searches(search_server: _SearchServer, workers: int) -> None:
-    """Answer requests with this process, or with several."""
-    from ralm.serving.server import run_server
-
-    names = ", ".join(search_server.folders)
-    service = search_server.open()  # an index that cannot be opened is one error, not one of each process
-    if workers == 1:
-        run_server(service, search_server.listening, lambda url: process.print_note(f"serving {names} at {url}"))
-        return
-    from ralm.serving.supervisor import Supervisor
-
-    several = replace(search_server, level=logging.getLogger("ralm").level)
-    ready = f"serving {names} with {workers} processes"
-    Supervisor(several, workers, lambda url: process.print_note(f"{ready} at {url}")).run()
-
-
-def _checked_model(lm: str | None, index: tuple[str, ...], given: flags.Given, *, demo: bool) -> str | None:
+def _checked_model(lm: str | None, index: tuple[str, ...], *, demo: bool) -> str | None:
     """The name of the language model, None for none; UsageError if options do not go together."""
     if demo and index:
         raise UsageError("`demo` serves its own index: leave out `index`.")
     if lm is not None or demo:
-        if "workers" in given:
-            raise UsageError("`workers` has no effect with a language model: start several servers behind a proxy.")
         return lm or "ralm-tiny"
     if not index:
         raise UsageError("there is nothing to serve: give `lm`, `index` or `demo`.")
