@@ -17,12 +17,12 @@ from ralm.cli.flags import Given
 from ralm.cli.process import print_note
 from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text
 from ralm.errors import InputError, UsageError
-from ralm.lm.api.endpoint import is_api
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions, plan, sampling
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
+from ralm.settings import LM, LM_ARGS
 from ralm.training.options import ExampleOptions
 
 
@@ -37,21 +37,14 @@ def force_option(output: str | None) -> Option:
     return Option("Replace an existing output of ralm.", needs=needs)
 
 
-def _lm_of(command: Any) -> str:
-    return getattr(command, "pipeline", command).lm or ""
-
-
 ANSWER_TEXTS: Final = {
     "new_tokens": f"{AnswerOptions().new_tokens}; chat: {CHAT_ANSWER.new_tokens}",
     "stop": "the end of the line; chat: none",
 }
 PROMPT_TEXT: Final = "model with a chat template: chat; else ensemble: replug; else in-context-ralm"
-NEEDS_LOCAL: Final = Needs("a model that runs here", lambda command: not is_api(_lm_of(command)))
-NEEDS_API: Final = Needs("a model behind an API", lambda command: is_api(_lm_of(command)))
 NEEDS_INDEX: Final = Needs("`index`", lambda command: command.pipeline.index is not None)
-SKIP_BAD: Final = "Skip broken lines of files, and count them; in folders they always are."
+SKIP_BAD: Final = Option("Skip broken lines of files, and count them; in folders they always are.")
 QUERY_TOKENS_TEXT: Final = {"query_tokens": f"{plan.PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
-
 FIELDS: Final = Option(
     "Which fields make a document, such as text=body,title=name; `ralm help fields` lists the keys.", part="keys"
 )
@@ -63,21 +56,9 @@ LimitTokens = Annotated[
     int | None,
     Option("Use only this many tokens from the beginning of the text.", minimum=2, default_text="the whole text"),
 ]
-MODEL: Final = Option(
-    "How the model runs, such as dtype=bfloat16,device=cuda; `ralm help lm-args` lists the keys.",
-    flag="lm-args",
-    part="keys",
-)
-Model = Annotated[ModelOptions, MODEL]
-ModelName = Annotated[
-    str,
-    Option("Causal language model: a hub name, local folder, GGUF file, ralm-tiny, smollm2, or URL#MODEL of an API."),
-]
-PathPattern = Annotated[
-    str | None,
-    Option("Only documents whose ids match this pattern, such as '2024/*.md'; * also matches /.", flag="path"),
-]
-SkipBad = Annotated[bool, Option(SKIP_BAD)]
+Model = Annotated[ModelOptions, LM_ARGS]
+ModelName = Annotated[str, Option(LM)]
+SkipBad = Annotated[bool, SKIP_BAD]
 SkippedFile = Annotated[Path | None, Option("File to write with all that is skipped, and why, as JSON Lines.")]
 _JSON_LINES: Final = ".jsonl"
 _HasQueryTokens = TypeVar("_HasQueryTokens", plan.PlanOptions, sampling.GenerationOptions, ExampleOptions)

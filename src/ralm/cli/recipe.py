@@ -13,6 +13,7 @@ from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.removed import removal_of
+from ralm.settings import LM_ARGS
 
 if TYPE_CHECKING:
     from ralm.recipes.folder import RecipeFolder
@@ -46,7 +47,7 @@ def recipe_command(
             needs=_RUN,
         ),
     ] = None,
-    model: Annotated[ModelOptions, replace(options.MODEL, needs=_RUN)],
+    model: Annotated[ModelOptions, replace(LM_ARGS, needs=_RUN)],
     dry_run: Annotated[
         bool, Option("Show the steps, what is done, and what the rest will take, and run nothing.", needs=_RUN)
     ] = False,

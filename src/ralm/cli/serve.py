@@ -17,12 +17,14 @@ from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.options import Limits, ServeOptions
+from ralm.settings import LM_ARGS
 
 _DEMO = Path("ralm-demo")
 _PASSAGE_CACHE = 1024.0
 """Megabytes, unless told."""
 _UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length", "strict")
 """Options without effect on a server that passes requests on."""
+_API = Needs("a model behind an API", lambda own: is_api(own.lm or ""))
 _AUDIT = Needs("`audit_log`", lambda own: own.audit_log is not None)
 _MODEL = Needs("`lm`", lambda own: own.demo or own.lm is not None)
 _PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
@@ -54,7 +56,7 @@ def serve_command(
         flags.Flags(
             needs={
                 **dict.fromkeys(("name", "allow", "prompt"), _MODEL),
-                **dict.fromkeys(("proxy", "strict", "query"), options.NEEDS_API),
+                **dict.fromkeys(("proxy", "strict", "query"), _API),
             }
         ),
     ],
@@ -90,7 +92,7 @@ def serve_command(
     audit_texts: Annotated[
         bool, Option("Write prompts, answers and passages into the audit log too.", needs=_AUDIT)
     ] = False,
-    model_options: Annotated[ModelOptions, replace(options.MODEL, needs=_MODEL)],
+    model_options: Annotated[ModelOptions, replace(LM_ARGS, needs=_MODEL)],
 ) -> None:
     """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
 

@@ -17,7 +17,7 @@ from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.settings import PipelineOptions
+from ralm.settings import LM_ARGS, PipelineOptions
 from ralm.training.options import (
     REPLUG,
     REPLUG_EXAMPLES,
@@ -94,9 +94,9 @@ def retriever_command(
     candidates: Annotated[
         CandidateOptions, Option("The candidates.", needs=_FROM_TEXT), Flags(without=("candidates",))
     ],
-    model: Annotated[ModelOptions, replace(options.MODEL, needs=_FROM_TEXT)],
+    model: Annotated[ModelOptions, replace(LM_ARGS, needs=_FROM_TEXT)],
     fields: Annotated[Fields, replace(options.FIELDS, needs=_FROM_TEXT)],
-    skip_bad: Annotated[bool, Option(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
+    skip_bad: Annotated[bool, replace(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
     ray: Annotated[
         str | None,
         Option(
@@ -156,7 +156,7 @@ def signals_command(
     retrieval: RetrieverOptions,
     model: options.Model,
     fields: Annotated[Fields, options.FIELDS],
-    skip_bad: Annotated[bool, Option(options.SKIP_BAD)] = False,
+    skip_bad: options.SkipBad = False,
     force: options.Force = False,
 ) -> Output:
     """Measure how likely each retrieved passage makes the next tokens of training text, for `ralm train`.
