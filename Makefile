@@ -5,8 +5,8 @@
 # make serve-demo   set everything up and serve a small model with an index, with requests to try
 # make test    set everything up, then lint, types, layers and the tests
 # make test-all    the same with all campaigns: kills, fuzzing, soak, every model family, every recipe (an hour)
+#                  longer campaigns: make test-all KILLS=50 FUZZ=5000 SOAK=1800
 # make lint    lint, types, layers, spelling and words alone
-#              longer campaigns: make test-all KILLS=50 FUZZ=5000 SOAK=1800
 # make golden  all cases of other programs' answers; make test compares a part of the slowest ones
 # make bench   the benchmarks, each against a named baseline in the same run
 # make bench-retrieval   BM25 against other engines

@@ -5,8 +5,8 @@ holds what examples read: documents (`my-documents`, `new-documents`), ids of do
 (`my-text.txt`), prompts (`prompts.txt`), questions (`my-questions.jsonl`), questions with choices
 (`my-choices.jsonl`), topics with judgements (`my-topics.tsv`, `my-qrels.txt`), forbidden titles (`titles.txt`), and an
 index of both kinds (`my-index`). Tiny models stand there under the names that the pages use (`gpt2`,
-`facebook/contriever`, `my-tuned-contriever`); they are loaded from the folder as any local model is. A comment in front
-of a block, `<!-- not run: REASON -->`, excludes it; the commands and options of such a block must still exist.
+`facebook/contriever`, `my-tuned-contriever`). A Python block that begins with `# NAME.py` is that module too. A comment
+before a block, `<!-- not run: REASON -->`, excludes it; the commands and options of such a block must still exist.
 """
 
 import re
@@ -39,8 +39,7 @@ SERVER = "http://localhost:8000"
 """Where the examples have a model behind an API, called gpt2."""
 OWN_SERVER = "http://127.0.0.1:8000"
 """Where the examples have `ralm serve` with the same model; commands that start it are not run."""
-MOST_EXCLUDED = 12
-"""Blocks that may be excluded, on all pages together."""
+MOST_EXCLUDED = 10
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?^```(?P<language>python|sh|bash)\n(?P<code>.*?)^```", re.M | re.S
 )
@@ -133,6 +132,8 @@ def test_the_examples_of_a_page_run(
     with served(PAGES[page]) as run_blocks:
         for block in run_blocks:
             if block.language == "python":
+                if named := re.match(r"# (\w+\.py)\n", block.code):
+                    Path(named[1]).write_text(block.code)
                 exec(compile(block.code, page, "exec"), variables)
             else:
                 run_shell(block.code, page)
@@ -172,7 +173,7 @@ def served(found: list[Block]) -> Iterator[list[Block]]:
 def make_room(arguments: list[str]) -> None:
     """Remove what stands where a command is to write."""
     for option, value in pairwise(arguments):
-        if option == "--out":
+        if option in ("--out", "-o"):
             shutil.rmtree(value, ignore_errors=True)
 
 

@@ -141,7 +141,7 @@ def read_keys(record: type[_Record], texts: Mapping[str, str], title: str) -> _R
             close = get_close_matches(key, known, n=1)
             meant = f"the nearest is {close[0]}; " if close and len(known) > 3 else ""
             keys = f"its keys are {', '.join(known)}" if known else "it has none"
-            raise UsageError(removal_of(key) or f"{title} has no key {key!r}: {meant}{keys}.")
+            raise UsageError(f"{title} has no key {key!r}: {meant}{keys}.")
     try:
         return _record(record, {key: _value(key, known[key], text) for key, text in texts.items()}, title)
     except UsageError as error:
@@ -163,7 +163,7 @@ def keys_of(record: type) -> dict[str, Declared]:
 def keys_text(record: Any, base: Any) -> str:
     """Return the keys that turn the record `base` into `record`, as `parse_keys` reads them."""
     values, before = _values(record), _values(base)
-    return ",".join(f"{key}={quoted(text_of(value))}" for key, value in values.items() if value != before[key])
+    return ",".join(f"{key}={quoted(as_text(value))}" for key, value in values.items() if value != before[key])
 
 
 def quoted(value: str) -> str:
@@ -207,10 +207,12 @@ def parse_pairs(text: str, title: str) -> dict[str, str]:
 
 def _record(record: type[_Record], values: Mapping[str, Any], title: str, base: _Record | None = None) -> _Record:
     made: dict[str, Any] = {}
+    own = {_key(declaration) for declaration in declared(record) if not _is_group(declaration)}  # type: ignore[arg-type]
+    inner = {key: value for key, value in values.items() if key not in own}
     for declaration in declared(record):  # type: ignore[arg-type]
         field, kind, default = declaration.field, declaration.kind, declaration.field.default_factory
         if _is_group(declaration):
-            made[field.name] = _record(kind, values, title, None if default is MISSING else default())
+            made[field.name] = _record(kind, inner, title, None if default is MISSING else default())
         elif (key := _key(declaration)) in values:
             made[field.name] = values[key]
         elif base is None and field.default is default is MISSING:
@@ -254,7 +256,7 @@ def _values(record: Any) -> dict[str, Any]:
     return values
 
 
-def text_of(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return the text of a value."""
     if isinstance(value, bool):
         return str(value).lower()

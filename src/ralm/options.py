@@ -125,7 +125,7 @@ def check_options(record: Any) -> None:
         option.check(field.name, kind, getattr(record, field.name))
 
 
-def reject_unused(record: Any, names: Collection[str], needs: str = "") -> None:
+def check_effects(record: Any, names: Collection[str], needs: str = "") -> None:
     """Raise UsageError if an option of these names, in a record or one within it, has no effect.
 
     `needs` is the unmet condition of the whole record.
@@ -135,7 +135,7 @@ def reject_unused(record: Any, names: Collection[str], needs: str = "") -> None:
         unmet = needs or (option.needs.text if option.needs is not None and not option.needs.met(record) else "")
         value = getattr(record, field.name)
         if is_dataclass(value) and option.part is None:
-            reject_unused(value, {*names} - {one.field.name for one in options}, unmet)
+            check_effects(value, {*names} - {one.field.name for one in options}, unmet)
         elif unmet and field.name in names:
             raise UsageError(f"`{field.name}` has no effect without {unmet}.")
 

@@ -18,12 +18,11 @@ from pydantic import JsonValue
 
 from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import QuestionPrompt, chosen_prompt
+from ralm.answering.prompts import Conversation, QuestionPrompt, chosen_prompt
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.grammar import read_keys, text_of
+from ralm.grammar import as_text
 from ralm.lm.registry import ModelOptions, load_language_model
-from ralm.options import reject_unused
 from ralm.protocols import LanguageModel
 from ralm.reading.generate import generate
 from ralm.reading.parts import IN_CONTEXT, Parts
@@ -34,8 +33,7 @@ from ralm.reading.sources import FromRetriever, PassageSource, config_of_reading
 from ralm.records import Hits
 from ralm.reranking import PredictiveOptions, open_reranker
 from ralm.reranking.predictive import CrossEncoder
-from ralm.retrieval.dense.options import QUERY_TOKENS
-from ralm.settings import PipelineOptions, PlannedOptions
+from ralm.settings import PipelineOptions, PlannedOptions, read_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,20 +92,19 @@ class Pipeline:
         Raises:
             UsageError: If the prompt is empty, or lengths do not fit into the model.
         """
-        plan = self.plan
-        lengths = {"stride": plan.stride, "query_tokens": plan.query_tokens, "document_tokens": plan.document_tokens}
-        options = GenerationOptions(**{**lengths, "max_length": plan.max_length, "bos": plan.bos, **sampling})
-        return generate(prompt, self.model, options, self.searched, self.parts)
+        return generate(prompt, self.model, GenerationOptions.of(self.plan, **sampling), self.searched, self.parts)
 
     def generate(self, prompt: str, **sampling: Any) -> str:
         """Return the continuation of a prompt; arguments and errors are those of `stream`."""
         return "".join(piece.text for piece in self.stream(prompt, **sampling))
 
-    def ask(self, question: str, *, prompt: QuestionPrompt | None = None, **answering: Any) -> SourcedAnswer:
+    def ask(
+        self, question: str | Conversation, *, prompt: QuestionPrompt | None = None, **answering: Any
+    ) -> SourcedAnswer:
         """Answer a question, with the sources of the answer.
 
         Args:
-            question: The question.
+            question: The question, or the last message of the user in a conversation.
             prompt: By default `chat` for a model with a chat template, else that of the paper that has this reader.
             **answering: Options of `AnswerOptions`, such as `new_tokens=64`.
 
@@ -182,12 +179,8 @@ def open(  # noqa: A001  # users write `ralm.open`
         for name in ("reader", "mixer", "reranker")
         if not isinstance(settings.get(name, ""), str)
     }
-    texts = {name: text_of(value) for name, value in settings.items() if value is not None}
+    texts = {name: as_text(value) for name, value in settings.items() if value is not None}
     where = {} if index is None else {"index": str(index)}
-    options = read_keys(PlannedOptions, {"lm": lm, **where, **texts}, "the pipeline")
-    reject_unused(options, texts)
-    plan = options.plan
-    if options.retrieval.is_dense and "query_tokens" not in texts:
-        plan = replace(plan, query_tokens=QUERY_TOKENS)
-    pipeline = open_pipeline(options, plan=plan)
+    options = read_settings(PlannedOptions, {"lm": lm, **where, **texts}, "the pipeline")
+    pipeline = open_pipeline(options, plan=options.plan)
     return replace(pipeline, parts=replace(pipeline.parts, **own))

@@ -1,16 +1,20 @@
 """The settings of a pipeline: the language model, the index of its passages, and the parts by name."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 from ralm.errors import UsageError
+from ralm.grammar import keys_of, read_keys
 from ralm.lm.registry import ModelOptions
-from ralm.options import Needs, Option
+from ralm.options import Needs, Option, check_effects
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.mixers import MIXERS
 from ralm.reading.plan import PlanOptions
+from ralm.removed import removal_of
 from ralm.reranking import RERANKERS
+from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RETRIEVERS, RetrieverOptions
 
 CATALOGUES: Final = {"retriever": RETRIEVERS, "rerank": RERANKERS, "reader": READERS, "mixer": MIXERS}
@@ -53,3 +57,22 @@ class PlannedOptions(PipelineOptions):
     """The same with the plan of a text."""
 
     plan: Annotated[PlanOptions, Option("What is read for a stride.")] = field(default_factory=PlanOptions)
+
+
+_Planned = TypeVar("_Planned", bound=PlannedOptions)
+
+
+def read_settings(record: type[_Planned], texts: Mapping[str, str], title: str) -> _Planned:
+    """Return the settings with these texts by name, and the papers' query length for the retriever.
+
+    Raises UsageError, whose message begins with the `title`, if there is no such setting, or if one is of another type,
+    out of bounds or without effect.
+    """
+    for name in texts:
+        if name not in keys_of(record) and (sentence := removal_of(name)):
+            raise UsageError(sentence)
+    options = read_keys(record, texts, title)
+    check_effects(options, texts)
+    if options.retrieval.is_dense and "query_tokens" not in texts:
+        return replace(options, plan=replace(options.plan, query_tokens=QUERY_TOKENS))
+    return options

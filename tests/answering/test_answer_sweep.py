@@ -109,7 +109,7 @@ def test_documents_by_the_command(tmp_path: Path) -> None:
     _, last = printed(*command, "--reader", "concatenation:order=best-last")["points"]
     assert last["config"]["reader"]["order"] == "best-last"
     assert abs(last["gold_log_prob"] - joined["gold_log_prob"]) > 1e-3
-    failed(ralm(*command[:4], *command[-2:]), 2, "reads passages: give --index or --retrieved")
+    failed(ralm(*command[:4], *command[-2:]), 2, "read passages: give --index or --retrieved")
     failed(ralm(*command[:-1], "documents=-1,1"), 2, "--documents must be at least 1, not -1")
     failed(ralm(*command, "--out", tmp_path / "out"), 1, "already exists")
 

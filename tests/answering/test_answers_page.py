@@ -95,7 +95,7 @@ def test_a_page_is_whole_and_its_text_is_no_markup(work: Path, tmp_path: Path) -
 
 
 def test_what_is_refused(work: Path, tmp_path: Path) -> None:
-    failed(ralm("report", work / "run", "--tokens", 3), 2, "--tokens has no effect without a run of")
+    failed(ralm("report", work / "run", "--tokens", 3), 2, "--tokens has no effect without a single run of")
     failed(ralm("report", tmp_path), 1, "no manifest")
     damaged = tmp_path / "run"
     shutil.copytree(work / "run", damaged)

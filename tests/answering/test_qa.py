@@ -230,14 +230,18 @@ def test_passages_chosen_by_a_reranker_are_those_of_a_plain_loop(files: Path) ->
     by_another = printed(*asking, "--rerank", "zero-shot:lm=ralm-tiny")
     assert by_another["config"]["passages"]["model"]["name"] == "ralm-tiny"
     failed(ralm(*asking, "--rerank", "oracle"), 2, "reads the answer")
-    failed(ralm(*asking[:4], "--rerank", "lexical"), 2, "give --index too")
-    failed(ralm(*asking, "--rerank", f"lexical:candidates={2}", "--reader", "ensemble"), 2, "raise them")
+    failed(ralm(*asking[:4], "--rerank", "lexical"), 2, "give --index or")
+    failed(
+        ralm(*asking, "--rerank", f"lexical:candidates={2}", "--reader", "ensemble"),
+        2,
+        "--rerank chooses among 2 candidates, and 10 documents are read",
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
-        (["--reader", "ensemble"], 2, "reads passages: give --index or --retrieved too"),
+        (["--reader", "ensemble"], 2, "read passages: give --index or --retrieved"),
         (["--baseline"], 2, "--baseline has no effect"),
         (["--shots", "3"], 2, "--shots has no effect without --demonstrations"),
         (["--join", "answers"], 2, "--join has no effect"),

@@ -29,7 +29,7 @@ def test_a_server_that_does_not_say_it(dialect: Dialect, caplog: pytest.LogCaptu
     with served(TABLE, dialect) as (_, model):
         assert model.max_length == UNLIMITED
     [told] = caplog.messages
-    assert told.endswith("does not report its length; set --context-length, or long texts may be cut")
+    assert told.endswith("does not report its length; write context_length=N, or long texts may be cut")
     with served(TABLE, dialect, options={"context_length": 100}) as (_, model):
         assert model.max_length == 100 - model.backend.reserved_tokens
     with served(TABLE, dialect) as (_, model):
@@ -89,6 +89,6 @@ def test_the_probe_names_the_flag(tmp_path: Path) -> None:
         asked = ["probe", f"{server.url}#m", "--lm-args", f"tokenizer=ralm-tiny,answers={tmp_path / 'a.sqlite'}"]
         command = [sys.executable, "-m", "ralm", *asked]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert "not reported; set --context-length" in ended.stdout
+        assert "not reported; write --lm-args context_length=N" in ended.stdout
         assert ended.stderr == ""
         assert "reads at once       99 tokens" in ralm(*asked, "--lm-args", "context_length=100").out

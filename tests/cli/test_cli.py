@@ -254,12 +254,11 @@ def test_generate_after_many_prompts(generate: list[object], tmp_path: Path) -> 
         ("search INDEX", "give either a QUERY or --queries FILE"),
         ("index CORPUS --out o --tokens 5", "--tokens and --lm go together"),
         ("index CORPUS --out o --words 0", "--words"),
-        ("generate a --lm MODEL --reader ensemble", "--reader ensemble reads several passages"),
+        ("generate a --lm MODEL --reader ensemble", "--rerank read passages: give --index"),
         ("generate a --lm MODEL --top-k 0", "--top-k must be at least 1"),
         ("generate a --lm MODEL --baseline", "give --index too"),
         ("generate --prompts TEXT --lm MODEL --index INDEX --report x", "--report shows one text"),
-        ("probe http://localhost:1#m --dry-run", "No such option"),
-        ("train retriever text --out out --dry-run", "No such option"),
+        ("probe http://localhost:1#m --dry-run", "write the key of its part, `--lm-args dry_run=...`"),
         ("nonsense", "No such command"),
     ],
 )
@@ -320,18 +319,18 @@ def test_decontamination_is_counted_and_listed(work: Path, tmp_path: Path) -> No
 def test_reranking_and_its_options(work: Path, model: Path, evaluate: list[object]) -> None:
     nll = {}
     for method in ("none", "random", "zero-shot", "oracle"):
-        shown = printed(
-            *evaluate, "--rerank", method, *(["--rerank", f"XXX:candidates={3}"] if method != "none" else [])
-        )
+        shown = printed(*evaluate, "--rerank", method if method == "none" else f"{method}:candidates=3")
         nll[method] = shown["nll"]
         reranker = shown["config"]["reranker"]
         assert (reranker["reranker"] if reranker else "none") == method
     assert nll["oracle"] <= min(nll.values())
-    other = printed(*evaluate, "--rerank", f"zero-shot:candidates={3},lm={model}")
+    other = printed(*evaluate, "--rerank", f"zero-shot:candidates=3,lm={model}")
     assert other["config"]["reranker"]["model"]["name"] == str(model)
     without = ["eval", work / "text.txt", "--lm", model, *MODEL_LENGTH]
-    failed(ralm(*without, "--rerank", "oracle"), 2, "--rerank chooses among retrieved passages: give --index")
-    failed(ralm(*evaluate, "--rerank", f"zero-shot:lm={model}"), 2, "--rerank-lm has no effect")
+    failed(ralm(*without, "--rerank", "oracle"), 2, "--rerank read passages: give --index")
+    failed(
+        ralm(*evaluate, "--rerank", f"lexical:lm={model}"), 2, "--rerank lexical has no key 'lm': its keys are candid"
+    )
 
 
 def test_a_killed_run_goes_on_and_ends_the_same(
@@ -463,14 +462,17 @@ def test_a_sweep_over_retrievers_has_a_table(evaluate: list[object]) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({}, "--documents makes no difference"),
+        (
+            {"--over": "mixer=uniform,posterior"},
+            "--mixer makes no difference: it has no effect without --reader ensemble",
+        ),
         ({"--over": "stride=2,2"}, "--stride has a value twice: 2,2."),
         ({"--over": "documents=2,"}, "the values of --documents must be whole numbers"),
         (
             {"--over": "rerank=none,best"},
-            "--rerank must be one of none, lexical, zero-shot, predictive, oracle, random, not 'best'",
+            "--rerank best is not known: write one of none, lexical, zero-shot, predictive, oracle, random, or a class",
         ),
-        ({"--over": "lm=a"}, "--over must be KEY=v1,v2,... with a KEY of index, retrieved, retriever"),
+        ({"--over": "lm=a"}, "--over must be KEY=v1,v2,... with a KEY of index, retriever"),
         (
             {"--over": "stride=2,4", "--index": None},
             "--over compares readings with passages: give --index or --retrieved",

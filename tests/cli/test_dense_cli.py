@@ -118,13 +118,13 @@ def test_a_second_set_of_vectors(work: Path, model: Path, tmp_path: Path) -> Non
     assert first == found(*query[1:], "dense:vectors=main") != second
     assert found(*query[1:], "hybrid:vectors=v2") != found(*query[1:], "hybrid")
     failed(ralm(*query, "dense:vectors=v3"), 2, "has no vectors 'v3'")
-    failed(ralm(*query, "bm25:vectors=v2"), 2, "the retriever bm25 has no key 'vectors'")
+    failed(ralm(*query, "bm25:vectors=v2"), 2, "--retriever bm25 has no key 'vectors'")
     failed(ralm(*encode, work / "other", "--vectors", "v2"), 1, "already has vectors 'v2'")
     failed(ralm(*encode, work / "other", "--vectors", "../v2"), 2, "vectors cannot be called")
     done(*encode, work / "other", "--vectors", "main", "--force")
     assert found(*query[1:], "dense") == second
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
     read = ["eval", work / "text.txt", "--lm", model, "--index", tmp_path / "i", *MODEL_LENGTH, "--limit-tokens", 60]
-    done(*read, "--retriever", "dense", "--over", "vectors=main,v2", "--json")
+    done(*read, "--retriever", "dense", "--over", "retriever.vectors=main,v2", "--json")
     done(*read, "--retriever", "dense", "--over", "query-tokens=8,16", "--json")
     done("check", tmp_path / "i")

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from ast import literal_eval
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -167,17 +167,24 @@ def test_paths_that_no_system_takes(tmp_path: Path) -> None:
     refused(ralm("search", "nul\0", "sea"), "an argument holds a NUL character")
 
 
-def test_help_lists_the_most_used_options_first_and_every_option_once() -> None:
-    sections = re.split(r"^(?=\S.*:$)", ralm("eval", "--help").out, flags=re.MULTILINE)
-    titles = [section.partition(":\n")[0] for section in sections]
-    assert titles[1:3] == ["Arguments", "Options"]
-    assert titles[-1] == "Output, limits and machines"
-    first = ["--lm", "--index", "--retriever", "--rerank", "--reader", "--documents", "--stride"]
-    first += ["--baseline", "--out", "--settings"]
-    assert re.findall(r"^  (?:-h, )?(--[\w-]+)", sections[2], re.MULTILINE) == [*first, "--help"]
-    listed = re.findall(r"^  (?:-h, )?(--[\w-]+)", "".join(sections[1:]), re.MULTILINE)
-    options = [max(one.opts, key=len) for one in program().commands["eval"].params if one.param_type_name == "option"]
+def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    for one, member in group.commands.items():
+        yield from commands(member, f"{one} ") if hasattr(member, "commands") else [(name + one, member)]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in commands(program())])
+def test_help_has_an_example_the_most_used_options_first_and_every_option_once(name: str) -> None:
+    shown = ralm(*name.split(), "--help").out
+    sections = re.split(r"^(?=\S.*:$)", shown, flags=re.MULTILINE)
+    first = next((section for section in sections if section.startswith("Options:\n")), "")
+    pattern = r"^  (?:-\w, )?(--?[\w-]+)"
+    assert len(re.findall(pattern, first, re.MULTILINE)) <= 12
+    listed = re.findall(pattern, "".join(sections[1:]), re.MULTILINE)
+    options = [
+        max(one.opts, key=len) for one in dict(commands(program()))[name].params if one.param_type_name == "option"
+    ]
     assert sorted(listed) == sorted([*options, "--help"])
+    assert "Example: `ralm " in shown
 
 
 def test_a_command_loads_no_other() -> None:

@@ -34,7 +34,7 @@ def old_names(monkeypatch: pytest.MonkeyPatch) -> None:
         (("old", "--lm", "gpt2"), "old"),
         (("list", "index"), "ralm list"),
         (("train", "old", "signals"), "train old"),
-        ((*OPTIONS, "--mixer", "old"), "mixer=old"),
+        ((*OPTIONS, "--mixer", "old"), "--mixer old"),
     ],
 )
 def test_removed_name_is_named_with_its_successor(arguments: tuple[str, ...], name: str) -> None:
@@ -70,7 +70,7 @@ def test_removed_key_of_a_settings_file_is_named(tmp_path: Path, key: str, name:
 def test_removed_value_in_a_settings_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('mixer = "old"\n')
-    failed(ralm(*OPTIONS, "--settings", file), 2, "sets mixer to 'old': `mixer=old` was removed: use the new one.")
+    failed(ralm(*OPTIONS, "--settings", file), 2, f"{file}: --mixer old was removed: use the new one.")
 
 
 def test_every_removal_reads_as_a_sentence() -> None:

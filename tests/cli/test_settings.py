@@ -52,7 +52,7 @@ def test_one_file_serves_several_commands(generate: list[object], settings: Path
         ("stride = 2.5", "sets stride to 2.5, which it does not take: "),
         ("stride = true", "sets stride to true: it takes a value of its own."),
         ("baseline = 'yes'", "sets baseline to 'yes': it takes true or false."),
-        ("mixer = 'best'", "sets mixer to 'best', which it does not take: 'best' is not one of "),
+        ("mixer = 'best'", ": --mixer best is not known: write one of similarity, uniform, posterior"),
         ("mixer = 'posterior'", ": --mixer has no effect without --reader ensemble."),
         ("stride = ", "is not a file of settings: Invalid value"),
         ("\0", "is not a file of settings: "),

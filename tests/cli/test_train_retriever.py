@@ -82,7 +82,7 @@ def test_bad_input_is_one_sentence(work: Path, tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
     refused(1, "was built with another encoder", "--init", work / "other")
-    refused(2, "has no vectors 'fine'", "--retriever", "dense:vectors=fine")
+    refused(2, "has no vectors 'fine'", "--vectors", "fine")
     refused(2, "--gamma must be above 0", "--gamma", "0")
     refused(1, "is not a ralm index", "--index", work / "bert")
     refused(2, "--patience has no effect", "--held-out", "0", "--patience", "3")
@@ -125,7 +125,7 @@ def test_both_encoders_learn_and_the_index_gets_their_vectors(
     answer = train(on_text, lm, out)
     assert answer.status == 0, answer.err
     assert "loss of the held-out examples: " in answer.out
-    assert "dense:vectors=tuned" in answer.out
+    assert "--retriever dense:vectors=tuned" in answer.out
     assert list(tmp_path.iterdir()) == [out]
     assert read_manifest(out, kind=FolderKind("encoder")).counts["steps"] == 6
     done("search", on_text / "index", "word1", "--retriever", "dense:vectors=tuned", "--json")
@@ -163,7 +163,7 @@ def test_scores_are_means_of_tokens(on_text: Path, tiny_folders: dict[str, Path]
     [
         (["--init", "bert"], "--init has no effect without SIGNALS"),
         (["--document-tokens", 60], "do not fit together"),
-        (["--retriever", "dense:vectors=fine"], "has no vectors 'fine'"),
+        (["--vectors", "fine"], "has no vectors 'fine'"),
     ],
 )
 def test_bad_input(

@@ -40,7 +40,7 @@ def answers(model: Any, tasks: Path, arguments: Any = None, **more: Any) -> dict
 def test_settings_do_not_share_answers_in_one_file(
     tiny_folders: dict[str, Path], index: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    lm = {"lm": str(tiny_folders["bloom"]), "dtype": "float32"}
+    lm = {"lm": str(tiny_folders["bloom"]), "lm_args": "dtype=float32"}
     settings: list[tuple[str, Mapping[str, Any]]] = [
         ("hf", {"pretrained": str(tiny_folders["bloom"]), "dtype": "float32"}),
         ("ralm", lm),

@@ -61,7 +61,7 @@ def test_every_kind_of_task_is_answered_as_by_hf(tasks: Path, shots: int) -> Non
     kinds = ["choosing", "writing", "ending", "pages"]
     options = {"num_fewshot": shots, "device": "cpu", "batch_size": 1}
     expected = evaluated("hf", tasks, kinds, model_args=f"pretrained={folder},dtype=float32", **options)
-    found = evaluated("ralm", tasks, kinds, model_args=f"lm={folder},dtype=float32", **options)
+    found = evaluated("ralm", tasks, kinds, model_args=f"lm={folder},lm_args=dtype=float32", **options)
     assert_alike(found, expected, kinds)
     assert all(answers(found, "writing"))
 
@@ -79,7 +79,9 @@ def test_text_becomes_the_same_tokens_as_in_hf(tmp_path: Path, kind: str) -> Non
 
 def assert_answers_alike(folder: Path) -> None:
     theirs = HFLM(pretrained=str(folder), device="cpu", batch_size=1, dtype="float32", max_length=64)
-    ours = RalmLM.create_from_arg_obj({"lm": str(folder), "max_length": 64, "dtype": "float32"}, {"device": "cpu"})
+    ours = RalmLM.create_from_arg_obj(
+        {"lm": str(folder), "max_length": 64, "lm_args": "dtype=float32"}, {"device": "cpu"}
+    )
     texts = [one for one in TEXTS if one != ("", "<s>whale") or theirs.tokenizer.bos_token == "<s>"]
     asked = requests("loglikelihood", *texts)
     found, expected = ours.loglikelihood(asked), theirs.loglikelihood(asked, disable_tqdm=True)
@@ -169,7 +171,7 @@ def test_whole_texts_are_as_likely_as_ralm_eval_says(
     lengths = {"stride": 3, "query_tokens": 25, "document_tokens": 12, "max_length": 60}
     more: dict[str, Any] = {} if reader == "in-context" else {"documents": 2}
     if reader == "ensemble":
-        more |= {"weights_temperature": 0.5, "mixer": "posterior", "eta": 0.3, "evidence": 9}
+        more = {"reader": "ensemble:documents=2,temperature=0.5", "mixer": "posterior:eta=0.3,evidence=9"}
     model_args = {"lm": str(tiny_folders[family]), "index": str(index), "reader": reader, **lengths, **more}
     found = evaluated("ralm", tasks, ["pages"], model_args=model_args)
     flags = [part for name, value in model_args.items() for part in (f"--{name.replace('_', '-')}", value)]
@@ -270,8 +272,10 @@ def test_choices_are_as_likely_as_ralm_qa_says(
     untitled = save_index(tmp_path / "untitled", [replace(one, title="") for one in DOCUMENTS[:4]])
     shared = {"lm": tiny_folders["bloom"], "index": untitled, "reader": "ensemble", "documents": 3}
     flags = [part for name, value in shared.items() for part in (f"--{name}", value)]
+    rows = [{"question": one["question"], "answers": [one["choices"][one["gold"]]]} for one in QUESTIONS]
+    (tmp_path / "open.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = ralm(
-        "qa", tasks / "choosing.jsonl", *flags, "--prompt", tmp_path / "prompt.toml", "--out", tmp_path / "run",
+        "qa", tmp_path / "open.jsonl", *flags, "--prompt", tmp_path / "prompt.toml", "--out", tmp_path / "run",
         "--max-length", 2048,
     )  # fmt: skip
     assert done.status == 0, done.err
@@ -427,4 +431,4 @@ def test_an_error_of_the_program_is_one_line(
         run_harness()
     assert stopped.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("ralm: `documents` has no effect without `index`")
+    assert last.startswith("ralm: the model ralm: reader, documents, mixer and rerank read passages")

@@ -109,7 +109,7 @@ def test_answers_of_another_server(index: Path, tmp_path: Path, stream: bool) ->
         body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "stream": stream}
         if stream:
             body["stream_options"] = {"include_usage": True}
-        body["ralm"] = {"order": "best-last"}
+        body["ralm"] = {"reader": "concatenation:order=best-last"}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body)
         [line] = lines_of(log, 1)
     assert [(one["document_id"], one["rank"]) for one in line["passages"]] == [("sea", 1), ("night", 2)]

@@ -64,20 +64,20 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"ralm": {"documnets": 2}}, "ralm.documnets", "the nearest is `documents`."),
         ({"ralm": {"index": "other"}}, "ralm.index", "`index` 'other' is not served; the indexes are: few."),
         ({"ralm": {"index": "../few"}}, "ralm.index", "is not served"),
-        ({"ralm": {"documents": 2}}, "ralm.documents", "`documents` has no effect without `reader"),
+        ({"ralm": {"documents": 2, "mixer": "uniform"}}, "ralm.mixer", "`mixer` has no effect without `reader"),
         ({"ralm": {"reader": "ensemble", "documents": 101}}, "ralm.documents", "`documents` must be at most 100 here"),
         ({"ralm": {"reader": "ensemble", "documents": 0}}, "ralm.documents", "`documents` must be at least 1"),
         ({"ralm": {"reader": "concatenation", "documents": 9}}, "ralm.documents", "do not fit"),
         ({"ralm": {"stride": 10**30}}, "ralm.stride", "`stride` must be at most"),
         ({"ralm": {"retriever": "dense"}}, "ralm.retriever", "the index 'few' has no vectors"),
-        ({"ralm": {"retriever": "google"}}, "ralm.retriever", "is wrong"),
-        ({"ralm": {"retriever": "os:system"}}, "ralm.retriever", "is wrong"),
+        ({"ralm": {"retriever": "google"}}, "ralm.retriever", "is not known: write one of bm25, dense"),
+        ({"ralm": {"retriever": "os:system"}}, "ralm.retriever", "is a class, which only the operator can choose"),
         ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
         ({"ralm": {"rerank": "predictive"}}, "ralm.rerank", "needs a cross-encoder, and this server has none."),
         (
             {"ralm": {"reader": "ensemble", "mixer": "learned"}},
             "ralm.mixer",
-            "`mixer=learned` was removed: use `posterior`",
+            '`mixer="learned"` was removed: use `posterior',
         ),
         ({"ralm": {"mixer_weights": "/tmp"}}, "ralm.mixer_weights", "is not a field of this request"),
         ({"ralm": {"index": None, "stride": 2}}, "ralm.stride", "`stride` has no effect without an `index`."),
@@ -174,7 +174,7 @@ def test_other_routes(client: httpx.Client, method: str, path: str, body: Any, s
     [
         ({"old_field": 1}, "old_field", "`old_field` is not a field of this request; `old_field` was removed: use the"),
         ({"ralm": {"old_field": 1}}, "ralm.old_field", "`old_field` was removed: use the new one."),
-        ({"ralm": {"mixer": "old"}}, "ralm.mixer", "`mixer=old` was removed: use the new one."),
+        ({"ralm": {"mixer": "old"}}, "ralm.mixer", '`mixer="old"` was removed: use the new one.'),
     ],
 )
 def test_a_removed_field_is_named_with_its_successor(
@@ -214,7 +214,7 @@ def test_a_removed_route_is_named_with_its_successor(client: httpx.Client, path:
         ({"q": "a", "k": "x"}, "`k` must be a whole number."),
         ({"q": "a", "index": "/etc"}, "`index` '/etc' is not served; the indexes are: few."),
         ({"q": "a", "retriever": "dense"}, "the index 'few' has no vectors"),
-        ({"q": "a", "retriever": "x"}, "`retriever` must be one of"),
+        ({"q": "a", "retriever": "x"}, '`retriever="x"` is not known: write one of bm25'),
     ],
 )
 def test_a_wrong_search(client: httpx.Client, query: dict[str, str], said: str) -> None:

@@ -57,12 +57,12 @@ READERS: list[tuple[dict[str, Any], Parts]] = [
         Parts(reader=Ensemble(documents=2), mixer=UniformWeights()),
     ),
     (
-        {"reader": "ensemble", "documents": 2, "mixer": "posterior", "eta": 2.0},
+        {"reader": "ensemble", "documents": 2, "mixer": "posterior:eta=2"},
         Parts(reader=Ensemble(documents=2), mixer=PosteriorWeights(eta=2.0)),
     ),
     ({"reader": "concatenation", "documents": 2}, Parts(reader=Concatenation(documents=2))),
     (
-        {"reader": "concatenation", "documents": 2, "order": "best-last"},
+        {"reader": "concatenation:documents=2,order=best-last"},
         Parts(reader=Concatenation(documents=2, order="best-last")),
     ),
 ]
@@ -175,7 +175,7 @@ def test_passages_may_be_chosen_by_a_reranker(client: openai.OpenAI, model: Writ
         answerer = Answerer(model, open_prompt("chat"), source, parts=parts, options=options)
         for said in CONVERSATIONS:
             [expected] = answerer.answers([Conversation(messages_of(said))])
-            found = asked(client, said, extra_body={"ralm": {"rerank": method, "candidates": 3}})
+            found = asked(client, said, extra_body={"ralm": {"rerank": f"{method}:candidates=3"}})
             assert found.choices[0].message.content == expected.answer.text
             read.add(expected.sources[0].passage.number)
     assert len(read) > 1
@@ -225,7 +225,7 @@ def test_a_stream_is_the_same_answer(client: openai.OpenAI, chosen: dict[str, An
         assert one["sources"] == other["sources"]
     tokens = [token for piece in pieces[:-2] for token in _tokens_of(piece, 0)]
     credited = told["ralm"]["choices"][0].get("tokens", [])
-    assert bool(credited) == (chosen.get("reader") == "concatenation")  # whose passages are told apart at the end
+    assert bool(credited) == ("concatenation" in chosen.get("reader", ""))  # whose passages are told apart at the end
     assert (credited or tokens) == whole.model_extra["ralm"]["choices"][0]["tokens"]
     assert [one["log_prob"] for one in tokens] == [one["log_prob"] for one in credited or tokens]
 

@@ -52,9 +52,9 @@ def drawn(draw: random.Random, *, echo: bool) -> dict[str, Any]:
         if reader != "in-context":
             choice["documents"] = READERS[reader].reader.hits
             if reader == "ensemble" and draw.random() < 0.5:
-                choice |= {"mixer": "posterior", "eta": 0.5}
+                choice |= {"mixer": "posterior:eta=0.5"}
         elif draw.random() < 0.4:
-            choice |= {"rerank": "oracle" if echo else "zero-shot", "candidates": 4}
+            choice |= {"rerank": f"{'oracle' if echo else 'zero-shot'}:candidates=4"}
         if not echo and draw.random() < 0.3:
             choice["query"] = "whales sing"
     body: dict[str, Any] = {"model": MODEL, "prompt": draw.choice(PROMPTS), "logprobs": 0, "ralm": choice}
@@ -76,8 +76,8 @@ def parts_of(service: Service, choice: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "source": source_of(service, choice),
         "parts": replace(
-            READERS[choice.get("mixer") or choice.get("reader", "in-context")],
-            reranker=RERANKERS[choice.get("rerank", "none")],
+            READERS[(choice.get("mixer") or choice.get("reader", "in-context")).partition(":")[0]],
+            reranker=RERANKERS[choice.get("rerank", "none").partition(":")[0]],
         ),
     }
 

@@ -259,7 +259,11 @@ def test_places_for_passages(upstream: ChatUpstream, url: str) -> None:
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "other"}, 404, "the model 'other' is not served; the models are: hosted/chat-1, hosted/chat-1:few"),
     ({"model": 3}, 400, "`model` must be text."),
-    ({"ralm": {"reader": "ensemble"}}, 400, "`reader` has no effect here, where requests are passed on: leave it out."),
+    (
+        {"ralm": {"reader": "ensemble"}},
+        400,
+        "`reader` ensemble has no effect here, where requests are passed on: leave it out.",
+    ),
     ({"ralm": {"gain": True}}, 400, "`gain` has no effect here, where requests are passed on: leave it out."),
     ({"ralm": {"document": 3}}, 400, "`ralm.document` is not a field of this request; the nearest is `documents`."),
     ({"ralm": {"index": "none"}}, 400, "`index` 'none' is not served; the indexes are: few."),
@@ -343,6 +347,6 @@ def test_other_routes(url: str) -> None:
     choices = httpx.get(f"{url}/choices").json()
     assert (choices["passes_on"], [*choices["choices"]]) == (
         True,
-        ["index", "retriever", "query", "documents", "order"],
+        ["index", "retriever", "query", "reader", "documents"],
     )
     assert httpx.get(f"{url}/search", params={"q": "whales"}).json()["hits"][0]["title"] == "The Sea"

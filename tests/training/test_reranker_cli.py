@@ -26,8 +26,8 @@ TEXT = "the sea is wide and the hill is high. " * 6
 TRAIN = ["train", "reranker", "signals", "--index", "index", "--init", "bert"]
 TRAIN += ["--tokens", "12", "--steps", "8"]
 SETTINGS = ["--batch", "4", "--learning-rate", "0.01", "--evaluate-every", "3", "--checkpoint-every", "2"]
-READ = ["--lm", "ralm-tiny", "--index", "index", "--candidates", "4"]
-RERANKED = ["--rerank", "predictive:cross_encoder=reranker"]
+READ = ["--lm", "ralm-tiny", "--index", "index"]
+RERANKED = ["--rerank", "predictive:cross_encoder=reranker,candidates=4"]
 SHORT = ["--max-length", "64", "--document-tokens", "16", "--stride", "16"]
 
 
@@ -90,7 +90,7 @@ def test_a_language_model_says_what_counts_beside_its_score(folder: Path) -> Non
 
 def test_it_is_used_where_passages_are_read(folder: Path) -> None:
     plain, reranked = (
-        ralm("eval", "text.txt", *READ, *SHORT, "--rerank", "random", "--json"),
+        ralm("eval", "text.txt", *READ, *SHORT, "--rerank", "random:candidates=4", "--json"),
         ralm("eval", "text.txt", *READ, *SHORT, *RERANKED, "--out", "run", "--json"),
     )
     assert (plain.status, reranked.status) == (0, 0), plain.err + reranked.err
@@ -98,7 +98,7 @@ def test_it_is_used_where_passages_are_read(folder: Path) -> None:
     assert config["reranker"] == "predictive"
     assert config["cross_encoder"]["tokens"] == 12
     assert json.loads((folder / "run" / "summary.json").read_text())["config"]["reranker"] == config
-    swept = ralm("eval", "text.txt", *READ, *SHORT, *RERANKED, "--over", "candidates=1,4", "--json")
+    swept = ralm("eval", "text.txt", *READ, *SHORT, *RERANKED, "--over", "rerank.candidates=1,4", "--json")
     assert swept.status == 0, swept.err
     last = json.loads(swept.out)["points"][-1]
     assert last["config"]["reranker"] == config
@@ -108,7 +108,7 @@ def test_it_is_used_where_passages_are_read(folder: Path) -> None:
 
 def test_retrieved_passages_are_written_in_its_order(folder: Path) -> None:
     lengths = ["--max-length", "64", "--stride", "16"]
-    first = ralm("retrieve", "text.txt", *READ[:4], *lengths, "-k", "4", "--out", "first.json")
+    first = ralm("retrieve", "text.txt", *READ, *lengths, "-k", "4", "--out", "first.json")
     best = ralm("retrieve", "text.txt", *READ, *lengths, *RERANKED, "-k", "4", "--out", "best.json")
     assert (first.status, best.status) == (0, 0), first.err + best.err
     found, ordered = (json.loads((folder / name).read_text()) for name in ("first.json", "best.json"))
@@ -118,32 +118,23 @@ def test_retrieved_passages_are_written_in_its_order(folder: Path) -> None:
         assert {p["text"] for p in one["retrieved_docs"]} == {p["text"] for p in other["retrieved_docs"]}
     assert found != ordered
     few = ralm("retrieve", "text.txt", *READ, *lengths, *RERANKED, "-k", "5", "--out", "few.json")
-    assert "--candidates 4 are fewer than the -k 5 passages to write" in few.err
+    assert "--rerank chooses among 4 candidates, fewer than the -k 5 passages to write" in few.err
     model = ralm("retrieve", "text.txt", *READ, *lengths, "--rerank", "oracle", "--out", "few.json")
     assert "--rerank oracle ranks with the language model, which is not loaded here" in model.err
 
 
-EVAL = ["eval", "text.txt", *READ[:4], *SHORT]
+EVAL = ["eval", "text.txt", *READ, *SHORT]
 
 
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
-        (
-            EVAL,
-            ["--rerank", "predictive"],
-            "--rerank predictive needs a --reranker: a folder that `ralm train reranker`",
-        ),
-        (
-            EVAL,
-            ["--rerank", "predictive:cross_encoder=reranker"],
-            "--reranker has no effect without --rerank predictive",
-        ),
+        (EVAL, ["--rerank", "predictive"], "--rerank predictive needs cross_encoder=...: A folder that `ralm train"),
         (EVAL, ["--rerank", "predictive:cross_encoder=bert"], "bert is an encoder without a head that scores pairs"),
         (EVAL, ["--rerank", "predictive:cross_encoder=./gone"], "there is no folder ./gone"),
         (
             EVAL,
-            [*RERANKED, "--rerank", "zero-shot:tokens=40"],
+            ["--rerank", "predictive:cross_encoder=reranker,tokens=40"],
             "40 tokens of the prefix leave too little room for a passage: rerank",
         ),
         (

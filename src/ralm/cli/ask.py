@@ -46,6 +46,8 @@ def ask_command(
     passages.
 
     A model with a chat template is asked through it, another one with the prompt of a paper.
+
+    Example: `ralm ask "Who discovered radium?" -m smollm2 -i my-index`
     """
     options.check_reranked_questions(pipeline.reading)
     texts = options.read_input(question, questions, "question")

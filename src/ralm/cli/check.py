@@ -20,6 +20,8 @@ def check_command(
 
     Opening a folder checks small files fully, and samples of files above 64 MiB. This command compares the checksums of
     whole files, and checks that the files are consistent with each other.
+
+    Example: `ralm check my-index`
     """
     from ralm.cli.output import print_line
     from ralm.runs.run import verify_folder
@@ -38,6 +40,8 @@ def probe_command(
 
     The server scores and continues a known text in several ways, and its figures must agree with each other. Other
     commands probe on first contact; this one always does, and prints the result.
+
+    Example: `ralm probe http://localhost:8000#my-model`
     """
     if not is_api(lm):
         raise UsageError(f"{lm} is not a model behind an API; write URL#MODEL.")

@@ -70,6 +70,8 @@ def demo_command(
 ) -> Output:
     """Index nine tenths of this Python's documentation, and score the last tenth with and without its passages. Then
     answer questions about Python with and without passages.
+
+    Example: `ralm demo`
     """
     from ralm.cli.results import write_page
     from ralm.corpus.files import read_text

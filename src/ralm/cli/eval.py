@@ -85,6 +85,8 @@ def eval_command(
     Without --index and --retrieved, this scores the plain language model. With --over, each row is the result for one
     value, with and without passages; what they share is computed once. With --out, rerun the command to resume a killed
     run.
+
+    Example: `ralm eval my-text.txt -m smollm2 -i my-index --baseline -o my-run`
     """
     jobs = make_jobs(given, make_job, EvaluationJob, over)
     job = next(iter(jobs.by_value.values()))

@@ -294,7 +294,8 @@ def _parameter(key: str, same: list[_Part], names: Mapping[str, str]) -> inspect
         kind, default = list[get_args(without_none(kind))[0]], default or None  # type: ignore[misc]
     metavar = None
     if part.option.part is not None:
-        metavar, kind = ("KEY=VALUE,..." if part.option.part == "keys" else "NAME[:KEY=VALUE,...]"), str
+        is_keys = part.option.part == "keys"
+        metavar, kind = ("KEY=VALUE,...", list[str]) if is_keys else ("NAME[:KEY=VALUE,...]", str)
         default = default if isinstance(default, str) else None
     if default is None:
         kind = kind | None
@@ -326,7 +327,7 @@ def _own_value(part: _Part, values: Mapping[str, Any]) -> Any:
         return value
     kind = without_none(part.kind)
     if part.option.part == "keys":
-        return parse_keys(kind, value or "", f"`{part.key}`")
+        return parse_keys(kind, ",".join(value or ()), f"`{part.key}`")
     if value in (None, []):
         return None if part.default is _REQUIRED else part.default
     value = tuple(value) if get_origin(kind) is tuple else Path(value) if kind is Path else value

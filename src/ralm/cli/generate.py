@@ -50,6 +50,8 @@ def generate_command(
     part of it.
 
     The continuation of a prompt does not depend on other prompts.
+
+    Example: `ralm generate "Radium was" -m smollm2 -i my-index`
     """
     if pipeline.index is None and (baseline or report):
         raise UsageError("`baseline` and `report` show what passages contributed: give `index` too.")

@@ -7,7 +7,18 @@ from typer.core import TyperCommand, TyperGroup
 
 _FIRST: Final = "Options"
 _LAST: Final = "Output, limits and machines"
-_MOST_USED: Final = ("documents", "encoder", "host", "new_tokens", "port", "reader", "rerank", "retriever", "stride")
+_MOST_USED: Final = (
+    "documents",
+    "encoder",
+    "host",
+    "mixer",
+    "new_tokens",
+    "port",
+    "reader",
+    "rerank",
+    "retriever",
+    "stride",
+)
 _RECORDS: Final = {
     "ralm.advice": "What is measured",
     "ralm.cli.judging": "How retrieval is judged",
@@ -26,6 +37,8 @@ _OWN: Final = {
     **dict.fromkeys(("forbidden_titles", "retrieved"), _RECORDS["ralm.retrieval"]),
     **dict.fromkeys(("judge", "prompt", "semantics"), _RECORDS["ralm.answering"]),
     **dict.fromkeys(("demonstrations", "fields", "shots"), _RECORDS["ralm.answering"]),
+    **dict.fromkeys(("audit_log", "audit_texts", "max_length", "workers"), _RECORDS["ralm.serving"]),
+    "lm_args": _RECORDS["ralm.lm"],
     **dict.fromkeys(("force", "json", "latex", "limit", "limit_tokens", "ray", "skip_bad"), _LAST),
 }
 """The groups of options that the commands themselves have, by name; the others come first."""
@@ -65,7 +78,7 @@ class CommandsInGroups(TyperGroup):
 def _title(declared: Any) -> str:
     """The group of a parameter or command; typer declares --help without one."""
     title = vars(declared).get("rich_help_panel")
-    return title if isinstance(title, str) else _FIRST
+    return title if isinstance(title, str) else _LAST
 
 
 def _write_groups(rows: Iterable[tuple[str, tuple[str, str]]], formatter: Any) -> None:

@@ -61,6 +61,8 @@ def index_command(
 
     Finished vectors are kept in a folder beside --out until the index is complete. Rerun the command after an
     interruption to resume.
+
+    Example: `ralm index my-documents/ -o my-index`
     """
     from ralm.cli.output import print_index
     from ralm.retrieval.analysis import analysis_by_name
@@ -116,6 +118,8 @@ def encode_command(
 
     The index changes atomically at the end; programs that have it open keep the old state. Rerun the command after an
     interruption to resume: finished vectors are kept in a folder beside the index.
+
+    Example: `ralm encode my-index --encoder intfloat/e5-small-v2`
     """
     from ralm.cli.output import print_encoded
 

@@ -29,7 +29,10 @@ def info_command(
         ),
     ] = None,
 ) -> Output:
-    """Say what an index is: how many documents it has, of which sources, how it was built and updated, and its size."""
+    """Say what an index is: how many documents it has, of which sources, how it was built and updated, and its size.
+
+    Example: `ralm info my-index`
+    """
     from ralm.retrieval.summary import summarise_documents, summarise_index
 
     if documents:

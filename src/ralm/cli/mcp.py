@@ -20,6 +20,8 @@ def mcp_command(
     """Search indexes for an agent, by the Model Context Protocol over standard input and output.
 
     The tools are `search` and `fetch`; documents are resources. `ralm serve` has the same at /mcp.
+
+    Example: `ralm mcp -i my-index`
     """
     packages = ("mcp", "fastapi", "uvicorn", "prometheus_client", "starlette")
     with extra("mcp", "the Model Context Protocol needs", packages):

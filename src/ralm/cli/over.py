@@ -102,7 +102,7 @@ def _with_key(job: Any, name: str, key: str) -> str:
 def _parsed(option: str, kind: Any, values: str) -> dict[str, Any]:
     """The values of an option of this type, by their text on the command line."""
     try:
-        texts = [text.strip('"') for text in pieces(values)]
+        texts = [text.strip('"') for text in pieces(values)] + [""] * (not values or values.endswith(","))
         parsed = {value: kind(value) if kind in (int, float) else value for value in texts}
         if kind is bool:
             parsed = {value: {"true": True, "false": False}[value] for value in parsed}

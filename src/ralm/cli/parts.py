@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 from ralm.cli import options
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
-from ralm.grammar import keys_of, text_of
+from ralm.grammar import as_text, keys_of
 from ralm.lm.registry import ModelOptions
 from ralm.options import Declared, annotation, without_none
 from ralm.retrieval.dense.options import EncoderArguments
@@ -24,6 +24,8 @@ def help_command(
 
     A part is written NAME:key=value,key=value: `--reader ensemble:documents=4`. A value that holds a comma stands in
     quotes. A class of your own is module:Class:key=value.
+
+    Example: `ralm help mixer`
     """
     from ralm.cli.output import print_line
 
@@ -44,7 +46,7 @@ def _default(declaration: Declared) -> str:
     value: Any = declaration.field.default
     if declaration.option.default_text is not None or not isinstance(value, bool | int | float | str):
         return "..."
-    return text_of(value)
+    return as_text(value)
 
 
 def _bounds(declaration: Declared) -> str:

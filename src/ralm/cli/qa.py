@@ -216,6 +216,8 @@ def qa_command(
     first gold answer; of choices the accuracy, by category for the subjects of MMLU. --over documents=0,1,2,5 is Figure
     8 of In-Context RALM: 0 is the closed book, and without --reader several passages stand in one prompt. With --out,
     rerun the command to resume a killed run.
+
+    Example: `ralm qa my-questions.jsonl -m smollm2 -i my-index --baseline`
     """
 
     def make(**values: Any) -> QuestionJob:

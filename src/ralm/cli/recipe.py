@@ -56,6 +56,8 @@ def recipe_command(
     --out, run them, and print each with the paper's figures beside ours.
 
     Rerun the command to go on after an interruption. Recipes in one folder share their steps.
+
+    Example: `ralm recipe in-context-ralm/table-1 --stand-in -o my-tables`
     """
     from ralm.recipes.recipe import FULL_SCALE, STAND_IN_SCALE
 

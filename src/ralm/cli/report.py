@@ -61,6 +61,8 @@ def report_command(
     Compare several runs over the same text with the first of them: token perplexities, and how much lower or higher
     they are than the first run's, with 95% intervals from a paired bootstrap over documents; of runs of `qa` or
     `choice` over the same questions, the measures of answers, over questions. They need no baseline.
+
+    Example: `ralm report my-run --html my-report.html`
     """
     if len(runs) > 1:
         _comparison(runs, documents).print(json=json, latex=latex)

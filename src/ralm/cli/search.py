@@ -42,6 +42,8 @@ def search_command(
     With --topics or --qrels, judge what an index finds for topics, or a run file: print the means of measures over the
     judged topics with 95% intervals, and with --against the paired difference. A document counts once, at its best
     passage. With a folder in BEIR's format, the document with the id of the topic is left out.
+
+    Example: `ralm search my-index "who discovered radium"`
     """
     if judging.topics or judging.qrels:
         if query is not None or queries is not None or path is not None:
@@ -100,6 +102,8 @@ def retrieve_command(
     Only the tokenizer of the language model is needed, so `--rerank` takes only predictive and random: the `-k` best of
     the candidates are written, best first. If the official evaluation will read the file, use `--semantics
     official` and the same `--max-length` as there. `ralm eval --retrieved` needs the same windows.
+
+    Example: `ralm retrieve my-text.txt -m smollm2 -i my-index -o retrieved.json`
     """
     reading = ReadingOptions(rerank=rerank)
     if reading.reranker_name in ("zero-shot", "oracle"):

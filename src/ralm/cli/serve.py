@@ -98,6 +98,8 @@ def serve_command(
 
     Clients need no change: they send requests to http://HOST:PORT/v1. Listens on this computer alone, unless told.
     Without a model, only searches are answered, and no torch is needed.
+
+    Example: `ralm serve -m smollm2 -i my-index`
     """
     lm = _checked_model(lm, index, demo=demo)
     if lm is None or is_api(lm):

@@ -48,6 +48,8 @@ def sync_command(
     documents replace those with the same ids. With --remove or --remove-id, no other source is read. Files whose size
     and time did not change are not read. All changes happen in one step; programs that have the index open keep the old
     state.
+
+    Example: `ralm sync my-index`
     """
     from ralm.cli.output import print_sync
 

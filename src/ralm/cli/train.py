@@ -49,6 +49,8 @@ def reranker_command(
 
     Use it with `--rerank predictive:cross_encoder=DIR`, or with sentence-transformers. Rerun the command after an
     interruption to resume at the last checkpoint.
+
+    Example: `ralm train reranker my-signals --init cross-encoder/ms-marco-MiniLM-L6-v2 -o my-reranker`
     """
     from ralm.cli.results import print_reranker
 
@@ -112,6 +114,8 @@ def retriever_command(
     `--retriever dense:query_encoder=OUT`. From training text, the encoders of queries and passages are trained
     together, as in the paper: passages are retrieved and scored on the way, and encoded again every `--refresh-every`
     steps. The new vectors are added to the index. Rerun the command after an interruption to resume.
+
+    Example: `ralm train retriever my-signals -o my-encoder`
     """
     from ralm.cli.results import print_encoders, print_query_encoder
     from ralm.training.signals import is_signals
@@ -163,6 +167,8 @@ def signals_command(
 
     Rerun the command to resume after it was stopped. Start it several times to share the work among processes. At the
     end it prints what choosing among the passages can gain.
+
+    Example: `ralm signals my-texts/ -m smollm2 -i my-index -o my-signals`
     """
     from ralm.cli.results import print_worth
     from ralm.pipeline import open_pipeline

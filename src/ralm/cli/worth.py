@@ -98,6 +98,8 @@ def worth_command(
     Without --text and --questions it measures documents of the corpus itself, each without its own passages. Passages
     that share 13 words in a row with a document count as its near duplicates and are set apart. It stops as soon as the
     verdict is certain: the probability of a wrong one is at most 5% over all looks (alpha spending, Lan and DeMets).
+
+    Example: `ralm worth my-index -m smollm2`
     """
     from ralm.advice.verdict import judge_corpus
     from ralm.pipeline import open_pipeline

@@ -94,7 +94,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         self._plan.check_documents(parts.joined)
         self._question_field = question_field
         self._together = batch_size or max(1, min(_TEXTS_AT_ONCE // parts.reader.hits, max_batch_size or MAX_COUNT))
-        self._contexts = Contexts(model.tokenizer, self._plan, source, parts, question_field)
+        self._contexts = Contexts(model, self._plan, source, parts, question_field)
         self._template: str | None = None
 
     @classmethod
@@ -141,7 +141,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             "ralm": __version__,
             "model": config_of(self._model, "language model"),
             "passages": None if self._source is None else self._source.config,
-            "reader": None if self._source is None else self._parts.config["reader"],
+            **({"reader": None} if self._source is None else self._parts.config),
             "plan": asdict(self._plan),
             "question_field": self._question_field,
         }

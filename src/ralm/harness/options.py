@@ -5,18 +5,17 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
-from ralm.grammar import keys_of, read_keys, text_of
-from ralm.options import Needs, Option, check_options, reject_unused
+from ralm.grammar import as_text, keys_of
+from ralm.options import Needs, Option, check_options
 from ralm.reading.plan import PlanOptions
-from ralm.retrieval.dense.options import QUERY_TOKENS
-from ralm.settings import PipelineOptions
+from ralm.settings import PlannedOptions, read_settings
 from ralm.validation import MAX_COUNT
 
 _INDEX: Final = Needs("`index`", lambda options: options.index is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HarnessOptions(PipelineOptions):
+class HarnessOptions(PlannedOptions):
     """The language model that the harness evaluates, and its passages.
 
     `max_length` None is the model's own. `question_field` None is the first of the usual names that a document has (see
@@ -48,10 +47,7 @@ class HarnessOptions(PipelineOptions):
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.reading.reader_name != "in-context" and self.index is None:
-            raise UsageError(f'`reader="{self.reading.reader_name}"` reads passages: give `index` too.')
-        if self.reading.reranks:
-            raise UsageError("`rerank` needs the text of a whole document: leave it out of tasks of the harness.")
+        self.check_source()
         self.reading.parts().require_average("a task of the harness")
         if self.model.api.dry_run:
             raise UsageError("`dry_run` would give the harness figures that mean nothing: leave it out.")
@@ -69,7 +65,7 @@ def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
 
     Raises UsageError if an argument is unknown, has a value of another type or no effect, and the errors of options.
     """
-    texts = {name: text_of(value) for name, value in given.items() if value is not None}
+    texts = {name: as_text(value) for name, value in given.items() if value is not None}
     if "lm" in texts and "pretrained" in texts:
         raise UsageError("`lm` and `pretrained` both name the language model: give one of them.")
     if name := texts.pop("pretrained", None):
@@ -77,12 +73,9 @@ def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
     if texts.get("batch_size", "").partition(":")[0] == "auto":
         del texts["batch_size"]
     device = texts.pop("device", None)
-    options = read_keys(HarnessOptions, texts, "the model ralm")
-    reject_unused(options, texts)
+    options = read_settings(HarnessOptions, texts, "the model ralm")
     if device is not None:
         if options.model.device != "auto":
             raise UsageError("`device` stands in `lm_args`, too: give one of them.")
-        options = replace(options, model=replace(options.model, device=device))
-    if options.retrieval.is_dense and "query_tokens" not in texts:
-        return replace(options, plan=replace(options.plan, query_tokens=QUERY_TOKENS))
+        return replace(options, model=replace(options.model, device=device))
     return options

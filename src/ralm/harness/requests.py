@@ -12,12 +12,13 @@ import numpy as np
 
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import Tokenizer
+from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading import pieces, sampling, score, sources
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
+from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.tokens import PassageDocuments, without_first
-from ralm.records import IntArray
+from ralm.records import NO_READINGS, IntArray
 
 QUESTION_FIELDS: Final = (
     "question",
@@ -72,13 +73,14 @@ class Contexts:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        model: LanguageModel,
         plan: PlanOptions,
         source: sources.FromRetriever | None,
         parts: Parts,
         question_field: str | None = None,
     ) -> None:
-        self._tokenizer = full_tokenizer(tokenizer)
+        self._model = model
+        self._tokenizer = full_tokenizer(model.tokenizer)
         self._plan = plan
         self._source = source
         self._parts = parts
@@ -87,7 +89,7 @@ class Contexts:
         self._around = (special.before, special.after)
         self.prefix = self._tokenizer.end_token if special.begin is None else special.begin
         passages, bos = ((), "never") if source is None else (source.passages, plan.bos)
-        self._documents = PassageDocuments(passages, tokenizer, plan.document_tokens, bos)
+        self._documents = PassageDocuments(passages, model.tokenizer, plan.document_tokens, bos)
 
     def encode(self, text: str) -> IntArray:
         """The token ids (int64) of a text with the special tokens around it, unless it begins with them."""
@@ -146,21 +148,28 @@ class Contexts:
             self._tokenizer.decode(context[-self._plan.query_tokens :]) if question is None else question
             for context, question in zip(contexts, questions, strict=True)
         ]
-        hits, evidence = self._hits(queries), self._parts.evidence
+        hits, evidence = self._hits(queries, contexts), self._parts.evidence
         endings = []
-        for query, context, (_, targets) in zip(queries, contexts, texts, strict=True):
-            readings = self._parts.readings(hits.get(query, []), self._documents)
+        for found, context, (_, targets) in zip(hits, contexts, texts, strict=True):
+            readings = self._parts.readings(found, self._documents)
             endings.append(score.Ending.after(readings, context, targets, self._plan.max_length, self.prefix, evidence))
         self.warn_of_cuts(sum(one.dropped > 0 for one in endings), len(endings))
         return endings
 
-    def _hits(self, queries: Sequence[str]) -> Mapping[str, Sequence[tuple[int, float]]]:
-        """The hits of each query that is not empty."""
-        searched = [query for query in dict.fromkeys(queries) if query.strip()]
-        if self._source is None or not searched:
-            return {}
-        hits = self._source.search(searched, self._parts.reader.hits)
-        return {query: hits.of(row) for row, query in enumerate(searched)}
+    def _hits(self, queries: Sequence[str], contexts: Sequence[IntArray]) -> Sequence[Sequence[tuple[int, float]]]:
+        """The hits that are read before each context, those of its query; none for an empty query."""
+        keys = [(query, context.tobytes()) for query, context in zip(queries, contexts, strict=True)]
+        distinct = {key: context for key, context in zip(keys, contexts, strict=True) if key[0].strip()}
+        if self._source is None or not distinct:
+            return [[] for _ in keys]
+        searched = [query for query, _ in distinct]
+        hits, prompts = self._source.search(searched, self._parts.hits), [*distinct.values()]
+        states = [PromptState(prompt, None, NO_READINGS) for prompt in prompts]
+        options = sampling.GenerationOptions.of(self._plan)
+        rows = PromptRows(states, searched, self._model, self._documents, self._source.passages, options)
+        chosen = self._parts.choose(rows, hits, self._source.passages)
+        found = {key: chosen.of(row) for row, key in enumerate(distinct)}
+        return [found.get(key, []) for key in keys]
 
     def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray]:
         """The tokens of a context and of its ending, encoded as one text; spaces between them belong to the ending.
@@ -204,17 +213,9 @@ def parse_generation_kwargs(
             f"`max_gen_toks` {new_tokens} leaves no room for a context in the {plan.max_length} tokens that the model "
             "reads: lower it in `generation_kwargs`."
         )
-    return sampling.GenerationOptions(
-        new_tokens=new_tokens,
-        stride=plan.stride,
-        query_tokens=plan.query_tokens,
-        document_tokens=plan.document_tokens,
-        max_length=plan.max_length,
-        bos=plan.bos if bos else "never",
-        temperature=temperature,
-        stop=tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text),
-        **drawn,
-    )
+    stops = tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text)
+    written: dict[str, Any] = {"new_tokens": new_tokens, "temperature": temperature, "stop": stops, **drawn}
+    return sampling.GenerationOptions.of(plan, **{**written, **({} if bos else {"bos": "never"})})
 
 
 def _temperature(do_sample: bool | None, temperature: float | None) -> float:

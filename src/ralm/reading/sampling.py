@@ -6,7 +6,7 @@ drawn by bounds (`ralm.reading.bounds`). Letters of shapes: K prompt prefixes, V
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Self
 
 import numpy as np
 
@@ -90,6 +90,12 @@ class GenerationOptions(Sampling):
         Sampling.__post_init__(self)
         if "" in self.stop:
             raise UsageError("`stop` must not be empty.")
+
+    @classmethod
+    def of(cls, plan: PlanOptions, **more: Any) -> Self:
+        """Return the options with the lengths of a plan, and `more` of generation."""
+        lengths = ("stride", "query_tokens", "document_tokens", "max_length", "bos")
+        return cls(**{**{name: getattr(plan, name) for name in lengths}, **more})
 
 
 def draw_token(

@@ -18,7 +18,7 @@ from ralm.grammar import Catalogue, OwnPart
 from ralm.options import Option, check_options
 from ralm.protocols import LanguageModel, Reranker
 from ralm.reranking.lexical import Lexical
-from ralm.reranking.oracle import CANDIDATES, Oracle
+from ralm.reranking.oracle import CANDIDATES_KEY, Oracle
 from ralm.reranking.predictive import CrossEncoder, Predictive, load_cross_encoder
 from ralm.reranking.random import RandomChoice
 from ralm.reranking.zero_shot import ZeroShot
@@ -33,7 +33,7 @@ class RetrieverOrder:
 class ZeroShotOptions:
     """`ZeroShot`, with the name of its model. Raises UsageError if a value is out of range."""
 
-    candidates: Annotated[int, CANDIDATES] = 16
+    candidates: Annotated[int, CANDIDATES_KEY] = 16
     tokens: Annotated[int, Option("Last tokens of the prefix to rank by.")] = 16
     decay: Annotated[
         float | None,
@@ -59,7 +59,7 @@ class PredictiveOptions:
     cross_encoder: Annotated[
         str, Option("A folder that `ralm train reranker` made, or a hub name of a cross-encoder.", private=True)
     ]
-    candidates: Annotated[int, CANDIDATES] = 16
+    candidates: Annotated[int, CANDIDATES_KEY] = 16
     tokens: Annotated[
         int | None, Option("Last tokens of the prefix that it reads.", default_text="as in its training")
     ] = None

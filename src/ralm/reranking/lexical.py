@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from ralm.options import check_options
 from ralm.protocols import Rows
 from ralm.records import Hits, Passages
-from ralm.reranking.oracle import CANDIDATES, best_hits
+from ralm.reranking.oracle import CANDIDATES_KEY, best_hits
 
 LAST: Final = 32
 """Words at the end of a prefix."""
@@ -52,7 +52,7 @@ class Lexical:
     """Chooses the passages with the highest scores of BM25 plus 2 for each of the last words of the prefix that stands
     in them, in a row. Raises UsageError if `candidates` is below 1."""
 
-    candidates: Annotated[int, CANDIDATES] = 16
+    candidates: Annotated[int, CANDIDATES_KEY] = 16
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -16,7 +16,7 @@ from ralm.options import Option, check_options
 from ralm.protocols import Rows
 from ralm.records import DoubleArray, FloatArray, Hits, Passages
 
-CANDIDATES: Final = Option("Passages to choose from.")
+CANDIDATES_KEY: Final = Option("Passages to choose from.")
 """The declaration of the key that every reranker has."""
 
 
@@ -30,7 +30,7 @@ class Oracle:
 
     needs_targets: ClassVar[bool] = True
 
-    candidates: Annotated[int, CANDIDATES] = 16
+    candidates: Annotated[int, CANDIDATES_KEY] = 16
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from ralm.options import check_options, seed_option
 from ralm.protocols import Rows
 from ralm.records import NO_PASSAGE, Hits, Passages
-from ralm.reranking.oracle import CANDIDATES
+from ralm.reranking.oracle import CANDIDATES_KEY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class RandomChoice:
     range.
     """
 
-    candidates: Annotated[int, CANDIDATES] = 16
+    candidates: Annotated[int, CANDIDATES_KEY] = 16
     seed: Annotated[int, seed_option()] = 0
 
     def __post_init__(self) -> None:

@@ -12,10 +12,11 @@ from ralm.answering import answerer, citations, prompts
 from ralm.answering.options import AnswerOptions
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
+from ralm.reading.sampling import GenerationOptions
 from ralm.records import Passage
 from ralm.serving import answers, errors, indexes
 from ralm.serving.model import SharedModel
-from ralm.serving.options import Limits, continuation_options
+from ralm.serving.options import Limits
 from ralm.serving.prompts import (
     TOO_LONG,
     TokenLabels,
@@ -77,7 +78,7 @@ def answer_chat(
             options=options,
             measured=chat.measured is not False,
             control=chat.control,
-            ranking=continuation_options(reads.settings),
+            ranking=GenerationOptions.of(reads.settings.plan),
         )
         seeds = [(options.seed + time) % (MAX_SEED + 1) for time in range(chat.times)]
         streams = answers_of.streams(chat.conversation, seeds)

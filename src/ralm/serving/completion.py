@@ -17,7 +17,7 @@ from ralm.serving import answers
 from ralm.serving.errors import RequestError
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.model import SharedModel
-from ralm.serving.options import Limits, Settings, continuation_options
+from ralm.serving.options import Limits, Settings
 from ralm.serving.prompts import (
     ScoredToken,
     ServedPrompt,
@@ -93,8 +93,8 @@ def _continue(
     than the prompt has."""
     if completion.gain:
         check_scores(model)
-    options = continuation_options(
-        settings, new_tokens=completion.new_tokens, top_logprobs=completion.logprobs or 0, **completion.sampling
+    options = GenerationOptions.of(
+        settings.plan, new_tokens=completion.new_tokens, top_logprobs=completion.logprobs or 0, **completion.sampling
     )
     texts = [prompt.tokens[prompt.beginning(settings) :] for prompt in prompts]
     scorer = Scorer(model, progress=False)

@@ -6,15 +6,14 @@ from typing import Annotated, Any, Final, Literal
 
 from ralm.errors import UsageError
 from ralm.grammar import keys_of
-from ralm.options import Declared, Needs, Option, check_options, declared, reject_unused
+from ralm.options import Declared, Needs, Option, check_effects, check_options, declared
 from ralm.protocols import UNLIMITED, WritingModel
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.plan import PlanOptions
-from ralm.reading.sampling import GenerationOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.settings import CATALOGUES
-from ralm.validation import MAX_COUNT, check_length
+from ralm.validation import MAX_COUNT, check_count, check_length
 
 CHOICES: Final = (
     "index",
@@ -238,7 +237,7 @@ def with_choices(
         if unused:
             raise UsageError(f"`{unused[0]}` has no effect without an `index`.")
         return settings
-    reject_unused(settings.reading, values)
+    check_effects(settings.reading, values)
     if "retriever" in values and "query_tokens" not in values:
         tokens = QUERY_TOKENS if settings.retrieval.is_dense else PlanOptions().query_tokens
         settings = replace(settings, plan=replace(settings.plan, query_tokens=tokens))
@@ -258,7 +257,8 @@ def _changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
     for name in CATALOGUES.keys() & values.keys():
         _check_public(name, values[name], before[name])
     parts = {name: CATALOGUES[name].onto(values.get(name, text), text) for name, text in before.items()}
-    if documents := values.get("documents"):
+    if (documents := values.get("documents")) is not None:
+        check_count("documents", documents)
         named = READERS.name_of(parts["reader"])
         several = named == "in-context" and "reader" not in values and documents > 1
         parts["reader"] = READERS.onto(
@@ -293,17 +293,5 @@ def check_documents(reading: ReadingOptions, limits: Limits) -> None:
     """Raise UsageError if a request reads, or chooses among, more passages than the limit."""
     for name, count in (("documents", reading.chosen_reader.hits), ("rerank", reading.candidates)):
         if count > limits.documents:
-            raise UsageError(f"`{name}` must be at most {limits.documents} passages here, not {count:,}.")
-
-
-def continuation_options(settings: Settings, **sampling: Any) -> GenerationOptions:
-    """The options of generation, with these of sampling and stopping."""
-    plan = settings.plan
-    return GenerationOptions(
-        stride=plan.stride,
-        query_tokens=plan.query_tokens,
-        document_tokens=plan.document_tokens,
-        max_length=plan.max_length,
-        bos=plan.bos,
-        **sampling,
-    )
+            among = " among candidates" if name == "rerank" else ""
+            raise UsageError(f"`{name}`{among} must be at most {limits.documents} here, not {count:,}.")

@@ -226,7 +226,12 @@ def _checked(body: _Body, service: Service) -> tuple[Mapping[str, Any], ReadConf
         if name not in PASSED_ON:
             message = f"`{name}` has no effect here, where requests are passed on: leave it out."
             raise errors.RequestError(message, param=f"ralm.{name}")
-    return choice, service.reads(choice, in_strides=False)
+    reads = service.reads(choice, in_strides=False)
+    if reads.settings.reading.mixes:
+        name = reads.settings.reading.reader_name
+        message = f"`reader` {name} has no effect here, where requests are passed on: leave it out."
+        raise errors.RequestError(message, param="ralm.reader")
+    return choice, reads
 
 
 def _texts(path: str, body: _Body) -> list[str]:

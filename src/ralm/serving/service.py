@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import has_chat_template
 from ralm.protocols import UNLIMITED, LanguageModel, WritingModel, traits_of
+from ralm.reading.sampling import GenerationOptions
 from ralm.serving import chat, completion, errors, indexes
 from ralm.serving.audit import AuditLog
 from ralm.serving.key import ServerKey
@@ -21,7 +22,6 @@ from ralm.serving.options import (
     Settings,
     check_documents,
     check_stride_fits,
-    continuation_options,
     with_length,
 )
 from ralm.serving.prompts import TokenLabels
@@ -125,7 +125,7 @@ class Service(SearchService):
         if self.model.tier != "all":
             return  # every request to an API costs
         reads = self.reads({})
-        options = continuation_options(self.settings, new_tokens=1)
+        options = GenerationOptions.of(self.settings.plan, new_tokens=1)
         prompt = self.model.tokenizer.encode("The first request must not wait.")
         for _ in completion.write([prompt], self.model, options, reads):
             pass

@@ -85,7 +85,7 @@ def open_server(name: str, options: ApiOptions | None = None, *, proxy: bool = F
 def _with_length(model: ApiModel) -> ApiModel:
     """The model, after a warning if its length is not known."""
     if model.capabilities.max_length is None:
-        _LOG.warning("%s does not report its length; set --context-length, or long texts may be cut", model.name)
+        _LOG.warning("%s does not report its length; write context_length=N, or long texts may be cut", model.name)
     return model
 
 
