@@ -98,7 +98,7 @@ def compare(small: list[str], command: list[str], folder: Path) -> None:
     rows = [{**measure("no cluster", command, folder / "plain"), "start": begin}]
     for processors in dict.fromkeys([every, 1]):
         with node(processors) as address:
-            ray = ["--ray", address]
+            ray = ["--lm-args", f"ray={address}"]
             begin = measure("", [*small, *ray], folder / "small")["seconds"]
             name = f"a node of {processors}"
             rows.append({**measure(name, [*command, *ray], folder / "clustered"), "start": begin})

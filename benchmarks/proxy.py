@@ -82,7 +82,7 @@ def main() -> None:
     with material_of(args.demo) as material, program([sys.executable, "-c", COMMAND], SERVING) as api:
         questions = prompts_of(material, args.requests, 24)
         serve = [sys.executable, "-m", "ralm", "serve", "--lm", f"{api[2]}#{NAME}", "--index", str(material.index)]
-        options = ["--port", "0", "--max-concurrency", "64", "--reader", "concatenation", "--documents", "4"]
+        options = ["--port", "0", "--limits", "requests_at_once=64", "--reader", "concatenation", "--documents", "4"]
         with program([*serve, *options], SERVING) as ours:
             for clients in args.clients:
                 urls = {"straight": api[2], "through ralm serve": ours[2]}

@@ -5,7 +5,7 @@
 MODELS is a folder of transformers folders, such as those of SmolLM2-135M-Instruct and Gemma 3 270M. Runs the rows of
 `benchmarks.real_rows` whose names match, those worth most first; a row with a complete folder is skipped, and one that
 was interrupted resumes. Then prints the report: tables of all rows that are there, and the papers' orders with paired
-95% intervals. Rows of one model share its scores, as in `ralm recipe run`: the seconds of a row are those that it took
+95% intervals. Rows of one model share its scores, as in `ralm recipe`: the seconds of a row are those that it took
 beyond earlier rows. Texts, seconds and memory are of this machine.
 """
 

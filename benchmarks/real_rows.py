@@ -171,7 +171,7 @@ def prepare(scale: Scale) -> Iterator[tuple[str, tuple[str, ...]]]:
             rest, held_out = _split(name, scale)
             _write_lines(corpus, (asdict(one) for one in rest))
             text.write_text(text_of(_spread(held_out, scale.documents), scale.words), encoding="utf-8")
-        index = ("index", str(corpus), "--words", str(scale.passage_words), "--no-metadata")
+        index = ("index", str(corpus), "--words", str(scale.passage_words), "--fields", "metadata=")
         yield str(INPUTS / name), index
         if name == _CLEANED:
             yield str(INPUTS / f"{name}-clean"), (*index, "--decontaminate", str(text))
@@ -182,11 +182,14 @@ def prepare(scale: Scale) -> Iterator[tuple[str, tuple[str, ...]]]:
             _write_lines(corpus, (asdict(document) for document in one.corpus))
         if one.name == _MIXED:
             _write_conflicts(_spread(one.questions, scale.questions))
-        encoding = ("--retriever", "both", "--encoder", minilm(), "--passage-length", str(FIRST_TOKENS))
-        yield str(INPUTS / one.name), ("index", str(corpus), "--words", str(WHOLE.words), "--no-metadata", *encoding)
+        encoding = ("--retriever", "both", "--encoder", minilm(), "--encoder-args", f"passage_length={FIRST_TOKENS}")
+        yield (
+            str(INPUTS / one.name),
+            ("index", str(corpus), "--words", str(WHOLE.words), "--fields", "metadata=", *encoding),
+        )
     _write_subjects(scale.subject_questions)
     wikipedia = str(DATA / "wikipedia_passages" / "passages.jsonl.gz")
-    yield str(INPUTS / "wikipedia"), ("index", wikipedia, "--words", str(WHOLE.words), "--no-metadata")
+    yield str(INPUTS / "wikipedia"), ("index", wikipedia, "--words", str(WHOLE.words), "--fields", "metadata=")
 
 
 def _split(name: str, scale: Scale) -> tuple[list[Document], list[Document]]:

@@ -73,7 +73,7 @@ def main() -> None:
     with gzip.open(whole, "rb") as lines, (out / "corpus.jsonl").open("wb") as part:
         part.writelines(islice(lines, 0, None, EACH))
     save_encoder(out / "encoder")
-    encoded = ["--retriever", "dense", "--encoder", out / "encoder", "--normalize", "--dtype", "bfloat16"]
+    encoded = ["--retriever", "dense", "--encoder", out / "encoder", "--encoder-args", "normalize=true,dtype=bfloat16"]
     ended([started("index", out / "corpus.jsonl", "--out", out / "before", *encoded)])
 
     refreshes = {"refreshed": args.refresh_every, "stale": args.steps}

@@ -75,7 +75,18 @@ def questions() -> list[str]:
 @contextmanager
 def server(index: Path, log: Path) -> Iterator[tuple[int, str]]:
     """The process of a server without a language model, and its address."""
-    command = [sys.executable, "-m", "ralm", "serve", "--port", "0", "--index", str(index), "--max-queue", "1000"]
+    command = [
+        sys.executable,
+        "-m",
+        "ralm",
+        "serve",
+        "--port",
+        "0",
+        "--index",
+        str(index),
+        "--limits",
+        "requests_waiting=1000",
+    ]
     with log.open("w") as lines:
         process = subprocess.Popen(command, stderr=lines)
     try:

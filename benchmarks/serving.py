@@ -70,7 +70,7 @@ def program(command: list[str], said: re.Pattern[str]) -> Iterator[re.Match[str]
 def served(model: str, index: Path) -> Iterator[tuple[str, str]]:
     """The name of a model that is served in a process of its own, and the address."""
     command = [sys.executable, "-m", "ralm", "serve", "--lm", model, "--index", str(index), "--port", "0"]
-    with program([*command, "--max-concurrency", "64"], SERVING) as found:
+    with program([*command, "--limits", "requests_at_once=64"], SERVING) as found:
         yield found[1], found[2]
 
 

@@ -226,4 +226,7 @@ def test_help_lists_every_key() -> None:
         for part, record in catalogue.records.items():
             assert f"--{name} {part}\n" in shown
             assert all(f"    {key}=" in shown for key in keys_of(record))
+    for kind, key in {"encoder-args": "query_encoder", "fields": "metadata", "limits": "new_tokens"}.items():
+        assert f"--{kind}\n" in shown
+        assert f"    {key}=" in run("help", kind).out
     failed(run("help", "mixr"), 2, "give one of retriever, rerank, reader, mixer, lm-args")

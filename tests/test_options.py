@@ -206,5 +206,5 @@ def test_messages_name_arguments_and_the_command_line_shows_flags(said: str, sho
 
 
 def test_help_says_how_much_of_a_text_a_stand_in_reads() -> None:
-    said = "".join(ralm("recipe", "run", "--help").out.split())
+    said = "".join(ralm("recipe", "--help").out.split())
     assert f"(thewholetext;{STAND_IN_SCALE.limit_tokens:,}with--stand-in)" in said

@@ -51,7 +51,7 @@ MISSING = {
     "serve": [["serve", *LM], ["serve", "--demo"]],
     "datasets": [["index", "hf:some/corpus", "--out", "other"]],
     "mcp": [["mcp", "--index", "index"]],
-    "ray": [["eval", "text.txt", *LM, "--ray", "auto"]],
+    "ray": [["eval", "text.txt", *LM, "--lm-args", "ray=auto"]],
 }
 
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs a command of ralm on a Ray cluster of the machines of this job, and ends the cluster with it:
 #
-#     sbatch slurm.sh eval /shared/text.txt --index /shared/my-index --lm gpt2 --out /shared/my-run
+#     sbatch slurm.sh eval /shared/text.txt --index /shared/my-index --lm gpt2 --lm-args ray=auto --out /shared/my-run
 #
 # The folders must be on a disk that all machines share. If the job is killed, submit it again: what was done is kept.
 #SBATCH --job-name=ralm
@@ -19,7 +19,7 @@ set -euo pipefail
 # Load modules or an environment here, the same for all machines:
 # source /shared/ralm/bin/activate
 
-: "${1:?give a command of ralm, such as: eval /shared/text.txt --index /shared/my-index --lm gpt2 --out /shared/my-run}"
+: "${1:?give a command of ralm, such as: eval /shared/text.txt --index /shared/my-index --lm gpt2 --lm-args ray=auto --out /shared/my-run}"
 port=${RAY_PORT:-6379} # another one for each job if jobs share machines
 export RAY_USAGE_STATS_ENABLED=0
 # Whoever reaches the port of a cluster can run code as you. So Ray asks for a token that only this job has.
@@ -49,4 +49,4 @@ for machine in "${machines[@]:1}"; do
   start_on "$machine" --address="$head:$port" &
 done
 
-ralm "$@" --ray "$head:$port"
+RAY_ADDRESS="$head:$port" ralm "$@"

@@ -251,7 +251,8 @@ def _values(record: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for declaration in declared(type(record)):  # type: ignore[arg-type]
         value = getattr(record, declaration.field.name)
-        values |= _values(value) if _is_group(declaration) else {_key(declaration): value}
+        if declaration.option.flag != "":
+            values |= _values(value) if _is_group(declaration) else {_key(declaration): value}
     return values
 
 

@@ -1,13 +1,9 @@
-"""Holds signals back where an exception would do harm, and starts other processes, which ignore interrupts and end with
-this one."""
+"""Holds signals back where an exception would do harm."""
 
 import gc
-import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing import parent_process
-from threading import Thread, current_thread, main_thread
+from collections.abc import Callable
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import Final
 
@@ -61,32 +57,3 @@ class HeldSignals:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._received.append(number)
-
-
-@contextmanager
-def starting_processes() -> Iterator[None]:
-    """Start processes in this block. They ignore an interrupt and the end of the terminal; this process handles those.
-
-    A process would print a traceback if it were interrupted while it loads, or if this process ended before it sent the
-    first message. So this process handles signals after the block, and a new process handles SIGTERM only after it
-    called `end_with_parent`.
-    """
-    with HeldSignals():
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def end_with_parent() -> None:
-    """Prepare a process that was started in `starting_processes`: it ends when its parent ends or is killed."""
-    Thread(target=_wait_for_the_end_of_the_parent, daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def _wait_for_the_end_of_the_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -11,6 +11,10 @@ _FIXED: Final = "leave it out; it is fixed at what was its default"
 _NO_CHAT: Final = "leave it out; this command writes no chat"
 _FIELDS: Final = "use `--fields question=NAME,answers=NAME,choices=NAME,subject=NAME`"
 _HIDDEN: Final = "use `--where`, or leave these documents out of the index"
+_OF_ENCODERS: Final = (
+    "query-encoder pooling normalize titles no-titles query-length passage-length query-keeps dtype device "
+    "requests-at-once timeout retries max-requests answers"
+).split()
 _KEYS: Final = {
     "--reader ensemble:temperature": ("weights-temperature",),
     "--reader concatenation:KEY": ("cut-together", "order"),
@@ -29,14 +33,29 @@ _KEYS: Final = {
         *("dtype", "device", "revision", "trust-remote-code", "quantised", "adapter", "attention", "passage-cache"),
         *("passage-cache-file", "tokenizer", "top-logprobs", "context-length", "requests-at-once", "timeout"),
         *("retries", "max-requests", "dry-run", "answers"),
+        *(f"{command} --ray" for command in ("eval", "qa", "signals", "worth", "recipe")),
     ),
     "--lm-args template_arguments": ("template-argument",),
+    "--encoder-args KEY": tuple(f"{command} --{key}" for command in ("index", "encode") for key in _OF_ENCODERS),
+    "--fields id": ("id-field",),
+    "--fields text": ("text-field",),
+    "--fields title": ("title-field",),
+    "--fields metadata": ("metadata-field", "no-metadata"),
+    "--limits KEY": ("body-bytes", "cached-tokens"),
+    "--limits documents": ("max-documents",),
+    "--limits new_tokens": ("max-new-tokens",),
+    "--limits prompt_tokens": ("serve --max-tokens",),
+    "--limits requests_at_once": ("max-concurrency",),
+    "--limits requests_waiting": ("max-queue",),
+    "--limits seconds": ("request-seconds",),
+    "--prompt chat:KEY": ("ask --system", "qa --system", "qa --turns"),
 }
 """Options that became keys of parts, by the way to write the key."""
 _PARTS: Final = {
-    name: f"write the key of its part, `{way.replace('KEY', name.replace('-', '_'))}=...`"
+    name: f"write the key of its part, `{way.replace('KEY', key.removeprefix('no-').replace('-', '_'))}=...`"
     for way, names in _KEYS.items()
     for name in names
+    for key in [name.rpartition("--")[2]]
 }
 SUCCESSORS: Final[dict[str, str]] = {
     "alpha-floor": "adaptive contrast gained less than `contrast`; use `contrast` to generate",
@@ -66,7 +85,9 @@ SUCCESSORS: Final[dict[str, str]] = {
     "mixer=learned": "use `posterior:eta=4,decay=2`, which is as good",
     "mixer=prior": "it gained nothing; use `similarity` or `posterior`",
     "serve --contents": "leave it out; `/retrieve` puts the title before the text, and `/search` has both apart",
-    **dict.fromkeys(("serve --forbidden-titles", "serve --forbidden-documents"), _HIDDEN),
+    "serve --forbidden-titles": _HIDDEN,
+    "workers": "leave it out; a reverse proxy shares requests among several servers of one index",
+    "forbidden-documents": "use `--where 'not id in (ID, ID)'`",
     "check --environment": "in a clone, `pip install --constraint requirements/locked.txt .` installs tested versions",
     "ralm choice": "use `ralm qa`, which chooses if the questions have choices",
     "ralm curve": "use `ralm qa --over documents=0,1,2,5`",
@@ -80,6 +101,9 @@ SUCCESSORS: Final[dict[str, str]] = {
     "index --shards": "leave it out; an index is built as one segment",
     "compare": "use `ralm report RUN RUN`",
     "ralm judge": "use `ralm search INDEX --topics FILE --qrels FILE`; `--out` is `--run-out` there",
+    "recipe list": "write `ralm recipe`",
+    "recipe show": "write `ralm recipe NAME`",
+    "recipe run": "write `ralm recipe NAME --out DIR`",
     "signals --template-argument": _NO_CHAT,
     "signals --evidence": "leave it out; only weights that were fitted to signals looked at it",
     "signals --no-evidence": "leave it out; signals score continuations alone",
@@ -91,6 +115,10 @@ SUCCESSORS: Final[dict[str, str]] = {
     ),
     "qa --score": "use `--prompt replug` to judge texts, and `--join answers` to read what is written as a letter",
     "ralm sweep": "use `ralm eval --over KEY=v1,v2`",
+    **dict.fromkeys(
+        ("index --training-sample", "encode --training-sample"),
+        "leave it out; 262,144 vectors train an index, and `ralm.VectorOptions` takes another number",
+    ),
     "train gate": "without `gate` passages are read everywhere; on questions gates failed",
     "train mixer": "use `--mixer posterior:eta=4,decay=2`, which is as good",
     "train reranker --kind": "leave it out; a cross-encoder is trained, and `--rerank lexical` needs no training",

@@ -19,6 +19,15 @@ from ralm.retrieval.retriever import RETRIEVERS, RetrieverOptions
 
 CATALOGUES: Final = {"retriever": RETRIEVERS, "rerank": RERANKERS, "reader": READERS, "mixer": MIXERS}
 """The parts that have a name, by option."""
+LM: Final = (
+    "Causal language model: a hub name, local folder, GGUF file, ralm-tiny, smollm2, URL#MODEL of an API, or "
+    "module:Class."
+)
+LM_ARGS: Final = Option(
+    "How the model runs, such as dtype=bfloat16,device=cuda; `ralm help lm-args` lists the keys.",
+    flag="lm-args",
+    part="keys",
+)
 _INDEX: Final = Needs("`index`", lambda options: options.index is not None)
 
 
@@ -26,26 +35,13 @@ _INDEX: Final = Needs("`index`", lambda options: options.index is not None)
 class PipelineOptions:
     """What `open_pipeline` puts together."""
 
-    lm: Annotated[
-        str,
-        Option(
-            "Causal language model: a hub name, local folder, GGUF file, ralm-tiny, smollm2, URL#MODEL of an API, or "
-            "module:Class."
-        ),
-    ]
+    lm: Annotated[str, Option(LM)]
     index: Annotated[Path | None, Option("Read with passages from this index.")] = None
     retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)] = field(
         default_factory=RetrieverOptions
     )
     reading: Annotated[ReadingOptions, Option("How passages are read.")] = field(default_factory=ReadingOptions)
-    model: Annotated[
-        ModelOptions,
-        Option(
-            "How the model runs, such as dtype=bfloat16,device=cuda; `ralm help lm-args` lists the keys.",
-            flag="lm-args",
-            part="keys",
-        ),
-    ] = field(default_factory=ModelOptions)
+    model: Annotated[ModelOptions, LM_ARGS] = field(default_factory=ModelOptions)
 
     def check_source(self, file: object = None) -> None:
         """Raise UsageError if there are two sources of passages, or none for parts that read them; `file` is another

@@ -16,7 +16,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_bert(folder / "bert")
     save_tiny_bert(folder / "other", seed=1)
     command = ["index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 10, "--retriever", "both"]
-    answer = done(*command, "--encoder", folder / "bert", "--passage-length", "40", "--faiss", "HNSW8")
+    answer = done(*command, "--encoder", folder / "bert", "--encoder-args", "passage_length=40", "--faiss", "HNSW8")
     assert "vectors of 32 dimensions in a FAISS index HNSW8\nencoded: 6 passages in" in answer.out
     return folder
 
@@ -109,7 +109,7 @@ def test_a_second_set_of_vectors(work: Path, model: Path, tmp_path: Path) -> Non
     query = ["search", tmp_path / "i", "sheep on the hill", "-k", 4, "--retriever"]
     failed(ralm(*query, "dense"), 2, "or add vectors with `ralm encode`")
     encode = ["encode", tmp_path / "i", "--encoder"]
-    answer = done(*encode, work / "bert", "--passage-length", 40)
+    answer = done(*encode, work / "bert", "--encoder-args", "passage_length=40")
     assert f"{tmp_path / 'i'}: vectors main (default)\nvectors of 32 dimensions in a FAISS index Flat" in answer.out
     assert "encoded: 6 passages in" in answer.out
     answer = done(*encode, work / "other", "--vectors", "v2", "--no-default")

@@ -98,17 +98,6 @@ def test_a_command_may_go_without_a_flag_and_keep_its_own_default() -> None:
         called(take, "--seed", "2")
 
 
-def test_a_record_that_may_be_none_is_none_where_what_it_needs_is_not_given() -> None:
-    made: list[Outer | None] = []
-
-    def take(outer: Outer | None = None) -> None:
-        made.append(outer)
-
-    called(take)
-    called(take, "--name", "x")
-    assert made == [None, Outer(name="x")]
-
-
 def test_a_record_that_is_made_later_takes_other_values() -> None:
     made: list[Outer] = []
 
@@ -179,8 +168,8 @@ def test_paths_that_no_system_takes(tmp_path: Path) -> None:
 
 
 def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    for one, inner in group.commands.items():
-        yield from commands(inner, f"{one} ") if hasattr(inner, "commands") else [(name + one, inner)]
+    for one, member in group.commands.items():
+        yield from commands(member, f"{one} ") if hasattr(member, "commands") else [(name + one, member)]
 
 
 @pytest.mark.parametrize("name", [name for name, _ in commands(program())])

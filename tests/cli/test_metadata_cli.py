@@ -112,26 +112,25 @@ def test_a_run_with_damaged_metadata(work: Path, tmp_path: Path) -> None:
 
 
 def test_the_fields_that_are_kept(work: Path, tmp_path: Path) -> None:
-    def kept(*options: str) -> list[str]:
+    def kept(fields: str) -> list[str]:
         out = tmp_path / "index"
-        done("index", work / "corpus.jsonl", "--out", out, "--force", *options)
+        done("index", work / "corpus.jsonl", "--out", out, "--force", "--fields", fields)
         return [metadata_to_json(passage.metadata) for passage in open_index(out).passages]
 
-    assert kept("--metadata-field", "page", "--metadata-field", "note") == [
+    assert kept('metadata="page,note"') == [
         '{"page":3}',
         metadata_to_json({"note": METADATA["hill"]["note"]}),
         "{}",
     ]
-    assert kept("--no-metadata") == ["{}"] * 3
-    assert kept("--metadata-field", "title", "--title-field", "note")[0] == '{"title":"The Sea"}'
+    assert kept("metadata=") == ["{}"] * 3
+    assert kept("metadata=title,title=note")[0] == '{"title":"The Sea"}'
 
 
 def test_fields_that_do_not_exist(work: Path, tmp_path: Path) -> None:
     index = ["index", work / "corpus.jsonl", "--out", tmp_path / "index"]
     failed(
-        ralm(*index, "--metadata-field", "urls", "--metadata-field", "page"),
+        ralm(*index, "--fields", 'metadata="urls,page"'),
         1,
-        "no document has the field 'urls', which --metadata-field names",
+        "no document has the field 'urls', which --fields metadata names",
     )
     assert not (tmp_path / "index").exists()
-    failed(ralm(*index, "--metadata-field", "url", "--no-metadata"), 2, "--no-metadata and --metadata-field exclude")

@@ -42,6 +42,24 @@ def test_removed_name_is_named_with_its_successor(arguments: tuple[str, ...], na
     assert name in ralm(*arguments).err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "way"),
+    [
+        ("encode index --encoder e --device cpu", "--encoder-args device=..."),
+        ("index corpus --no-titles", "--encoder-args titles=..."),
+        ("index corpus --id-field key", "--fields id=..."),
+        ("serve --max-tokens 3", "--limits prompt_tokens=..."),
+        ("qa questions --turns", "--prompt chat:turns=..."),
+        ("eval text.txt --ray auto", "--lm-args ray=..."),
+        ("recipe run replug/table-1", "ralm recipe NAME --out DIR"),
+    ],
+)
+def test_what_became_a_key_is_named_with_its_key(arguments: str, way: str) -> None:
+    answer = ralm(*arguments.split())
+    failed(answer, 2, f"`{way}`")
+    assert "was removed: write " in answer.err
+
+
 @pytest.mark.parametrize(("key", "name"), [("old_option", "old-option"), ("questions", "eval --questions")])
 def test_removed_key_of_a_settings_file_is_named(tmp_path: Path, key: str, name: str) -> None:
     file = tmp_path / "settings.toml"

@@ -115,7 +115,7 @@ def test_a_large_index_keeps_its_segment(tmp_path: Path) -> None:
 def test_records_are_read_with_the_fields_of_the_index(tmp_path: Path) -> None:
     rows = ({"key": f"k{n}", "name": f"Name {n}", "body": f"word{n}", "url": "u"} for n in (1, 2))
     old, new = (write_rows(tmp_path / f"{name}.jsonl", [row]) for name, row in zip(("old", "new"), rows, strict=True))
-    fields = ("--id-field", "key", "--title-field", "name", "--text-field", "body", "--no-metadata")
+    fields = ("--fields", "id=key,title=name,text=body,metadata=")
     done("index", old, "--out", tmp_path / "index", *fields)
     done("sync", tmp_path / "index", new)
     hit = printed("search", tmp_path / "index", "word2")["hits"][0]

@@ -138,7 +138,7 @@ def test_datasets_decode_no_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_named_field_that_no_record_has(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "one", "url": null}\n{"text": "two", "page": 1}\n')
     assert metadata(tmp_path / "x.jsonl", Fields(metadata=("url", "page"))) == [{}, {"page": 1}]
-    with pytest.raises(CorpusError, match=r"no document has the field 'at', 'to', which `Fields.metadata` names"):
+    with pytest.raises(CorpusError, match=r"no document has the field 'at', 'to', which `fields` metadata names"):
         metadata(tmp_path / "x.jsonl", Fields(metadata=("to", "url", "at")))
     pq.write_table(pa.table({"text": ["one"], "picture": [b"x"]}), tmp_path / "x.parquet")
     assert metadata(tmp_path / "x.parquet", Fields(metadata=("picture",))) == [{}], "it exists, but JSON cannot hold it"

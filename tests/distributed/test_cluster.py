@@ -24,7 +24,7 @@ def test_no_cluster_at_an_address(text: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     out = text.with_name("run")
-    answer = ralm("eval", text, "--lm", "ralm-tiny", "--out", out, "--ray", f"127.0.0.1:{port}")
+    answer = ralm("eval", text, "--lm", "ralm-tiny", "--out", out, "--lm-args", f"ray=127.0.0.1:{port}")
     assert answer.status == 1
     assert answer.err.startswith(f"ralm: there is no Ray cluster at 127.0.0.1:{port} (")
     assert "Start one with `ray start --head`" in answer.err
@@ -34,7 +34,7 @@ def test_no_cluster_at_an_address(text: Path) -> None:
 
 @pytest.mark.usefixtures("no_cluster")
 def test_no_cluster_on_this_machine(text: Path) -> None:
-    answer = ralm("eval", text, "--lm", "ralm-tiny", "--ray", "auto")
+    answer = ralm("eval", text, "--lm", "ralm-tiny", "--lm-args", "ray=auto")
     assert answer.status == 1
     assert answer.err.startswith("ralm: there is no Ray cluster on this machine. Start one with `ray start --head`")
 

@@ -13,7 +13,7 @@ from ray.scripts.scripts import cli as ray_cli
 from tests.cli.program import ralm
 
 SLURM = Path(__file__).parents[2] / "docs" / "deploy" / "slurm.sh"
-COMMAND = ["eval", "/shared/my text.txt", "--lm", "ralm-tiny", "--out", "/shared/my-run"]
+COMMAND = ["eval", "/shared/my text.txt", "--lm", "ralm-tiny", "--lm-args", "ray=auto", "--out", "/shared/my-run"]
 OTHERS = ["machine2", "machine3"]
 """The machines but the first."""
 
@@ -70,7 +70,7 @@ def test_the_script_of_slurm(status: int, tmp_path: Path) -> None:
     assert told[2] == head == [*start, "--head", f"--port={port}", "--include-dashboard=false"]
     assert workers == [[*start, f"--address=localhost:{port}"]] * len(OTHERS)
     (job,) = [words for words in told if words[0] == "ralm"]
-    assert job == ["ralm", *COMMAND, "--ray", f"localhost:{port}"]
+    assert job == ["ralm", *COMMAND]
     ended = [place for place, words in enumerate(told) if words[0] == "ended"]
     assert len(ended) == 1 + len(OTHERS)
     assert told.index(job) < ended[0]

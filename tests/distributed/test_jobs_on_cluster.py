@@ -77,14 +77,14 @@ def same_scores(several: Sequence[Any], others: Sequence[Any]) -> None:
 def test_a_recipe(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells are those of one machine, and are read off runs on the cluster."""
     monkeypatch.setattr(inputs, "standard_library_documentation", of_packages)
-    run = ["recipe", "run", "analysis/contamination", "--stand-in", "--limit-tokens", 420, "--json"]
+    run = ["recipe", "analysis/contamination", "--stand-in", "--limit-tokens", 420, "--json"]
     plain = json.loads(answered(*run, "--out", tmp_path / "plain"))
     made = shutil.ignore_patterns("steps", "tables")
     shutil.copytree(tmp_path / "plain", tmp_path / "spread", ignore=made)  # with the stand-ins, which take seconds
-    spread = json.loads(answered(*run, "--out", tmp_path / "spread", "--ray", nodes.address))
+    spread = json.loads(answered(*run, "--out", tmp_path / "spread", "--lm-args", f"ray={nodes.address}"))
     values = [[(cell["value"], cell["low"], cell["high"]) for cell in one["cells"]] for one in (plain, spread)]
     assert values[0] == values[1]
-    assert all("--ray" in cell["command"] for cell in spread["cells"])
+    assert all("--lm-args ray=" in cell["command"] for cell in spread["cells"])
 
 
 @pytest.mark.usefixtures("shared")
@@ -93,7 +93,9 @@ def test_eval_and_sweep(nodes: Any, folder: Path) -> None:
     how += ["--max-length", 256, "--document-tokens", 100, "--rerank", "zero-shot:candidates=4"]
     same_runs(folder, "eval", how, nodes.address, "tokens.parquet")
     swept = [*how, "--over", "stride=8,16"]
-    plain, spread = (json.loads(answered("eval", *swept, *ray, "--json")) for ray in ([], ["--ray", nodes.address]))
+    plain, spread = (
+        json.loads(answered("eval", *swept, *ray, "--json")) for ray in ([], ["--lm-args", f"ray={nodes.address}"])
+    )
     for one, other in zip(plain["points"], spread["points"], strict=True):
         assert {**one, "seconds": 0} == {**other, "seconds": 0}
 
@@ -193,7 +195,7 @@ def same_runs(folder: Path, command: str, arguments: Sequence[object], address: 
     """Run a command on one machine and on the cluster, and compare a table of the two."""
     outs = [folder / f"{command}-{kind}-{Path(table).stem}" for kind in ("plain", "cluster")]
     answered(command, *arguments, "--out", outs[0], "--force")
-    answered(command, *arguments, "--out", outs[1], "--force", "--ray", address)
+    answered(command, *arguments, "--out", outs[1], "--force", "--lm-args", f"ray={address}")
     plain, clustered = (pq.read_table(out / table).to_pydict() for out in outs)
     assert len(next(iter(plain.values()))) > 0
     if command != "qa":

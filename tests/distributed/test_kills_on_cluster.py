@@ -100,7 +100,8 @@ def test_a_killed_command_is_run_again_and_a_killed_machine_costs_nothing_but_ti
     for kill in range(KILLS):
         out = folder / f"{name}-{kill}"
         begun(folder, name, out)
-        command = [*job(folder, name, out), "--ray", nodes.address]
+        ray = ["--ray", nodes.address] if name == "encode" else ["--lm-args", f"ray={nodes.address}"]
+        command = [*job(folder, name, out), *ray]
         with driver(*command) as running:
             time.sleep(rng.uniform(*SECONDS))
             running.kill()

@@ -83,7 +83,7 @@ def test_cacm_has_the_figures_of_anserini(tmp_path: Path) -> None:
 def test_a_set_in_the_format_of_beir_makes_a_round_trip(beir: Path, tmp_path: Path) -> None:
     encoder = save_tiny_bert(tmp_path / "bert")
     done(
-        *("index", beir / "corpus.jsonl", "--id-field", "_id", "--out", tmp_path / "index", "--words", 4),
+        *("index", beir / "corpus.jsonl", "--fields", "id=_id", "--out", tmp_path / "index", "--words", 4),
         *("--retriever", "both", "--encoder", encoder),
     )
     judged = ["search", tmp_path / "index", "--topics", beir, "--measures", "nDCG@10,AP,R@2,RR@10"]
@@ -113,7 +113,7 @@ def test_a_set_in_the_format_of_beir_makes_a_round_trip(beir: Path, tmp_path: Pa
 
 
 def test_passages_that_hold_an_answer_are_relevant(beir: Path, tmp_path: Path) -> None:
-    done("index", beir / "corpus.jsonl", "--id-field", "_id", "--out", tmp_path / "index", "--words", 4)
+    done("index", beir / "corpus.jsonl", "--fields", "id=_id", "--out", tmp_path / "index", "--words", 4)
     (tmp_path / "dpr.tsv").write_text("who sings in the sea\t['the Crew', 'Deep blue']\nsheep\t['wolf']\n")
     asked = ["search", tmp_path / "index", "--topics", tmp_path / "dpr.tsv", "--run-out", tmp_path / "run.trec"]
     answer = printed(*asked, "-k", 5, "--measures", "Success@1,Success@5,RR", "--against", "random")
@@ -231,7 +231,7 @@ def test_measures_are_those_of_ir_measures() -> None:
 
 
 def test_options_of_judging_that_do_not_go_together(beir: Path, tmp_path: Path) -> None:
-    done("index", beir / "corpus.jsonl", "--id-field", "_id", "--out", tmp_path / "index")
+    done("index", beir / "corpus.jsonl", "--fields", "id=_id", "--out", tmp_path / "index")
     run, index, qrels = tmp_path / "run", tmp_path / "index", beir / "qrels" / "test.tsv"
     run.write_text("q1 Q0 whales 1 2.5 tag\n")
     (tmp_path / "other.tsv").write_text("7\tseven\n")

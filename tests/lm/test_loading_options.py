@@ -236,18 +236,16 @@ def test_the_commands_take_them(tmp_path: Path) -> None:
     folder = save_chat_model(tmp_path / "chat", THINKING)
     file = tmp_path / "questions.jsonl"
     file.write_text('{"question": "who sings", "answer": ["whales"]}\n')
-    asked = ["qa", file, "--lm", folder, "--prompt", "chat", "--new-tokens", 2]
-    demonstrations = ["--demonstrations", file, "--turns"]
-    given = printed(
-        *asked, *demonstrations, "--system", "Be brief.", "--lm-args", "template_arguments=enable_thinking=false"
-    )
+    asked = ["qa", file, "--lm", folder, "--new-tokens", 2]
+    chat = ["--demonstrations", file, "--prompt", 'chat:turns=true,system="Be brief."']
+    given = printed(*asked, *chat, "--lm-args", "template_arguments=enable_thinking=false")
     assert given["config"]["prompt"]["system"] == "Be brief."
     assert given["config"]["prompt"]["turns"] is True
     assert given["config"]["model"]["template_arguments"] == {"enable_thinking": False}
     plain = printed(*asked)
     assert plain["gold_log_prob"] != given["gold_log_prob"]
-    failed(ralm(*asked[:4], "--prompt", "replug", "--system", "x"), 2, "--system has no effect without a chat")
-    failed(ralm(*asked, "--turns"), 2, "--turns has no effect without --demonstrations")
+    failed(ralm(*asked, "--prompt", "replug:system=x"), 2, "`system` has no effect without a chat")
+    failed(ralm(*asked, "--prompt", "chat:turn=true"), 2, "has no key 'turn': its keys are system, turns")
     (tmp_path / "prompt.toml").write_text(
         'closed="{question}"\none="{documents}{question}"\nturns=true\n'
         'several="{documents}{question}"\ndocument="{text}"\nbetween=" "\n'

@@ -14,11 +14,12 @@ from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.catalogue import recipe_named
-from ralm.recipes.folder import MARK, CommandOptions, RecipeFolder
+from ralm.recipes.folder import MARK, RecipeFolder
 from ralm.recipes.readings import trained_retriever
 from ralm.recipes.recipe import FULL_SCALE
 from ralm.recipes.resources import CONTRIEVER, GPT2, OPT, WIKITEXT_TEST, WIKITEXT_TITLES, WIKITEXT_TRAIN
 from ralm.recipes.steps import Step, eval_step, index_step, retrieve_step
+from ralm.retrieval.dense.options import EncoderOptions
 from tests.cli.program import failed, ralm
 
 STEP = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions())
@@ -27,11 +28,10 @@ Named = Callable[..., str]
 
 @pytest.fixture
 def name(tmp_path: Path) -> Named:
-    """The name of a step's result, with replacements, and options of the model or a cluster."""
+    """The name of a step's result, with replacements, and options of the model."""
 
-    def named(step: Step, given: dict[str, str] | None = None, ray: str | None = None, **model: Any) -> str:
-        options = CommandOptions(model=ModelOptions(**model), ray=ray)
-        return RecipeFolder(tmp_path / "out", given or {}, options=options).path_of(step).name
+    def named(step: Step, given: dict[str, str] | None = None, **model: Any) -> str:
+        return RecipeFolder(tmp_path / "out", given or {}, model=ModelOptions(**model)).path_of(step).name
 
     return named
 
@@ -81,16 +81,16 @@ def test_the_content_of_a_file_decides(
 
 
 def test_the_command_line_of_a_step(tmp_path: Path) -> None:
-    options = CommandOptions(model=ModelOptions(dtype="bfloat16", device="cuda"), ray="auto")
-    place = RecipeFolder(tmp_path / "out", {"gpt2": "mine"}, options=options)
+    model = ModelOptions(dtype="bfloat16", device="cuda", ray="auto")
+    place = RecipeFolder(tmp_path / "out", {"gpt2": "mine"}, model=model)
     line = place.command_line(STEP)
     assert line[0] == "eval"
     assert line[2:] == [
-        *["--lm", "mine", "--lm-args", "dtype=bfloat16,device=cuda", "--ray", "auto"],
+        *["--lm", "mine", "--lm-args", "dtype=bfloat16,device=cuda,ray=auto"],
         *["--out", str(place.path_of(STEP))],
     ]
     retrieval = place.command_line(retrieve_step(WIKITEXT_TEST, OPT[0], index_step(WIKITEXT_TRAIN), PlanOptions(), k=3))
-    assert "--ray" not in retrieval
+    assert "--lm-args" not in retrieval
     assert retrieval[-1].endswith(".json")
 
 
@@ -113,14 +113,15 @@ def test_results_of_another_version_are_not_mixed(tmp_path: Path) -> None:
 
 def test_options_go_to_the_commands_that_take_them(name: Named, tmp_path: Path) -> None:
     def told(step: Step, given: dict[str, str], **how: Any) -> list[str]:
-        options = CommandOptions(model=ModelOptions(**how))
-        return RecipeFolder(tmp_path / "out", given, options=options).command_line(step)
+        return RecipeFolder(tmp_path / "out", given, model=ModelOptions(**how)).command_line(step)
 
     dense = index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER)
-    assert "--device" not in told(dense, {}, device="map")
-    assert told(dense, {}, device="cuda:1")[-4:-2] == ["--device", "cuda:1"]
-    training = told(trained_retriever(FULL_SCALE), {}, dtype="bfloat16", device="all")
-    assert "dtype=bfloat16" in training
+    assert "--encoder-args" not in told(dense, {}, device="map")
+    assert told(dense, {}, device="cuda:1")[-4:-2] == ["--encoder-args", "device=cuda:1"]
+    normal = index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER, encoding=EncoderOptions(encoder="", normalize=True))
+    assert told(normal, {}, device="cpu")[-4:-2] == ["--encoder-args", "normalize=true,device=cpu"]
+    training = told(trained_retriever(FULL_SCALE), {}, dtype="bfloat16", device="all", ray="auto")
+    assert training[-6:-2] == ["--lm-args", "dtype=bfloat16", "--ray", "auto"]
     assert "--device" not in training
     api = {"gpt2": "http://localhost:1/v1#gpt2"}
     asked = told(STEP, api, dtype="bfloat16", device="cuda", api=ApiOptions(top_logprobs=5))
@@ -138,7 +139,7 @@ def test_options_go_to_the_commands_that_take_them(name: Named, tmp_path: Path) 
 def test_a_part_and_a_changed_run_say_so(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("one two three four five six. " * 40)
-    run = ["recipe", "run", "in-context-ralm/table-2", "--out", tmp_path / "out", "--only", "LLaMA-7B"]
+    run = ["recipe", "in-context-ralm/table-2", "--out", tmp_path / "out", "--only", "LLaMA-7B"]
     run += ["--use", f"wikitext-103-test={text}", "--use", f"wikitext-103-dev={text}", "--use", "llama-7b=ralm-tiny"]
     (tmp_path / "titles.txt").write_text("none of these")
     run += ["--use", f"wikitext-103-titles={tmp_path / 'titles.txt'}"]
@@ -195,13 +196,13 @@ def test_a_part_and_a_changed_run_say_so(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_run(tmp_path: Path, recipe: str, options: list[str], status: int, said: str) -> None:
-    failed(ralm("recipe", "run", recipe, *options, "--out", tmp_path / "out"), status, said)
+    failed(ralm("recipe", recipe, *options, "--out", tmp_path / "out"), status, said)
 
 
 def test_what_does_not_fit_is_refused_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = tmp_path / "text.txt"
     text.write_text("one two three " * 300)
-    run = ["recipe", "run", "in-context-ralm/figure-7", "--only", "GPT-2 XL", "--out", tmp_path / "out"]
+    run = ["recipe", "in-context-ralm/figure-7", "--only", "GPT-2 XL", "--out", tmp_path / "out"]
     run += ["--use", f"wikitext-103-dev={text}"]
     monkeypatch.setattr("ralm.recipes.runner._memory", lambda: 10**9)
     monkeypatch.setattr("ralm.recipes.runner._has_gpu", lambda: False)
@@ -221,7 +222,7 @@ def test_models_are_named_as_used(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_tells_steps_and_estimates_and_writes_nothing(tmp_path: Path) -> None:
-    answer = ralm("recipe", "run", "in-context-ralm/figure-6", "--out", tmp_path / "out", "--dry-run", "--json")
+    answer = ralm("recipe", "in-context-ralm/figure-6", "--out", tmp_path / "out", "--dry-run", "--json")
     assert answer.status == 0, answer.err
     told = json.loads(answer.out)
     assert [step["command"].split()[1] for step in told["steps"][:3]] == ["eval", "index", "retrieve"]

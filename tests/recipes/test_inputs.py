@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 
 from ralm.errors import CorpusError
-from ralm.recipes.folder import CommandOptions, RecipeFolder
+from ralm.recipes.folder import RecipeFolder
 from ralm.recipes.inputs import plain_title, write_resource
 from ralm.recipes.resources import WIKITEXT_DEV, WIKITEXT_TEST, WIKITEXT_TITLES, WIKITEXT_TRAIN, Resource
 from ralm.recipes.steps import index_step
@@ -79,7 +79,7 @@ def test_titles_are_those_of_both_texts(tmp_path: Path) -> None:
     for name, row in (("test", " = One @-@ two = \n text\n = = Part = = \n"), ("dev", " = Three = \n")):
         (tmp_path / name).write_text(row)
     given = {WIKITEXT_TEST.name: str(tmp_path / "test"), WIKITEXT_DEV.name: str(tmp_path / "dev")}
-    place = RecipeFolder(tmp_path / "out", given, stand_in=False, options=CommandOptions())
+    place = RecipeFolder(tmp_path / "out", given, stand_in=False)
     step = index_step(Resource(name="c", kind="corpus", source="hf:x"), titles=WIKITEXT_TITLES)
     place.begin()
     place.write_inputs(step)

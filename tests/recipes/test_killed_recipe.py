@@ -14,7 +14,7 @@ from tests.killed import Killed
 MOMENTS = int(os.environ.get("RALM_KILLS", "2"))
 NAME = "in-context-ralm/table-1" if MOMENTS > 2 else "in-context-ralm/table-2"
 """At more moments, one with rerankers, a training, and readings that share what is scored."""
-RUN = ["recipe", "run", NAME, "--stand-in", "--limit-tokens", "448"]
+RUN = ["recipe", NAME, "--stand-in", "--limit-tokens", "448"]
 
 pytestmark = [
     pytest.mark.slow,

@@ -36,7 +36,7 @@ def test_every_recipe_runs_from_index_to_figure(
     monkeypatch.setattr(inputs, "standard_library_documentation", a_third)
     for name in names:
         recipe = RECIPES[name]
-        run = ["recipe", "run", name, "--stand-in", "--out", tmp_path]
+        run = ["recipe", name, "--stand-in", "--out", tmp_path]
         if any("--limit-tokens" in step.arguments for step in recipe.steps):
             run += SHORT
         answer = ralm(*run)

@@ -152,7 +152,18 @@ def test_the_commands(server: Server, url: str, tmp_path: Path) -> None:
     corpus.mkdir()
     (corpus / "a.txt").write_text("The whales sing in the sea.")
     (corpus / "b.txt").write_text("Bread is sold in the town.")
-    done("index", corpus, "--retriever", "both", "--encoder", url, "--out", index, "--answers", tmp_path / "answers")
+    done(
+        "index",
+        corpus,
+        "--retriever",
+        "both",
+        "--encoder",
+        url,
+        "--out",
+        index,
+        "--encoder-args",
+        f"answers={tmp_path}/answers",
+    )
     assert printed("search", index, "whales", "--retriever", "dense")["hits"][0]["document_id"] == "a.txt"
     moved = url.replace("127.0.0.1", "localhost")
     assert printed("search", index, "whales", "--retriever", f"dense:query_encoder={moved}")["hits"]
@@ -161,12 +172,12 @@ def test_the_commands(server: Server, url: str, tmp_path: Path) -> None:
     (corpus / "c.txt").write_text("Whales, whales, whales.")
     done("sync", index)
     assert len(open_index(index).dense().retrieve(["whale"], 9).numbers_QK[0]) == 3
-    done("encode", index, "--encoder", url, "--vectors", "other", "--normalize")
+    done("encode", index, "--encoder", url, "--vectors", "other", "--encoder-args", "normalize=true")
     assert "other" in open_index(index).vectors
-    refused = ralm("index", corpus, "--max-requests", "3", "--out", tmp_path / "no")
-    assert "--max-requests has no effect" in refused.err
-    refused = ralm("encode", index, "--encoder", url, "--vectors", "third", "--device", "cpu")
-    assert "--device has no effect without an --encoder that runs here" in refused.err
+    refused = ralm("encode", index, "--encoder", "here", "--vectors", "third", "--encoder-args", "max_requests=3")
+    assert "--encoder-args max_requests=3 is for encoders behind an API: leave it out for here." in refused.err
+    refused = ralm("encode", index, "--encoder", url, "--vectors", "third", "--encoder-args", "device=cpu")
+    assert "--encoder-args device=cpu is for encoders that run here" in refused.err
     server.status = 401
     failed = ralm("search", index, "fish", "--retriever", "dense")
     assert failed.status == 1

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ QUERIES = ["sheep on the sea", "hill"]
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("opening") / "index"
-    ralm.build_index(passages_of(*TEXTS), folder, encoder=LetterEncoder())
+    passages = [replace(passage, title=f"title {passage.number}") for passage in passages_of(*TEXTS)]
+    ralm.build_index(passages, folder, encoder=LetterEncoder())
     return folder
 
 
@@ -55,14 +57,10 @@ def test_by_options_as_by_hand(
 ) -> None:
     caplog.set_level(logging.INFO, "ralm")
     opened = ralm.open_index(index)
-    documents = tmp_path / "documents.txt"
-    documents.write_text("\n".join([opened.passages[1].document_id, opened.passages[3].document_id]))
-    excluded = (
-        matching_passages(opened.passages, document_ids=documents.read_text().splitlines()).tolist() if forbids else []
-    )
-    assert bool(excluded) == forbids
+    titles, excluded = tmp_path / "titles.txt", [1, 3] if forbids else []
+    titles.write_text("Title 1\ntitle 3\n")
     options = ralm.RetrieverOptions(
-        retriever=f"{name}:seed=7" if name == "random" else name, forbidden_documents=documents if forbids else None
+        retriever=f"{name}:seed=7" if name == "random" else name, forbidden_titles=titles if forbids else None
     )
     retriever, by_hand = ralm.open_retriever(str(index), options), BY_HAND[name](opened, excluded)
     if name == "random" and not forbids:
@@ -79,9 +77,9 @@ def test_by_options_as_by_hand(
 def test_only_some_passages_as_all_hits_filtered(
     index: Path, tmp_path: Path, letters: None, name: str, only: list[int]
 ) -> None:
-    (tmp_path / "ids.txt").write_text("d1\n")
-    numbers = {*only} - {*matching_passages(open_index(index).passages, document_ids=["d1"]).tolist()}
-    options = ralm.RetrieverOptions(retriever=name, forbidden_documents=tmp_path / "ids.txt")
+    (tmp_path / "titles.txt").write_text("title 1\n")
+    numbers = {*only} - {1}
+    options = ralm.RetrieverOptions(retriever=name, forbidden_titles=tmp_path / "titles.txt")
     found = ralm.open_retriever(index, options, only=np.array(only)).retrieve(QUERIES, 4)
     every = ralm.open_retriever(index, ralm.RetrieverOptions(retriever=name)).retrieve(QUERIES, 4)
     for row in range(len(QUERIES)):
@@ -114,10 +112,8 @@ def titled(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return open_index(folder)
 
 
-def test_passages_by_title_and_document(titled: Index) -> None:
+def test_passages_by_title(titled: Index) -> None:
     assert matching_passages(titled.passages, ["the hill", "TOWN", "unknown"]).tolist() == [2, 3, 6, 7]
-    assert matching_passages(titled.passages, document_ids=["d0", "d", "D2"]).tolist() == [0, 1]
-    assert matching_passages(titled.passages, ["the sea"], ["d3"]).tolist() == [0, 1, 6, 7]
     assert matching_passages(titled.passages, ["", " "]).tolist() == [], "no title is not a title"
 
 

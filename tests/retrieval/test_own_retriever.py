@@ -108,8 +108,8 @@ def test_what_is_no_retriever(folder: Path, name: str, message: str) -> None:
 
 def test_a_class_that_cannot_forbid(folder: Path) -> None:
     Path("titles.txt").write_text("d0\n")
-    answer = ralm("search", "index", "green", *OWN, "--forbidden-documents", "titles.txt")
-    failed(answer, answer.status, "my_retrievers:Longest cannot leave out titles or documents")
+    answer = ralm("search", "index", "green", *OWN, "--forbidden-titles", "titles.txt")
+    failed(answer, answer.status, "my_retrievers:Longest cannot leave out titles")
 
 
 def test_a_request_never_names_a_class() -> None:

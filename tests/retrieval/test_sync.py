@@ -141,7 +141,7 @@ def test_the_command_remembers_what_was_read_and_how(
 ) -> None:
     (tmp_path / "titles").write_text("hill\n")
     monkeypatch.chdir(tmp_path)
-    done("index", "corpus", "--words", "4", "--no-metadata", "--forbidden-titles", "titles", "--out", "index")
+    done("index", "corpus", "--words", "4", "--fields", "metadata=", "--forbidden-titles", "titles", "--out", "index")
     (corpus / "hill.md").write_text("Sheep sleep on the hill in spring.")
     written(corpus / "fish.txt", "Fish swim in the sea, and whales do.")
     monkeypatch.chdir("/")

@@ -31,7 +31,6 @@ from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
 from ralm.serving.batcher import Line, chunk_shares, lines_that_fit
 from ralm.serving.errors import StoppedError
 from ralm.serving.model import RequestScope, SharedModel, in_scope
-from ralm.serving.options import BatchOptions
 from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
 
 PASSAGES = passages_of("the red fox", "a fox and a hill", "the sea is wide", "hill by the sea", "a red stone")
@@ -41,7 +40,7 @@ SECONDS = 60
 
 @contextmanager
 def batched(model: WritingModel, chunk: int = 512, cache: int = 1 << 16) -> Iterator[SharedModel]:
-    shared = SharedModel(model, BatchOptions(chunk_tokens=chunk, cached_tokens=cache))
+    shared = SharedModel(model, chunk_tokens=chunk, cached_tokens=cache)
     try:
         yield shared
     finally:

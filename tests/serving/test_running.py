@@ -145,9 +145,9 @@ LM = f"--lm {MODEL}"
     ("arguments", "settings", "said"),
     [
         ("", "", "there is nothing to serve: give --lm, --index or --demo."),
-        ("--index few --stride 2", "", "--stride has no effect without --lm."),
-        (f"{LM} --stride 2", "", "--stride has no effect without --index."),
-        (LM, "stride = 2", "--stride has no effect without --index."),
+        ("--index few --stride 2", "", "--stride has no effect without --lm and --index."),
+        (f"{LM} --stride 2", "", "--stride has no effect without --lm and --index."),
+        (LM, "stride = 2", "--stride has no effect without --lm and --index."),
         (f"{LM} --documents 2", "", "--documents has no effect"),
         ("--demo --index x", "", "--demo serves its own index: leave out --index."),
         (

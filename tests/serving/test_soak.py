@@ -96,7 +96,7 @@ def most_memory(served: Running, seconds: float) -> int:
 @pytest.mark.timeout(SECONDS * 2 + 300)
 def test_load_with_faults(tmp_path: Path) -> None:
     index = save_index(tmp_path / "few")
-    limits = ("--max-concurrency", 6, "--max-queue", 4)
+    limits = ("--limits", "requests_at_once=6,requests_waiting=4")
     with running("--lm", MODEL, "--index", index, *limits, anew=True, MALLOC_ARENA_MAX="2") as served:
         expected = {}
         for prompt in PROMPTS:

@@ -169,7 +169,7 @@ def test_other_texts_and_fields_are_other_settings(work: Path, tmp_path: Path, a
     shutil.copy(work / "corpus.jsonl", text)
     asked[1] = text
     failing_at("_measure_all", *asked, "--out", tmp_path / "out")
-    answer = ralm(*asked, "--out", tmp_path / "out", "--id-field", "title")
+    answer = ralm(*asked, "--out", tmp_path / "out", "--fields", "id=title")
     assert "begun with other settings (text.fields.id id there, title here)" in answer.err
     with text.open("a") as stream:
         stream.write(json.dumps({"id": "new", "text": "new words " * 30}) + "\n")
@@ -211,8 +211,8 @@ def test_processes_share_the_work_and_one_is_killed(
         (["--document-tokens", 1020], "do not fit together into"),
         (["--prefix-tokens", 30], "do not fit into --sequence-tokens 32"),
         (["--examples", 0], "--examples must be at least 1"),
-        (["--text-field", "title", "--title-field", "text"], "no document has 16 tokens"),
-        (["--text-field", "body"], "has no field 'body'"),
+        (["--fields", "text=title,title=text"], "no document has 16 tokens"),
+        (["--fields", "text=body"], "has no field 'body'"),
         (["--retriever", "dense"], "was not built for dense"),
     ],
 )

@@ -13,7 +13,7 @@ from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import numpy as np
 from pydantic import JsonValue
@@ -21,7 +21,9 @@ from pydantic import JsonValue
 from ralm.answering.options import CHAT_ANSWER, AnswerOptions
 from ralm.corpus.files import read_utf8
 from ralm.errors import ChatError, InputError, LengthError, UsageError
+from ralm.grammar import parse_keys
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template, last_of_user
+from ralm.options import Option
 from ralm.protocols import Reader, Tokenizer
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.tokens import first_tokens
@@ -177,14 +179,34 @@ class PromptText:
         return self.documents + self.question
 
 
-def open_prompt(name: Path | str) -> QuestionPrompt:
-    """A prompt by its name (one of `PROMPTS`), or from a TOML file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptKeys:
+    """The keys of a prompt with `chat`."""
 
-    Raises InputError, naming the fault, if there is no such prompt, or if the file is not a prompt.
+    system: Annotated[str | None, Option("System message of the chat.", default_text="that of the prompt, or none")] = (
+        None
+    )
+    turns: Annotated[bool, Option("Show demonstrations as turns of the chat, not in the message that asks.")] = False
+
+
+def open_prompt(text: Path | str) -> QuestionPrompt:
+    """A prompt by its name (one of `PROMPTS`), or from a TOML file; a chat may have keys:
+    `chat:turns=true,system="Be brief."`.
+
+    Raises InputError, naming the fault, if there is no such prompt, or if the file is not a prompt; UsageError if a key
+    is wrong.
     """
-    if str(name) in PROMPTS:
+    name, _, keys = str(text).partition(":")
+    changed = parse_keys(PromptKeys, keys, f"`prompt` {name}")
+    prompt = _named_prompt(name)
+    system = prompt.system if changed.system is None else changed.system
+    return replace(prompt, system=system, turns=prompt.turns or changed.turns)
+
+
+def _named_prompt(name: str) -> QuestionPrompt:
+    if name in PROMPTS:
         file = files("ralm.answering").joinpath("prompt_files", f"{name}{_SUFFIX}")
-        return replace(_parsed(file.read_text("utf-8"), str(name)), name=str(name))
+        return replace(_parsed(file.read_text("utf-8"), name), name=name)
     path = Path(name)
     if path.suffix != _SUFFIX:
         raise InputError(f"{name} is unknown: give one of {', '.join(PROMPTS)} or a {_SUFFIX} file.")

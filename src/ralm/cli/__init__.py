@@ -47,17 +47,14 @@ _COMMANDS: Final = (
     ("Answer questions", "qa", ("qa",)),
     ("Learn from the model", "train", ("signals",)),
     ("Learn from the model", "train", {"train": ("reranker", "retriever")}),
-    ("Rerun the papers", "recipe", {"recipe": ("list", "show", "run")}),
+    ("Rerun the papers", "recipe", ("recipe",)),
     ("Serve and check", "serve", ("serve",)),
     ("Serve and check", "mcp", ("mcp",)),
     ("Serve and check", "check", ("probe", "check")),
     ("Serve and check", "parts", ("help",)),
 )
 """The commands as help lists them: the title, the module, and the names, or those of a group of commands."""
-_HELP: Final = {
-    "train": "Train small models on what a language model makes of passages (`ralm signals`).",
-    "recipe": "Run the tables and figures of both papers, with the paper's figures beside ours.",
-}
+_TRAIN: Final = "Train small models on what a language model makes of passages (`ralm signals`)."
 
 
 def _group(**how: Any) -> typer.Typer:
@@ -113,9 +110,9 @@ def application(only: str | None = None) -> typer.Typer:
             _add(app, title, module, names)
             continue
         for name, inside in names.items():
-            group = _group(help=_HELP[name])
+            group = _group(help=_TRAIN)
             _add(group, "Commands", module, inside)
-            app.add_typer(group, name=name, short_help=_HELP[name].removesuffix("."), rich_help_panel=title)
+            app.add_typer(group, name=name, short_help=_TRAIN.removesuffix("."), rich_help_panel=title)
     return app
 
 
@@ -178,9 +175,9 @@ def _run() -> int | None:
 def _removal(wrong: Any) -> str | None:
     """A sentence if an error of typer is about an option or a command that was removed."""
     words = [one for one in sys.argv[1:] if not one.startswith("-")]
-    names = [" ".join(words[:count]) for count in (1, 2)]
+    names = [" ".join(words[:count]) for count in (2, 1)]
     if option := getattr(wrong, "option_name", None):
-        names = [option, *(f"{command} {option}" for command in names)]
+        names = [*(f"{command} {option}" for command in names), option]
     elif "No such command" in wrong.format_message():
         names.append(f"ralm {words[0]}")
     else:

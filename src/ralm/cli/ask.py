@@ -24,11 +24,10 @@ def ask_command(
     prompt: Annotated[
         str | None,
         Option(
-            "Prompt by name (in-context-ralm, replug, chat), or a TOML file.",
+            'Prompt by name (in-context-ralm, replug, chat:system="Be brief."), or a TOML file.',
             default_text=options.PROMPT_TEXT,
         ),
     ] = None,
-    system: options.System = None,
     answering: Annotated[
         AnswerOptions,
         flags.Flags(without=("join",), default_text=options.ANSWER_TEXTS),
@@ -61,7 +60,6 @@ def ask_command(
     opened = open_pipeline(pipeline, load=models.open_model)
     model, parts = opened.model, opened.parts
     chosen, answering = chosen_prompt(named, model.tokenizer, parts.reader, answering, given)
-    chosen = options.with_messages(chosen, system)
     answerer = ralm.Answerer(model, chosen, opened.searched, parts=parts, options=answering, control=control)
     if json:
         for answer in answerer.answers(texts):

@@ -2,20 +2,19 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import JsonValue
 
 import ralm
-from ralm.cli.options import SkipBad, SkippedFile
+from ralm.cli.options import FIELDS, SkipBad, SkippedFile
 from ralm.corpus.decontamination import Decontamination, read_decontamination
 from ralm.corpus.documents import Fields
 from ralm.corpus.file_table import FilesRecord, FileTableWriter
 from ralm.corpus.folder import FileSelection
 from ralm.corpus.splitting import Splitting
-from ralm.errors import UsageError
 from ralm.lm.registry import load_tokenizer
 from ralm.options import Needs, Option
 from ralm.records import Passage
@@ -34,8 +33,7 @@ KINDS = (
 class CorpusOptions:
     """The fields of a record that are kept, and the documents and passages that are skipped."""
 
-    fields: Annotated[Fields, Option("Which fields make a document.")]
-    no_metadata: Annotated[bool, Option("Keep no field besides id, title and text.")] = False
+    fields: Annotated[Fields, FIELDS] = field(default_factory=Fields)
     skip_bad: SkipBad = False
     skipped: SkippedFile = None
     selection: Annotated[FileSelection, Option("Which files of folders are read, and how.")]
@@ -47,10 +45,6 @@ class CorpusOptions:
         Decontamination,
         Option("What counts as overlap.", needs=Needs("`decontaminate`", lambda corpus: bool(corpus.decontaminate))),
     ]
-
-    def __post_init__(self) -> None:
-        if self.no_metadata and self.fields.metadata is not None:
-            raise UsageError("`no_metadata` and `Fields.metadata` exclude each other: give one of them.")
 
     def read_decontamination(self) -> Decontamination:
         """The decontamination, with its files read.
@@ -127,10 +121,9 @@ def read_corpus(
     decontamination = options.read_decontamination()
     tokenizer = None if lm is None else load_tokenizer(lm)
     removals, skipped = ralm.Removals(), counting_skipped(options.skipped)
-    fields = replace(options.fields, metadata=()) if options.no_metadata else options.fields
     documents = ralm.read_documents(
         sources,
-        fields,
+        options.fields,
         skipped=skipped,
         skip_bad=options.skip_bad,
         selection=options.selection,
@@ -139,4 +132,4 @@ def read_corpus(
     passages = ralm.make_passages(
         documents, splitting, tokenizer=tokenizer, decontamination=decontamination, removals=removals
     )
-    return ReadCorpus(passages, removals, skipped, sources, fields, decontamination)
+    return ReadCorpus(passages, removals, skipped, sources, options.fields, decontamination)

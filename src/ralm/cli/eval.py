@@ -35,7 +35,6 @@ class EvaluationJob:
         Option("What is read for a stride."),
         flags.Flags(default_text=options.QUERY_TOKENS_TEXT, needs={"query_tokens": _RETRIEVES}),
     ]
-    ray: options.ModelRay = None
     limit_tokens: options.LimitTokens = None
 
     def __post_init__(self) -> None:
@@ -63,7 +62,7 @@ class EvaluationJob:
             pipeline,
             source=source,
             plan=options.with_query_tokens(self.plan, pipeline.retrieval, given),
-            load=lambda name, model: shared(models.open_scorer, name, model, self.ray),
+            load=partial(shared, models.open_scorer),
             load_pairs=lambda part: shared(models.open_pairs, part.cross_encoder, part.tokens),
         )
         source = opened.source
@@ -105,7 +104,7 @@ def eval_command(
         check_output(out, kind=SWEEP_KIND if over else RUN_KIND, force=force)
     text, shared = read_text(job.text), Shared()
     points = [one.point(value, jobs.given, shared) for value, one in jobs.by_value.items()]
-    model = shared(models.open_scorer, job.pipeline.lm, job.pipeline.model, job.ray)
+    model = shared(models.open_scorer, job.pipeline.lm, job.pipeline.model)
     if (baseline or over) and any(_mixes_bos_with_gain(point.plan, model.tokenizer) for point in points):
         print_note(
             "as in the published code, the special tokens (BOS) of the tokenizer are read with passages alone, so the "

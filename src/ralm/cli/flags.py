@@ -19,7 +19,7 @@ from ralm.cli.help import group_of
 from ralm.cli.process import dry_run_outputs, with_flags
 from ralm.cli.settings import SETTINGS_OPTION, with_file
 from ralm.errors import RalmError, UsageError
-from ralm.grammar import parse_keys
+from ralm.grammar import keys_of, parse_keys
 from ralm.options import Needs, Option, annotation, flag_of, negative_flag, without_none
 
 _REQUIRED = inspect.Parameter.empty
@@ -100,10 +100,6 @@ class _Part(NamedTuple):
         return get_origin(self.kind) is Callable
 
     @property
-    def may_be_none(self) -> bool:
-        return without_none(self.kind) != self.kind
-
-    @property
     def flags(self) -> Flags:
         return next((mark for mark in self.marks if isinstance(mark, Flags)), _UNCHANGED)
 
@@ -171,17 +167,18 @@ def command(function: Callable[..., Output | None], *, settings: bool = False) -
 
 def _is_dry_run(flat: Mapping[str, list[_Part]], values: Mapping[str, Any]) -> bool:
     """Whether no request is sent to models behind an API."""
-    keyed = (part for (part, *_) in flat.values() if part.option and part.option.part == "keys")
-    return any(_own_value(part, values).api.dry_run for part in keyed)
+    return any(_own_value(part, values).api.dry_run for (part, *_) in flat.values() if part.key == "lm_args")
 
 
-def _completion(kind: str) -> Callable[[str], list[str]]:
+def _completion(part: _Part) -> Callable[[str], list[str]]:
     """The completion of names of parts, or of keys, in a shell."""
 
     def complete(incomplete: str) -> list[str]:
-        from ralm.cli.parts import beginnings
+        from ralm.settings import CATALOGUES
 
-        return [name for name in beginnings(kind) if name.startswith(incomplete)]
+        catalogue = CATALOGUES.get(part.key)
+        names = catalogue.records if catalogue else [f"{key}=" for key in keys_of(without_none(part.kind))]
+        return [name for name in names if name.startswith(incomplete)]
 
     return complete
 
@@ -232,8 +229,7 @@ def _conditions(
     names = {part.name: part.written for part in parts if part.option and not part.record}
 
     def unmet(needs: Needs | None) -> str | None:
-        met = needs is None or owner is None or needs.met(owner)  # None: a record of which nothing is given
-        return None if met or needs is None else with_flags(needs.text, names)
+        return None if needs is None or needs.met(owner) else with_flags(needs.text, names)
 
     for part in parts:
         if part.is_maker or (part.record is None and part.key not in given):
@@ -243,7 +239,7 @@ def _conditions(
         if part.record is None:
             yield part.key, own or inherited.get(part.key)
             continue
-        value = None if owner is None else getattr(owner, part.name)
+        value = getattr(owner, part.name)
         own_flags = {**inherited, **{name: unmet(needs) for name, needs in part.flags.needs.items()}}
         yield from _conditions(value, _parts(part.record, value), given, own, own_flags)
 
@@ -273,8 +269,7 @@ def _flat(parts: Iterable[_Part], without: tuple[str, ...] = ()) -> Iterator[_Pa
         for one in _flat(_parts(part.record, part.default), (*without, *changed.without)):
             said = changed.default_text.get(one.name)
             marks = (replace(one.option, default_text=said),) if one.option and said else one.marks
-            default = None if one.default is _REQUIRED and part.may_be_none else one.default
-            yield one._replace(marks=marks, default=default, within=one.within or part.name)
+            yield one._replace(marks=marks, within=one.within or part.name)
 
 
 def _names(parts: Iterable[_Part]) -> dict[str, str]:
@@ -310,7 +305,7 @@ def _parameter(key: str, same: list[_Part], names: Mapping[str, str]) -> inspect
         help=with_flags(part.option.help, names),
         metavar=metavar,
         show_default=said or default is not _REQUIRED,
-        autocompletion=_completion(part.option.part) if part.option.part else None,
+        autocompletion=_completion(part) if part.option.part else None,
         rich_help_panel=group_of(key, part.owner),
     )
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
@@ -323,8 +318,6 @@ def _value(part: _Part, values: Mapping[str, Any], without: tuple[str, ...] = ()
     without = (*without, *part.flags.without)
     if part.is_maker:
         return lambda **other: _record(part.record, part.default, {**values, **other}, without)
-    if part.may_be_none and any(values[one.key] is None for one in _parts(part.record) if one.default is _REQUIRED):
-        return None
     return _record(part.record, part.default, values, without)
 
 

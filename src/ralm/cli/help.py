@@ -23,13 +23,11 @@ _RECORDS: Final = {
     "ralm.advice": "What is measured",
     "ralm.cli.judging": "How retrieval is judged",
     "ralm.answering": "How questions are asked",
-    "ralm.corpus": "How documents are read",
-    "ralm.lm": "How the model runs",
-    "ralm.lm.api": "Models behind an API",
+    "ralm.cli.corpus": "How files are read",
+    "ralm.corpus": "How files are read",
     "ralm.reading": "How passages are read",
     "ralm.reading.plan": "Strides and windows",
     "ralm.reading.sampling": "How text is generated",
-    "ralm.reranking": "How passages are read",
     "ralm.retrieval": "How passages are found",
     "ralm.retrieval.bm25": "How the index is built",
     "ralm.serving": "How the server works",
@@ -38,10 +36,11 @@ _RECORDS: Final = {
 """The groups of options by the package or module whose record has them."""
 _OWN: Final = {
     **dict.fromkeys(("forbidden_titles", "retrieved"), _RECORDS["ralm.retrieval"]),
-    **dict.fromkeys(("judge", "prompt", "semantics", "system", "turns"), _RECORDS["ralm.answering"]),
-    **dict.fromkeys(("demonstrations", "fields", "shots"), _RECORDS["ralm.answering"]),
-    **dict.fromkeys(("audit_log", "audit_texts", "max_length", "workers"), _RECORDS["ralm.serving"]),
-    "lm_args": _RECORDS["ralm.lm"],
+    **dict.fromkeys(("judge", "prompt", "semantics"), _RECORDS["ralm.answering"]),
+    **dict.fromkeys(("demonstrations", "shots"), _RECORDS["ralm.answering"]),
+    **dict.fromkeys(("audit_log", "audit_texts", "max_length"), _RECORDS["ralm.serving"]),
+    "fields": _RECORDS["ralm.corpus"],
+    **dict.fromkeys(("encoder_args", "lm_args"), "How models run"),
     **dict.fromkeys(("force", "json", "latex", "limit", "limit_tokens", "ray", "skip_bad"), _LAST),
 }
 """The groups of options that the commands themselves have, by name; the others come first."""

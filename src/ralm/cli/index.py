@@ -1,5 +1,6 @@
 """`ralm index` and `ralm encode`: build an index, and add vectors to it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -8,24 +9,20 @@ from pydantic import JsonValue
 import ralm
 from ralm.cli import options
 from ralm.cli.corpus import KINDS, CorpusOptions, read_corpus
-from ralm.cli.flags import Flags
 from ralm.cli.models import encoding_on
 from ralm.corpus.file_table import FileTableWriter
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
-from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.options import Needs, Option
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
-from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
+from ralm.retrieval.dense.options import EncoderArguments, VectorOptions
 
-_DEVICE: Final = "Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one)."
 _BM25: Final = Needs('`retriever="bm25"` or `"both"`', lambda own: own.retriever != "dense")
 _DENSE: Final = Needs('`retriever="dense"` or `"both"`', lambda own: own.retriever != "bm25")
-_LOCAL: Final = Needs(
-    "an `encoder` that runs here", lambda own: own.encoding is not None and not is_api(own.encoding.encoder)
+_ENCODER: Final = "Encoder of passages (and of queries): a hub name, folder, or URL#MODEL of an API."
+_ARGUMENTS: Final = Option(
+    "How the encoder works, such as normalize=true,device=cuda; `ralm help encoder-args` lists the keys.", part="keys"
 )
-_API: Final = Needs("an `encoder` behind an API", lambda own: own.encoding is not None and is_api(own.encoding.encoder))
-_API_FLAGS: Final = Flags(without=("tokenizer", "top_logprobs", "context_length", "dry_run"))
 
 
 def index_command(
@@ -55,10 +52,9 @@ def index_command(
     retriever: Annotated[
         Literal["bm25", "dense", "both"], Option("Retrieval to index for; both is also needed for hybrid retrieval.")
     ] = "bm25",
-    encoding: Annotated[EncoderOptions | None, Option("The encoder.", needs=_DENSE)] = None,
+    encoder: Annotated[str | None, Option(f"Dense: {_ENCODER[0].lower()}{_ENCODER[1:]}", needs=_DENSE)] = None,
+    encoder_args: Annotated[EncoderArguments, replace(_ARGUMENTS, needs=_DENSE)],
     vectors: Annotated[VectorOptions, Option("How vectors are stored.", needs=_DENSE)],
-    device: Annotated[str, Option(_DEVICE, needs=_LOCAL)] = "auto",
-    api: Annotated[ApiOptions, Option("How an encoder behind an API is asked.", needs=_API), _API_FLAGS],
     force: options.Force = False,
 ) -> None:
     """Split documents into passages and index them for BM25, dense retrieval, or both.
@@ -73,7 +69,7 @@ def index_command(
     from ralm.retrieval.index import INDEX_KIND
     from ralm.storage.outputs import check_output
 
-    if (encoding is None) != (retriever == "bm25"):
+    if (encoder is None) != (retriever == "bm25"):
         raise UsageError('`retriever="dense"` or `"both"` and `encoder` go together: neither works without the other.')
     if (splitting.tokens is None) != (lm is None):
         raise UsageError("`tokens` and `lm` go together: give both or neither.")
@@ -94,7 +90,7 @@ def index_command(
         formula,
         bm25=retriever != "dense",
         analyser=analyser,
-        encoder=None if encoding is None else ralm.load_encoder(encoding, device=device, api=api),
+        encoder=None if encoder is None else encoder_args.load(encoder),
         vectors=vectors,
         describe=describe,
         build=build,
@@ -107,15 +103,15 @@ def index_command(
 def encode_command(
     *,
     index: options.IndexArgument,
-    encoding: EncoderOptions,
+    encoder: Annotated[str, Option(_ENCODER)],
+    encoder_args: Annotated[EncoderArguments, _ARGUMENTS],
     vectors: Annotated[str, Option("Name of the vectors; an index can have several sets.")] = "main",
     default: Annotated[bool, Option("Search these vectors if `vectors` is not given.")] = True,
     stored: VectorOptions,
-    device: Annotated[
-        str, Option("Where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).", needs=_LOCAL)
-    ] = "auto",
-    api: Annotated[ApiOptions, Option("How an encoder behind an API is asked.", needs=_API), _API_FLAGS],
-    ray: options.Ray = None,
+    ray: Annotated[
+        str | None,
+        Option("Encode on the Ray cluster at this address, HOST:PORT; auto is the one that this machine belongs to."),
+    ] = None,
     force: Annotated[bool, options.force_option(None)] = False,
 ) -> None:
     """Encode the passages of an index and add the vectors to it; its other vectors stay.
@@ -127,7 +123,8 @@ def encode_command(
     """
     from ralm.cli.output import print_encoded
 
-    encoder = ralm.load_encoder(encoding, device="auto" if ray else device, api=api)
-    ahead = encoding_on(ray, device)
-    manifest = ralm.add_vectors(index, encoder, stored, name=vectors, default=default, force=force, ahead=ahead)
+    here = replace(encoder_args, device="auto") if ray else encoder_args
+    ahead = encoding_on(ray, encoder_args.device)
+    loaded = here.load(encoder)
+    manifest = ralm.add_vectors(index, loaded, stored, name=vectors, default=default, force=force, ahead=ahead)
     print_encoded(index, manifest, vectors)

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ralm.cli.process import print_note
@@ -19,24 +20,24 @@ if TYPE_CHECKING:
 _opened: "list[WritingModel]" = []
 _clusters: "dict[tuple[str, str], WorkerPool]" = {}
 _connections: Final = ExitStack()
-_sharing: "list[dict[tuple[str, ModelOptions, str | None], Scorer]]" = []
+_sharing: "list[dict[tuple[str, ModelOptions], Scorer]]" = []
 
 
-def open_model(name: str, options: ModelOptions, ray: str | None = None) -> "WritingModel":
-    """The language model of a name; with `ray`, on the cluster at this address, unless it is behind an API.
+def open_model(name: str, options: ModelOptions) -> "WritingModel":
+    """The language model of a name, on a cluster if the options have the address of one.
 
     Raises the errors of loading it, or of the cluster.
     """
     from ralm.lm.registry import load_language_model
 
     model: WritingModel
-    if ray is None or is_api(name):
+    if options.ray is None or is_api(name):
         model = load_language_model(name, options)
     else:
-        found = open_machines(ray, options.device)
+        machines = open_machines(options.ray, options.device)
         from ralm.distributed.models import ClusterModel, ModelLoader
 
-        model = ClusterModel(found, ModelLoader.of(name, options))
+        model = ClusterModel(machines, ModelLoader.of(name, replace(options, ray=None)))
     _opened.append(model)
     gc.freeze()  # it stays to the end: collecting would take longer than to parse the response of a server
     return model
@@ -61,15 +62,15 @@ def sharing_models() -> Iterator[None]:
         _sharing.pop()
 
 
-def open_scorer(name: str, options: ModelOptions, ray: str | None = None) -> "Scorer":
+def open_scorer(name: str, options: ModelOptions) -> "Scorer":
     """The language model of a name with a cache of scores; raises what `open_model` raises."""
     from ralm.lm.scoring import Scorer
 
     if not _sharing:
-        return Scorer(open_model(name, options, ray))
-    shared, key = _sharing[-1], (name, options, ray)
+        return Scorer(open_model(name, options))
+    shared, key = _sharing[-1], (name, options)
     if key not in shared:
-        shared[key] = Scorer(open_model(name, options, ray))
+        shared[key] = Scorer(open_model(name, options))
     return shared[key]
 
 

@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -17,16 +17,13 @@ from ralm.cli.flags import Given
 from ralm.cli.process import print_note
 from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text
 from ralm.errors import InputError, UsageError
-from ralm.lm.api.endpoint import is_api
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.reading import ReadingOptions, plan, sampling
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
+from ralm.settings import LM, LM_ARGS
 from ralm.training.options import ExampleOptions
-
-if TYPE_CHECKING:
-    from ralm.answering.prompts import QuestionPrompt
 
 
 def argument(text: str, metavar: str | None = None) -> Any:
@@ -40,21 +37,17 @@ def force_option(output: str | None) -> Option:
     return Option("Replace an existing output of ralm.", needs=needs)
 
 
-def _lm_of(command: Any) -> str:
-    return getattr(command, "pipeline", command).lm or ""
-
-
 ANSWER_TEXTS: Final = {
     "new_tokens": f"{AnswerOptions().new_tokens}; chat: {CHAT_ANSWER.new_tokens}",
     "stop": "the end of the line; chat: none",
 }
 PROMPT_TEXT: Final = "model with a chat template: chat; else ensemble: replug; else in-context-ralm"
-NEEDS_LOCAL: Final = Needs("a model that runs here", lambda command: not is_api(_lm_of(command)))
-NEEDS_API: Final = Needs("a model behind an API", lambda command: is_api(_lm_of(command)))
 NEEDS_INDEX: Final = Needs("`index`", lambda command: command.pipeline.index is not None)
-SKIP_BAD: Final = "Skip broken lines of files, and count them; in folders they always are."
+SKIP_BAD: Final = Option("Skip broken lines of files, and count them; in folders they always are.")
 QUERY_TOKENS_TEXT: Final = {"query_tokens": f"{plan.PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
-_RAY: Final = "Work on the Ray cluster at this address, HOST:PORT; auto is the one that this machine belongs to."
+FIELDS: Final = Option(
+    "Which fields make a document, such as text=body,title=name; `ralm help fields` lists the keys.", part="keys"
+)
 
 Force = Annotated[bool, force_option("out")]
 IndexArgument = Annotated[Path, argument("Folder that `ralm index` made.", "DIR")]
@@ -63,26 +56,9 @@ LimitTokens = Annotated[
     int | None,
     Option("Use only this many tokens from the beginning of the text.", minimum=2, default_text="the whole text"),
 ]
-Model = Annotated[
-    ModelOptions,
-    Option(
-        "How the model runs, such as dtype=bfloat16,device=cuda; `ralm help lm-args` lists the keys.",
-        flag="lm-args",
-        part="keys",
-    ),
-]
-ModelName = Annotated[
-    str,
-    Option("Causal language model: a hub name, local folder, GGUF file, ralm-tiny, smollm2, or URL#MODEL of an API."),
-]
-ModelRay = Annotated[str | None, Option(_RAY, needs=NEEDS_LOCAL)]
-PathPattern = Annotated[
-    str | None,
-    Option("Only documents whose ids match this pattern, such as '2024/*.md'; * also matches /.", flag="path"),
-]
-Ray = Annotated[str | None, Option(_RAY)]
-System = Annotated[str | None, Option("System message of the chat.", default_text="that of the prompt, or none")]
-SkipBad = Annotated[bool, Option(SKIP_BAD)]
+Model = Annotated[ModelOptions, LM_ARGS]
+ModelName = Annotated[str, Option(LM)]
+SkipBad = Annotated[bool, SKIP_BAD]
 SkippedFile = Annotated[Path | None, Option("File to write with all that is skipped, and why, as JSON Lines.")]
 _JSON_LINES: Final = ".jsonl"
 _HasQueryTokens = TypeVar("_HasQueryTokens", plan.PlanOptions, sampling.GenerationOptions, ExampleOptions)
@@ -97,11 +73,6 @@ def check_reranked_questions(reading: ReadingOptions) -> None:
         print_note(
             "--rerank lexical is for text; on questions it chose worse passages than BM25's first: read an ensemble"
         )
-
-
-def with_messages(prompt: "QuestionPrompt", system: str | None, *, turns: bool = False) -> "QuestionPrompt":
-    """A prompt with a system message and with demonstrations as turns, if these are given."""
-    return replace(prompt, system=prompt.system if system is None else system, turns=prompt.turns or turns)
 
 
 def with_query_tokens(options: _HasQueryTokens, retrieval: RetrieverOptions, given: Given) -> _HasQueryTokens:

@@ -21,7 +21,6 @@ _FIXED: Final = (
     "lm",
     "lm_args",
     "judge",
-    "ray",
     "limit",
     "limit_tokens",
     "fields",

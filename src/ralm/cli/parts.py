@@ -3,19 +3,18 @@
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from ralm.cli import options
+from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.grammar import as_text, keys_of
 from ralm.lm.registry import ModelOptions
 from ralm.options import Declared, annotation, without_none
+from ralm.retrieval.dense.options import EncoderArguments
+from ralm.serving.options import Limits
 from ralm.settings import CATALOGUES
 from ralm.validation import MAX_COUNT
 
-_KINDS: Final = (*CATALOGUES, "lm-args")
-
-
-def beginnings(kind: str) -> list[str]:
-    """Return what may stand first in the text of a part."""
-    return [*CATALOGUES[kind].records] if kind in CATALOGUES else [f"{key}=" for key in keys_of(ModelOptions)]
+_KEYED: Final = {"lm-args": ModelOptions, "encoder-args": EncoderArguments, "fields": Fields, "limits": Limits}
+_KINDS: Final = (*CATALOGUES, *_KEYED)
 
 
 def help_command(
@@ -35,7 +34,7 @@ def help_command(
             f"there is no kind of part {part!r}: give one of {', '.join(_KINDS)}; for a command, ralm NAME --help."
         )
     for kind in _KINDS if part is None else (part,):
-        for name, record in {"": ModelOptions}.items() if kind == "lm-args" else CATALOGUES[kind].records.items():
+        for name, record in {"": _KEYED[kind]}.items() if kind in _KEYED else CATALOGUES[kind].records.items():
             print_line(f"--{kind} {name}".rstrip())
             for key, declaration in keys_of(record).items():
                 print_line(

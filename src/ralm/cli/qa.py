@@ -52,16 +52,14 @@ class QuestionJob:
     ]
     pipeline: Annotated[PipelineOptions, Option("The model and its passages.")]
     retrieved: Annotated[Path | None, Option("Read with the passages in this file: questions with `ctxs`.")] = None
-    ray: options.ModelRay = None
     prompt: Annotated[
         str | None,
         Option(
             "Prompt by name (in-context-ralm, replug, chat; with choices: replug-choice, replug-choice-code, "
-            "chat-choice), or a TOML file.",
+            "chat-choice), or a TOML file; of a chat with keys, such as chat:turns=true.",
             default_text=f"{options.PROMPT_TEXT}; with choices: replug-choice",
         ),
     ] = None
-    system: options.System = None
     demonstrations: Annotated[
         str | None, Option("File of questions with answers to show before each question; see `shots`.")
     ] = None
@@ -73,10 +71,6 @@ class QuestionJob:
             needs=_DEMONSTRATIONS,
         ),
     ] = None
-    turns: Annotated[
-        bool,
-        Option("Show demonstrations as turns of the chat, not in the message that asks.", needs=_DEMONSTRATIONS),
-    ] = False
     answering: Annotated[
         AnswerOptions,
         Option("How an answer is drawn."),
@@ -161,7 +155,6 @@ class QuestionJob:
             how["judge"] = None if self.judge is None else ralm.Judge(self.open_model(self.judge, shared))
         if self.has_passages:
             how |= {"source": opened.source, "parts": opened.parts}
-        prompt = options.with_messages(prompt, self.system, turns=self.turns)
         return AnswerPoint(questions=questions, prompt=prompt, how=how)
 
     def open(self, shared: Shared) -> "Pipeline":
@@ -172,13 +165,13 @@ class QuestionJob:
         return open_pipeline(
             pipeline,
             source=shared(_open_source, pipeline.index, self.retrieved, pipeline.retrieval, self.names),
-            load=lambda name, model: shared(open_model, name, model, self.ray),
+            load=partial(shared, open_model),
             load_pairs=lambda part: shared(open_pairs, part.cross_encoder, part.tokens),
         )
 
     def open_model(self, name: str, shared: Shared) -> "WritingModel":
         """The model of a name."""
-        return shared(open_model, name, self.pipeline.model.of(name, self.pipeline.lm), self.ray)
+        return shared(open_model, name, self.pipeline.model.of(name, self.pipeline.lm))
 
     def describe(self, point: "AnswerPoint") -> str:
         """How the questions were asked, in a sentence."""

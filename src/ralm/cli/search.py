@@ -30,7 +30,9 @@ def search_command(
         ),
     ] = None,
     k: Annotated[int | None, Option("Passages per query.", flag="-k", default_text=K_TEXT, needs=_INDEX)] = None,
-    path: options.PathPattern = None,
+    path: Annotated[
+        str | None, Option("Only documents whose ids match this pattern, such as '2024/*.md'; * also matches /.")
+    ] = None,
     judging: JudgingOptions,
     retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.", needs=_INDEX)],
     json: Annotated[bool, Option("Print only one JSON object.")] = False,
@@ -82,7 +84,9 @@ def retrieve_command(
     given: flags.Given,
     text: Annotated[Path, options.argument("Text to retrieve for.", "TEXTFILE")],
     index: options.IndexFolder,
-    lm: options.ModelName,
+    lm: Annotated[
+        str, Option("Model whose tokens are read: a hub name, local folder, GGUF file, ralm-tiny or smollm2.")
+    ],
     out: Annotated[Path, Option("File to write (JSON).")],
     k: Annotated[int, Option("Passages per stride.", flag="-k")] = 16,
     retrieval: RetrieverOptions,

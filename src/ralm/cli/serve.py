@@ -1,45 +1,34 @@
 """`ralm serve`: answers OpenAI's API with a model that reads passages, and searches indexes with a model or without."""
 
 import json
-import logging
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from socket import socket
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from ralm.cli import flags, models, options, process
 from ralm.errors import UsageError
 from ralm.grammar import keys_text
-from ralm.lm.api.endpoint import ApiOptions
+from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.protocols import traits_of
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.serving.options import BatchOptions, ServeOptions
-
-if TYPE_CHECKING:
-    from ralm.serving.search_service import SearchService
+from ralm.serving.options import Limits, ServeOptions
+from ralm.settings import LM_ARGS
 
 _DEMO = Path("ralm-demo")
 _PASSAGE_CACHE = 1024.0
 """Megabytes, unless told."""
-_UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length", "max_tokens", "strict")
+_UNUSED = ("stride", "query_tokens", "document_tokens", "bos", "max_length", "strict")
 """Options without effect on a server that passes requests on."""
+_API = Needs("a model behind an API", lambda own: is_api(own.lm or ""))
 _AUDIT = Needs("`audit_log`", lambda own: own.audit_log is not None)
-_OF_MODELS = {
-    *flags.option_types(ReadingOptions),
-    *flags.option_types(PlanOptions),
-    "lm_args",
-    *flags.option_types(BatchOptions),
-    *("model_name", "allow", "prompt", "proxy", "strict", "query", "max_length"),
-    *("max_tokens", "max_new_tokens"),
-}
-"""Options of servers with a language model alone."""
+_MODEL = Needs("`lm`", lambda own: own.demo or own.lm is not None)
 _PASSAGES = Needs("`index`", lambda own: own.demo or bool(own.index))
+_READING = Needs("`lm` and `index`", lambda own: own.demo or bool(own.lm and own.index))
 
 
 def serve_command(
@@ -65,30 +54,37 @@ def serve_command(
     serving: Annotated[
         ServeOptions,
         flags.Flags(
-            needs={"batch": options.NEEDS_LOCAL, **dict.fromkeys(("proxy", "strict", "query"), options.NEEDS_API)}
+            needs={
+                **dict.fromkeys(("name", "allow", "prompt"), _MODEL),
+                **dict.fromkeys(("proxy", "strict", "query"), _API),
+            }
         ),
     ],
     retrieval: Annotated[
         RetrieverOptions,
         Option("How passages are retrieved.", needs=_PASSAGES),
-        flags.Flags(without=("forbidden_titles", "forbidden_documents")),
+        flags.Flags(without=("forbidden_titles",)),
     ],
-    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_PASSAGES)],
+    reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_READING)],
     plan: Annotated[
         PlanOptions,
         flags.Flags(
             without=("max_length", "semantics", "windows", "block"),
             default_text=options.QUERY_TOKENS_TEXT,
-            needs={"stride": _PASSAGES, "query_tokens": _PASSAGES, "document_tokens": _PASSAGES},
+            needs={
+                **dict.fromkeys(("bos", "max_length"), _MODEL),
+                **dict.fromkeys(("stride", "query_tokens", "document_tokens"), _READING),
+            },
         ),
     ],
     max_length: Annotated[
         int | None,
-        Option("Maximum number of tokens that the model reads at once, passage included.", default_text="the model's"),
+        Option(
+            "Maximum number of tokens that the model reads at once, passage included.",
+            default_text="the model's",
+            needs=_MODEL,
+        ),
     ] = None,
-    workers: Annotated[
-        int, Option("Processes that answer requests, which share the files of indexes; without --lm.", maximum=256)
-    ] = 1,
     audit_log: Annotated[
         Path | None,
         Option("File to which a line of JSON is appended for each request: who asked when, and which passages it got."),
@@ -96,7 +92,7 @@ def serve_command(
     audit_texts: Annotated[
         bool, Option("Write prompts, answers and passages into the audit log too.", needs=_AUDIT)
     ] = False,
-    model_options: options.Model,
+    model_options: Annotated[ModelOptions, replace(LM_ARGS, needs=_MODEL)],
 ) -> None:
     """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
 
@@ -105,27 +101,39 @@ def serve_command(
 
     Example: `ralm serve -m smollm2 -i my-index`
     """
-    lm = _checked_model(lm, index, given, demo=demo)
+    lm = _checked_model(lm, index, demo=demo)
+    if lm is None or is_api(lm):
+        unused = ("cached_tokens",) if lm else ("cached_tokens", "prompt_tokens", "new_tokens")
+        _check_limits(serving.limits, unused, " without a model that runs here" if lm else " without `lm`")
     plan = options.with_query_tokens(plan, retrieval, given)
 
     from ralm.errors import extra
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
         from ralm.serving import server
+        from ralm.serving.audit import AuditLog
+        from ralm.serving.key import open_key
         from ralm.serving.options import Settings
-        from ralm.serving.service import Service
+        from ralm.serving.search_service import SearchService
 
     folders = {"python": _DEMO / "index"} if demo else index_folders(index)
-    parts = _Parts(serving, audit_log, audit_texts)
     if demo and not folders["python"].exists():
         from ralm.demo.demonstration import build_demo_folder
 
         process.print_note(f"making {_DEMO}, the documentation of this Python as an index")
         build_demo_folder(_DEMO)
     with server.bound_socket(serving.host, serving.port) as listening:
+        access: dict[str, Any] = {
+            "key": open_key(serving.host),
+            "audit": None if audit_log is None else AuditLog(audit_log, texts=audit_texts),
+        }
         if lm is None:
-            _serve_searches(_SearchServer(parts, retrieval, folders, listening), workers)
+            searching = SearchService(serving, Settings(retrieval=retrieval), folders, **access)
+            names = ", ".join(folders)
+            server.run_server(searching, listening, lambda url: process.print_note(f"serving {names} at {url}"))
             return
+        from ralm.serving.service import Service
+
         ranker = reading.ranker
         model_options.check_effect(lm, *filter(None, [ranker]))
         if model_options.api.dry_run:
@@ -134,7 +142,7 @@ def serve_command(
             model_options = replace(model_options, passage_cache=_PASSAGE_CACHE)
         model = models.open_served(lm, model_options, proxy=serving.proxy)
         if traits_of(model).answers_only:
-            _check_passed_on(model.name, model_options, given)
+            _check_passed_on(model.name, model_options, serving.limits, given)
             reading = reading if reading.reader else replace(reading, reader="concatenation")
         service = Service(
             model,
@@ -143,7 +151,7 @@ def serve_command(
             folders,
             ranker=models.open_model(ranker, model_options.of(ranker, lm)) if ranker else None,
             max_length=max_length,
-            **parts.open(),
+            **access,
         )
 
         def ready(url: str) -> None:
@@ -154,91 +162,33 @@ def serve_command(
         server.run_server(service, listening, ready)
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What every server has: its options, and its audit log."""
-
-    serving: ServeOptions
-    audit_log: Path | None
-    audit_texts: bool
-
-    def open(self) -> dict[str, Any]:
-        """The parts as arguments of a service."""
-        from ralm.serving.audit import AuditLog
-        from ralm.serving.key import open_key
-
-        return {
-            "key": open_key(self.serving.host),
-            "audit": None if self.audit_log is None else AuditLog(self.audit_log, texts=self.audit_texts),
-        }
-
-
-@dataclass(frozen=True)
-class _SearchServer:
-    """A server without a language model, for one process or for each of several."""
-
-    parts: _Parts
-    retrieval: RetrieverOptions
-    folders: dict[str, Path]
-    listening: socket
-    level: int = logging.INFO
-
-    def open(self) -> "SearchService":
-        """The service; raises the errors of opening the indexes."""
-        from ralm.serving.options import Settings
-        from ralm.serving.search_service import SearchService
-
-        return SearchService(self.parts.serving, Settings(retrieval=self.retrieval), self.folders, **self.parts.open())
-
-    def __call__(self, ready: Callable[[str], None]) -> None:
-        """Answer requests in a process of several."""
-        from ralm.serving.server import run_server
-
-        with process.library_messages(self.level):
-            run_server(self.open(), self.listening, ready)
-
-
-def _serve_searches(search_server: _SearchServer, workers: int) -> None:
-    """Answer requests with this process, or with several."""
-    from ralm.serving.server import run_server
-
-    names = ", ".join(search_server.folders)
-    service = search_server.open()  # an index that cannot be opened is one error, not one of each process
-    if workers == 1:
-        run_server(service, search_server.listening, lambda url: process.print_note(f"serving {names} at {url}"))
-        return
-    from ralm.serving.supervisor import Supervisor
-
-    several = replace(search_server, level=logging.getLogger("ralm").level)
-    ready = f"serving {names} with {workers} processes"
-    Supervisor(several, workers, lambda url: process.print_note(f"{ready} at {url}")).run()
-
-
-def _checked_model(lm: str | None, index: tuple[str, ...], given: flags.Given, *, demo: bool) -> str | None:
+def _checked_model(lm: str | None, index: tuple[str, ...], *, demo: bool) -> str | None:
     """The name of the language model, None for none; UsageError if options do not go together."""
     if demo and index:
         raise UsageError("`demo` serves its own index: leave out `index`.")
     if lm is not None or demo:
-        if "workers" in given:
-            raise UsageError("`workers` has no effect with a language model: start several servers behind a proxy.")
         return lm or "ralm-tiny"
     if not index:
         raise UsageError("there is nothing to serve: give `lm`, `index` or `demo`.")
-    for option in given:
-        if option in _OF_MODELS:
-            raise UsageError(f"{given[option]} has no effect without `lm`.")
     return None
 
 
-def _check_passed_on(name: str, model_options: ModelOptions, given: flags.Given) -> None:
+def _check_passed_on(name: str, model_options: ModelOptions, limits: Limits, given: flags.Given) -> None:
     """Report that requests are passed on; UsageError if an option has no effect on them."""
     sent = ApiOptions(timeout=model_options.api.timeout)
     if keys := keys_text(model_options.api, sent):
         raise UsageError(f"`lm_args` {keys} has no effect: requests to {name} are passed on as they are.")
+    _check_limits(limits, ("prompt_tokens",), f": requests to {name} are passed on as they are")
     for option in _UNUSED:
         if option in given:
             raise UsageError(f"{given[option]} has no effect: requests to {name} are passed on as they are.")
     process.print_note(f"requests to {name} are passed on as they are, with passages")
+
+
+def _check_limits(limits: Limits, unused: tuple[str, ...], why: str) -> None:
+    """Raise UsageError if an unused limit is set."""
+    if keys := keys_text(Limits(**{name: getattr(limits, name) for name in unused}), Limits()):
+        raise UsageError(f"`limits` {keys} has no effect{why}.")
 
 
 def index_folders(given: tuple[str, ...]) -> dict[str, Path]:

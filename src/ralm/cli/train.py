@@ -17,7 +17,7 @@ from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
 from ralm.options import Needs, Option
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.settings import PipelineOptions
+from ralm.settings import LM_ARGS, PipelineOptions
 from ralm.training.options import (
     REPLUG,
     REPLUG_EXAMPLES,
@@ -96,12 +96,9 @@ def retriever_command(
     candidates: Annotated[
         CandidateOptions, Option("The candidates.", needs=_FROM_TEXT), Flags(without=("candidates",))
     ],
-    model: Annotated[
-        ModelOptions,
-        Option("How the model runs, as for `ralm signals`.", flag="lm-args", part="keys", needs=_FROM_TEXT),
-    ],
-    fields: Annotated[Fields, Option("Which fields make a document.", needs=_FROM_TEXT), Flags(without=("metadata",))],
-    skip_bad: Annotated[bool, Option(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
+    model: Annotated[ModelOptions, replace(LM_ARGS, needs=_FROM_TEXT)],
+    fields: Annotated[Fields, replace(options.FIELDS, needs=_FROM_TEXT)],
+    skip_bad: Annotated[bool, replace(options.SKIP_BAD, needs=_FROM_TEXT)] = False,
     ray: Annotated[
         str | None,
         Option(
@@ -162,9 +159,8 @@ def signals_command(
     candidates: CandidateOptions,
     retrieval: RetrieverOptions,
     model: options.Model,
-    fields: Annotated[Fields, Flags(without=("metadata",))],
-    ray: options.ModelRay = None,
-    skip_bad: Annotated[bool, Option(options.SKIP_BAD)] = False,
+    fields: Annotated[Fields, options.FIELDS],
+    skip_bad: options.SkipBad = False,
     force: options.Force = False,
 ) -> Output:
     """Measure how likely each retrieved passage makes the next tokens of training text, for `ralm train`.
@@ -181,7 +177,7 @@ def signals_command(
     check_early(out, force=force)
     opened = ralm.open_index(index)
     source = ralm.FromRetriever.of_index(opened, retrieval)
-    pipeline = open_pipeline(PipelineOptions(lm=lm, model=model), source=source, load=partial(open_model, ray=ray))
+    pipeline = open_pipeline(PipelineOptions(lm=lm, model=model), source=source, load=open_model)
     made = ralm.make_signals(
         out,
         sources,

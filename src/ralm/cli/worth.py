@@ -13,7 +13,7 @@ from pydantic import JsonValue
 import ralm
 from ralm.advice.held_out import WorthOptions
 from ralm.cli import options
-from ralm.cli.flags import Flags, Output
+from ralm.cli.flags import Output
 from ralm.cli.models import open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import FolderError, UsageError
@@ -46,9 +46,8 @@ class WorthJob:
         Path | None, Option("Questions with answers that the corpus is for, as for `ralm qa`, instead of a text.")
     ] = None
     measuring: Annotated[WorthOptions, Option("What is measured.")]
-    fields: Annotated[Fields, Option("Which fields make a document."), Flags(without=("metadata",))]
+    fields: Annotated[Fields, options.FIELDS]
     model: options.Model
-    ray: options.ModelRay = None
 
     def __post_init__(self) -> None:
         if self.text and self.questions:
@@ -110,7 +109,7 @@ def worth_command(
         check_output_file(html, force)
     with job.opened() as index:
         options = PipelineOptions(lm=job.lm, model=job.model)
-        scoring = open_pipeline(options, load=partial(open_model, ray=job.ray)).model
+        scoring = open_pipeline(options, load=open_model).model
         found = judge_corpus(index, scoring, job.held_out(index, scoring.tokenizer), job.measuring)
     name = ", ".join(job.corpus)
     if html is not None:

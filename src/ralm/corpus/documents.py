@@ -37,7 +37,7 @@ _SHOWN: Final = 3
 
 SKIP_ADVICE: Final = " Fix it, or skip such lines with `skip_bad=True`."
 """Ends the message of a broken line that has no other advice."""
-_NAME_ADVICE: Final = " Name the right one with `Fields.text`."
+_NAME_ADVICE: Final = " Name the right one with `fields` text=NAME."
 _NOT_NAMES: Final = (bytes, list, dict, tuple, set)
 _FIELDS_COUNTED: Final = 1000
 _NAMES_SHOWN: Final = 40
@@ -56,14 +56,13 @@ class Fields:
     and the text; `()` keeps none.
     """
 
-    id: Annotated[str, Option("Field with the id of a document.", flag="id-field")] = "id"
-    title: Annotated[str, Option("Field with its title.", flag="title-field")] = "title"
-    text: Annotated[str, Option("Field with its text.", flag="text-field")] = "text"
+    id: Annotated[str, Option("Field with the id of a document.")] = "id"
+    title: Annotated[str, Option("Field with its title.")] = "title"
+    text: Annotated[str, Option("Field with its text.")] = "text"
     metadata: Annotated[
         tuple[str, ...] | None,
         Option(
-            "Other field to keep with its passages, such as url; repeatable.",
-            flag="metadata-field",
+            'Other fields to keep with its passages: metadata="url,date"; empty: none.',
             default_text="every other field",
         ),
     ] = None
@@ -266,7 +265,7 @@ def check_metadata(never_seen: set[str]) -> None:
     """Raise CorpusError if no record had one of the fields that were named for metadata."""
     if never_seen:
         raise CorpusError(
-            f"no document has the field {', '.join(map(repr, sorted(never_seen)))}, which `Fields.metadata` names; "
+            f"no document has the field {', '.join(map(repr, sorted(never_seen)))}, which `fields` metadata names; "
             "correct it or leave it out."
         )
 

@@ -99,6 +99,14 @@ class ModelOptions:
             default_text="none",
         ),
     ] = ()
+    ray: Annotated[
+        str | None,
+        Option(
+            "Work on the Ray cluster at this address, HOST:PORT; auto is the one that this machine belongs to. Figures "
+            "are the same.",
+            default_text="on this machine",
+        ),
+    ] = None
     api: Annotated[ApiOptions, Option("How a model behind an API is asked.")] = field(default_factory=ApiOptions)
 
     def __post_init__(self) -> None:
@@ -196,6 +204,8 @@ def probe_language_model(name: str, options: ApiOptions | None = None) -> "ApiMo
 
 def load_local_model(name: str, options: ModelOptions | None = None) -> "LocalLanguageModel":
     """A model that runs in this process, by name; raises what `load_language_model` raises."""
+    if options is not None and options.ray is not None:
+        raise UsageError("`lm_args` ray is for eval, qa, signals and worth: leave it out.")
     with _lm_extra():
         from ralm.lm.local.model import load_transformers_model
     model = load_transformers_model(model_path(name), options)

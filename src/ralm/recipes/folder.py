@@ -45,44 +45,9 @@ _HASH: Final = 16
 _HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandOptions:
-    """How commands run: options of models, and the address of a Ray cluster."""
-
-    model: ModelOptions = field(default_factory=ModelOptions)
-    ray: str | None = None
-
-    def flags(self, step: Step, *, api: bool) -> list[str]:
-        """The flags that the command of a step gets for them; `api`: whether its model is behind an API."""
-        takes_model = step.command in _TAKES_MODEL_OPTIONS
-        ray = ["--ray", self.ray] if self.ray is not None and takes_model else []
-        keys = ""
-        if takes_model:
-            device = self.model.device if step.command in _READS_MODEL else "auto"
-            used = ModelOptions(api=self.model.api) if api else replace(self.model, device=device, api=ApiOptions())
-            keys = keys_text(used, ModelOptions())
-        return [*(["--lm-args", keys] if keys else []), *self._device(step), *ray]
-
-    def decisive_keys(self, step: Step, *, api: bool) -> str:
-        """Those of the keys of `--lm-args` that may decide the result of a step."""
-        if step.command not in _TAKES_MODEL_OPTIONS:
-            return ""
-        if api:
-            decisive = {name: getattr(self.model.api, name) for name in _DECISIVE}
-            return keys_text(ApiOptions(**decisive), ApiOptions())
-        return keys_text(replace(self.model, device="auto", api=ApiOptions()), ModelOptions())
-
-    def _device(self, step: Step) -> list[str]:
-        """The device of a command that trains or encodes: it takes neither several, nor a model that is spread."""
-        device = self.model.device
-        trains = step.command.startswith("train") or step.has(EncoderOptions)
-        takes = trains and device.partition(":")[0] in ("cpu", "cuda") and "," not in device
-        return ["--device", device] if takes else []
-
-
 @dataclass(eq=False)
 class RecipeFolder:
-    """The folder of recipes, with the user's `replacements` of resources, by name.
+    """The folder of recipes, with the user's `replacements` of resources, by name, and how a `model` runs.
 
     Nothing is read or written before `check` or `begin`.
     """
@@ -91,7 +56,7 @@ class RecipeFolder:
     replacements: Mapping[str, str] = field(default_factory=dict)
     _: KW_ONLY
     stand_in: bool = False
-    options: CommandOptions = field(default_factory=CommandOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
     _keys: dict[Step, str] = field(default_factory=dict)
     _identities: dict[resources.Resource, str] = field(default_factory=dict)
 
@@ -150,8 +115,36 @@ class RecipeFolder:
     def command_line(self, step: Step) -> list[str]:
         """The arguments of `ralm` for a step."""
         arguments = [self._written(argument) for argument in step.arguments]
-        flags = self.options.flags(step, api=self.uses_api(step))
-        return [*step.command.split(), *arguments, *flags, "--out", str(self.path_of(step))]
+        device = self.model.device
+        if device.partition(":")[0] in ("cpu", "cuda") and "," not in device:  # neither several, nor a model spread
+            if step.command.startswith("train"):
+                arguments += ["--device", device]
+            elif step.has(EncoderOptions):
+                encoding = arguments.pop() if arguments[-2] == "--encoder-args" else ""
+                arguments += [] if encoding else ["--encoder-args"]
+                arguments.append(f"{encoding},device={device}".lstrip(","))
+        return [*step.command.split(), *arguments, *self._model_flags(step), "--out", str(self.path_of(step))]
+
+    def _model_flags(self, step: Step) -> list[str]:
+        """The flags that the command of a step gets for its model and a cluster."""
+        if step.command not in _TAKES_MODEL_OPTIONS:
+            return []
+        ray: list[str] = []
+        used = ModelOptions(api=self.model.api) if self.uses_api(step) else replace(self.model, api=ApiOptions())
+        if step.command not in _READS_MODEL:
+            used = replace(used, device="auto", ray=None)
+            ray = ["--ray", self.model.ray] if self.model.ray else []
+        keys = keys_text(used, ModelOptions())
+        return [*(["--lm-args", keys] if keys else []), *ray]
+
+    def _decisive_keys(self, step: Step) -> str:
+        """Those of the keys of `--lm-args` that may decide the result of a step."""
+        if step.command not in _TAKES_MODEL_OPTIONS:
+            return ""
+        if self.uses_api(step):
+            decisive = {name: getattr(self.model.api, name) for name in _DECISIVE}
+            return keys_text(ApiOptions(**decisive), ApiOptions())
+        return keys_text(replace(self.model, device="auto", ray=None, api=ApiOptions()), ModelOptions())
 
     def uses_api(self, step: Step) -> bool:
         """Whether a model of a step is behind an API."""
@@ -244,7 +237,7 @@ class RecipeFolder:
     def _key(self, step: Step) -> str:
         if step not in self._keys:
             decides = [self._identity(argument) for argument in step.arguments]
-            decides.append(self.options.decisive_keys(step, api=self.uses_api(step)))
+            decides.append(self._decisive_keys(step))
             self._keys[step] = _hash(json.dumps([step.command, decides]))
         return self._keys[step]
 

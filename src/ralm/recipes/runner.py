@@ -147,11 +147,11 @@ def check_step_fits(step: Step, folder: RecipeFolder) -> None:
             f"{folder.path_of(step).name} needs about {needed.disk / 1e9:,.1f} GB of disk, and {folder.folder} has "
             f"{free / 1e9:,.1f} GB left: choose an `out` on a larger disk."
         )
-    memory, elsewhere = _memory(), folder.options.ray is not None or folder.uses_api(step)
-    if needed.memory <= memory or elsewhere or folder.options.model.device not in ("auto", "cpu") or _has_gpu():
+    memory, elsewhere = _memory(), folder.model.ray is not None or folder.uses_api(step)
+    if needed.memory <= memory or elsewhere or folder.model.device not in ("auto", "cpu") or _has_gpu():
         return
     dense = step.command == "index"
-    remedy = "" if dense else 'run smaller models alone (`only`), give `dtype="bfloat16"`, or '
+    remedy = "" if dense else "run smaller models alone (`only`), give `lm_args` dtype=bfloat16, or "
     raise UsageError(
         f"{folder.path_of(step).name} needs about {needed.memory / 1e9:,.1f} GB of memory for its "
         f"{'vectors' if dense else 'model'}, and this machine has {memory / 1e9:,.1f} GB: {remedy}use a larger "
@@ -215,7 +215,7 @@ class _Sizes:
     def _reading(self, tokens: int, disk: float) -> Estimate:
         """A step whose language model reads so many tokens. Large models are mostly saved in 16 bits, which
         `dtype="auto"` keeps."""
-        parameters, dtype = self._parameters(self._step.resource("model")), self._folder.options.model.dtype
+        parameters, dtype = self._parameters(self._step.resource("model")), self._folder.model.dtype
         halves = parameters >= _LARGE_PARAMETERS if dtype == "auto" else dtype != "float32"
         memory = int(parameters * (2 if halves else 4))
         return Estimate(tokens=tokens, disk=int(disk), memory=memory, hours=_hours(tokens, parameters))

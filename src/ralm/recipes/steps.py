@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.corpus.splitting import Splitting
+from ralm.grammar import keys_text
 from ralm.options import flags_of
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
@@ -140,8 +141,12 @@ def index_step(
     arguments = [corpus, *flags_of(splitting, _SENTENCES), *_given(lm=tokens_of, forbidden_titles=titles)]
     if encoder is None:
         return Step("index", tuple(arguments), (splitting,))
-    arguments += _given(retriever="dense", encoder=encoder, query_encoder=query_encoder)
-    return Step("index", (*arguments, *flags_of(encoding, _ENCODING)), (splitting, encoding))
+    arguments += _given(retriever="dense", encoder=encoder)
+    keys: Argument = keys_text(encoding, _ENCODING)
+    if query_encoder is not None:
+        keys = Keyed(f"{keys},query_encoder=".lstrip(","), query_encoder)
+    arguments += ["--encoder-args", keys] if keys else []
+    return Step("index", tuple(arguments), (splitting, encoding))
 
 
 def retrieve_step(

@@ -87,10 +87,10 @@ class RetrieverOptions:
     """How the passages of an index are retrieved.
 
     `retriever` names the retriever with its keys (`ralm.grammar`): bm25, dense, hybrid (both, fused), random (the
-    control), or a class of your own, which is called with the passages. `forbidden_titles` and `forbidden_documents`:
-    files with one title or document id per line; passages of those documents are never found. `where`: only passages
-    that pass this filter are found (`ralm.retrieval.filters`). `distinct`: what is found once (`Distinct`). `expand`: a
-    number of neighbours or `document`: a hit is read with the text around it.
+    control), or a class of your own, which is called with the passages. `forbidden_titles`: a
+    file with one title per line; passages of those documents are never found. `where`: only passages that pass this
+    filter are found (`ralm.retrieval.filters`). `distinct`: what is found once (`Distinct`). `expand`: a number of
+    neighbours or `document`: a hit is read with the text around it.
 
     Raises UsageError if a value is invalid.
     """
@@ -104,9 +104,6 @@ class RetrieverOptions:
     ] = "bm25"
     forbidden_titles: Annotated[
         Path | None, Option("Never find passages of documents with these titles (a file with one per line).")
-    ] = None
-    forbidden_documents: Annotated[
-        Path | None, Option("Never find passages of documents with these ids (a file with one per line).")
     ] = None
     where: Annotated[
         str | None,
@@ -183,32 +180,19 @@ def filtered(retriever: Retriever, index: "Index", wanted: Filter) -> Retriever:
 
 
 def _forbidden(index: "Index", options: RetrieverOptions) -> IntArray | None:
-    """The numbers of the passages that may not be found; None if no option forbids any."""
-    titles, documents = options.forbidden_titles, options.forbidden_documents
-    if titles is None and documents is None:
+    """The numbers of the passages that may not be found; None if the option forbids none."""
+    if options.forbidden_titles is None:
         return None
-    numbers = matching_passages(
-        index.passages,
-        [] if titles is None else decontamination.read_titles(Path(titles)),
-        [] if documents is None else decontamination.read_lines(Path(documents), "document ids"),
-    )
+    numbers = matching_passages(index.passages, decontamination.read_titles(Path(options.forbidden_titles)))
     _LOG.info("%s of %s passages are forbidden", f"{len(numbers):,}", f"{len(index.passages):,}")
     return numbers
 
 
-def matching_passages(
-    passages: numbering.StoredPassages, titles: Iterable[str] = (), document_ids: Iterable[str] = ()
-) -> IntArray:
-    """The numbers (int64, rising) of the passages of documents with one of these titles or ids.
-
-    Titles are compared after `normal_title`, ids exactly.
-    """
-    wanted_titles, wanted_ids = {decontamination.normal_title(title) for title in titles} - {""}, set(document_ids)
-    found = []
-    for number, document_id, title in passages.origins():
-        if document_id in wanted_ids or (wanted_titles and decontamination.normal_title(title) in wanted_titles):
-            found.append(number)
-    return np.array(found, dtype=np.int64)
+def matching_passages(passages: numbering.StoredPassages, titles: Iterable[str]) -> IntArray:
+    """The numbers (int64, rising) of the passages of documents with one of these titles, after `normal_title`."""
+    normal = {decontamination.normal_title(title) for title in titles} - {""}
+    numbers = [number for number, _, title in passages.origins() if decontamination.normal_title(title) in normal]
+    return np.array(numbers, dtype=np.int64)
 
 
 def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | None) -> Retriever:
@@ -224,7 +208,7 @@ def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | 
             control = RandomRetriever(len(index.passages), part.seed)
             return control if forbidden is None else control.without(forbidden)
     if forbidden is not None:
-        raise UsageError(f"{options.name} cannot leave out titles or documents: do so in the class itself.")
+        raise UsageError(f"{options.name} cannot leave out titles: do so in the class itself.")
     own: Retriever = part.make(index.passages)
     return own
 

@@ -10,10 +10,9 @@ import re
 import time
 from collections.abc import Callable
 from secrets import token_hex
-from typing import Final, Literal
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import JsonValue
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,7 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ralm.serving.audit import ENTRY, AuditEntry, AuditLog
 from ralm.serving.errors import GONE, RequestError, error_response
 from ralm.serving.key import ServerKey, is_loopback
-from ralm.serving.supervisor import is_one_of_several
 
 _OPEN: Final = ("/health", "/ready", "/")
 """Paths that need no key: they reveal nothing of the model or its passages."""
@@ -128,10 +126,10 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.under_way = self._gauge("requests_under_way", "Requests that are computed.", "livesum")
-        self.waiting = self._gauge("requests_waiting", "Requests in the queue.", "livesum")
-        self.search_queries = self._gauge("search_queries", "Queries that were searched.", "sum")
-        self.search_seconds = self._gauge("search_seconds", "Seconds that requests waited for them.", "sum")
+        self.under_way = self._gauge("requests_under_way", "Requests that are computed.")
+        self.waiting = self._gauge("requests_waiting", "Requests in the queue.")
+        self.search_queries = self._gauge("search_queries", "Queries that were searched.")
+        self.search_seconds = self._gauge("search_seconds", "Seconds that requests waited for them.")
         self._tokens = Counter(
             "ralm_tokens", "Tokens of prompts, and generated tokens.", ["kind"], registry=self.registry
         )
@@ -148,19 +146,14 @@ class Metrics:
 
     def watch(self, name: str, description: str, count: Callable[[], float]) -> None:
         """Add a gauge whose value `count` returns."""
-        Gauge(f"ralm_{name}", description, registry=self.registry).set_function(count)
+        self._gauge(name, description).set_function(count)
 
-    def _gauge(self, name: str, description: str, together: Literal["sum", "livesum"]) -> Gauge:
-        """A gauge that is summed over the processes of a server, of all or of those that run."""
-        return Gauge(f"ralm_{name}", description, registry=self.registry, multiprocess_mode=together)
+    def _gauge(self, name: str, description: str) -> Gauge:
+        return Gauge(f"ralm_{name}", description, registry=self.registry)
 
     def text(self) -> bytes:
-        """All metrics in Prometheus's text format, those of all processes of the server together."""
-        if not is_one_of_several():
-            return generate_latest(self.registry)
-        together = CollectorRegistry()
-        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
-        return generate_latest(together)
+        """All metrics in Prometheus's text format."""
+        return generate_latest(self.registry)
 
 
 class AccessLog:

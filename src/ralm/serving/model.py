@@ -21,12 +21,15 @@ from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
 from ralm.serving.batcher import Batcher
 from ralm.serving.errors import RequestError, StoppedError
-from ralm.serving.options import BatchOptions
+from ralm.serving.options import Limits
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SEQUENCES_AT_ONCE: Final = 8
 """Sequences whose distributions over the vocabulary are held at once."""
+_CHUNK_TOKENS: Final = 512
+"""Tokens of new prompts that are read between two tokens of the others: with few, the others wait less; with many, all
+are read faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,13 @@ class SharedModel:
     `longest_token` are None if the model does not tell them; `distributions` raises AttributeError if it has none.
     """
 
-    def __init__(self, model: WritingModel, options: BatchOptions | None = None) -> None:
-        options = options or BatchOptions()
+    def __init__(
+        self, model: WritingModel, *, chunk_tokens: int = _CHUNK_TOKENS, cached_tokens: int = Limits().cached_tokens
+    ) -> None:
         self._model: Any = model
         self.batcher: Batcher | None = None
         if model.tier == "all":  # servers of models batch by themselves
-            self.batcher = Batcher(model, options.chunk_tokens, options.cached_tokens)
+            self.batcher = Batcher(model, chunk_tokens, cached_tokens)
         self.name = model.name
         self.max_length = model.max_length
         self.tier: Tier = model.tier

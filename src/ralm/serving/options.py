@@ -41,7 +41,8 @@ _INDEX: Final = Needs("`index`", lambda settings: settings.index is not None)
 class Limits:
     """Limits of a request, and of all requests together.
 
-    `prompt_tokens` and `new_tokens` None: together as many as the model reads at once.
+    `prompt_tokens` and `new_tokens` None: together as many as the model reads at once. `cached_tokens` are those that a
+    local model holds, padding included.
     """
 
     body_bytes: Annotated[int, Option("Maximum size of a request in bytes.")] = 4 << 20
@@ -50,19 +51,19 @@ class Limits:
         Option(
             "Maximum number of tokens of a prompt and its continuation.",
             default_text="as many as the model reads",
-            flag="max-tokens",
         ),
     ] = None
     new_tokens: Annotated[
         int | None,
-        Option("Maximum number of new tokens.", default_text="as --max-tokens", flag="max-new-tokens"),
+        Option("Maximum number of new tokens.", default_text="as prompt_tokens"),
     ] = None
-    documents: Annotated[int, Option("Maximum number of passages of a request.", flag="max-documents")] = 100
-    requests_at_once: Annotated[int, Option("Requests that are answered at once.", flag="max-concurrency")] = 16
-    requests_waiting: Annotated[
-        int, Option("Requests in the queue; more are rejected (429).", minimum=0, flag="max-queue")
-    ] = 64
-    seconds: Annotated[float, Option("Seconds until a request times out.", above=True, flag="request-seconds")] = 600.0
+    documents: Annotated[int, Option("Maximum number of passages of a request.")] = 100
+    requests_at_once: Annotated[int, Option("Requests that are answered at once.")] = 16
+    requests_waiting: Annotated[int, Option("Requests in the queue; more are rejected (429).", minimum=0)] = 64
+    seconds: Annotated[float, Option("Seconds until a request times out.", above=True)] = 600.0
+    cached_tokens: Annotated[
+        int, Option("Most tokens whose keys and values are held in memory; requests that do not fit wait.")
+    ] = 65_536
     texts: int = 128
     """Prompts times n of a request."""
     top_logprobs: int = 20
@@ -76,23 +77,6 @@ class Limits:
     connections: int = 512
     shutdown_seconds: float = 60.0
     """Time that running requests have to end after SIGTERM."""
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchOptions:
-    """How much a local model reads at a time for all requests together.
-
-    `chunk_tokens` of new prompts are read between two tokens of the others: with few, the others wait less; with many,
-    all are read faster. `cached_tokens` are held in memory, padding included; what does not fit waits.
-    """
-
-    cached_tokens: Annotated[
-        int, Option("Most tokens whose keys and values are held in memory; requests that do not fit wait.")
-    ] = 65_536
-    chunk_tokens: int = 512
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -143,10 +127,13 @@ class ServeOptions:
         Option("API: query of a chat that is passed on: the last message of the user, or a rewrite by the model."),
     ] = "message"
     follow: Annotated[bool, Option("Open an index again when its folder has changed, as SIGHUP does.")] = False
-    limits: Annotated[Limits, Option("How much a request may ask for.")] = field(default_factory=Limits)
-    batch: Annotated[BatchOptions, Option("How much a local model reads at a time.")] = field(
-        default_factory=BatchOptions
-    )
+    limits: Annotated[
+        Limits,
+        Option(
+            "Limits of requests, such as new_tokens=256,requests_at_once=8; `ralm help limits` lists the keys.",
+            part="keys",
+        ),
+    ] = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         check_options(self)

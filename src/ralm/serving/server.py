@@ -45,7 +45,6 @@ from ralm.serving import (
     requests,
     retrieval_routes,
     routes,
-    supervisor,
 )
 from ralm.serving.search_service import SearchService
 from ralm.serving.service import Service
@@ -131,9 +130,7 @@ async def reload(service: jobs.Searched) -> dict[str, JsonValue]:
     """Open the indexes and the audit log again; only if the server has a key."""
     if service.key is None:
         raise errors.RequestError("this needs a key of the server: set one, or send SIGHUP to the process.", status=403)
-    outcome = await run_in_threadpool(service.reload)
-    supervisor.reload_all()
-    return {"indexes": {**outcome}}
+    return {"indexes": {**await run_in_threadpool(service.reload)}}
 
 
 @cache

@@ -72,7 +72,7 @@ class Service(SearchService):
         full_name = model.name.rpartition("#")[2]
         last_part = full_name.rstrip("/").rpartition("/")[2]
         self.name = self.options.name or (full_name if self.passes_on else last_part) or model.name
-        self.model = SharedModel(model, self.options.batch)
+        self.model = SharedModel(model, cached_tokens=self.options.limits.cached_tokens)
         if not self.passes_on:
             self.settings = with_length(self.settings, model, max_length)
         if self.passes_on and (self.settings.reading.mixes or self.settings.reading.reranks):

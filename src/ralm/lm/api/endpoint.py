@@ -138,14 +138,36 @@ def _key(variable: str, environment: Mapping[str, str]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiOptions:
-    """How a server is asked, how often at most, and where its answers are stored.
+class RequestOptions:
+    """How often a server is asked at most, and where its answers are stored.
+
+    `max_requests` does not count retries. Raises UsageError if an option is out of bounds.
+    """
+
+    requests_at_once: Annotated[int, Option("API: maximum number of concurrent requests.", maximum=1000)] = 16
+    timeout: Annotated[
+        float,
+        Option("API: seconds without an answer before a request is retried.", above=True, maximum=86_400),
+    ] = 120.0
+    retries: Annotated[int, Option("API: maximum number of retries of a request.", minimum=0, maximum=100)] = 5
+    max_requests: Annotated[
+        int | None, Option("API: stop before sending more requests than this.", default_text="no limit")
+    ] = None
+    answers: Annotated[
+        Path | None,
+        Option("API: file that stores the answers, so that none is paid for twice.", default_text="in the cache"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiOptions(RequestOptions):
+    """How a server of a language model is asked.
 
     `context_length` is for servers that do not report it, some of which truncate a longer text silently; it can only
-    lower a reported length. `max_requests` does not count retries. A `dry_run` sends only the requests of the
-    first contact with a server.
-
-    Raises UsageError if an option is out of bounds.
+    lower a reported length. A `dry_run` sends only the requests of the first contact with a server.
     """
 
     tokenizer: Annotated[
@@ -167,22 +189,6 @@ class ApiOptions:
         int | None,
         Option("API: context length of the model, new tokens included.", minimum=3, default_text="the server's value"),
     ] = None
-    requests_at_once: Annotated[int, Option("API: maximum number of concurrent requests.", maximum=1000)] = 16
-    timeout: Annotated[
-        float,
-        Option("API: seconds without an answer before a request is retried.", above=True, maximum=86_400),
-    ] = 120.0
-    retries: Annotated[int, Option("API: maximum number of retries of a request.", minimum=0, maximum=100)] = 5
-    max_requests: Annotated[
-        int | None, Option("API: stop before sending more requests than this.", default_text="no limit")
-    ] = None
     dry_run: Annotated[
         bool, Option("API: report the maximum number of requests and tokens of the job, and send none.")
     ] = False
-    answers: Annotated[
-        Path | None,
-        Option("API: file that stores the answers, so that none is paid for twice.", default_text="in the cache"),
-    ] = None
-
-    def __post_init__(self) -> None:
-        check_options(self)

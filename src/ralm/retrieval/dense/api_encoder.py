@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from ralm.errors import ServerError, UsageError
 from ralm.lm.api.client import Client
-from ralm.lm.api.endpoint import ApiOptions, endpoint_of
+from ralm.lm.api.endpoint import ApiOptions, RequestOptions, endpoint_of
 from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.options import EncoderOptions
@@ -35,13 +35,13 @@ class ApiEncoder:
     name nearly always does. Raises UsageError for options of encoders that run here, and as `endpoint_of` does.
     """
 
-    def __init__(self, options: EncoderOptions, api: ApiOptions | None = None) -> None:
+    def __init__(self, options: EncoderOptions, api: RequestOptions | None = None) -> None:
         usual = {one.name: one.default for one in fields(EncoderOptions)}
         for name in _OF_WEIGHTS:
             if getattr(options, name) != usual[name]:
                 raise UsageError(f"`{name}` has no effect with an encoder behind an API, whose server decides it.")
         self._options = options
-        self._api = api or ApiOptions()
+        self._api = ApiOptions(**asdict(api or RequestOptions()))
         self._endpoint = endpoint_of(options.encoder)
         self._dimension = 0
         self._fingerprint = ""

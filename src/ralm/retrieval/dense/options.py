@@ -5,14 +5,15 @@ Importing this module does not need the extra `dense`.
 
 import json
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
 
-from ralm.errors import FolderError, extra
-from ralm.lm.api.endpoint import ApiOptions, is_api
+from ralm.errors import FolderError, UsageError, extra
+from ralm.grammar import keys_text
+from ralm.lm.api.endpoint import RequestOptions, is_api
 from ralm.lm.registry import API_PACKAGES
-from ralm.options import Needs, Option, check_options
+from ralm.options import Option, check_options
 from ralm.protocols import Encoder
 from ralm.storage import manifest, outputs
 from ralm.validation import MAX_SEED
@@ -73,23 +74,23 @@ class EncoderOptions:
     """
 
     encoder: Annotated[
-        str, Option("Dense: encoder of passages (and of queries): a hub name, folder, or URL#MODEL of an API.")
+        str, Option("Encoder of passages (and of queries): a hub name, folder, or URL#MODEL of an API.", flag="")
     ]
-    query_encoder: Annotated[str | None, Option("Dense: another encoder for queries, as in DPR.")] = None
-    pooling: Annotated[
-        Pooling, Option("Dense: pooling of a bare model's tokens; auto: as its folder says, else mean.")
-    ] = "auto"
-    normalize: Annotated[bool, Option("Dense: use cosines, not the encoder's own inner products.")] = False
-    titles: Annotated[bool, Option("Dense: encode the title with the text.")] = True
+    query_encoder: Annotated[str | None, Option("Another encoder for queries, as in DPR.", default_text="none")] = None
+    pooling: Annotated[Pooling, Option("Pooling of a bare model's tokens; auto: as its folder says, else mean.")] = (
+        "auto"
+    )
+    normalize: Annotated[bool, Option("Use cosines, not the encoder's own inner products.")] = False
+    titles: Annotated[bool, Option("Encode the title with the text.")] = True
     query_length: Annotated[
-        int | None, Option("Dense: most tokens of a query that are read.", default_text="the encoder's")
+        int | None, Option("Most tokens of a query that are read.", default_text="the encoder's")
     ] = None
     passage_length: Annotated[
-        int | None, Option("Dense: most tokens of a passage that are read.", default_text="the encoder's")
+        int | None, Option("Most tokens of a passage that are read.", default_text="the encoder's")
     ] = None
-    query_keeps: Annotated[
-        QueryEnd, Option("Dense: which end of a longer query to keep; REPLUG's code keeps the first.")
-    ] = "last"
+    query_keeps: Annotated[QueryEnd, Option("Which end of a longer query to keep; REPLUG's code keeps the first.")] = (
+        "last"
+    )
     dtype: Annotated[EncoderDtype, Option("Number format of the weights; auto: as the model was saved.")] = "auto"
 
     def __post_init__(self) -> None:
@@ -111,10 +112,7 @@ class VectorOptions:
     ] = "Flat"
     training_sample: Annotated[
         int,
-        Option(
-            "Dense: number of vectors, drawn at random, that IVF and PQ are trained on.",
-            needs=Needs("a `faiss` index that is trained", lambda vectors: vectors.faiss != "Flat"),
-        ),
+        Option("Number of vectors, drawn at random, that IVF and PQ are trained on.", flag=""),
     ] = 1 << 18
     seed: Annotated[int, Option("Seed of that draw.", minimum=0, maximum=MAX_SEED, flag="")] = 0
 
@@ -147,7 +145,7 @@ def dense_extra() -> AbstractContextManager[None]:
     return extra("dense", "dense retrieval needs", _PACKAGES)
 
 
-def load_encoder(options: EncoderOptions, *, device: str = "auto", api: ApiOptions | None = None) -> Encoder:
+def load_encoder(options: EncoderOptions, *, device: str = "auto", api: RequestOptions | None = None) -> Encoder:
     """An encoder by hub name, folder, or URL#MODEL of an API for embeddings; it is loaded or asked on first use.
 
     `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). `api`: how a server is asked. Raises MissingExtraError
@@ -160,6 +158,27 @@ def load_encoder(options: EncoderOptions, *, device: str = "auto", api: ApiOptio
     with dense_extra():
         from ralm.retrieval.dense.encoder import SentenceEncoder
     return SentenceEncoder(options, device=device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderArguments:
+    """The keys of `--encoder-args`: how an encoder makes vectors, where it runs, and how a server is asked."""
+
+    encoding: Annotated[EncoderOptions, Option("How vectors are made.")] = field(
+        default_factory=lambda: EncoderOptions(encoder="")
+    )
+    device: Annotated[str, Option("cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto"
+    requests: Annotated[RequestOptions, Option("How a server is asked.")] = field(default_factory=RequestOptions)
+
+    def load(self, encoder: str) -> Encoder:
+        """Return the encoder of this name; UsageError if a key has no effect on it, and what `load_encoder` raises."""
+        if is_api(encoder):
+            unused, where = replace(EncoderArguments(), device=self.device), "that run here"
+        else:
+            unused, where = replace(EncoderArguments(), requests=self.requests), "behind an API"
+        if keys := keys_text(unused, EncoderArguments()):
+            raise UsageError(f"`encoder_args` {keys} is for encoders {where}: leave it out for {encoder}.")
+        return load_encoder(replace(self.encoding, encoder=encoder), device=self.device, api=self.requests)
 
 
 def is_trained(folder: Path) -> bool:
