@@ -1,19 +1,119 @@
-"""Caches of lm-evaluation-harness: its requests may be cached, its answers may not."""
+"""Caches of lm-evaluation-harness: answers of different models, indexes and readers are never taken for each other."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from lm_eval.api.model import CachingLM
+from lm_eval.api.model import CacheHook, CachingLM
 
 from ralm.errors import UsageError
-from tests.harness.local_tasks import evaluated, of
+from ralm.harness.model import RalmLM
+from ralm.records import Document
+from tests.harness.local_tasks import evaluated, of, requests
+from tests.serving.served import save_index
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+KINDS = ("choosing", "writing", "pages")
+TEXTS = [
+    "Whales sing in the deep blue sea; nobody in town keeps sheep there.",
+    "The dog keeps the sheep; the sheep of the town never see the sea, and none sings.",
+    "Fish and wool are sold in the town by the sea, where a dog keeps watch and sings.",
+]
 
-def test_a_cache_of_answers_is_refused(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="^`use_cache` finds an answer by its prompt alone"):
-        CachingLM(of(tiny_folders["bloom"]), str(tmp_path / "cache.db"))
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    texts = [Document(str(number), "", text) for number, text in enumerate(TEXTS)]
+    return save_index(tmp_path_factory.mktemp("index") / "index", texts)
+
+
+def answers(model: Any, tasks: Path, arguments: Any = None, **more: Any) -> dict[str, Any]:
+    """What a model answers to every request, by task."""
+    found = evaluated(model, tasks, KINDS, model_args=arguments, **more)
+    return {task: [one["resps"] for one in samples] for task, samples in found["samples"].items()}
+
+
+@pytest.mark.slow
+def test_settings_do_not_share_answers_in_one_file(
+    tiny_folders: dict[str, Path], index: Path, tasks: Path, tmp_path: Path
+) -> None:
+    lm = {"lm": str(tiny_folders["bloom"]), "lm_args": "dtype=float32"}
+    settings: list[tuple[str, Mapping[str, Any]]] = [
+        ("hf", {"pretrained": str(tiny_folders["bloom"]), "dtype": "float32"}),
+        ("ralm", lm),
+        ("ralm", {**lm, "index": str(index)}),
+        ("ralm", {**lm, "index": str(index), "reader": "ensemble", "documents": 2}),
+        ("ralm", {**lm, "index": str(index), "reader": "ensemble", "documents": 3}),
+        ("ralm", {**lm, "index": str(index), "document_tokens": 9}),
+        ("ralm", {**lm, "index": str(index), "retriever": "random"}),
+        ("ralm", {**lm, "lm": str(tiny_folders["llama"])}),
+    ]
+    plain = [answers(model, tasks, arguments, device="cpu") for model, arguments in settings]
+    assert len({json.dumps(one["local_choosing"]) for one in plain[1:]}) == len(settings) - 1
+    for _ in range(2):
+        for (model, arguments), expected in zip(reversed(settings), reversed(plain), strict=True):
+            assert answers(model, tasks, arguments, device="cpu", use_cache=str(tmp_path / "cache")) == expected
+
+
+def test_cached_answers_are_not_computed_again(
+    tiny_folders: dict[str, Path], index: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = {"lm": str(tiny_folders["bloom"]), "index": str(index)}
+    first = answers("ralm", tasks, arguments, use_cache=str(tmp_path / "cache"))
+    monkeypatch.setattr(RalmLM, "_scored", None)
+    monkeypatch.setattr(RalmLM, "_evaluated", None)
+    monkeypatch.setattr(RalmLM, "_written", None)
+    assert answers("ralm", tasks, arguments, use_cache=str(tmp_path / "cache")) == first
+
+
+def test_an_interrupted_run_has_kept_what_it_scored(
+    tiny_folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = of(tiny_folders["bloom"])
+    asked = requests("loglikelihood", *(("The", f" sea {number}") for number in range(3)))
+    monkeypatch.setattr("ralm.harness.model._ENDINGS_AT_ONCE", 1)
+    scored, calls = RalmLM._scored, list[Any]()
+
+    def once(self: RalmLM, endings: Any) -> Any:
+        calls.append(endings)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        return scored(self, endings)
+
+    monkeypatch.setattr(RalmLM, "_scored", once)
+    with pytest.raises(KeyboardInterrupt):
+        CachingLM(ours, str(tmp_path / "cache.db")).loglikelihood(asked)
+    monkeypatch.setattr(RalmLM, "_scored", scored)
+    again = of(tiny_folders["bloom"])
+    found = CachingLM(again, str(tmp_path / "cache.db")).loglikelihood(asked)
+    assert again._scorer.asked == 1
+    assert found == of(tiny_folders["bloom"]).loglikelihood(asked)
+
+
+def test_a_question_that_is_not_in_the_prompt_is_refused_with_a_cache(
+    tiny_folders: dict[str, Path], index: Path, tmp_path: Path
+) -> None:
+    """The harness finds an answer by the prompt: it could not tell two questions with one prompt apart."""
+    ours = of(tiny_folders["bloom"], index=index)
+    document = {"question": "what sings?"}
+    scored = requests("loglikelihood", ("Answer:", " a whale"), document=document)
+    assert ours.loglikelihood(scored)
+    kept = CachingLM(ours, str(tmp_path / "cache.db"))
+    with pytest.raises(UsageError, match="^`use_cache` finds answers by the prompt, .* question .'what sings"):
+        kept.loglikelihood(scored)
+    with pytest.raises(UsageError, match="^`use_cache` finds answers by the prompt"):
+        kept.generate_until(requests("generate_until", ("Answer:", {"max_gen_toks": 3}), document=document))
+
+
+def test_a_cache_of_another_kind_is_refused(tiny_folders: dict[str, Path]) -> None:
+    ours = of(tiny_folders["bloom"])
+    hook = CacheHook(None)
+    hook.dbdict = {}
+    with pytest.raises(UsageError, match="cannot keep the answers of several settings apart"):
+        ours.set_cache_hook(hook)
 
 
 def test_cached_requests_are_those_of_any_setting(
@@ -23,12 +123,19 @@ def test_cached_requests_are_those_of_any_setting(
     monkeypatch.setattr("lm_eval.caching.cache.PATH", str(tmp_path / "requests"))
     lm = {"lm": str(tiny_folders["bloom"])}
     for arguments in (lm, {**lm, "index": str(index)}):
-        expected, *cached = (
-            {task: [one["resps"] for one in samples] for task, samples in found["samples"].items()}
-            for found in (
-                evaluated("ralm", tasks, ("choosing", "writing", "pages"), model_args=arguments, **more)
-                for more in ({}, {"cache_requests": True}, {"cache_requests": True})
-            )
-        )
-        assert cached == [expected, expected]
+        expected = answers("ralm", tasks, arguments)
+        for _ in range(2):
+            assert answers("ralm", tasks, arguments, cache_requests=True) == expected
     assert any((tmp_path / "requests").iterdir())
+
+
+def test_draws_that_a_cache_would_make_equal_are_refused(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """The harness leaves requests out of its cache only for `do_sample=True`."""
+    ours = of(tiny_folders["bloom"])
+    drawn = {"temperature": 0.8, "max_gen_toks": 3}
+    asked = requests("generate_until", ("The sea", drawn), ("The sea", {**drawn, "do_sample": True}))
+    kept = CachingLM(ours, str(tmp_path / "cache.db"))
+    with pytest.raises(UsageError, match="^`use_cache` would give every draw of a request the same answer"):
+        kept.generate_until(asked[:1])
+    assert len(kept.generate_until(asked[1:])) == 1
+    assert len(ours.generate_until(asked[1:])) == 1

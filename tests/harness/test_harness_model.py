@@ -272,7 +272,7 @@ def test_choices_are_as_likely_as_ralm_qa_says(
     untitled = save_index(tmp_path / "untitled", [replace(one, title="") for one in DOCUMENTS[:4]])
     shared = {"lm": tiny_folders["bloom"], "index": untitled, "reader": "ensemble", "documents": 3}
     flags = [part for name, value in shared.items() for part in (f"--{name}", value)]
-    rows = [{"question": one["question"], "answers": [one["choices"][one["gold"]]]} for one in QUESTIONS]
+    rows: list[dict[str, object]] = [{"question": one["question"], "answers": [one["answer"]]} for one in QUESTIONS]
     (tmp_path / "open.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = ralm(
         "qa", tmp_path / "open.jsonl", *flags, "--prompt", tmp_path / "prompt.toml", "--out", tmp_path / "run",
@@ -377,7 +377,7 @@ def test_how_a_whole_text_is_read_is_refused_elsewhere(tiny_folders: dict[str, P
 
 def test_a_model_without_passages_needs_no_room_for_them(tiny_folders: dict[str, Path], index: Path) -> None:
     model = load_local_model(str(tiny_folders["gpt2"]))
-    assert RalmLM(model).get_model_info()["ralm"]["plan"]["max_length"] == 64  # type: ignore[index,call-overload]
+    assert RalmLM(model).settings["plan"]["max_length"] == 64  # type: ignore[index,call-overload]
     with pytest.raises(
         UsageError, match="`document_tokens` 256 and `stride` 4 do not fit together into `max_length` 64"
     ):

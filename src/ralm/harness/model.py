@@ -10,10 +10,12 @@ Without passages the answers are those of the harness's own `hf`. With passages,
 ([d; x], In-Context RALM, Eq. 3), or each of several does and the distributions are averaged (REPLUG, Eq. 2).
 """
 
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, Self, cast
 
 import numpy as np
@@ -54,6 +56,8 @@ _WITHOUT_PASSAGES: Final[Mapping[str, Any]] = {"stride": 1, "document_tokens": 1
 """Lengths that leave all room to the context."""
 _TEXTS_AT_ONCE: Final = 32
 """Texts that are continued together, counting each passage."""
+_ENDINGS_AT_ONCE: Final = 1024
+"""Endings after which the harness's cache is written."""
 _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 
@@ -62,8 +66,11 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     """A language model of the harness that reads passages of `source`; without one, the plain model.
 
     The query is the question of a task's document, in `question_field` or one of the usual names, else the end of the
-    context. `plan` is by default the papers' with the model's own length. `batch_size` contexts are continued together;
-    None is as many as make 32 texts, and at most `max_batch_size`.
+    context; for a whole text the queries are those of `evaluate_text`. `plan` is by default the papers' with the
+    model's own length; its `semantics` and `windows` apply to whole texts. `batch_size` contexts are continued
+    together; None is as many as make 32 texts, and at most `max_batch_size`.
+
+    Raises UsageError if lengths do not fit into the model, or if it does not return the evidence that a mixer needs.
     """
 
     def __init__(
@@ -109,7 +116,10 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> Self:
-        """Return the model of `model_args` and of the harness's own arguments (`device`, `batch_size`)."""
+        """The model of `model_args` and of the harness's own arguments (`device`, `batch_size`).
+
+        Raises UsageError if an argument is unknown, of the wrong type, without effect, or given twice.
+        """
         more = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if more.get("device") == _DEFAULT_DEVICE:
             del more["device"]
@@ -124,9 +134,10 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         """The model of `model_args` as one text, `name=value,name=value`; a value with a comma stands in quotes."""
         return cls.create_from_arg_obj(parse_pairs(arg_string, "the model ralm"), additional_config)
 
-    def get_model_info(self) -> dict[str, JsonValue]:
-        """Return everything that decides the answers, which the harness records with its results."""
-        settings: dict[str, JsonValue] = {
+    @cached_property
+    def settings(self) -> dict[str, JsonValue]:
+        """Everything that decides the answers."""
+        return {
             "ralm": __version__,
             "model": config_of(self._model, "language model"),
             "passages": None if self._source is None else self._source.config,
@@ -134,33 +145,62 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             "plan": asdict(self._plan),
             "question_field": self._question_field,
         }
-        return {"ralm": settings}
+
+    def get_model_info(self) -> dict[str, JsonValue]:
+        """The settings, which the harness records with its results."""
+        return {"ralm": self.settings}
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Raise UsageError for a cache of the harness, which would mix up the answers of several settings."""
+        """Use a cache of the harness (`use_cache`) for answers of these settings alone."""
         if cache_hook.dbdict is not None:
-            raise UsageError("`use_cache` finds an answer by its prompt alone, not by its passages: leave it out.")
+            _keep_apart(cache_hook.dbdict, self.settings)
+        super().set_cache_hook(cache_hook)
+
+    @property
+    def _cached(self) -> bool:
+        return self.cache_hook.dbdict is not None
 
     def loglikelihood(
         self,
         requests: Sequence[Instance],
         disable_tqdm: bool = False,  # noqa: ARG002  # RALM_PROGRESS=0 turns our progress off
     ) -> list[tuple[float, bool]]:
-        """Return the natural log-probability of each ending after its context, and whether it is greedy."""
+        """The natural log-probability of each ending after its context, and whether greedy decoding writes it.
+
+        Long contexts lose their oldest tokens. Raises UsageError if an ending and its passages do not fit.
+        """
         self._check_plan()
-        endings, log_probs = score.score_endings(self._contexts.endings(requests), self._parts, self._scorer)
-        greedy = score.are_greedy(endings, self._model)
-        return [(float(one.sum(dtype=np.float64)), is_greedy) for one, is_greedy in zip(log_probs, greedy, strict=True)]
+        endings = self._contexts.endings(requests, cached=self._cached)
+        answers: list[tuple[float, bool]] = []
+        for begin in range(0, len(endings), _ENDINGS_AT_ONCE):
+            some = slice(begin, begin + _ENDINGS_AT_ONCE)
+            answers += self._scored(endings[some])
+            for request, answer in zip(requests[some], answers[some], strict=True):
+                self.cache_hook.add_partial("loglikelihood", request.args, answer)
+        return answers
+
+    def _scored(self, endings: Sequence[score.Ending]) -> list[tuple[float, bool]]:
+        weighed, log_probs = score.score_endings(endings, self._parts, self._scorer)
+        greedy = score.are_greedy(weighed, self._model)
+        return [(float(one.sum(dtype=np.float64)), held) for one, held in zip(log_probs, greedy, strict=True)]
 
     def loglikelihood_rolling(
         self,
         requests: Sequence[Instance],
         disable_tqdm: bool = False,  # noqa: ARG002
     ) -> list[float]:
-        """Return the natural log-probability of each text: without passages in the harness's windows, else as in
-        `evaluate_text`, which does not score the first token."""
+        """The natural log-probability of each whole text.
+
+        With passages it is that of `evaluate_text`, which does not score the first token. Without passages it is that
+        of the harness's rolling windows.
+        """
         read = self._rolling if self._source is None else self._evaluated
-        return [read(*request.args) for request in track(requests, "Texts", len(requests))]
+        answers = []
+        for request in track(requests, "Texts", len(requests)):
+            (text,) = request.args
+            answers.append(read(text))
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), answers[-1])
+        return answers
 
     def _evaluated(self, text: str) -> float:
         evaluation = evaluate_text(text, self._scorer, self._plan, source=self._source, parts=self._parts)
@@ -184,26 +224,18 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         requests: Sequence[Instance],
         disable_tqdm: bool = False,  # noqa: ARG002
     ) -> list[str]:
-        """Return the text that the model writes after each context, up to the first stop string."""
+        """The text that the model writes after each context, up to the first stop string.
+
+        Long contexts lose their oldest tokens. Raises UsageError if ralm lacks an argument of `generation_kwargs`.
+        """
         self._check_plan()
         answers: dict[int, str] = {}
         with progress_bar("Generating", len(requests)) as advance:
             for options, numbers in self._by_options(requests).items():
-                writer, cut = generate.TokenWriter(self._model, options, self._source, self._parts), 0
-                for begin in range(0, len(numbers), self._together):
-                    batch, texts = numbers[begin : begin + self._together], dict[int, GenerationAnswer]()
-                    for number in batch:
-                        prompt, is_cut = self._contexts.prompt(requests[number], options.new_tokens)
-                        cut += is_cut
-                        added = writer.add(prompt, self._contexts.question(requests[number]))
-                        texts[added] = GenerationAnswer(prompt, self._model.tokenizer, options.stop)
-                    while written := writer.step():
-                        for added, token in written:
-                            if texts[added].ends(token):
-                                writer.end(added)
-                    answers |= zip(batch, (text.text for text in texts.values()), strict=True)
-                    advance(len(batch))
-                self._contexts.warn_of_cuts(cut, len(numbers))
+                for number, text in self._written(requests, numbers, options):
+                    answers[number] = text
+                    self.cache_hook.add_partial("generate_until", requests[number].args, text)
+                    advance()
         return [answers[number] for number in range(len(requests))]
 
     def _by_options(self, requests: Sequence[Instance]) -> dict[sampling.GenerationOptions, list[int]]:
@@ -214,8 +246,34 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             seed = (torch.initial_seed() + repeats[id(request)]) % MAX_SEED
             repeats[id(request)] += 1
             options = parse_generation_kwargs(request.args[1], self._plan, seed, bos=self._source is not None)
+            if self._cached and options.temperature > 0 and not request.args[1].get("do_sample"):
+                raise UsageError(
+                    "`use_cache` would give every draw of a request the same answer: set `do_sample` to True in "
+                    "`generation_kwargs`, which the cache leaves out, or leave out `use_cache`."
+                )
             grouped.setdefault(options, []).append(number)
         return grouped
+
+    def _written(
+        self, requests: Sequence[Instance], numbers: Sequence[int], options: sampling.GenerationOptions
+    ) -> Iterator[tuple[int, str]]:
+        """The numbers of some requests, each with its text."""
+        writer = generate.TokenWriter(self._model, options, self._source, self._parts)
+        were_cut = 0
+        for begin in range(0, len(numbers), self._together):
+            some = numbers[begin : begin + self._together]
+            texts: dict[int, GenerationAnswer] = {}
+            for number in some:
+                prompt, is_cut = self._contexts.prompt(requests[number], options.new_tokens)
+                were_cut += is_cut
+                question = self._contexts.question(requests[number], cached=self._cached)
+                texts[writer.add(prompt, question)] = GenerationAnswer(prompt, self._model.tokenizer, options.stop)
+            while written := writer.step():
+                for added, token in written:
+                    if texts[added].ends(token):
+                        writer.end(added)
+            yield from zip(some, (text.text for text in texts.values()), strict=True)
+        self._contexts.warn_of_cuts(were_cut, len(numbers))
 
     def _check_plan(self) -> None:
         """Raise UsageError if the plan has options of whole texts."""
@@ -232,14 +290,20 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         return f"{self._model.name}-{fingerprint}".replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the chat template, or the one of this name, which is then used; None if it is false."""
+        """The chat template, or the one of this name, which is then used; None if it is false.
+
+        Raises ModelError if the tokenizer does not have it.
+        """
         if not chat_template:
             return None
         self._template = chat_template if isinstance(chat_template, str) else None
         return str(self._chatting.chat_template(self._template))
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return messages as one text in the chat template, as in `hf` without system messages that it rejects."""
+        """Messages as one text in the tokenizer's chat template, as in `hf` without system messages that it rejects.
+
+        Raises ModelError if the tokenizer has no chat template, or if it rejects the other messages.
+        """
         chat = partial(self._chatting.chat, template=self._template, continue_final=not add_generation_prompt)
         try:
             return str(chat(chat_history))
@@ -265,3 +329,20 @@ def _plan_of(model: WritingModel, plan: PlanOptions | None, max_length: int | No
     return replace(
         plan or PlanOptions(max_length=MAX_COUNT), max_length=length, **({} if passages else _WITHOUT_PASSAGES)
     )
+
+
+def _keep_apart(answers: Any, settings: dict[str, JsonValue]) -> None:
+    """Let a cache (the harness's SqliteDict) find and keep only answers of these settings.
+
+    The harness finds an answer by the text of its request alone (`lm_eval.api.model.hash_args`), so one file would mix
+    up answers of several models or indexes, and those of the harness's own `hf`. Raises UsageError if the cache is of
+    another kind.
+    """
+    if not hasattr(answers, "encode_key"):
+        raise UsageError(
+            "`use_cache`: this cache cannot keep the answers of several settings apart: pip install 'sqlitedict>=2', "
+            "or leave it out."
+        )
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    own = answers.encode_key
+    answers.encode_key = lambda key: f"ralm {digest} {own(key)}"

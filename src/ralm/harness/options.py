@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
-from ralm.grammar import as_text
+from ralm.grammar import as_text, keys_of
 from ralm.options import Needs, Option, check_options
 from ralm.reading.plan import PlanOptions
 from ralm.settings import PlannedOptions, read_settings
@@ -16,7 +16,13 @@ _INDEX: Final = Needs("`index`", lambda options: options.index is not None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessOptions(PlannedOptions):
-    """The language model that the harness evaluates, and its passages; UsageError if options do not go together."""
+    """The language model that the harness evaluates, and its passages.
+
+    `max_length` None is the model's own. `question_field` None is the first of the usual names that a document has (see
+    `ralm.harness.requests`). `batch_size` None is as many as fit into 32 texts, documents counted.
+
+    Raises UsageError if options do not go together.
+    """
 
     plan: Annotated[PlanOptions, Option("What is read.", needs=_INDEX)] = field(
         default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
@@ -48,8 +54,17 @@ class HarnessOptions(PlannedOptions):
         self.model.check_effect(self.lm)
 
 
+def argument_types() -> dict[str, Any]:
+    """Return the declarations of all arguments, by name."""
+    return keys_of(HarnessOptions)
+
+
 def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
-    """Return the options of the harness's arguments, None by default; `pretrained` is another name of `lm`."""
+    """Return the options of the harness's arguments; None is the default. `pretrained`, the name that other models of
+    the harness have for `lm`, is read as `lm`; the harness's own `device` is that of `lm_args`.
+
+    Raises UsageError if an argument is unknown, has a value of another type or no effect, and the errors of options.
+    """
     texts = {name: as_text(value) for name, value in given.items() if value is not None}
     if "lm" in texts and "pretrained" in texts:
         raise UsageError("`lm` and `pretrained` both name the language model: give one of them.")

@@ -20,8 +20,18 @@ from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.tokens import PassageDocuments, without_first
 from ralm.records import NO_READINGS, IntArray
 
-QUESTION_FIELDS: Final = tuple(
-    "question query question_stem Question QUESTION problem Problem goal qtext input_question input".split()
+QUESTION_FIELDS: Final = (
+    "question",
+    "query",
+    "question_stem",
+    "Question",
+    "QUESTION",
+    "problem",
+    "Problem",
+    "goal",
+    "qtext",
+    "input_question",
+    "input",
 )
 """Names of the question in tasks of the harness, the commonest first."""
 _DEFAULT_TOKENS: Final = 256
@@ -33,7 +43,10 @@ _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 
 def question_of(document: object, field: str | None = None) -> str | None:
-    """Return the question of a task's document, in `field` or the first of `QUESTION_FIELDS` with text; or None."""
+    """The question of a task's document: the text in `field`, or in the first of `QUESTION_FIELDS` that has text.
+
+    None if the document has no question. Raises UsageError if `field` is given and has no text.
+    """
     fields: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
     if field is None:
         return next((fields[name] for name in QUESTION_FIELDS if _is_text(fields.get(name))), None)
@@ -43,12 +56,20 @@ def question_of(document: object, field: str | None = None) -> str | None:
     return str(fields[field])
 
 
+def holds(prompt: str, question: str) -> bool:
+    """Whether a prompt contains a question, white space aside."""
+    return " ".join(question.split()) in " ".join(prompt.split())
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
 class Contexts:
-    """Turns requests (`lm_eval.api.instance.Instance`) into token ids, with passages of `source` before them."""
+    """Turns requests (`lm_eval.api.instance.Instance`) into token ids, with passages of `source` before them.
+
+    `question_field` is the field of a document that has the question; None is the usual names.
+    """
 
     def __init__(
         self,
@@ -77,7 +98,11 @@ class Contexts:
         return tokens if begins else np.concatenate([self._around[0], tokens, self._around[1]])
 
     def prompt(self, request: Any, room: int) -> tuple[IntArray, bool]:
-        """Return the token ids of a context, or the BOS, cut to leave room for `room` more, and whether it was cut."""
+        """The token ids (int64) of the context of a request, without the oldest, to leave room for `room` more; and
+        whether it was cut.
+
+        An empty context is the BOS, else the end-of-text token.
+        """
         whole = self.encode(request.args[0])
         tokens = whole[-(self._plan.max_length - room) :]
         if not len(tokens) and self.prefix is not None:
@@ -94,15 +119,31 @@ class Contexts:
                 stacklevel=4,
             )
 
-    def question(self, request: Any) -> str | None:
-        """Return the question of a request, which is its query; None if it has none, or nothing is retrieved."""
-        return None if self._source is None else question_of(request.doc, self._question_field)
+    def question(self, request: Any, *, cached: bool) -> str | None:
+        """The question of a request, which is its query; None if the document has none, or nothing is retrieved.
 
-    def endings(self, requests: Sequence[Any]) -> list[score.Ending]:
-        """Return the contexts and endings of requests, after their passages; TextError if an ending has no tokens."""
+        Raises UsageError if answers are `cached` by the text of the prompt and the question is not in it, since the
+        cache could not tell two questions apart.
+        """
+        if self._source is None:
+            return None
+        question = question_of(request.doc, self._question_field)
+        if cached and question is not None and not holds(str(request.args[0]), question):
+            raise UsageError(
+                f"`use_cache` finds answers by the prompt, and a prompt does not hold its question "
+                f"({question[:60]!r}), which decides the passages: leave it out for this task."
+            )
+        return question
+
+    def endings(self, requests: Sequence[Any], *, cached: bool) -> list[score.Ending]:
+        """The contexts and endings of requests, after their passages.
+
+        Warns (RalmWarning) if contexts are too long and lose their oldest tokens. Raises UsageError if an ending and
+        the passages do not fit into the model, TextError if an ending has no tokens.
+        """
         texts = [self._split(*request.args) for request in requests]
         contexts = [without_first(context, self._documents.first) for context, _ in texts]
-        questions = [self.question(request) for request in requests]
+        questions = [self.question(request, cached=cached) for request in requests]
         queries = [
             self._tokenizer.decode(context[-self._plan.query_tokens :]) if question is None else question
             for context, question in zip(contexts, questions, strict=True)
@@ -116,7 +157,7 @@ class Contexts:
         return endings
 
     def _hits(self, queries: Sequence[str], contexts: Sequence[IntArray]) -> Sequence[Sequence[tuple[int, float]]]:
-        """Return the hits that are read before each context; none for an empty query."""
+        """The hits that are read before each context, those of its query; none for an empty query."""
         keys = [(query, context.tobytes()) for query, context in zip(queries, contexts, strict=True)]
         distinct = {key: context for key, context in zip(keys, contexts, strict=True) if key[0].strip()}
         if self._source is None or not distinct:
@@ -131,7 +172,10 @@ class Contexts:
         return [found.get(key, []) for key in keys]
 
     def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray]:
-        """Return the tokens of a context and its ending; a first BOS or end-of-text token may be the context."""
+        """The tokens of a context and of its ending, encoded as one text; spaces between them belong to the ending.
+
+        Without a context, the ending's first token is the context if it is the BOS or end-of-text token.
+        """
         if context:
             before = self.encode(context.rstrip())
             targets = self.encode(context + ending)[len(before) :]
@@ -147,14 +191,15 @@ class Contexts:
 def parse_generation_kwargs(
     given: Mapping[str, Any], plan: PlanOptions, seed: int, *, bos: bool
 ) -> sampling.GenerationOptions:
-    """Return the options of `generation_kwargs`; with `bos`, a prompt begins with the plan's special tokens."""
+    """The options of a task's `generation_kwargs`, read as the harness's `hf` does.
+
+    With `bos`, a prompt begins with the special tokens of the plan, else with none. Raises UsageError if an argument is
+    not supported, or leaves no room for a context.
+    """
     left = dict(given)
     lengths = [value for name in _LENGTHS if (value := left.pop(name, None)) is not None]
     stop = left.pop("until", None) or ()
-    do_sample, temperature = left.pop("do_sample", None), float(left.pop("temperature", None) or 0)
-    if do_sample and not temperature:
-        raise UsageError("`do_sample=True` needs a `temperature` above 0 in `generation_kwargs`.")
-    temperature = 0.0 if do_sample is False else temperature
+    temperature = _temperature(left.pop("do_sample", None), left.pop("temperature", None))
     top_k, top_p = left.pop("top_k", None), left.pop("top_p", None)
     for name, value in left.items():
         if _WITHOUT_EFFECT.get(name) != value:
@@ -171,6 +216,13 @@ def parse_generation_kwargs(
     stops = tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text)
     written: dict[str, Any] = {"new_tokens": new_tokens, "temperature": temperature, "stop": stops, **drawn}
     return sampling.GenerationOptions.of(plan, **{**written, **({} if bos else {"bos": "never"})})
+
+
+def _temperature(do_sample: bool | None, temperature: float | None) -> float:
+    """The temperature; 0 is greedy decoding, as is `do_sample=False`."""
+    if do_sample and not temperature:
+        raise UsageError("`do_sample=True` needs a `temperature` above 0 in `generation_kwargs`.")
+    return 0.0 if do_sample is False else float(temperature or 0.0)
 
 
 class GenerationAnswer:
