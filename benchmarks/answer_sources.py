@@ -24,7 +24,7 @@ from ralm.answering.answerer import Answerer
 from ralm.answering.citations import Known
 from ralm.answering.metrics import has_answer
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
+from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.questions import Question, read_questions
 from ralm.corpus.sources import read_documents
 from ralm.corpus.splitting import Splitting, make_passages

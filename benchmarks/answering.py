@@ -37,7 +37,7 @@ from benchmarks.scoring import gpt2_tokenizer
 from ralm.answering.answers import room_for_prompts
 from ralm.answering.evaluation import evaluate_questions
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
+from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.lm import model_path

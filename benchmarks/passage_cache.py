@@ -22,7 +22,7 @@ from pydantic import JsonValue
 from benchmarks.answering import DATA
 from ralm.answering.answerer import Answerer
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
+from ralm.answering.prompt_reader import open_prompt
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.registry import ModelOptions, load_local_model
 from ralm.lm.tokenizer import has_chat_template

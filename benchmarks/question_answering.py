@@ -19,7 +19,7 @@ from typing import Any, Final, get_args
 
 from benchmarks.dense import minilm
 from ralm.answering.evaluation import QuestionEvaluation, evaluate_questions
-from ralm.answering.prompts import open_prompt
+from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.questions import Question, read_questions
 from ralm.answering.sources import GivenPassages, QuestionSource
 from ralm.corpus.files import lines_of

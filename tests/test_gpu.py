@@ -138,9 +138,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(command: Sequence[object], tmp_path: Path) -> Iterator[str]:
     """What the program prints on the GPU, and on the processor; it may write to a folder."""
     for device in ("cuda", "cpu"):
-        yield done(
-            *(str(tmp_path / device) if part == "OUT" else part for part in command), "--lm-args", f"device={device}"
-        ).out
+        where = ["--device", device] if command[0] == "train" else ["--lm-args", f"device={device}"]
+        yield done(*(str(tmp_path / device) if part == "OUT" else part for part in command), *where).out
 
 
 def perplexities(output: str) -> list[float]:
@@ -190,28 +189,8 @@ def test_training(work: Path, tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(("precision", "most"), [("float32", 1e-4), ("bfloat16", 0.1)])
 def test_signals(work: Path, tmp_path: Path, precision: str, most: float) -> None:
     """Measured on the GPU in batches, on the processor one sequence after another."""
-    command = [
-        "signals",
-        work / "corpus.jsonl",
-        "--lm",
-        "ralm-tiny",
-        "--lm-args",
-        f"dtype={precision}",
-        "--index",
-        work / "index",
-    ]
-    lengths = [
-        "--query-tokens",
-        "16",
-        "--prefix-tokens",
-        "16",
-        "--sequence-tokens",
-        "48",
-        "--continuation-tokens",
-        "8",
-        "--out",
-        "OUT",
-    ]
-    list(told([*command, "--examples", "6", *lengths], tmp_path))
+    command = ["signals", work / "corpus.jsonl", "--lm", "ralm-tiny", "--lm-args", f"dtype={precision}"]
+    lengths = "--query-tokens 16 --prefix-tokens 16 --sequence-tokens 48 --continuation-tokens 8 --examples 6 --out OUT"
+    list(told([*command, "--index", work / "index", *lengths.split()], tmp_path))
     found, expected = (open_signals(tmp_path / device).log_probs_EK / 8 for device in ("cuda", "cpu"))
     np.testing.assert_allclose(found, expected, atol=most)

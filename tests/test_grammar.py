@@ -68,6 +68,21 @@ class Third:
 
     def __call__(self, scores_K, evidence_KE):
         return np.log([2 / 3, 1 / 3]) if len(scores_K) == 2 else np.zeros(1)
+
+
+class Wrong:
+    config = {"reader": "wrong"}
+
+    def __init__(self, passages):
+        raise KeyError("no weights")
+
+
+class Silent:
+    def __init__(self, passages): ...
+    def retrieve(self, queries, k): ...
+
+
+class_of_nothing = 3
 '''
 
 
@@ -187,6 +202,40 @@ def test_parts_of_ones_own_serve_a_command_as_in_python(own: Path) -> None:
     source = ralm.FromRetriever(module.First(PASSAGES, 1), PASSAGES)
     expected = ralm.evaluate_text(TEXT, tiny(), plan, source=source, parts=parts, limit_tokens=40)
     assert evaluated["token_perplexity"] == pytest.approx(expected.reading.measures.token_perplexity)
+
+
+def test_a_run_does_not_resume_with_other_code(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def config() -> Any:
+        read = ["--lm", "ralm-tiny", "--index", "index", "--max-length", "128", "--document-tokens", "32", *FIND[:2]]
+        return printed("eval", "text.txt", *read, "--limit-tokens", "40")["config"]["passages"]
+
+    before = config()
+    monkeypatch.delitem(sys.modules, "parts_of_mine")
+    Path("parts_of_mine.py").write_text(OWN.replace("-float(n)", "-2.0 * n"))
+    assert {name for name, value in config().items() if before[name] != value} == {"code"}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("parts_of_mine:Missing", "parts_of_mine has no class Missing."),
+        ("parts_of_mine:class_of_nothing", "parts_of_mine has no class class_of_nothing."),
+        ("parts_of_mine:Wrong", "Wrong cannot be made: KeyError: 'no weights'."),
+        ("parts_of_mine:Silent", "Silent has no `config`, which such a part needs."),
+        ("needs_more:Any", "needs_more needs the module a_module_that_is_not_there, which is not installed."),
+        ("broken:Any", "broken cannot be imported: SyntaxError: invalid syntax"),
+    ],
+)
+def test_what_is_no_part(own: Path, name: str, message: str) -> None:
+    Path("needs_more.py").write_text("import a_module_that_is_not_there\n")
+    Path("broken.py").write_text("class Any(:\n")
+    failed(run("search", "index", "token", "--retriever", name), 2, message)
+
+
+def test_a_class_that_cannot_forbid(own: Path) -> None:
+    Path("titles.txt").write_text("d0\n")
+    search = ["search", "index", "token", *FIND[:2], "--forbidden-titles", "titles.txt"]
+    failed(run(*search), 2, "parts_of_mine:First cannot leave out titles")
 
 
 def test_a_pipeline_is_opened_in_a_line(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

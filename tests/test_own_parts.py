@@ -203,13 +203,6 @@ def test_a_reranker_that_breaks_its_contract(use: Any, change: Any, message: str
         use(reranker=Broken(change=change))
 
 
-def test_a_reranker_that_gives_a_passage_twice() -> None:
-    reranker = Broken(change=lambda hits: Hits(hits.numbers_QK[:, [0, 0]], hits.scores_QK[:, [0, 0]]))
-    for use in (evaluated, generated):
-        with pytest.raises(PartError, match="the reranker Broken gives passage [0-9] twice"):
-            use(reranker=reranker, reader=Ensemble(documents=2))
-
-
 @dataclass(frozen=True)
 class Odd(Sources):
     """Returns what `change` makes of the prompt prefixes, or prompt prefixes with these fields."""

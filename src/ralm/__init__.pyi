@@ -23,10 +23,10 @@ from .answering.options import (
     AnswerOptions as AnswerOptions,
     QuestionFields as QuestionFields,
 )
+from .answering.prompt_reader import open_prompt as open_prompt
 from .answering.prompts import (
     Conversation as Conversation,
     QuestionPrompt as QuestionPrompt,
-    open_prompt as open_prompt,
 )
 from .answering.questions import (
     ChoiceQuestion as ChoiceQuestion,

@@ -10,7 +10,7 @@ import pytest
 from ralm.answering import sweep
 from ralm.answering.evaluation import evaluate_questions
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
+from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import GivenPassages
 from ralm.answering.sweep import AnswerPoint, run_answer_sweep, sweep_answers

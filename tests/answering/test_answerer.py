@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.answers import room_for_prompts
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
+from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder
 from ralm.errors import UsageError

@@ -21,7 +21,7 @@ from ralm.answering.citations import (
     web_address,
 )
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
+from ralm.answering.prompt_reader import open_prompt
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.mixers import UniformWeights
 from ralm.reading.parts import Parts

@@ -13,7 +13,7 @@ from ralm.answering.answers import Answer
 from ralm.answering.evaluation import evaluate_questions
 from ralm.answering.judge import Judge
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
+from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.run import questions_config
 from ralm.answering.sources import QuestionInput

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from ralm.answering.prompts import Cut, PromptEncoder, PromptText, open_prompt, tokens_after
+from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.prompts import Cut, PromptEncoder, PromptText, tokens_after
 from ralm.errors import InputError, UsageError
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.tokenizer import full_tokenizer

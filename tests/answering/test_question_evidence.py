@@ -14,7 +14,8 @@ from ralm.answering.answers import DrawnAnswers, answer_all
 from ralm.answering.evaluation import evaluate_choices, evaluate_questions
 from ralm.answering.likelihoods import gold_log_probs
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import QuestionPrompt, open_prompt
+from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.errors import UsageError

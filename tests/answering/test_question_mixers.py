@@ -11,7 +11,7 @@ from ralm.answering.answers import answer_all, check_mixer
 from ralm.answering.evaluation import evaluate_choices
 from ralm.answering.likelihoods import gold_log_probs, likelihoods
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
+from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.errors import UsageError

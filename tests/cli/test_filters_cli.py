@@ -1,13 +1,11 @@
 """`--where` and `--expand` on the command line, and what they say of wrong input."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ralm.retrieval.index import open_index
-from tests.cli.program import MODEL_LENGTH, done, failed, printed, ralm, write_rows
+from tests.cli.program import done, failed, printed, ralm, write_rows
 
 LETTERS = "abcdefghijkl"
 
@@ -52,26 +50,6 @@ def test_hits_are_read_with_their_neighbours(index: Path) -> None:
     assert hit["text"].split()[1::3] == ["aa2", "bb2", "cc2"], "nothing of the document before"
     [hit] = printed("search", index, "dd5", "--expand", "document")["hits"]
     assert hit["text"].split()[1::3] == ["aa5", "bb5", "cc5", "dd5"]
-
-
-def test_runs_tell_filters_and_neighbours_apart(index: Path, tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
-    (tmp_path / "text.txt").write_text("fox hen aa2 bb3 cc4 " * 30, encoding="utf-8")
-    text = ["eval", tmp_path / "text.txt", "--lm", tiny_folders["llama"], "--index", index, *MODEL_LENGTH]
-    done(*text, "--where", "year = 2019", "--expand", 1, "--out", tmp_path / "run")
-    other = ralm(*text, "--where", "year = 2020", "--expand", 1, "--out", tmp_path / "run", "--force")
-    assert other.status == 0
-    settings = json.loads((tmp_path / "run" / "manifest.json").read_text(encoding="utf-8"))["settings"]
-    assert '"where": "year = 2020"' in json.dumps(settings)
-    assert '"expand": "1"' in json.dumps(settings)
-
-
-def test_words_that_overlap_are_read_once(tmp_path: Path) -> None:
-    sentences = " ".join(f"Word{number} is here." for number in range(9))
-    corpus = write_rows(tmp_path / "x.jsonl", [{"id": "a", "text": sentences}])
-    done("index", corpus, "--out", tmp_path / "i", "--split", "sentences", "--words", 9, "--overlap-words", 4)
-    assert len(open_index(tmp_path / "i").passages) > 3
-    hit, *_ = printed("search", tmp_path / "i", "Word4", "--expand", "document")["hits"]
-    assert hit["text"].split() == sentences.split()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ralm.retrieval.index import open_index
 from ralm.runs.run import open_run
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import FolderKind
-from tests.cli.program import MODEL_LENGTH, done, failed, printed, ralm, write_rows, write_stories
+from tests.cli.program import MODEL_LENGTH, done, failed, printed, ralm, write_stories
 
 METADATA: dict[str, dict[str, Any]] = {
     "sea": {"url": "https://example.org/sea?a=1&b=2", "page": 3, "tags": ["deep", {"blue": True}]},
@@ -49,14 +49,6 @@ def test_hits(work: Path) -> None:
 def test_metadata_cannot_control_a_terminal(work: Path) -> None:
     answer = ralm("search", work / "index", "sheep")
     assert r"     url: javascript:alert(1), note: \x1b[31m<b>red</b>\n\u202e" in answer.out
-
-
-def test_long_metadata_is_cut_for_people_alone(tmp_path: Path) -> None:
-    corpus = write_rows(tmp_path / "x.jsonl", [{"text": "fox", "html": "h" * 100_000}])
-    done("index", corpus, "--out", tmp_path / "index")
-    assert len(ralm("search", tmp_path / "index", "fox").out) < 400
-    [hit] = printed("search", tmp_path / "index", "fox")["hits"]
-    assert len(hit["metadata"]["html"]) == 100_000
 
 
 def test_the_file_of_retrieved_passages(work: Path, tiny_folders: dict[str, Path]) -> None:
@@ -124,13 +116,3 @@ def test_the_fields_that_are_kept(work: Path, tmp_path: Path) -> None:
     ]
     assert kept("metadata=") == ["{}"] * 3
     assert kept("metadata=title,title=note")[0] == '{"title":"The Sea"}'
-
-
-def test_fields_that_do_not_exist(work: Path, tmp_path: Path) -> None:
-    index = ["index", work / "corpus.jsonl", "--out", tmp_path / "index"]
-    failed(
-        ralm(*index, "--fields", 'metadata="urls,page"'),
-        1,
-        "no document has the field 'urls', which --fields metadata names",
-    )
-    assert not (tmp_path / "index").exists()

@@ -154,11 +154,6 @@ def test_quiet_leaves_out_progress(capsys: pytest.CaptureFixture[str], monkeypat
     assert "Reading: 1 of 2" in capsys.readouterr().err
 
 
-def test_short_work_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(terminal.track(range(3), "Counting", 3)) == [0, 1, 2]
-    assert capsys.readouterr().err == ""
-
-
 def test_long_work_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 10.0, 31.0, 40.0, 62.0])
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
@@ -169,25 +164,6 @@ def test_long_work_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monkey
         "ralm: Scoring: 620 of 3,100, 20 a second, 0:02:04 left",
         "ralm: Scoring: 1,240 of 3,100, 20 a second, 0:01:33 left",
     ]
-
-
-@pytest.mark.parametrize(("seconds", "rate"), [(9.0, "7 a minute"), (90.0, "40 an hour")])
-def test_items_that_take_long(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float, rate: str
-) -> None:
-    times = iter([0.0, 5 * seconds])
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    with terminal.progress_bar("Scoring", total=10) as advance:
-        advance(5)
-    assert f"Scoring: 5 of 10, {rate}, " in capsys.readouterr().err
-
-
-def test_work_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([0.0, 30.0])
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    with terminal.progress_bar("Indexing passages") as advance:
-        advance(60_000)
-    assert capsys.readouterr().err == "ralm: Indexing passages: 60,000, 2,000 a second\n"
 
 
 @pytest.mark.parametrize(("value", "lines"), [("0", 0), ("1", 1), ("", 1)])

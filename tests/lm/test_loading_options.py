@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import ralm as library
-from ralm.answering.prompts import Conversation, open_prompt
+from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.prompts import Conversation
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder
 from ralm.errors import InputError, ModelError, UsageError

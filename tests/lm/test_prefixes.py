@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from ralm.answering.answerer import Answerer
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
+from ralm.answering.prompt_reader import open_prompt
 from ralm.errors import InputError
 from ralm.lm.local.continuation import CachedDecoder
 from ralm.lm.local.engine import TargetLogits

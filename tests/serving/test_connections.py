@@ -22,7 +22,7 @@ import pytest
 from ralm.errors import UsageError
 from ralm.records import IntArray, NextTokens
 from ralm.serving import connections
-from ralm.serving.key import ServerKey
+from ralm.serving.middleware import ServerKey
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.server import bound_socket
 from ralm.serving.service import Service

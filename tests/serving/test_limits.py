@@ -17,7 +17,7 @@ from ralm.errors import UsageError
 from ralm.records import IntArray, NextTokens
 from ralm.retrieval.update import update_index
 from ralm.serving import server
-from ralm.serving.key import KEY, ServerKey, open_key
+from ralm.serving.middleware import KEY, ServerKey, open_key
 from ralm.serving.options import Limits, ServeOptions
 from ralm.serving.service import Service
 from tests.api.backings import OfTable

@@ -13,7 +13,7 @@ import pytest
 
 from ralm import Document
 from ralm.serving.audit import AuditLog
-from ralm.serving.key import ServerKey
+from ralm.serving.middleware import ServerKey
 from ralm.serving.search_service import SearchService
 from tests.serving.served import DOCUMENTS, save_index, serving
 

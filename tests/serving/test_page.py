@@ -12,7 +12,7 @@ import pytest
 from ralm.lm.registry import ModelOptions, load_language_model
 from ralm.reading.plan import PlanOptions
 from ralm.records import Document
-from ralm.serving.key import ServerKey
+from ralm.serving.middleware import ServerKey
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.service import Service
 from tests.api.backings import OfModel

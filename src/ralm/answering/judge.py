@@ -21,7 +21,8 @@ from pydantic import JsonValue
 from ralm.answering.answers import answer_all, room_for_prompts
 from ralm.answering.metrics import without_punctuation
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import QuestionPrompt, open_prompt, prompt_config
+from ralm.answering.prompt_reader import open_prompt
+from ralm.answering.prompts import QuestionPrompt, prompt_config
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder
 from ralm.errors import LengthError

@@ -49,7 +49,7 @@ _COMMANDS: Final = (
     ("Learn from the model", "train", {"train": ("reranker", "retriever")}),
     ("Rerun the papers", "recipe", ("recipe",)),
     ("Serve and check", "serve", ("serve",)),
-    ("Serve and check", "mcp", ("mcp",)),
+    ("Serve and check", "serve", ("mcp",)),
     ("Serve and check", "check", ("probe", "check")),
     ("Serve and check", "parts", ("help",)),
 )

@@ -52,7 +52,7 @@ def ask_command(
     options.check_reranked_questions(pipeline.reading)
     texts = options.read_input(question, questions, "question")
 
-    from ralm.answering.prompts import chosen_prompt
+    from ralm.answering.prompt_reader import chosen_prompt
     from ralm.cli import answers, output
     from ralm.pipeline import open_pipeline
 

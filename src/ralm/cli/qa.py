@@ -136,7 +136,7 @@ class QuestionJob:
 
     def point(self, given: Given, shared: Shared) -> "AnswerPoint":
         """The arguments of the evaluation; `shared` opens what jobs have in common."""
-        from ralm.answering.prompts import chosen_prompt
+        from ralm.answering.prompt_reader import chosen_prompt
         from ralm.answering.sweep import AnswerPoint
 
         if self.has_choices:

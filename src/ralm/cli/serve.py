@@ -1,5 +1,6 @@
-"""`ralm serve`: answers OpenAI's API with a model that reads passages, and searches indexes with a model or without."""
+"""`ralm serve` answers OpenAI's API with a model that reads passages; `ralm mcp` searches indexes for an agent."""
 
+import asyncio
 import json
 import sys
 from dataclasses import replace
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ralm.cli import flags, models, options, process
-from ralm.errors import UsageError
+from ralm.errors import UsageError, extra
 from ralm.grammar import keys_text
 from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.lm.registry import ModelOptions
@@ -107,12 +108,11 @@ def serve_command(
         _check_limits(serving.limits, unused, " without a model that runs here" if lm else " without `lm`")
     plan = options.with_query_tokens(plan, retrieval, given)
 
-    from ralm.errors import extra
 
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
         from ralm.serving import server
         from ralm.serving.audit import AuditLog
-        from ralm.serving.key import open_key
+        from ralm.serving.middleware import open_key
         from ralm.serving.options import Settings
         from ralm.serving.search_service import SearchService
 
@@ -221,3 +221,27 @@ def _print_requests(url: str, model: str) -> None:
         print_line(f"\n# {said}\ncurl -s {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'")
     print_line(f"\ncurl -s '{url}/search?q=open+a+file&k=3'\ncurl -s {url}/v1/models")
     sys.stdout.flush()  # also into a pipe: the server goes on
+
+
+def mcp_command(
+    *,
+    index: Annotated[
+        tuple[str, ...],
+        Option("Search this index, DIR or NAME=DIR; repeatable: by default the first."),
+    ],
+    retrieval: Annotated[RetrieverOptions, Option("How passages are retrieved.")],
+) -> None:
+    """Search indexes for an agent, by the Model Context Protocol over standard input and output.
+
+    The tools are `search` and `fetch`; documents are resources. `ralm serve` has the same at /mcp.
+
+    Example: `ralm mcp -i my-index`
+    """
+    packages = ("mcp", "fastapi", "uvicorn", "prometheus_client", "starlette")
+    with extra("mcp", "the Model Context Protocol needs", packages):
+        from ralm.serving.mcp import run_stdio
+        from ralm.serving.options import Settings
+        from ralm.serving.search_service import SearchService
+    service = SearchService(settings=Settings(retrieval=retrieval), folders=index_folders(index))
+    service.warm_up()
+    asyncio.run(run_stdio(service))

@@ -14,7 +14,7 @@ import numpy as np
 
 from ralm.answering.answerer import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
+from ralm.answering.prompt_reader import open_prompt
 from ralm.corpus.splitting import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import FolderError, UsageError

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from ralm.answering import answerer, citations, prompts
 from ralm.answering.options import AnswerOptions
+from ralm.answering.prompt_reader import open_prompt
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
 from ralm.reading.sampling import GenerationOptions
@@ -100,7 +101,7 @@ def open_chat_prompt(name: str) -> prompts.QuestionPrompt:
 
     Raises what `open_prompt` raises, and UsageError for a prompt of multiple choice.
     """
-    prompt = prompts.open_prompt(name)
+    prompt = open_prompt(name)
     if prompt.shows_choices:
         raise UsageError(f"the `prompt` {name} is for questions with choices: give another one.")
     return prompt

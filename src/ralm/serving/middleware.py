@@ -4,11 +4,15 @@ The key never appears in a log or an answer. Without a key, a server listens on 
 must name one of them as their host, so that a page in a browser cannot reach the server under another name.
 """
 
+import hashlib
+import hmac
+import ipaddress
 import json
 import logging
+import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from secrets import token_hex
 from typing import Final
 
@@ -17,9 +21,14 @@ from pydantic import JsonValue
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ralm.errors import UsageError
 from ralm.serving.audit import ENTRY, AuditEntry, AuditLog
 from ralm.serving.errors import GONE, RequestError, error_response
-from ralm.serving.key import ServerKey, is_loopback
+
+KEY: Final = "RALM_SERVE_KEY"
+"""The environment variable with the key."""
+_CHARACTERS: Final = re.compile("[!-~]+")
+"""The characters that a header may hold."""
 
 _OPEN: Final = ("/health", "/ready", "/")
 """Paths that need no key: they reveal nothing of the model or its passages."""
@@ -30,6 +39,45 @@ _NOT_AUDITED: Final = (*_OPEN, "/metrics")
 _REQUEST_ID: Final = "x-request-id"
 _MAX_PATH: Final = 1000
 _SAFE_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+class ServerKey:
+    """A key by its digest. Raises UsageError if no header can hold it."""
+
+    def __init__(self, key: str) -> None:
+        if not _CHARACTERS.fullmatch(key):
+            raise UsageError(f"the key in {KEY} has a space, a line break or a letter that is not ASCII; set it again.")
+        self._digest = _digest(key)
+
+    def matches(self, sent: str) -> bool:
+        """Return whether a client sent this key; every wrong one takes the same time."""
+        return hmac.compare_digest(self._digest, _digest(sent))
+
+
+def open_key(host: str, environment: Mapping[str, str] = os.environ) -> ServerKey | None:
+    """Return the key of the environment; UsageError if there is none and other computers can reach the host."""
+    if key := environment.get(KEY):
+        return ServerKey(key)
+    if not is_loopback(host):
+        raise UsageError(
+            f"other computers can reach `host` {host}: put a key for clients into the environment variable {KEY}, or "
+            "listen on 127.0.0.1."
+        )
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is a loopback address, which no other computer can reach."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
 class Guard:

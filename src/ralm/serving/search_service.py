@@ -13,7 +13,7 @@ from ralm.retrieval.filters import Filter
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving import errors, indexes, middleware
 from ralm.serving.audit import AuditLog
-from ralm.serving.key import ServerKey
+from ralm.serving.middleware import ServerKey
 from ralm.serving.options import PLAIN, ServeOptions, Settings, with_choices
 
 

@@ -12,7 +12,7 @@ from ralm.protocols import UNLIMITED, LanguageModel, WritingModel, traits_of
 from ralm.reading.sampling import GenerationOptions
 from ralm.serving import chat, completion, errors, indexes
 from ralm.serving.audit import AuditLog
-from ralm.serving.key import ServerKey
+from ralm.serving.middleware import ServerKey
 from ralm.serving.model import SharedModel
 from ralm.serving.options import (
     CHOICES,

@@ -1,0 +1,139 @@
+"""Opens a prompt by name, or from a TOML file that is checked for its texts and places."""
+
+import tomllib
+from collections.abc import Container
+from dataclasses import MISSING, dataclass, fields, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Final, get_args
+
+from ralm.answering.options import CHAT_ANSWER, AnswerOptions
+from ralm.answering.prompts import ASKING, CHOICES_PLACE, PLACE, QuestionForm, QuestionPrompt
+from ralm.corpus.files import read_utf8
+from ralm.errors import InputError, UsageError
+from ralm.grammar import parse_keys
+from ralm.lm.tokenizer import has_chat_template
+from ralm.options import Option
+from ralm.protocols import Reader, Tokenizer
+from ralm.reading.ensemble import Ensemble
+
+PROMPTS: Final = ("in-context-ralm", "replug", "replug-choice", "replug-choice-code", "chat", "chat-choice", "numbered")
+"""The prompts that have a name: those of the two papers, and those for models with a chat template."""
+_SUFFIX: Final = ".toml"
+_ASKS: Final = (("documents", "question"), ("choices",))
+_PLACES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "closed": (("question",), ("choices",)),
+    "one": _ASKS,
+    "several": _ASKS,
+    "document": (("text",), ("title", "number")),
+    "answer": (("answer",), ()),
+    "choice": (("letter", "choice"), ()),
+}
+"""The places that each text of a prompt must have, and those that it may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptKeys:
+    """The keys of a prompt with `chat`."""
+
+    system: Annotated[str | None, Option("System message of the chat.", default_text="that of the prompt, or none")] = (
+        None
+    )
+    turns: Annotated[bool, Option("Show demonstrations as turns of the chat, not in the message that asks.")] = False
+
+
+def open_prompt(text: Path | str) -> QuestionPrompt:
+    """A prompt by its name (one of `PROMPTS`), or from a TOML file; a chat may have keys:
+    `chat:turns=true,system="Be brief."`.
+
+    Raises InputError, naming the fault, if there is no such prompt, or if the file is not a prompt; UsageError if a key
+    is wrong.
+    """
+    name, _, keys = str(text).partition(":")
+    changed = parse_keys(PromptKeys, keys, f"`prompt` {name}")
+    prompt = _named_prompt(name)
+    system = prompt.system if changed.system is None else changed.system
+    return replace(prompt, system=system, turns=prompt.turns or changed.turns)
+
+
+def _named_prompt(name: str) -> QuestionPrompt:
+    if name in PROMPTS:
+        file = files("ralm.answering").joinpath("prompt_files", f"{name}{_SUFFIX}")
+        return replace(_parsed(file.read_text("utf-8"), name), name=name)
+    path = Path(name)
+    if path.suffix != _SUFFIX:
+        raise InputError(f"{name} is unknown: give one of {', '.join(PROMPTS)} or a {_SUFFIX} file.")
+    return replace(_parsed(read_utf8(path, InputError), str(path)), name=path.name)
+
+
+def chosen_prompt(
+    prompt: QuestionPrompt | None, tokenizer: Tokenizer, reader: Reader, options: AnswerOptions, given: Container[str]
+) -> tuple[QuestionPrompt, AnswerOptions]:
+    """Return the prompt, by default `chat` for a model with a chat template, else that of the paper that has this
+    reader; and how an answer is drawn: after a chat as `CHAT_ANSWER`, but for the options that are `given`."""
+    if prompt is None:
+        paper = "replug" if isinstance(reader, Ensemble) else "in-context-ralm"
+        prompt = open_prompt("chat" if has_chat_template(tokenizer) else paper)
+    if not prompt.chat:
+        return prompt, options
+    usual = {name: getattr(CHAT_ANSWER, name) for name in ("new_tokens", "stop") if name not in given}
+    return prompt, replace(options, **usual)
+
+
+def _parsed(content: str, where: str) -> QuestionPrompt:
+    try:
+        table = tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where} is not TOML: {error}.") from None
+    known = [field.name for field in fields(QuestionPrompt) if field.name != "name"]
+    if unknown := sorted(set(table) - set(known)):
+        raise InputError(f"{where} has {', '.join(unknown)}; a prompt has {', '.join(known)}.")
+    required = {field.name for field in fields(QuestionPrompt) if field.default is MISSING}
+    if missing := sorted(required - set(table)):
+        raise InputError(f"{where} lacks {', '.join(missing)}.")
+    for name, value in table.items():
+        _check_value(name, value, where)
+    _check_places(table, where)
+    if table.get("question", "as it is") not in get_args(QuestionForm):
+        forms = " or ".join(f'"{form}"' for form in get_args(QuestionForm))
+        raise InputError(f"{where}: question is {table['question']!r}; it should be {forms}.")
+    try:
+        return QuestionPrompt(**table)
+    except UsageError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _check_value(name: str, value: object, where: str) -> None:
+    """Raise InputError if a value has another type, or if a text lacks a place or has an unknown one."""
+    if name in ("chat", "turns"):
+        if not isinstance(value, bool):
+            raise InputError(f"{where}: {name} is {value!r}; it should be true or false.")
+        return
+    if not isinstance(value, str):
+        raise InputError(f"{where}: {name} is not a text in quotes.")
+    held = PLACE.findall(value)
+    required, allowed = _PLACES.get(name, ((), ()))
+    if lacking := [place for place in required if place not in held]:
+        raise InputError(f"{where}: {name} lacks {{{lacking[0]}}}.")
+    if other := [place for place in held if place not in (*required, *allowed)]:
+        raise InputError(f"{where}: {name} has {{{other[0]}}}, which is never filled there.")
+    if held.count("documents") > 1:
+        raise InputError(f"{where}: {name} has {{documents}} twice.")
+
+
+def _check_places(table: dict[str, str], where: str) -> None:
+    """Raise InputError if the question or the choices stand where a long prompt is cut, if only some texts show
+    the choices, or if none shows them although the prompt says how."""
+    for name in ("one", "several"):
+        before = table[name].partition("{documents}")[0]
+        for place in ("{question}", CHOICES_PLACE):
+            if place in before:
+                raise InputError(
+                    f"{where}: {name} has {place} before {{documents}}, where a prompt that is too long is cut: "
+                    "put it after them."
+                )
+    without = [name for name in ASKING if CHOICES_PLACE not in table[name]]
+    if 0 < len(without) < len(ASKING):
+        raise InputError(f"{where}: {without[0]} lacks {CHOICES_PLACE}, which the other texts have.")
+    if without and (idle := [name for name in ("choice", "between_choices") if name in table]):
+        raise InputError(f"{where}: {idle[0]} has no effect, since closed, one and several lack {CHOICES_PLACE}.")
