@@ -1,6 +1,5 @@
 """`NAME:key=value,key=value`: what a text names, and the sentence if it names nothing."""
 
-import json
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -247,7 +246,6 @@ def test_a_pipeline_is_opened_in_a_line(own: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(pipe.generate("The dog", new_tokens=4), str)
     assert pipe.ask(PASSAGES[0].text, new_tokens=4).sources
     assert len(pipe.find([TEXT]).of(0)) == 2
-    assert json.dumps(pipe.config)
     monkeypatch.syspath_prepend(own)
     mine = replace(pipe, parts=Parts(reader=import_module("parts_of_mine").Two()))
     assert mine.score(TEXT, limit_tokens=40).reading.measures.tokens

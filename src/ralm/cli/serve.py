@@ -108,7 +108,6 @@ def serve_command(
         _check_limits(serving.limits, unused, " without a model that runs here" if lm else " without `lm`")
     plan = options.with_query_tokens(plan, retrieval, given)
 
-
     with extra("serve", "serving needs", ("fastapi", "uvicorn", "prometheus_client", "starlette")):
         from ralm.serving import server
         from ralm.serving.audit import AuditLog
