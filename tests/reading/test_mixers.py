@@ -205,7 +205,7 @@ def test_posterior_log_weights_are_those_of_the_plain_loop(
         (lambda: PosteriorWeights(evidence=0), "`evidence` must be at least 1, not 0"),
         (
             lambda: MIXERS.parse("best"),
-            "there is no mixer 'best': one of similarity, uniform, posterior, contrast, or a class of your own",
+            '`mixer="best"` is not known: write one of similarity, uniform, posterior, contrast, or a class',
         ),
         (
             lambda: Parts(reader=Ensemble(documents=1), mixer=PosteriorWeights()),

@@ -182,10 +182,10 @@ def test_tokens_to_rank_by_that_do_not_fit() -> None:
     [
         (
             "best",
-            "there is no reranker 'best': one of none, lexical, zero-shot, predictive, oracle, random",
+            '`rerank="best"` is not known: write one of none, lexical, zero-shot, predictive, oracle, random',
         ),
-        ("lexical:candidates=0", "`candidates` must be at least 1, not 0"),
-        ("zero-shot:tokens=0", "`tokens` must be at least 1, not 0"),
+        ("lexical:candidates=0", "candidates must be at least 1, not 0"),
+        ("zero-shot:tokens=0", "tokens must be at least 1, not 0"),
     ],
 )
 def test_options_that_make_no_sense(text: str, message: str) -> None:

@@ -202,6 +202,6 @@ def test_a_run_with_a_removed_setting_names_it_and_is_read(tmp_path: Path) -> No
     with pytest.warns(RalmWarning) as warned:
         assert len(open_run(tmp_path / "run").text.log_probs_T) > 0
     said = " ".join(str(one.message) for one in warned)
-    assert "`mixer=entropy` was removed: it lost 15%" in said
+    assert '`mixer="entropy"` was removed: it lost 15%' in said
     assert "`gate` was removed: leave it out" in said
     assert "robust" not in said

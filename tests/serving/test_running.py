@@ -87,7 +87,7 @@ def test_uvicorn_calls_what_the_server_overrides(monkeypatch: pytest.MonkeyPatch
 def test_a_second_signal_ends_at_once_and_a_port_is_taken_once(index: Path, tmp_path: Path) -> None:
     settings = tmp_path / "settings.toml"
     settings.write_text(
-        f'lm = "{MODEL}"\nindex = ["{index}"]\nstride = 2\nreader = "ensemble"\ndocuments = 2\nmax-documents = 3\n'
+        f'lm = "{MODEL}"\nindex = ["{index}"]\nstride = 2\nreader = "ensemble"\ndocuments = 2\nlimits = "documents=3"\n'
         "allow = ['query', 'index']\n"
     )
     with running("--settings", settings, "--stride", "8", RALM_SERVE_KEY="a-key") as served:

@@ -36,7 +36,9 @@ _BOUNDED: Final = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte"
 class Measures:
     """How well a text was predicted: its tokens, words and UTF-8 bytes, and `nll` in nats over all its targets.
 
-    `unknown_tokens` stand for text that the tokenizer does not know, which was not predicted.
+    `nll` is -log p of the text by the chain rule (In-Context RALM, Eq. 1). `unknown_tokens` counts the tokens that
+    stand for text that the tokenizer does not know, which was not predicted. Perplexities divide by the counts;
+    `ralm.reading.plan` says what counts under each semantics.
     """
 
     tokens: int
@@ -151,9 +153,10 @@ def evaluate_text(
 ) -> Evaluation:
     """Score a text stride by stride, each read with the passages of `source` (In-Context RALM, section 5; REPLUG).
 
-    `parts` say how; by default the best passage is read alone. `model` may be a `Scorer`, so that evaluations share its
-    cache. With `baseline` the same targets are scored without passages too. If the model lists its top tokens only, the
-    measures are bounds (`Reading.upper`).
+    `parts` say how: the reranker chooses among the hits, the reader decides what comes before the text, and the mixer
+    weighs its readings. By default the best passage is read alone. You can write your own: see docs/extending.md.
+    `model` may be a `Scorer`, so that evaluations share its cache. With `baseline` the same targets are scored without
+    passages too. If the model lists its top tokens only, the measures are bounds (`Reading.upper`).
 
     Raises UsageError if lengths do not fit into the model, TextError if the text is too short, ModelError if `bos` is
     always and the tokenizer has no BOS.

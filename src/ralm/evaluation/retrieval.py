@@ -84,7 +84,10 @@ def _table_topics(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
-    """Return the grade of each document by topic in a file, or in the test split of a folder in BEIR's format."""
+    """Return the grade of each document by topic in a file, or in the test split of a folder in BEIR's format.
+
+    Raises InputError, naming the line, if the source is missing, empty or malformed, or grades one twice.
+    """
     path = _in_folder(path, "qrels/test.tsv")
     grades: dict[str, dict[str, int]] = {}
     for place, (where, line) in enumerate(_lines(path)):
@@ -104,7 +107,10 @@ def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
 
 
 def read_run_file(path: Path | str) -> dict[str, dict[str, float]]:
-    """Return the run in a file of TREC's format."""
+    """Return the run in a file of TREC's format.
+
+    Raises InputError, naming the line, if the file is missing, empty or malformed, or has a document twice.
+    """
     path = Path(path)
     run: dict[str, dict[str, float]] = {}
     for where, line in _lines(path):

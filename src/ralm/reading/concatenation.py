@@ -25,6 +25,9 @@ PassageOrder = Literal["best-first", "best-last"]
 class Concatenation(Part):
     """Puts the first `documents` hits of a row before the context; the papers' question answering reads 2.
 
+    `order`: best-first as in the papers' codes, or best-last, with the best passage next to the text. Each passage is
+    cut to the plan's `document_tokens`. With `cut_together` all of them are cut as one text, as in REPLUG's code.
+
     Raises UsageError if `documents` is below 1, or if `cut_together` would cut the best passage first.
     """
 
@@ -59,7 +62,9 @@ class Concatenation(Part):
     def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
         """Return one prompt prefix of all passages, credited to the best of them.
 
-        Passages of which `cut_together` leaves nothing are not among those of the prefix.
+        The first in the text is encoded as if it were alone, with the special tokens before it. Each further one is
+        encoded without them and after a newline, which counts as part of it. With `cut_together` they are one text,
+        joined by newlines, and passages of which the cut leaves nothing are not among those of the prefix.
         """
         numbers = tuple(number for number, _ in hits[: self.documents])
         first, *others = self.in_order(numbers)

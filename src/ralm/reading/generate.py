@@ -101,7 +101,11 @@ class TokenWriter:
         self._decoder = Decoder(model, self._options, self._max_length)
 
     def add(self, prompt: IntArray, query: str | None = None, seed: int | None = None) -> int:
-        """Add a prompt of at least one token id, to be continued from the next step on; return its number."""
+        """Add a prompt of at least one token id (int64), to be continued from the next step on; returns its number.
+
+        The retriever gets `query`; by default the last tokens of the growing text. `seed` is that of the prompt's own
+        random draws; by default that of the options.
+        """
         if len(prompt) == 0:
             raise UsageError("the prompt is empty: give at least one token to continue.")
         text = without_first(prompt, self._documents.first)

@@ -55,7 +55,8 @@ def check_plan_before(options: PlanOptions, tokens: int, named: str = "`rerank` 
 
 
 def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:
-    """Return the request for the targets of a row, and for up to `before` tokens before them (RALM, Eq. 2)."""
+    """Return the request that scores the targets of a row after [document; context] (In-Context RALM, Eq. 2), and the
+    last `before` tokens of the prefix, if it has as many. Token 0 is never a target."""
     context_begin = plan.context_begins(row, len(document))
     target_begin = max(1, int(plan.target_begin_R[row]) - before)
     return Request(

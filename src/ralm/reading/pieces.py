@@ -20,10 +20,17 @@ _MAX_BYTES: Final = 4
 class GeneratedToken:
     """One generated token, and the documents it was read with.
 
-    `log_prob` is natural and that of the mixture, before temperature, top-k and top-p. `posteriors_K` (float32) are the
-    shares of the passages `passages_K` in it. Both are NaN if they are not known. If the model lists its top tokens
-    only, they are lower bounds, `bound_width` below the upper one, and a greedy token may not be `certified` to be the
-    most likely one. `top_logprobs` are ids and log-probabilities, best first.
+    `log_prob` is natural, under the mixture itself (before temperature, top-k and top-p); NaN if the model gives text
+    alone. `passages_K` (int64) are the passages of the K documents, or a single `NO_PASSAGE`. `posteriors_K` (float32)
+    are the shares of the token's probability that came from each; they sum to 1, or are NaN if the mixture is no
+    average.
+
+    If the model lists its top tokens only, `log_prob` is a lower bound, from the documents that list the token, and so
+    are the shares; `bound_width` is the upper bound less the lower one, 0 if all list it. `certified` says whether a
+    greedy token is certainly the most likely one of the average.
+
+    `top_logprobs` are the ids and log-probabilities of the top tokens of the mixture, best first, as many as
+    `Sampling.top_logprobs` asks for and the model lists.
     """
 
     token: int
@@ -47,7 +54,12 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A piece of generated text, its tokens, and the passage that contributed most to its last token."""
+    """A piece of generated text, and the tokens it is made of.
+
+    `passage` is the passage before the text (or `NO_PASSAGE`); of several, the one that contributed most of the
+    probability of the piece's last token. If a stop string cuts a token, the token belongs to the piece that has the
+    beginning of its text.
+    """
 
     text: str
     passage: int

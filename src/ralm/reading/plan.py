@@ -51,13 +51,19 @@ QueryTokens = Annotated[int, Option("Number of last tokens to use as the query."
 class PlanOptions:
     """The options of In-Context RALM (Ram et al., 2023, sections 3.2 and 4.3) with the paper's values as defaults.
 
-    All lengths are in tokens of the language model: `stride` s, `query_tokens` l, `max_length` L. Special tokens of
-    `bos` count towards `document_tokens`; the official code has them only before documents. A plan with
-    `document_tokens` 0 is only for retrieval.
+    All lengths are in tokens of the language model: `stride` s, `query_tokens` l, `document_tokens` the length that a
+    retrieved passage is cut to, `max_length` L. With `windows="blocked"` the beginning of the context advances every
+    `block` tokens instead of every stride, so that strides that read the same document share one forward pass.
 
-    `windows="rolling"` follows REPLUG's code: an end-of-text token and the first s + l tokens are read without
-    retrieval, then windows of s + l tokens with s targets. Their query is all before the targets, except the last
-    token, so that REPLUG's context_len 128 and pred_len 768 are `query_tokens` 127 and `stride` 769.
+    `windows="rolling"` follows REPLUG's code; the paper does not describe its windows. It reads an end-of-text token
+    and the first s + l tokens without retrieval. After that, each window of s + l tokens is read after the document and
+    has s targets. The query is the first l tokens of a window: all tokens before the targets, except the last. REPLUG's
+    context_len 128 and pred_len 768 are `query_tokens` 127 and `stride` 769.
+
+    Every reading begins with the special tokens that `bos` selects, with a document and without. They count towards
+    `document_tokens`. The official code has them only before documents.
+
+    A plan with `document_tokens` 0 is only for retrieval and cannot be read.
 
     Raises UsageError if a value is out of range or the values do not fit together.
     """
@@ -169,7 +175,10 @@ class Plan:
 
 
 def make_plan(text_tokens: int, options: PlanOptions) -> Plan:
-    """Return the plan of a text of so many tokens; TextError if there are fewer than two, so nothing to score."""
+    """Return the plan of a text of so many tokens (In-Context RALM, Eq. 3 with stride s, Eq. 4 with query length l).
+
+    Raises TextError if the text has fewer than two tokens, so that there is nothing to score.
+    """
     if text_tokens < 2:
         raise TextError(f"the text has {text_tokens} token(s), and the first is never scored: give a longer text.")
     windows = _official_windows if options.semantics == "official" else _paper_windows

@@ -26,7 +26,14 @@ _ALONE: Final[FloatArray] = np.ones(1, dtype=np.float32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a token is drawn from a distribution: by temperature, then `top_k`, then `top_p`."""
+    """How a token is drawn from a distribution.
+
+    `temperature` 0 is greedy; otherwise tokens are drawn from the `top_k` most likely ones (None: all), and of these
+    from the most likely ones that together have probability `top_p`, by a random generator that `seed` decides.
+    `top_logprobs` is how many of the top tokens are recorded with each token that is drawn; it changes no draw.
+
+    Raises UsageError if a value is out of range.
+    """
 
     temperature: Annotated[float, Option("Temperature of the draws; 0 is greedy.", maximum=1 / MIN_TEMPERATURE)] = 0.0
     top_k: Annotated[
@@ -57,7 +64,12 @@ class Sampling:
 class GenerationOptions(Sampling):
     """How to continue a text; lengths in tokens, retrieval options with the paper's values as defaults.
 
-    Every prompt has its own random generator, seeded with `seed`, so its text does not depend on the other prompts.
+    Tokens are drawn as `Sampling` says. Generation ends after `new_tokens` tokens, at the model's end-of-text token, or
+    before the first of the `stop` strings. `max_length` None is the model's own. Every reading begins with the special
+    tokens that `bos` selects, with a document and without; they count towards `document_tokens`, and a prompt that
+    already begins with them has them once. Every prompt has its own random generator, seeded with `seed`, so its text
+    does not depend on the other prompts.
+
     Raises UsageError if a value is out of range.
     """
 

@@ -34,7 +34,11 @@ class PassageSource(Protocol):
 
 
 class FromRetriever:
-    """Passages found by a retriever over a corpus; `config` is by default the retriever's, with a hash of passages."""
+    """Passages found by a retriever over a corpus.
+
+    `config` describes the retriever and the corpus, for the record of a run. By default it is the retriever's own with
+    a hash of all passages.
+    """
 
     def __init__(self, retriever: Retriever, passages: Passages, config: dict[str, JsonValue] | None = None) -> None:
         self.retriever = retriever

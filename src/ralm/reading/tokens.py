@@ -21,7 +21,9 @@ _MAX_UNKNOWN: Final = 0.5
 class PreparedText:
     """A text, its tokens (int64, N), the first and one past the last character of each (int64, N x 2), and its plan.
 
-    Special tokens around the text have empty spans. `unknown_tokens` stand for text that the tokenizer does not know.
+    In rolling windows the first token is an end-of-text token before the text, and the tokenizer's special tokens are
+    around the text; all these have empty spans. `unknown_tokens` counts the tokens that stand for text that the
+    tokenizer does not know.
     """
 
     text: str
@@ -55,7 +57,11 @@ class PreparedText:
 def prepare_text(
     text: str, tokenizer: Tokenizer, options: PlanOptions, *, limit_tokens: int | None = None
 ) -> PreparedText:
-    """Tokenise a text and plan it; with `limit_tokens`, only its first tokens, up to the last complete character."""
+    """Tokenise a text and plan it; with `limit_tokens`, only its first tokens, up to the last complete character.
+
+    Warns (RalmWarning) if the tokenizer does not know some of the text. Raises TextError if that is most of it, or if
+    the text is too short, ModelError if the plan needs a token before the text and the tokenizer has none.
+    """
     tokenizer = full_tokenizer(tokenizer)
     text, tokens, spans_N2 = _encode_beginning(text, tokenizer, limit_tokens)
     unknown_tokens = _count_unknown(text, tokens, spans_N2, tokenizer)

@@ -122,8 +122,10 @@ def _key(pair: Pair) -> bytes:
 class Predictive:
     """Chooses the passages that a cross-encoder scores highest (In-Context RALM, section 6.2, Eq. 7 and 8).
 
-    `cross_encoder` comes from `load_cross_encoder`, or is your own. If it has a `rank_weight`, the logarithm of a hit's
-    rank times this weight is subtracted from its score. Raises UsageError if `candidates` is below 1.
+    The argmax of Eq. 8 is that of the scores f, so the softmax of Eq. 7 is not computed here. `cross_encoder` comes
+    from `load_cross_encoder`, or is your own. If it has an attribute `rank_weight`, like one that was trained with a
+    rank prior, the logarithm of a hit's rank times this weight is subtracted from its score. Raises UsageError if
+    `candidates` is below 1.
     """
 
     cross_encoder: CrossEncoder

@@ -13,7 +13,11 @@ from ralm.reranking.oracle import CANDIDATES_KEY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomChoice(Part):
-    """Chooses any of a row's candidates, all equally likely, by `seed` and the place of the row in the text."""
+    """Chooses any of a row's candidates, all equally likely.
+
+    The choice for a row depends only on `seed` and its place in the text. Raises UsageError if a number is out of
+    range.
+    """
 
     named: ClassVar = ("reranker", "random")
 
