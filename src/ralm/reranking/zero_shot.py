@@ -52,8 +52,8 @@ class ZeroShot:
         return {"reranker": "zero-shot", **paper, **more}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
-        """Return the k best of each row's hits; their scores are total log-probabilities of the end of the prefix, with the
-        weights of `decay` and less that of the rank.
+        """Return the k best of each row's hits; their scores are total log-probabilities of the end of the prefix, with
+        the weights of `decay` and less that of the rank.
 
         Raises UsageError if a passage and the tokens do not fit into the ranking model.
         """
