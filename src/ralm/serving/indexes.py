@@ -136,11 +136,10 @@ class Rerankers:
         """Return the parts of a request; raises what `open_pipeline` raises."""
         options = PipelineOptions(lm=model.name, retrieval=settings.retrieval, reading=settings.reading)
         ranker = None if self._ranker is None else Scorer(self._ranker, progress=False)
-        models = iter((model, ranker))
         parts = open_pipeline(
             options,
             source=source,
-            load=lambda _name, _options: cast("WritingModel", next(models)),
+            load=lambda name, _options: cast("WritingModel", ranker if name == settings.reading.ranker else model),
             load_pairs=lambda _part: cast("CrossEncoder", self._cross_encoder),
         ).parts
         reranker = parts.reranker
