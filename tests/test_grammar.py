@@ -1,7 +1,6 @@
 """`NAME:key=value,key=value`: what a text names, and the sentence if it names nothing."""
 
 import sys
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -157,7 +156,7 @@ def test_several_documents_without_a_reader_are_concatenated() -> None:
         ReadingOptions(reader="in-context", documents=3)
 
 
-def test_a_request_keeps_the_operators_keys_of_the_same_part() -> None:
+def test_a_request_keeps_the_operators_keys_of_the_same_part(own: Path) -> None:
     reading = ReadingOptions(reader="ensemble:temperature=2", documents=5, rerank="zero-shot:lm=x,candidates=9")
     settings = Settings(index="few", reading=reading)
 
@@ -168,9 +167,8 @@ def test_a_request_keeps_the_operators_keys_of_the_same_part() -> None:
     assert chosen(documents=3).chosen_reader == ralm.Ensemble(documents=3, temperature=2)
     assert chosen(reader="ensemble:documents=2").chosen_reader == ralm.Ensemble(documents=2, temperature=2)
     assert chosen(reader="in-context").chosen_reader == ralm.InContext()
-    assert RERANKERS.parse(chosen(rerank="zero-shot:tokens=4").rerank) == ZeroShotOptions(
-        lm="x", candidates=9, tokens=4
-    )
+    reranker = RERANKERS.parse(chosen(rerank="zero-shot:tokens=4").rerank)
+    assert reranker == ZeroShotOptions(lm="x", candidates=9, tokens=4)
     assert chosen(rerank="lexical").candidates == 16
     for choice, message in (
         ({"rerank": "zero-shot:lm=y"}, "only the operator can choose the key 'lm'"),
@@ -181,6 +179,8 @@ def test_a_request_keeps_the_operators_keys_of_the_same_part() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             chosen(**choice)
+    settings = Settings(index="few", reading=ReadingOptions(reader="parts_of_mine:Two", mixer="parts_of_mine:Third"))
+    assert chosen(stride=2).mixer == "parts_of_mine:Third"
 
 
 READ = ["--reader", 'parts_of_mine:Two:heading="Read, then: "', "--mixer", "parts_of_mine:Third"]
@@ -238,17 +238,18 @@ def test_a_class_that_cannot_forbid(own: Path) -> None:
 
 
 def test_a_pipeline_is_opened_in_a_line(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = ralm.open(
-        "index", lm="ralm-tiny", reader="ensemble:documents=2", mixer="posterior", max_length=128, document_tokens=32
-    )
+    short = {"lm": "ralm-tiny", "max_length": 128, "document_tokens": 32}
+    pipe = ralm.open("index", reader="ensemble:documents=2", mixer="posterior", **short)
     assert pipe.parts.reader == ralm.Ensemble(documents=2)
     assert pipe.score(TEXT, limit_tokens=40).baseline is not None
     assert isinstance(pipe.generate("The dog", new_tokens=4), str)
     assert pipe.ask(PASSAGES[0].text, new_tokens=4).sources
     assert len(pipe.find([TEXT]).of(0)) == 2
     monkeypatch.syspath_prepend(own)
-    mine = replace(pipe, parts=Parts(reader=import_module("parts_of_mine").Two()))
-    assert mine.score(TEXT, limit_tokens=40).reading.measures.tokens
+    mine = import_module("parts_of_mine")
+    opened = ralm.open("index", reader=mine.Two(), rerank=mine.Last(), **short)
+    assert isinstance(opened.parts.reranker, mine.Last)
+    assert opened.score(TEXT, limit_tokens=40).reading.measures.tokens
     with pytest.raises(UsageError, match=r"the pipeline has no key 'reeder': the nearest is reader"):
         ralm.open("index", lm="ralm-tiny", reeder="ensemble")
     with pytest.raises(UsageError, match="read passages: give `index` or"):

@@ -175,12 +175,10 @@ def open(  # noqa: A001  # users write `ralm.open`
         >>> pipe = ralm.open("my-index", lm="smollm2", reader="ensemble:documents=4", mixer="posterior")
         >>> pipe.ask("Who discovered radium?").answer.text
     """
-    own = {
-        name: settings.pop(name)
-        for name in ("reader", "mixer", "reranker")
-        if not isinstance(settings.get(name, ""), str)
-    }
-    texts = {name: as_text(value) for name, value in settings.items() if value is not None}
+    given = {name: value for name, value in settings.items() if value is not None}
+    fields = {"reader": "reader", "mixer": "mixer", "rerank": "reranker"}
+    own = {part: given.pop(name) for name, part in fields.items() if not isinstance(given.get(name, ""), str)}
+    texts = {name: as_text(value) for name, value in given.items()}
     where = {} if index is None else {"index": str(index)}
     options = read_settings(PlannedOptions, {"lm": lm, **where, **texts}, "the pipeline")
     pipeline = open_pipeline(options, plan=options.plan)

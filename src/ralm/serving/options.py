@@ -174,7 +174,7 @@ class Settings:
             "retriever": self.retrieval.retriever,
             "reader": self.reading.reader_name,
             "documents": self.reading.chosen_reader.hits,
-            **({"mixer": self.reading.mixer} if self.reading.reader_name == "ensemble" else {}),
+            **({"mixer": self.reading.mixer} if self.reading.mixes else {}),
             "rerank": self.reading.rerank,
             "stride": self.plan.stride,
         }
@@ -264,8 +264,6 @@ def _changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
         parts["reader"] = READERS.onto(
             f"{'concatenation' if several else named}:documents={documents}", parts["reader"]
         )
-    if READERS.name_of(parts["reader"]) != "ensemble" and "mixer" not in values:
-        parts["mixer"] = "similarity"
     plan = {name: values[name] for name in ("stride", "query_tokens", "document_tokens") if name in values}
     return replace(
         settings,
