@@ -238,7 +238,7 @@ def test_a_class_that_cannot_forbid(own: Path) -> None:
 
 
 def test_a_pipeline_is_opened_in_a_line(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = {"lm": "ralm-tiny", "max_length": 128, "document_tokens": 32}
+    short: dict[str, Any] = {"lm": "ralm-tiny", "max_length": 128, "document_tokens": 32}
     pipe = ralm.open("index", reader="ensemble:documents=2", mixer="posterior", **short)
     assert pipe.parts.reader == ralm.Ensemble(documents=2)
     assert pipe.score(TEXT, limit_tokens=40).baseline is not None
