@@ -25,7 +25,8 @@ from ralm.retrieval.bm25.scan import SearchBatch
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import search_streams
-from ralm.retrieval.filters import BoolArray, Passing, parse_filter
+from ralm.retrieval.columns import BoolArray
+from ralm.retrieval.filters import Passing, parse_filter
 
 SHARES = (0.5, 0.1, 0.01, 0.0001)
 RUN = 50
@@ -80,7 +81,7 @@ def main() -> None:
             for run in (1, RUN):
                 for share in SHARES:
                     rows = passing(given.passages, share, run)
-                    narrow = bm25.filtered(Passing(parse_filter("exists key"), rows, Numbering(given.passages)))
+                    narrow = bm25.filtered(Passing(parse_filter("key is not None"), rows, Numbering(given.passages)))
                     searches[share, run] = make(narrow, some, given.hits)
             for search in searches.values():
                 search()

@@ -87,7 +87,7 @@ SUCCESSORS: Final[dict[str, str]] = {
     "serve --contents": "leave it out; `/retrieve` puts the title before the text, and `/search` has both apart",
     "serve --forbidden-titles": _HIDDEN,
     "workers": "leave it out; a reverse proxy shares requests among several servers of one index",
-    "forbidden-documents": "use `--where 'not id in (ID, ID)'`",
+    "forbidden-documents": 'use `--where \'id not in ("ID", "ID")\'`',
     "check --environment": "in a clone, `pip install --constraint requirements/locked.txt .` installs tested versions",
     "ralm choice": "use `ralm qa`, which chooses if the questions have choices",
     "ralm curve": "use `ralm qa --over documents=0,1,2,5`",

@@ -1,9 +1,9 @@
 """Search with filters: the best of the passages that pass, as plain loops over their metadata find them."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import eq, ge, gt, le, lt
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
 from ralm.retrieval.columns import COLUMNS_FILE, ColumnFile, collect_columns
-from ralm.retrieval.filters import Condition, Filter, Junction, Not, Passing, compare, conditions, join, negate
+from ralm.retrieval.filters import Passing, parse_filter
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
@@ -55,20 +55,62 @@ def alike(one: Any, other: Any) -> bool:
     return kinds[0] == kinds[1]
 
 
-def passes(passage: Passage, wanted: Filter) -> bool:
-    """Whether a passage passes, condition by condition."""
-    match wanted:
-        case Not(part):
-            return not passes(passage, part)
-        case Junction("and", parts):
-            return all(passes(passage, one) for one in parts)
-        case Junction(_, parts):
-            return any(passes(passage, one) for one in parts)
-        case Condition(key, "exists"):
-            return bool(values_of(passage, key))
-    tests: dict[str, Any] = {"in": eq, "<": lt, "<=": le, ">": gt, ">=": ge}
-    pairs = [(one, other) for one in values_of(passage, wanted.key) for other in wanted.values if alike(one, other)]
-    return any(tests[wanted.operator](one, other) for one, other in pairs)
+class Case(NamedTuple):
+    """A filter as text, whether a passage passes it, and the values that each of its keys is compared with."""
+
+    text: str
+    passes: Callable[[Passage], bool]
+    compared: list[tuple[str, Sequence[Any]]]
+
+
+SIGNS: Final[dict[str, Any]] = {"==": eq, "<": lt, "<=": le, ">": gt, ">=": ge}
+
+
+def holds(key: str, values: Sequence[Any], test: Callable[[Any, Any], bool]) -> Callable[[Passage], bool]:
+    return lambda passage: any(
+        test(one, other) for one in values_of(passage, key) for other in values if alike(one, other)
+    )
+
+
+def negate(case: Case) -> Case:
+    return Case(f"not ({case.text})", lambda passage: not case.passes(passage), case.compared)
+
+
+def join(word: str, cases: list[Case]) -> Case:
+    every = all if word == "and" else any
+    text = f" {word} ".join(f"({case.text})" for case in cases)
+    compared = [one for case in cases for one in case.compared]
+    return Case(text, lambda passage: every(case.passes(passage) for case in cases), compared)
+
+
+def compare(key: str, sign: str, value: Any) -> Case:
+    if sign == "!=":
+        return negate(compare(key, "==", value))._replace(text=f"{key} != {value!r}")
+    return Case(f"{key} {sign} {value!r}", holds(key, [value], SIGNS[sign]), [(key, [value])])
+
+
+def among(key: str, values: list[Any]) -> Case:
+    return Case(f"{key} in {tuple(values)!r}", holds(key, values, eq), [(key, values)])
+
+
+def exists(key: str) -> Case:
+    return Case(f"{key} is not None", lambda passage: bool(values_of(passage, key)), [(key, [])])
+
+
+def matches(key: str, value: str, how: str) -> Case:
+    """Part of a text; of the items of lists, which only the key `any` holds, a whole one."""
+    if how == "in":
+
+        def test(passage: Passage) -> bool:
+            is_list = isinstance(passage.metadata.get(key), list)
+            return any(
+                one == value if is_list else value in one for one in values_of(passage, key) if isinstance(one, str)
+            )
+
+        return Case(f"{value!r} in {key}", test, [(key, [value])])
+    return Case(
+        f"{key}.{how}({value!r})", holds(key, [value], lambda one, other: getattr(one, how)(other)), [(key, [value])]
+    )
 
 
 WORDS: Final = [f"w{number}" for number in range(7)]
@@ -88,31 +130,17 @@ DOCUMENT: Final = st.tuples(
     st.sampled_from(["", "A", "B c"]),
     st.lists(TEXT, min_size=1, max_size=4),
 )
+NUMBERED: Final = st.sampled_from(["year", "any", "author.age"])
+NAMED: Final = st.sampled_from(["lang", "any", "author.name", "author.age", "title", "id"])
+TEXTS: Final = st.sampled_from(["en", "de", "", "é", "Ada", "A", "B c", "d1", "d3", "x" * 600, "x", "it's \\"])
+EVERY_SIGN: Final = st.sampled_from(["!=", *SIGNS])
+VALUES: Final = st.sampled_from([0, 1, 2020, "en", "fr", "d1", "d2", "", True, False])
 CONDITIONS: Final = st.one_of(
-    st.builds(
-        lambda key, sign, value: compare(key, sign, [value]),
-        *(
-            st.sampled_from(["year", "any", "author.age"]),
-            st.sampled_from("= != < <= > >=".split()),
-            st.sampled_from([0, 1, 2019, 2020, 2.5, -1]),
-        ),
-    ),
-    st.builds(
-        lambda key, sign, value: compare(key, sign, [value]),
-        st.sampled_from(["lang", "any", "author.name", "author.age", "title", "id"]),
-        st.sampled_from("= != < <= > >=".split()),
-        st.sampled_from(["en", "de", "", "é", "Ada", "A", "B c", "d1", "d3", "x" * 511]),
-    ),
-    st.builds(
-        compare,
-        st.sampled_from(["any", "author.age", "lang", "year", "id"]),
-        st.sampled_from(["in", "not in"]),
-        st.lists(st.sampled_from([0, 1, 2020, "en", "fr", "d1", "d2", "", True, False]), min_size=1, max_size=4),
-    ),
-    st.builds(
-        lambda key: compare(key, "exists", ()),
-        st.sampled_from(["year", "any", "author.name", "author.age", "title", "id"]),
-    ),
+    st.builds(compare, NUMBERED, EVERY_SIGN, st.sampled_from([0, 1, 2019, 2020, 2.5, -1])),
+    st.builds(compare, NAMED, EVERY_SIGN, TEXTS),
+    st.builds(among, NUMBERED | NAMED, st.lists(VALUES, min_size=1, max_size=4)),
+    st.builds(exists, NUMBERED | NAMED),
+    st.builds(matches, NAMED, TEXTS, st.sampled_from(["in", "startswith", "endswith"])),
 )
 SEARCHED: Final = st.recursive(
     CONDITIONS,
@@ -160,23 +188,23 @@ def check_columns(index: Index) -> None:
             read = segment.columns.read(len(segment.store))
             assert read.columns.keys() == collected.columns.keys()
             for name, column in read.columns.items():
-                for one, other in zip(column, collected.columns[name], strict=True):
-                    assert [*one] == [*other]
+                assert column.values.equals(collected.columns[name].values)
+                assert column.runs.tolist() == collected.columns[name].runs.tolist()
 
 
-def is_wrong(passages: Sequence[Passage], wanted: Filter) -> bool:
+def is_wrong(passages: Sequence[Passage], case: Case) -> bool:
     """Whether a key is in no passage, or a value is unlike all values of its key."""
-    for condition in conditions(wanted):
-        values = [value for one in passages for value in values_of(one, condition.key)]
-        values += ["x"] if condition.key in ("id", "title") else []
-        if not values or not all(any(alike(value, other) for other in values) for value in condition.values):
+    for key, compared in case.compared:
+        values = [value for one in passages for value in values_of(one, key)]
+        values += ["x"] if key in ("id", "title") else []
+        if not values or not all(any(alike(value, other) for other in values) for value in compared):
             return True
     return False
 
 
-def check_hits(index: Index, passages: Sequence[Passage], wanted: Filter, query: str, k: int) -> None:
+def check_hits(index: Index, passages: Sequence[Passage], case: Case, query: str, k: int) -> None:
     """Search with a filter in every way."""
-    allowed = {one.number for one in passages if passes(one, wanted)}
+    allowed, wanted = {one.number for one in passages if case.passes(one)}, parse_filter(case.text)
     passing = index.columns.passing(wanted)
     assert {*passing.numbers.tolist()} == allowed, str(wanted)
     bm25, dense = index.bm25, index.dense(encoder=LetterEncoder())
@@ -210,18 +238,18 @@ def test_hits_are_the_best_of_all_passages_that_pass(tmp_path_factory: pytest.Te
         merged=st.booleans(),
         asked=st.lists(st.tuples(SEARCHED, QUERY, st.integers(1, 5)), min_size=20, max_size=20),
     )
-    def check(parts: list[list[Any]], data: st.DataObject, merged: bool, asked: list[tuple[Filter, str, int]]) -> None:
+    def check(parts: list[list[Any]], data: st.DataObject, merged: bool, asked: list[tuple[Case, str, int]]) -> None:
         count = sum(map(len, parts))
         removed = data.draw(st.sets(st.sampled_from(range(count)), max_size=count - 1))
         index = searched(tmp_path_factory.mktemp("filters") / "index", parts, removed, merged)
         passages = [*index.passages]
         check_columns(index)
-        for wanted, query, k in asked:
-            if is_wrong(passages, wanted):
+        for case, query, k in asked:
+            if is_wrong(passages, case):
                 with pytest.raises(UsageError, match="the keys are|cannot be compared"):
-                    index.columns.passing(wanted)
+                    index.columns.passing(parse_filter(case.text))
             else:
-                check_hits(index, passages, wanted, query, k)
+                check_hits(index, passages, case, query, k)
 
     check()
 
@@ -233,7 +261,7 @@ def test_an_index_without_columns_is_filtered_by_its_passages(tmp_path: Path, mo
     without = searched(tmp_path / "without", [documents], [], merged=False)
     assert [one.segments[0].columns is None for one in (with_columns, without)] == [False, True]
     assert with_columns.fingerprint == without.fingerprint
-    wanted = compare("year", ">=", [2020])
+    wanted = parse_filter("year >= 2020")
     assert [one.columns.passing(wanted).numbers.tolist() for one in (with_columns, without)] == [[4, 5, 6, 7]] * 2
 
 
@@ -274,7 +302,7 @@ def test_scans_and_streams_of_many_passages(
     stream = Stream(bm25.collection, k, max(partition // 1024, 1) * 1024)
     for narrow in (share, 0.5):
         rows = draw.random(count) < narrow
-        found = bm25.filtered(Passing(compare("a", "exists", ()), rows, Numbering(count)))
+        found = bm25.filtered(Passing(parse_filter("a is not None"), rows, Numbering(count)))
         hits = found.retrieve(queries, k)
         for row in range(len(queries)):
             assert hits.of(row) == [hit for hit in whole.of(row) if rows[hit[0]]][:k]

@@ -59,7 +59,7 @@ def test_what_goes_in_comes_out(index: Path) -> None:
     assert [number for number, _ in opened.bm25.retrieve(["colour"], 5).of(0)] == [3, 1]
     assert opened.manifest.counts == {"documents": 2, "passages": 4, "terms": 7, "postings": 9, "tokens": 9}
     assert opened.manifest.settings["bm25"] == {"analysis": "lucene-english", "k1": 0.9, "b": 0.4}
-    assert opened.manifest.format_version == 1
+    assert opened.manifest.format_version == 2
     assert opened.bm25.config["analysis"] == "lucene-english"
 
 
@@ -161,7 +161,7 @@ def test_a_disk_that_fills_while_postings_are_merged(
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"format_version": 5}, FolderError, "Upgrade ralm"),
+        ({"format_version": 1}, FolderError, "reads format 2: build the index again"),
         ({"kind": "run"}, FolderError, "is a ralm run"),
         ({"settings": {}}, DamagedFolderError, "does not describe its segments"),
         ({"bm25": None}, DamagedFolderError, "does not describe BM25"),

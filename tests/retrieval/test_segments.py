@@ -15,7 +15,7 @@ from ralm.retrieval.bm25.kernels import Kernel
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import RemovedPassages, Segment, merge_arrays
-from ralm.retrieval.filters import Passing, compare
+from ralm.retrieval.filters import Passing, parse_filter
 from tests.retrieval.searching import arrays_of, assert_equal, streamed, words
 
 WORDS = [f"w{number}" for number in range(12)]
@@ -111,7 +111,7 @@ def test_the_first_queries_of_a_process_find_the_same_without_compiled_kernels(
     if share is not None:
         rows = random.random(len(numbering) + len(numbering.removed)) < share
         rows[numbering.removed] = False
-        bm25 = varied.filtered(Passing(compare("id", "=", ["x"]), rows, numbering))
+        bm25 = varied.filtered(Passing(parse_filter('id == "x"'), rows, numbering))
     for limit in (forbidden, None):
         compiled = bm25.retrieve(queries, k, limit)
         with pytest.MonkeyPatch.context() as patch:

@@ -81,12 +81,12 @@ def test_another_index_is_chosen_in_the_address(search_url: str) -> None:
 
 def test_filters(any_url: str) -> None:
     body: Any = {"queries": ["dog"], "return_scores": False}
-    for where, ids in (("url = 'http://h'", ["hill"]), ("not exists url", ["night"]), ("title = Nobody", [])):
+    for where, ids in (("url == 'http://h'", ["hill"]), ("url is None", ["night"]), ("title == 'Nobody'", [])):
         found = httpx.post(f"{any_url}/retrieve", params={"where": where}, json=body).json()["result"][0]
         assert [one["id"] for one in found] == ids
-    hits = httpx.get(f"{any_url}/search", params={"q": "dog", "where": "id in (night, sea)"}).json()["hits"]
+    hits = httpx.get(f"{any_url}/search", params={"q": "dog", "where": "id in ('night', 'sea')"}).json()["hits"]
     assert [one["document_id"] for one in hits] == ["night"]
-    for where, said in (("url >", "the filter cannot be read: expected a value"), ("other = 1", "other")):
+    for where, said in (("url >", "the filter cannot be read (invalid syntax)"), ("other == 1", "other")):
         answer = httpx.get(f"{any_url}/search", params={"q": "dog", "where": where})
         assert answer.status_code == 400
         assert said in answer.json()["error"]["message"]

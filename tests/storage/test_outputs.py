@@ -118,9 +118,9 @@ def test_damage_shows_in_a_large_file(tmp_path: Path, monkeypatch: pytest.Monkey
         read_manifest(tmp_path / "index", kind=INDEX)
 
 
-def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
+def test_another_format_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "index", kind=FolderKind("index", version=2))
-    with pytest.raises(FolderError, match="has format 2, .* reads up to format 1. Upgrade ralm"):
+    with pytest.raises(FolderError, match="has format 2, .* reads format 1: build the"):
         read_manifest(tmp_path / "index", kind=INDEX)
 
 

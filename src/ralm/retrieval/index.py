@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense, PassageVectors
     from ralm.retrieval.passing import IndexColumns
 
-INDEX_KIND: Final = FolderKind("index")
+INDEX_KIND: Final = FolderKind("index", version=2)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Metadata is looked up in the columns of the segments, titles and document ids in
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property, reduce
+from functools import cached_property
 from threading import Lock
 from typing import Any, Final
 
@@ -17,22 +17,35 @@ from ralm.corpus.documents import some_names
 from ralm.corpus.numbering import Numbering
 from ralm.corpus.store import PassageStore, arrow_texts, true_places
 from ralm.errors import UsageError
-from ralm.retrieval.columns import ColumnFile, Kind, SegmentColumns, collect_columns, stored_value, value_kind
-from ralm.retrieval.filters import (
+from ralm.retrieval.columns import (
     BoolArray,
-    Condition,
-    Filter,
-    Junction,
-    Not,
-    Passing,
-    conditions,
-    written_value,
+    ColumnFile,
+    Kind,
+    SegmentColumns,
+    arrow_numbers,
+    collect_columns,
+    kind_of_value,
+    stored_value,
 )
+from ralm.retrieval.filters import Filter, Passing, Value
 
 ORIGINS: Final = ("id", "title")
 """The keys that are not metadata."""
 _PLURAL: Final[dict[Kind, str]] = {"text": "text", "number": "numbers", "truth": "true or false"}
-_FILTERS_KEPT: Final = 64
+_COMPARED: Final[dict[str, Any]] = {
+    "==": pc.equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+_MATCHED: Final[dict[str, Any]] = {
+    "startswith": pc.starts_with,
+    "endswith": pc.ends_with,
+    "contains": pc.match_substring,
+}
+_BYTES_KEPT: Final = 64 << 20
+"""Size of the rows of the latest filters."""
 
 
 class IndexColumns:
@@ -67,90 +80,93 @@ class IndexColumns:
     def kinds(self) -> dict[str, list[Kind]]:
         """The keys of the metadata of all passages, with the kinds of their values."""
         found: dict[str, list[Kind]] = {}
-        for key, kind in sorted({name for one in self.segments for name in one.columns}):
-            rows = self._rows_of(Condition(key, "exists"), kind)
+        for key, kind in sorted({(name.key, name.kind) for one in self.segments for name in one.columns}):
+            rows = np.concatenate([_rows_with(one, key, kind, "exists", []) for one in self.segments])
             rows[self._numbering.removed] = False
             if rows.any():
                 found.setdefault(key, []).append(kind)
         return found
 
     def passing(self, wanted: Filter) -> Passing:
-        """The passages that pass a filter; the results of the latest filters are kept.
+        """Return the passages that pass a filter; the results of the latest filters are kept.
 
         Raises UsageError if a key is in no passage, or a value is of another kind than all values of its key.
         """
-        name = str(wanted)
         with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
-        for condition in conditions(wanted):
-            self._check(condition)
-        rows = self._rows(wanted)
+            if wanted.text in self._kept:
+                self._kept.move_to_end(wanted.text)
+                return self._kept[wanted.text]
+        rows = wanted.test(self)
         rows[self._numbering.removed] = False
         found = Passing(wanted, rows, self._numbering)
         with self._lock:
-            self._kept[name] = found
-            if len(self._kept) > _FILTERS_KEPT:
+            self._kept[wanted.text] = found
+            if len(self._kept) > _BYTES_KEPT // max(1, len(rows)):
                 self._kept.popitem(last=False)
         return found
 
-    def _check(self, condition: Condition) -> None:
-        key = condition.key
+    def matching(self, key: str, operator: str, values: Sequence[Value]) -> BoolArray:
+        """Return the rows with a value of the key that fulfils a comparison with these values.
+
+        Raises UsageError if no passage has the key, or a value is of another kind than all values of the key.
+        """
+        kinds: list[Kind] = ["text"] if key in ORIGINS else self.kinds.get(key, [])
+        self._check(key, kinds, values)
+        by_kind = {kind: [stored_value(value) for value in values if kind_of_value(value) == kind] for kind in kinds}
         if key in ORIGINS:
-            kinds: list[Kind] = ["text"]
-        elif key in self.kinds:
-            kinds = self.kinds[key]
-        else:
+            stores = [store.origin_texts(key == "title") for store in self._stores]
+            return np.concatenate([_origins_with(texts, operator, by_kind["text"]) for texts in stores])
+        found = [
+            np.concatenate([_rows_with(one, key, kind, operator, same) for one in self.segments])
+            for kind, same in by_kind.items()
+        ]
+        return np.asarray(np.logical_or.reduce(found))
+
+    def _check(self, key: str, kinds: Sequence[Kind], values: Sequence[Value]) -> None:
+        if not kinds:
             known = some_names([*self.kinds, *(one for one in ORIGINS if one not in self.kinds)])
             raise UsageError(f"no passage of {self._name} has the key {key!r}; the keys are {known}.")
-        for value in condition.values:
-            if value_kind(value) not in kinds:
+        for value in values:
+            if kind_of_value(value) not in kinds:
                 held = " and ".join(_PLURAL[kind] for kind in kinds)
                 quoted = "; put it in quotes to compare it as text" if "text" in kinds else ""
                 raise UsageError(
-                    f"the key {key!r} of {self._name} holds {held}, which cannot be compared with "
-                    f"{written_value(value)}{quoted}."
+                    f"the key {key!r} of {self._name} holds {held}, which cannot be compared with {value!r}{quoted}."
                 )
 
-    def _rows(self, wanted: Filter) -> BoolArray:
-        match wanted:
-            case Not(part):
-                return ~self._rows(part)
-            case Junction(operator, parts):
-                join_rows: Any = np.logical_and if operator == "and" else np.logical_or
-                return reduce(join_rows, map(self._rows, parts))
-            case Condition(key) if key in ORIGINS:
-                return np.concatenate([_texts_match(store, wanted) for store in self._stores])
-            case Condition(key):
-                return reduce(np.logical_or, [self._rows_of(wanted, kind) for kind in self.kinds[key]])
 
-    def _rows_of(self, condition: Condition, kind: Kind) -> BoolArray:
-        """The rows with a value of one kind that fulfils a condition."""
-        values = [value for value in condition.values if value_kind(value) == kind]
-        rows = []
-        for segment in self.segments:
-            column = segment.columns.get((condition.key, kind))
-            fits = column is not None and (values or condition.operator == "exists")
-            rows.append(segment.rows([*column.runs_of(condition, values)] if column is not None and fits else []))
-        return np.concatenate(rows)
+def _rows_with(segment: SegmentColumns, key: str, kind: Kind, operator: str, values: Sequence[Any]) -> BoolArray:
+    """Return the rows of a segment with a value of one kind that fulfils a comparison."""
+    rows = np.zeros(int(segment.sizes_R.sum()), np.bool_)
+    for name, column in segment.columns.items():
+        if (name.key, name.kind) == (key, kind):
+            compared = "==" if operator == "contains" and name.listed else operator
+            rows |= segment.rows(column.runs[_places(column.values, compared, values)])
+    return rows
 
 
-def _texts_match(store: PassageStore, condition: Condition) -> BoolArray:
-    """Which passages of a store have an id or title, which is not empty, that fulfils a condition."""
-    texts = store.origin_texts(condition.key == "title")
-    has_text = np.zeros(len(store), np.bool_)
-    has_text[true_places(pc.not_equal(texts, _scalar(b"")))] = True
-    if condition.operator == "exists":
-        return has_text
-    found = np.zeros(len(store), np.bool_)
-    names = {"in": "equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
-    test = getattr(pc, names[condition.operator])
-    for value in condition.values:
-        found[true_places(test(texts, _scalar(stored_value(value))))] = True
-    return found & has_text
+def _origins_with(texts: pa.ChunkedArray, operator: str, values: Sequence[Any]) -> BoolArray:
+    """Return which of the ids or titles, unless empty, fulfil a comparison."""
+    found, empty = np.zeros(len(texts), np.bool_), _places(texts, "==", [b""])
+    found[_places(texts, operator, values)] = True
+    found[empty] = False
+    return found
 
 
-def _scalar(text: bytes) -> pa.Scalar:
-    """A text as a scalar of Arrow; `pa.scalar` would import pandas, which takes a second."""
-    return arrow_texts([text], pa.binary())[0]
+def _places(array: Any, operator: str, values: Sequence[Any]) -> Any:
+    """Return the places of an array whose values fulfil a comparison with these values, which are of its kind."""
+    if operator == "exists":
+        return slice(None)
+    if operator == "in":
+        return true_places(pc.is_in(array, value_set=_as_array(values, array.type))) if values else []
+    if not values:
+        return []
+    [value] = values
+    if operator in _MATCHED:
+        return true_places(_MATCHED[operator](array, value)) if isinstance(value, bytes) else []
+    return true_places(_COMPARED[operator](array, _as_array([value], array.type)[0]))
+
+
+def _as_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return values as an array of Arrow; `pa.array` would import pandas, which takes a second."""
+    return arrow_texts(values, kind) if isinstance(values[0], bytes) else arrow_numbers(np.array(values, np.float64))

@@ -108,7 +108,7 @@ class RetrieverOptions:
     where: Annotated[
         str | None,
         Option(
-            "Find only passages whose metadata, title or id pass this filter, such as `year >= 2020 and lang = en`."
+            "Find only passages whose metadata, title or id pass this filter, such as `year >= 2020 and lang == 'en'`."
         ),
     ] = None
     distinct: Annotated[

@@ -46,7 +46,7 @@ class SearchArguments(requests.Body):
     k: Annotated[int, Field(description="Passages to find.")] = 10
     index: Annotated[str | None, Field(description="The name of an index; the first by default.")] = None
     filters: Annotated[
-        str | None, Field(description="Find only passages that pass this, such as `year >= 2020 and lang = en`.")
+        str | None, Field(description="Find only passages that pass this, such as `year >= 2020 and lang == 'en'`.")
     ] = None
 
 

@@ -28,7 +28,7 @@ _PASSAGES: Final = 65_536
 IndexName: TypeAlias = Annotated[str | None, Query(description="The name of an index; the first by default.")]
 RetrieverChoice: TypeAlias = Annotated[str | None, Query(description="How to search; as the operator set by default.")]
 Where: TypeAlias = Annotated[
-    str | None, Query(description="A filter of passages, such as `year >= 2020 and lang = en`.")
+    str | None, Query(description="A filter of passages, such as `year >= 2020 and lang == 'en'`.")
 ]
 
 

@@ -132,10 +132,10 @@ def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
     manifest, content = _parse(folder, kind.name)
     if manifest.kind != kind.name:
         raise FolderError(f"{folder} is a ralm {manifest.kind}, not a ralm {kind}.")
-    if manifest.format_version > kind.version:
+    if manifest.format_version != kind.version:
         raise FolderError(
             f"{folder} has format {manifest.format_version}, written by ralm {manifest.ralm_version}; this is ralm "
-            f"{__version__}, which reads up to format {kind.version}. Upgrade ralm, or build the {kind} again."
+            f"{__version__}, which reads format {kind.version}: build the {kind} again, or use the other ralm."
         )
     _check_itself(folder, manifest, content)
     for name, entry in manifest.files.items():

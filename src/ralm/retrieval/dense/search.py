@@ -20,9 +20,10 @@ from ralm.corpus.numbering import Numbering, hash_of_numbers, rising, union
 from ralm.errors import DamagedFolderError, FolderError, ModelError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
+from ralm.retrieval.columns import BoolArray
 from ralm.retrieval.dense.build import keeps_vectors
 from ralm.retrieval.dense.options import DenseSearchOptions
-from ralm.retrieval.filters import BoolArray, Passing
+from ralm.retrieval.filters import Passing
 from ralm.retrieval.layout import VectorSet
 from ralm.storage.manifest import whole_checksum
 from ralm.terminal import track
