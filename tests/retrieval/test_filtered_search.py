@@ -254,17 +254,6 @@ def test_hits_are_the_best_of_all_passages_that_pass(tmp_path_factory: pytest.Te
     check()
 
 
-def test_an_index_without_columns_is_filtered_by_its_passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    documents = [({"year": 2018 + number}, "A", ["w1 w2", "w1"]) for number in range(4)]
-    with_columns = searched(tmp_path / "with", [documents], [], merged=False)
-    monkeypatch.setattr("ralm.retrieval.build.write_columns", lambda _: False)
-    without = searched(tmp_path / "without", [documents], [], merged=False)
-    assert [one.segments[0].columns is None for one in (with_columns, without)] == [False, True]
-    assert with_columns.fingerprint == without.fingerprint
-    wanted = parse_filter("year >= 2020")
-    assert [one.columns.passing(wanted).numbers.tolist() for one in (with_columns, without)] == [[4, 5, 6, 7]] * 2
-
-
 def test_damaged_columns_are_noticed(tmp_path: Path) -> None:
     searched(tmp_path / "index", [[({"year": 2018, "lang": "en"}, "A", ["w1"])]], [], merged=False)
     file = tmp_path / "index" / COLUMNS_FILE

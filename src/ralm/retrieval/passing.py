@@ -23,7 +23,6 @@ from ralm.retrieval.columns import (
     Kind,
     SegmentColumns,
     arrow_numbers,
-    collect_columns,
     kind_of_value,
     stored_value,
 )
@@ -51,7 +50,7 @@ _BYTES_KEPT: Final = 64 << 20
 class IndexColumns:
     """The metadata, titles and document ids of the passages of an index; safe to use from several threads.
 
-    `name` is the name of the index in messages; `files` are the columns of its stores, None if they must be collected.
+    `name` is the name of the index in messages; `files` are the columns of its stores, None for one without metadata.
     """
 
     def __init__(
@@ -72,7 +71,8 @@ class IndexColumns:
             if self._segments is None:
                 pairs = zip(self._stores, self._files, strict=True)
                 self._segments = [
-                    collect_columns(store) if file is None else file.read(len(store)) for store, file in pairs
+                    SegmentColumns(np.array([len(store)], np.int32), {}) if file is None else file.read(len(store))
+                    for store, file in pairs
                 ]
             return self._segments
 
