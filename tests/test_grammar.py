@@ -1,6 +1,7 @@
 """`NAME:key=value,key=value`: what a text names, and the sentence if it names nothing."""
 
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ralm.lm.api.endpoint import ApiOptions
 from ralm.lm.registry import ModelOptions
 from ralm.reading import READERS, ReadingOptions
 from ralm.reading.parts import Parts
-from ralm.reranking import RERANKERS, ZeroShotOptions
+from ralm.reranking import RERANKERS, ZeroShotOptions, open_reranker
 from ralm.retrieval.retriever import RETRIEVERS, DenseOptions, HybridOptions
 from ralm.serving.options import ServeOptions, Settings, with_choices
 from ralm.settings import CATALOGUES
@@ -201,6 +202,18 @@ def test_parts_of_ones_own_serve_a_command_as_in_python(own: Path) -> None:
     source = ralm.FromRetriever(module.First(PASSAGES, 1), PASSAGES)
     expected = ralm.evaluate_text(TEXT, tiny(), plan, source=source, parts=parts, limit_tokens=40)
     assert evaluated["token_perplexity"] == pytest.approx(expected.reading.measures.token_perplexity)
+
+
+def test_parts_of_ones_own_are_made_once_for_their_keys(own: Path) -> None:
+    """A server and a command look at them several times, and their models are loaded when they are made."""
+
+    def parts(keys: str) -> Parts:
+        reading = ReadingOptions(reader=f"parts_of_mine:Two{keys}", mixer="parts_of_mine:Third")
+        return replace(reading.parts(), reranker=open_reranker("parts_of_mine:Last", pytest.fail))
+
+    first, again, other = parts(""), parts(""), parts(":heading=Read")
+    assert (again.reader, again.mixer, again.reranker) == (first.reader, first.mixer, first.reranker)
+    assert other.reader.heading == "Read"  # type: ignore[attr-defined]
 
 
 def test_a_run_does_not_resume_with_other_code(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

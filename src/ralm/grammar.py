@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, is_dataclass, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_origin
 
@@ -101,6 +102,10 @@ class OwnPart:
                 raise self._error(f"{made_by.__name__} has no `{member}`, which such a part needs")
         return part
 
+    def shared(self) -> Any:
+        """Return the object of the class and these keys, which a process makes once; raises what `make` raises."""
+        return _shared(self, self.load())
+
     def load(self) -> type:
         """Return the class; UsageError if there is none."""
         module, _, attribute = self.name.partition(":")
@@ -121,6 +126,11 @@ class OwnPart:
 
     def _error(self, reason: str) -> UsageError:
         return UsageError(f"{self.title}: {reason}.")
+
+
+@lru_cache(maxsize=64)
+def _shared(part: OwnPart, _class: type) -> Any:
+    return part.make()
 
 
 def parse_keys(record: type[_Record], text: str, title: str) -> _Record:
@@ -155,7 +165,7 @@ def keys_of(record: type) -> dict[str, Declared]:
         if _is_group(declaration):
             keys |= keys_of(declaration.kind)
         elif declaration.option.flag != "":
-            keys[_key(declaration)] = declaration
+            keys[declaration.key] = declaration
     return keys
 
 
@@ -205,13 +215,13 @@ def parse_pairs(text: str, title: str) -> dict[str, str]:
 
 def _record(record: type[_Record], values: Mapping[str, Any], title: str, base: _Record | None = None) -> _Record:
     made: dict[str, Any] = {}
-    own = {_key(declaration) for declaration in declared(record) if not _is_group(declaration)}  # type: ignore[arg-type]
+    own = {declaration.key for declaration in declared(record) if not _is_group(declaration)}  # type: ignore[arg-type]
     inner = {key: value for key, value in values.items() if key not in own}
     for declaration in declared(record):  # type: ignore[arg-type]
         field, kind, default = declaration.field, declaration.kind, declaration.field.default_factory
         if _is_group(declaration):
             made[field.name] = _record(kind, inner, title, None if default is MISSING else default())
-        elif (key := _key(declaration)) in values:
+        elif (key := declaration.key) in values:
             made[field.name] = values[key]
         elif base is None and field.default is default is MISSING:
             raise UsageError(f"{title} needs {key}=...: {declaration.option.help}")
@@ -221,10 +231,6 @@ def _record(record: type[_Record], values: Mapping[str, Any], title: str, base: 
 def _is_group(declaration: Declared) -> bool:
     """Whether a field is a record whose keys are written beside the others."""
     return is_dataclass(declaration.kind) and declaration.option.part is None
-
-
-def _key(declaration: Declared) -> str:
-    return (declaration.option.flag or declaration.field.name).replace("-", "_")
 
 
 def _value(key: str, declaration: Declared, text: str) -> Any:
@@ -250,7 +256,7 @@ def _values(record: Any) -> dict[str, Any]:
     for declaration in declared(type(record)):  # type: ignore[arg-type]
         value = getattr(record, declaration.field.name)
         if declaration.option.flag != "":
-            values |= _values(value) if _is_group(declaration) else {_key(declaration): value}
+            values |= _values(value) if _is_group(declaration) else {declaration.key: value}
     return values
 
 

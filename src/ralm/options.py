@@ -6,8 +6,8 @@ This puts the name, type, default, bounds, choices, help, and conditions of an o
 command, the values of a sweep, the JSON schema of a request, and the keys of a part (`ralm.grammar`) are made from it.
 """
 
-from collections.abc import Callable, Collection, Container
-from dataclasses import KW_ONLY, Field, asdict, dataclass, fields, is_dataclass
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from dataclasses import KW_ONLY, Field, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
@@ -36,6 +36,10 @@ class Needs:
         *others, last = (f'`"{one}"`' for one in values)
         listed = f"{', '.join(others)} or {last}" if others else last
         return cls(f"`{name}={listed.removeprefix('`')}", lambda record: getattr(record, name) in values)
+
+    def unmet(self, record: Any) -> str:
+        """Return the condition in words if it does not hold, else ""."""
+        return "" if self.met(record) else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,16 @@ class Option:
         return self.minimum if self.minimum is not None else 1 if whole else 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """Changes to the flags of a record and of the records in it: flags that are left out, descriptions of defaults, and
+    conditions for flags or records to have an effect, in place of their own. A condition looks at what holds them."""
+
+    without: tuple[str, ...] = ()
+    default_text: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, Needs] = field(default_factory=dict)
+
+
 def _texts_of(value: Any) -> tuple[str, ...]:
     """The texts of a value: itself, or those of a tuple; none of another type."""
     return tuple(one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, str))
@@ -108,6 +122,11 @@ class Declared(NamedTuple):
     option: Option
 
     @property
+    def key(self) -> str:
+        """The name where options have unique names."""
+        return key_of(self.field.name, self.option)
+
+    @property
     def flag(self) -> str:
         """The flag as the user writes it."""
         return flag_of(self.field.name, self.option)
@@ -117,9 +136,9 @@ class Declared(NamedTuple):
 def declared(record: type) -> tuple[Declared, ...]:
     """The options of a record: its fields that are annotated with an `Option`."""
     return tuple(
-        Declared(field, kind, mark)
-        for field in fields(record)
-        for kind, marks in [annotation(field.type)]
+        Declared(one, kind, mark)
+        for one in fields(record)
+        for kind, marks in [annotation(one.type)]
         for mark in marks
         if isinstance(mark, Option)
     )
@@ -130,8 +149,8 @@ def check_options(record: Any) -> None:
 
     Records call this on creation, so that a command, a script, a sweep and a server report the same errors.
     """
-    for field, kind, option in declared(type(record)):  # type: ignore[arg-type]
-        option.check(field.name, kind, getattr(record, field.name))
+    for one, kind, option in declared(type(record)):  # type: ignore[arg-type]
+        option.check(one.name, kind, getattr(record, one.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +168,54 @@ class Part:
         return {**dict([self.named]), **asdict(self)}
 
 
-def check_effects(record: Any, names: Collection[str], needs: str = "") -> None:
-    """Raise UsageError if an option of these names, in a record or one within it, has no effect.
+def check_effects(record: Any, names: Collection[str]) -> None:
+    """Raise UsageError if an option of these names, in a record or one within it, has no effect."""
+    reject_unused(unused_options(record, names))
 
-    `needs` is the unmet condition of the whole record.
+
+def reject_unused(unused: Mapping[str, str]) -> None:
+    """Raise UsageError for the first option without an effect."""
+    for name, needs in unused.items():
+        raise UsageError(f"`{name}` has no effect without {needs}.")
+
+
+def unused_options(record: Any, names: Collection[str]) -> dict[str, str]:
+    """Return the options of these names, in a record or one within it, without an effect, each with what it needs.
+
+    An option of several records has no effect if none of them uses it.
     """
-    options = declared(type(record))  # type: ignore[arg-type]
-    for field, _, option in options:
-        unmet = needs or (option.needs.text if option.needs is not None and not option.needs.met(record) else "")
-        value = getattr(record, field.name)
-        if is_dataclass(value) and option.part is None:
-            check_effects(value, {*names} - {one.field.name for one in options}, unmet)
-        elif unmet and field.name in names:
-            raise UsageError(f"`{field.name}` has no effect without {unmet}.")
+    missing: dict[str, list[str]] = {}
+    for name, needs in _conditions(record, names, "", {}):
+        missing.setdefault(name, []).append(needs)
+    return {name: " or ".join(dict.fromkeys(needs)) for name, needs in missing.items() if all(needs)}
+
+
+def _conditions(
+    record: Any, names: Collection[str], missing: str, outer: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the options of these names, each with its unmet condition, or "".
+
+    `missing` is that of the whole record; `outer` has those that the records around it set for its options.
+    """
+    for one in fields(record):
+        marks = annotation(one.type)[1]
+        option = next((mark for mark in marks if isinstance(mark, Option)), None)
+        value = getattr(record, one.name)
+        is_group = is_dataclass(value) and (option is None or option.part is None)
+        if not is_group and (option is None or key_of(one.name, option) not in names):
+            continue
+        unmet = missing or outer.get(one.name, option.needs.unmet(record) if option and option.needs else "")
+        if is_group:
+            changes = next((mark.needs for mark in marks if isinstance(mark, Flags)), {})
+            inner = {name: needs.unmet(record) for name, needs in changes.items()}
+            yield from _conditions(value, names, unmet, {**outer, **inner})
+        else:
+            yield key_of(one.name, option), unmet
+
+
+def key_of(name: str, option: Option | None) -> str:
+    """The name of a field or parameter where options have unique names: that of its flag."""
+    return ((option and option.flag) or name).replace("-", "_").lstrip("_")
 
 
 def flag_of(name: str, option: Option | None) -> str:

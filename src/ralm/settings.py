@@ -59,6 +59,16 @@ class PlannedOptions(PipelineOptions):
     plan: Annotated[PlanOptions, Option("What is read for a stride.")] = field(default_factory=PlanOptions)
 
 
+def part_texts(retrieval: RetrieverOptions, reading: ReadingOptions) -> dict[str, str]:
+    """Return the text of each part, by option."""
+    return {
+        "retriever": retrieval.retriever,
+        "rerank": reading.rerank,
+        "reader": reading.full_reader,
+        "mixer": reading.mixer,
+    }
+
+
 _Planned = TypeVar("_Planned", bound=PlannedOptions)
 
 

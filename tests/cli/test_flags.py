@@ -16,10 +16,10 @@ import pytest
 import typer
 
 from ralm.cli import program
-from ralm.cli.flags import Flags, command
+from ralm.cli.flags import command
 from ralm.cli.options import read_input
 from ralm.errors import RalmError, UsageError
-from ralm.options import Needs, Option, check_options
+from ralm.options import Flags, Needs, Option, check_options
 from tests.cli.program import Answer, ralm
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import ralm
 from ralm.answering.options import AnswerOptions
 from ralm.cli import flags, models, options
-from ralm.options import Option
+from ralm.options import Flags, Option
 from ralm.settings import PipelineOptions
 
 
@@ -30,7 +30,7 @@ def ask_command(
     ] = None,
     answering: Annotated[
         AnswerOptions,
-        flags.Flags(without=("join",), default_text=options.ANSWER_TEXTS),
+        Flags(without=("join",), default_text=options.ANSWER_TEXTS),
     ],
     control: Annotated[
         bool,

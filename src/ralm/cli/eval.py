@@ -12,7 +12,7 @@ from ralm.cli.over import Over, Shared, make_jobs
 from ralm.corpus.files import read_text
 from ralm.errors import UsageError
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.options import Needs, Option, check_options
+from ralm.options import Flags, Needs, Option, check_options
 from ralm.protocols import Tokenizer
 from ralm.reading.plan import PlanOptions
 from ralm.settings import PipelineOptions
@@ -33,7 +33,7 @@ class EvaluationJob:
     plan: Annotated[
         PlanOptions,
         Option("What is read for a stride."),
-        flags.Flags(default_text=options.QUERY_TOKENS_TEXT, needs={"query_tokens": _RETRIEVES}),
+        Flags(default_text=options.QUERY_TOKENS_TEXT, needs={"query_tokens": _RETRIEVES}),
     ]
     limit_tokens: options.LimitTokens = None
 

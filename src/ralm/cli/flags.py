@@ -7,9 +7,8 @@ make flags flat, and takes two to three times as long to answer --help.
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_origin
 
 import typer
@@ -20,23 +19,13 @@ from ralm.cli.process import dry_run_outputs, with_flags
 from ralm.cli.settings import SETTINGS_OPTION, with_file
 from ralm.errors import RalmError, UsageError
 from ralm.grammar import keys_of, parse_keys
-from ralm.options import Needs, Option, annotation, flag_of, negative_flag, without_none
+from ralm.options import Flags, Option, annotation, check_effects, flag_of, key_of, negative_flag, without_none
 
 _REQUIRED = inspect.Parameter.empty
 
 Given: TypeAlias = Mapping[str, str]
 """The options that the user gave, on the command line or in a file of settings: each name with the flag as written. A
 command with a parameter of this type gets them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
-    """Changes to the flags of a record and of the records in it: flags that are left out, descriptions of defaults, and
-    conditions for flags or records to have an effect, in place of their own. A condition looks at what holds them."""
-
-    without: tuple[str, ...] = ()
-    default_text: Mapping[str, str] = field(default_factory=dict)
-    needs: Mapping[str, Needs] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +95,7 @@ class _Part(NamedTuple):
     @property
     def key(self) -> str:
         """The name of the parameter that becomes the flag."""
-        return ((self.option and self.option.flag) or self.name).replace("-", "_").lstrip("_")
+        return key_of(self.name, self.option)
 
     @property
     def written(self) -> str:
@@ -135,6 +124,7 @@ def command(function: Callable[..., Output | None], *, settings: bool = False) -
     """
     signature = inspect.signature(function)
     taken = [_Part(one.name, *annotation(one.annotation), one.default) for one in signature.parameters.values()]
+    arguments = make_dataclass("Arguments", [(one.name, one.annotation) for one in signature.parameters.values()])
     has_output = isinstance(signature.return_annotation, type) and issubclass(signature.return_annotation, Output)
     printed = [_JSON] if has_output and "json" not in signature.parameters else []
     printed += [_LATEX] if signature.return_annotation is TableOutput else []
@@ -149,7 +139,7 @@ def command(function: Callable[..., Output | None], *, settings: bool = False) -
         try:
             with dry_run_outputs(values) if _is_dry_run(flat, values) else nullcontext(values) as used:
                 made = {part.name: given if part.kind is Given else _value(part, used) for part in taken}
-                reject_unused(_unused(SimpleNamespace(**made), taken, given), given)
+                check_effects(arguments(**made), given)
                 output = function(**made)
                 if output is not None:
                     output.print(**{part.name: used[part.name] for part in (_JSON, _LATEX) if part.name in used})
@@ -188,17 +178,6 @@ def option_types(record: type) -> dict[str, Any]:
     return {part.key: without_none(part.kind) for part in _flat(_parts(record)) if part.option}
 
 
-def unused_options(record: Any, given: Given) -> dict[str, str]:
-    """The given options of a record without an effect, by name, each with the condition for one."""
-    return _unused(record, _parts(type(record), record), given)
-
-
-def reject_unused(unused: Mapping[str, str], given: Given) -> None:
-    """Raise UsageError for the first option without an effect."""
-    for name, needs in unused.items():
-        raise UsageError(f"{given[name]} has no effect without {needs}.")
-
-
 def _given_options(context: typer.Context) -> Given:
     command: Any = context.command
     given = {}
@@ -208,40 +187,6 @@ def _given_options(context: typer.Context) -> Given:
             negative = context.params.get(parameter.name) is False and parameter.secondary_opts
             given[parameter.name] = str(max(negative or parameter.opts, key=len))
     return given
-
-
-def _unused(owner: Any, parts: Iterable[_Part], given: Given) -> dict[str, str]:
-    """As `unused_options`. An option of several records is unused if none of them uses it."""
-    missing: dict[str, list[str | None]] = {}
-    for name, needs in _conditions(owner, parts, given, None, {}):
-        missing.setdefault(name, []).append(needs)
-    return {name: " or ".join(dict.fromkeys(map(str, some))) for name, some in missing.items() if None not in some}
-
-
-def _conditions(
-    owner: Any, parts: Iterable[_Part], given: Given, missing: str | None, inherited: Mapping[str, str | None]
-) -> Iterator[tuple[str, str | None]]:
-    """The given options of a record and of the records in it, each with its first unmet condition.
-
-    `missing` is that of the whole record; `inherited` holds those of single flags, from the records around it.
-    """
-    parts = [*parts]
-    names = {part.name: part.written for part in parts if part.option and not part.record}
-
-    def unmet(needs: Needs | None) -> str | None:
-        return None if needs is None or needs.met(owner) else with_flags(needs.text, names)
-
-    for part in parts:
-        if part.is_maker or (part.record is None and part.key not in given):
-            continue
-        named = part.name in inherited
-        own = missing or (inherited[part.name] if named else unmet(part.option.needs if part.option else None))
-        if part.record is None:
-            yield part.key, own or inherited.get(part.key)
-            continue
-        value = getattr(owner, part.name)
-        own_flags = {**inherited, **{name: unmet(needs) for name, needs in part.flags.needs.items()}}
-        yield from _conditions(value, _parts(part.record, value), given, own, own_flags)
 
 
 def _parts(record: type, base: Any = None) -> Iterator[_Part]:

@@ -9,10 +9,10 @@ from pydantic import JsonValue
 
 import ralm
 from ralm.cli import options
-from ralm.cli.flags import Flags, Given
+from ralm.cli.flags import Given
 from ralm.cli.models import open_model
 from ralm.errors import RalmWarning, UsageError
-from ralm.options import Option
+from ralm.options import Flags, Option
 from ralm.protocols import WritingModel
 from ralm.reading import sampling
 from ralm.settings import PipelineOptions

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
-from ralm.cli.flags import Given, option_types, reject_unused, unused_options
+from ralm.cli.flags import Given, option_types
 from ralm.errors import UsageError
 from ralm.grammar import pieces, quoted
-from ralm.options import Option
-from ralm.settings import CATALOGUES
+from ralm.options import Option, reject_unused, unused_options
+from ralm.settings import CATALOGUES, part_texts
 
 Over = Annotated[
     str | None,
@@ -85,7 +85,7 @@ def make_jobs(given: Given, make_job: Callable[..., Any], record: type, over: st
         raise UsageError(f"--{option} makes no difference: it has no effect without {needs}.")
     if "baseline" in given and not any(job.has_passages for job in jobs.values()):
         in_all["baseline"] = "--index or --retrieved"
-    reject_unused(in_all, given)
+    reject_unused(in_all)
     return Jobs(option, jobs, given)
 
 
@@ -93,9 +93,7 @@ def _with_key(job: Any, name: str, key: str) -> str:
     """The text of a part of a job with one key changed; UsageError if the option names no part."""
     if name not in CATALOGUES:
         raise UsageError(f"--{name.replace('_', '-')} has no keys: the options with keys are {', '.join(CATALOGUES)}.")
-    reading, catalogue = job.pipeline.reading, CATALOGUES[name]
-    texts = {"retriever": job.pipeline.retrieval.retriever, "reader": reading.full_reader}
-    text = texts.get(name) or getattr(reading, name)
+    catalogue, text = CATALOGUES[name], part_texts(job.pipeline.retrieval, job.pipeline.reading)[name]
     return catalogue.onto(f"{catalogue.name_of(text)}:{key}", text)
 
 

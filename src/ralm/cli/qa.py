@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import ralm
 from ralm.answering.options import AnswerOptions, AnswerSemantics, QuestionFields
 from ralm.cli import options
-from ralm.cli.flags import Flags, Given, TableOutput
+from ralm.cli.flags import Given, TableOutput
 from ralm.cli.models import open_model, open_pairs
 from ralm.cli.over import Over, Shared, make_jobs
 from ralm.errors import UsageError
-from ralm.options import Needs, Option, check_options
+from ralm.options import Flags, Needs, Option, check_options
 from ralm.settings import PipelineOptions
 
 if TYPE_CHECKING:

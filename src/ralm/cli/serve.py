@@ -12,7 +12,7 @@ from ralm.errors import UsageError, extra
 from ralm.grammar import keys_text
 from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.lm.registry import ModelOptions
-from ralm.options import Needs, Option
+from ralm.options import Flags, Needs, Option
 from ralm.protocols import traits_of
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
@@ -54,7 +54,7 @@ def serve_command(
     ),
     serving: Annotated[
         ServeOptions,
-        flags.Flags(
+        Flags(
             needs={
                 **dict.fromkeys(("name", "allow", "prompt"), _MODEL),
                 **dict.fromkeys(("proxy", "strict", "query"), _API),
@@ -64,12 +64,12 @@ def serve_command(
     retrieval: Annotated[
         RetrieverOptions,
         Option("How passages are retrieved.", needs=_PASSAGES),
-        flags.Flags(without=("forbidden_titles",)),
+        Flags(without=("forbidden_titles",)),
     ],
     reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_READING)],
     plan: Annotated[
         PlanOptions,
-        flags.Flags(
+        Flags(
             without=("max_length", "semantics", "windows", "block"),
             default_text=options.QUERY_TOKENS_TEXT,
             needs={

@@ -10,12 +10,12 @@ from pydantic import JsonValue
 import ralm
 from ralm.cli import options
 from ralm.cli.corpus import KINDS
-from ralm.cli.flags import Flags, Given, Output
+from ralm.cli.flags import Given, Output
 from ralm.cli.models import encoding_on, open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.lm.registry import ModelOptions
-from ralm.options import Needs, Option
+from ralm.options import Flags, Needs, Option
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.settings import LM_ARGS, PipelineOptions
 from ralm.training.options import (

@@ -142,12 +142,12 @@ class ReadingOptions:
     def chosen_reader(self) -> Reader:
         """The reader."""
         reader = self._reader()
-        return reader.make() if isinstance(reader, OwnPart) else reader
+        return reader.shared() if isinstance(reader, OwnPart) else reader
 
     def parts(self) -> Parts:
         """Return the reader and the mixer."""
         mixer = MIXERS.parse(self.mixer if self.mixes else "similarity")
-        made = mixer.make() if isinstance(mixer, OwnPart) else mixer
+        made = mixer.shared() if isinstance(mixer, OwnPart) else mixer
         return Parts(reader=self.chosen_reader, mixer=made)
 
     def _reader(self) -> Any:

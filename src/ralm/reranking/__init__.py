@@ -104,7 +104,7 @@ def open_reranker(
         case PredictiveOptions():
             return Predictive(cross_encoder=load_pairs(part), candidates=part.candidates)
         case OwnPart():
-            own: Reranker = part.make()
+            own: Reranker = part.shared()
             return own
     reranker: Reranker = part
     return reranker

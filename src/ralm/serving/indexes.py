@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any, Final, cast
 
 from ralm.errors import RalmError
+from ralm.grammar import OwnPart
 from ralm.lm.scoring import Scorer
 from ralm.pipeline import open_pipeline
 from ralm.protocols import Documents, LanguageModel, Reranker, Retriever, Rows, WritingModel
@@ -20,7 +21,7 @@ from ralm.reading import ReadingOptions, sources
 from ralm.reading.parts import Parts
 from ralm.records import NO_PASSAGE, Hits, Passages, Readings
 from ralm.reranking import RERANKERS, PredictiveOptions
-from ralm.reranking.predictive import CrossEncoder, Predictive
+from ralm.reranking.predictive import CrossEncoder
 from ralm.retrieval.filters import Filter, Passing, filter_retriever
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import RetrieverOptions, filtered
@@ -143,8 +144,8 @@ class Rerankers:
             load_pairs=lambda _part: cast("CrossEncoder", self._cross_encoder),
         ).parts
         reranker = parts.reranker
-        if isinstance(reranker, Predictive):
-            reranker = _LockedReranker(reranker, self._lock)
+        if reranker is not None and isinstance(RERANKERS.parse(settings.reading.rerank), PredictiveOptions | OwnPart):
+            reranker = _LockedReranker(reranker, self._lock)  # requests share it
         return NotedParts(reader=parts.reader, mixer=parts.mixer, reranker=reranker)
 
 

@@ -12,7 +12,7 @@ from ralm.reading import READERS, ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.settings import CATALOGUES
+from ralm.settings import CATALOGUES, part_texts
 from ralm.validation import MAX_COUNT, check_count, check_length
 
 CHOICES: Final = (
@@ -248,12 +248,7 @@ def with_choices(
 def _changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """The settings with these choices; a part keeps the operator's keys where a request names the same part."""
     retrieval, reading = settings.retrieval, settings.reading
-    before = {
-        "retriever": retrieval.retriever,
-        "reader": reading.full_reader,
-        "mixer": reading.mixer,
-        "rerank": reading.rerank,
-    }
+    before = part_texts(retrieval, reading)
     for name in CATALOGUES.keys() & values.keys():
         _check_public(name, values[name], before[name])
     parts = {name: CATALOGUES[name].onto(values.get(name, text), text) for name, text in before.items()}
