@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ralm.errors import DamagedFolderError, FolderError, UsageError
-from ralm.evaluation.bootstrap import bootstrap_means, interval
-from ralm.runs.compare import TARGETS_PER_DOCUMENT, compare_runs
+from ralm.evaluation.bootstrap import TARGETS_PER_DOCUMENT, bootstrap_means, interval
+from ralm.runs.compare import compare_runs
 from ralm.runs.run import read_tokens
 from tests.cli.program import MODEL_LENGTH, done, failed, printed, ralm
 

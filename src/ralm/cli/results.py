@@ -13,6 +13,7 @@ from rich.text import Text
 from ralm.cli.output import passage_name, print_line, print_table
 from ralm.cli.process import print_note
 from ralm.evaluation import perplexity, sweep
+from ralm.evaluation.bootstrap import TARGETS_PER_DOCUMENT
 from ralm.runs.compare import Comparison
 from ralm.runs.report import Report, render_report, to_float
 from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
@@ -69,24 +70,38 @@ def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
 
 
 def print_sweep(swept: sweep.Sweep, out: Path | None) -> None:
-    """Print a table with one row per value; the gain compares token perplexities with and without passages."""
+    """Print a table with one row per value, with the gains over no passages and over the first value."""
     columns = (*MEASURES, "none_token_perplexity")
+    results = swept.rows()
     rows = [
         [
             one_line(str(row[swept.option])),
             *(f"{to_float(row[column]):.2f}" for column in columns),
-            f"{to_float(row['gain']):+.1%}",
+            _gain(row, "gain"),
+            _gain(row, "gain_over_first"),
         ]
-        for row in swept.rows()
+        for row in results
     ]
-    print_table([f"--{swept.option}", "token ppl", "word ppl", "bits/byte", "none", "gain"], rows)
+    print_table([f"--{swept.option}", "token ppl", "word ppl", "bits/byte", "none", "gain", "over the first"], rows)
     print_line("  none: the token perplexity without passages; gain: how much lower it is with them")
+    paired = any(row["gain_low"] is not None for row in results)
+    about = f"paired, over stretches of {TARGETS_PER_DOCUMENT} tokens" if paired else "none, the text is too short"
+    print_line(f"  95% intervals: {about}")
     print_line(
         f"  {swept.scored:,} of {swept.requests:,} requests scored, {swept.retrievals:,} retrievals: the rest shared"
     )
     if out is not None:
         plot = f", {out / SWEEP_PLOT}" if (out / SWEEP_PLOT).exists() else ""
         print_line(f"The table: {out / SWEEP_TABLE}{plot}")
+
+
+def _gain(row: Mapping[str, JsonValue], name: str) -> str:
+    """A gain with its interval; empty if the row has none."""
+    if name not in row:
+        return ""
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    between = "" if low is None else f" ({to_float(low):+.1%}, {to_float(high):+.1%})"
+    return f"{to_float(row[name]):+.1%}{between}"
 
 
 def print_comparison(compared: Comparison) -> None:

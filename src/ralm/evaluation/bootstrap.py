@@ -7,6 +7,10 @@ import numpy as np
 from ralm.records import DoubleArray, FloatArray, IntArray
 
 DRAWS: Final = 10_000
+TARGETS_PER_DOCUMENT: Final = 512
+"""Consecutive targets that count as a document if the beginnings of documents are not known."""
+MIN_DOCUMENTS: Final = 10
+"""Fewer documents give no interval of a gain."""
 _LEVEL: Final = 0.95
 _AT_ONCE: Final = 1_000
 
@@ -45,3 +49,16 @@ def interval(values: DoubleArray) -> tuple[float, float]:
     """Return the values between which 95% of the drawn ones lie (percentile bootstrap)."""
     low, high = np.quantile(values, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return float(low), float(high)
+
+
+def gain_interval(log_probs_T: FloatArray, base_T: FloatArray, counted: int) -> tuple[float, float] | None:
+    """Return the 95% interval of 1 - exp(nll / counted) / exp(nll of the base / counted), paired over documents.
+
+    512 consecutive targets count as a document; None if there are fewer than `MIN_DOCUMENTS`.
+    """
+    document_T = np.arange(len(log_probs_T)) // TARGETS_PER_DOCUMENT
+    if len(log_probs_T) == 0 or document_T[-1] + 1 < MIN_DOCUMENTS:
+        return None
+    change_T1 = (base_T.astype(np.float64) - log_probs_T)[:, None]
+    drawn_D = bootstrap_means(sums_of_units(change_T1, document_T), np.bincount(document_T))[:, 0]
+    return interval(-np.expm1(drawn_D * len(log_probs_T) / counted))

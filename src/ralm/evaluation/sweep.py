@@ -8,17 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.evaluation.perplexity import Evaluation, evaluate_text
+from ralm.evaluation.bootstrap import gain_interval
+from ralm.evaluation.perplexity import Evaluation, Reading, evaluate_text
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
 from ralm.reading import sources
 from ralm.reading.parts import Parts
 from ralm.reading.plan import PlanOptions
 
-PANELS: Final = {"token perplexity": {"token_perplexity": "with passages", "none_token_perplexity": "no retrieval"}}
+PANELS: Final = {
+    "token perplexity": {"token_perplexity": "with passages", "none_token_perplexity": "no retrieval"},
+    "decrease of token perplexity": {"gain": "over no retrieval"},
+}
 """What the plot shows: columns of the rows with their labels, by the label of the axis."""
 
 
@@ -43,19 +48,27 @@ class Sweep:
     retrievals: int
 
     def rows(self) -> list[dict[str, JsonValue]]:
-        """Return a row per value: the measures, those without retrieval as `none_...`, and the gain in perplexity."""
+        """Return a row per value: the measures, those without retrieval as `none_...`, and the gain over it.
+
+        `gain` is the relative decrease of token perplexity, and `gain_over_first` the same against the first value;
+        `_low` and `_high` are the ends of its paired 95% interval, None for a short text.
+        """
+        first = next(iter(self.evaluations.values())).reading
         rows = []
         for value, evaluation in self.evaluations.items():
             assert evaluation.baseline is not None
-            measures, none = evaluation.reading.measures, evaluation.baseline.measures
+            reading, none = evaluation.reading, evaluation.baseline.measures
             row: dict[str, JsonValue] = {
                 self.option: value,
-                **measures.as_dict(),
+                **reading.measures.as_dict(),
                 "none_token_perplexity": none.token_perplexity,
                 "none_word_perplexity": none.word_perplexity,
                 "none_bits_per_byte": none.bits_per_byte,
-                "gain": 1 - measures.token_perplexity / none.token_perplexity,
+                **_gain("gain", reading, evaluation.baseline),
             }
+            same_targets = np.array_equal(reading.scored.positions_T, first.scored.positions_T)
+            if reading is not first and same_targets:
+                row |= _gain("gain_over_first", reading, first)
             rows.append(row)
         return rows
 
@@ -68,6 +81,14 @@ class Sweep:
             "scored": self.scored,
             "retrievals": self.retrievals,
         }
+
+
+def _gain(name: str, reading: Reading, base: Reading) -> dict[str, JsonValue]:
+    low, high = (
+        gain_interval(reading.scored.log_probs_T, base.scored.log_probs_T, reading.measures.tokens) or (None,) * 2
+    )
+    gain = 1 - reading.measures.token_perplexity / base.measures.token_perplexity
+    return {name: gain, f"{name}_low": low, f"{name}_high": high}
 
 
 def sweep(

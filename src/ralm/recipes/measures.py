@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 from ralm.answering import multiple_choice, run as answering
 from ralm.corpus.decontamination import Decontamination
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import bootstrap_means, interval
+from ralm.evaluation.bootstrap import TARGETS_PER_DOCUMENT, bootstrap_means, interval
 from ralm.recipes.steps import Step
 from ralm.records import DoubleArray, IntArray
 from ralm.retrieval.index import open_index
-from ralm.runs.compare import TARGETS_PER_DOCUMENT
 from ralm.runs.run import PASSAGES, RUN_KIND, RUN_TOKENS, SUMMARY, damage_errors, read_tokens
 from ralm.storage import manifest, outputs
 

@@ -4,19 +4,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import bootstrap_means, interval, sums_of_units
+from ralm.evaluation.bootstrap import TARGETS_PER_DOCUMENT, bootstrap_means, interval, sums_of_units
 from ralm.records import IntArray
 from ralm.runs.run import read_tokens
 from ralm.runs.tables import RunTokens
-
-TARGETS_PER_DOCUMENT: Final = 512
-"""Consecutive targets that count as a document if the beginnings of documents are not known."""
 
 Interval = tuple[float, float]
 
