@@ -11,12 +11,10 @@ from hypothesis import given, settings, strategies as st
 
 from ralm.records import Hits
 from ralm.retrieval.bm25.arrays import ARRAY_NAMES, open_arrays
-from ralm.retrieval.bm25.kernels import Kernel
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import RemovedPassages, Segment, merge_arrays
-from ralm.retrieval.filters import Passing, parse_filter
-from tests.retrieval.searching import arrays_of, assert_equal, streamed, words
+from tests.retrieval.searching import arrays_of, assert_equal, streamed
 
 WORDS = [f"w{number}" for number in range(12)]
 TEXTS = st.lists(st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join), min_size=1, max_size=12)
@@ -78,43 +76,3 @@ def test_segments_are_searched_as_one_index(
     if not any(gone):
         for name in ARRAY_NAMES:
             assert (folder / "merged" / f"{name}.npy").read_bytes() == (folder / "at-once" / f"{name}.npy").read_bytes()
-
-
-@pytest.fixture(scope="module")
-def varied(tmp_path_factory: pytest.TempPathFactory) -> BM25:
-    """Three segments of passages of many lengths, whose code tables have more rows than codes; some are removed."""
-    folder, drawn = tmp_path_factory.mktemp("varied"), words(0, 60_000, 40)
-    lengths = np.random.default_rng(1).integers(1, 180, 640).tolist()
-    texts = [" ".join(drawn[row * 90 :][:length]) for row, length in enumerate(lengths)]
-    parts = (texts[:300], texts[300:301], texts[301:])
-    segments = [built(folder / str(place), part, range(0, len(part) - 1, 7)) for place, part in enumerate(parts)]
-    assert all(len(one.arrays.escaped) for one in (segments[0], segments[2]))
-    return BM25(segments)
-
-
-@settings(max_examples=60)
-@given(
-    queries=st.lists(st.lists(st.sampled_from([*words(0, 60, 40), "x"]), max_size=40).map(" ".join), max_size=3),
-    k=st.integers(1, 700),
-    times=st.sampled_from([1, 60]),
-    seed=st.integers(0, 9),
-    share=st.sampled_from([None, 0.0, 0.01, 0.5, 1.0]),
-)
-def test_the_first_queries_of_a_process_find_the_same_without_compiled_kernels(
-    varied: BM25, queries: list[str], k: int, times: int, seed: int, share: float | None
-) -> None:
-    random, numbering = np.random.default_rng(seed), varied._numbering
-    lists = [random.integers(0, len(numbering), random.integers(len(numbering))) for _ in range(2)]
-    forbidden = Forbidden.of(lists, np.arange(len(queries)) % 3 - 1).with_always(lists[0][:5])
-    queries = [f"{query} " * times for query in queries]
-    bm25 = varied
-    if share is not None:
-        rows = random.random(len(numbering) + len(numbering.removed)) < share
-        rows[numbering.removed] = False
-        bm25 = varied.filtered(Passing(parse_filter('id == "x"'), rows, numbering))
-    for limit in (forbidden, None):
-        compiled = bm25.retrieve(queries, k, limit)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Kernel, "loaded", False)
-            assert_equal(bm25.retrieve(queries, k, limit), compiled)
-            assert not Kernel.loaded

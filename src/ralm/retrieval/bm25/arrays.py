@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.errors import DamagedFolderError
-from ralm.retrieval.bm25.kernels import array_kernel, kernel
+from ralm.retrieval.bm25.kernels import kernel
 
 ESCAPE: Final = 255
 """The code of postings whose row is listed separately; the row of this number is empty."""
@@ -84,7 +84,7 @@ def _escaped_row(escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], po
     return int(escaped_rows[np.searchsorted(escaped, posting)])
 
 
-@array_kernel
+@kernel
 def _rises_within(numbers: NDArray[np.int32], count: int) -> bool:
     """Whether numbers are strictly rising, at least 0 and below `count`."""
     if len(numbers) == 0:
@@ -92,7 +92,7 @@ def _rises_within(numbers: NDArray[np.int32], count: int) -> bool:
     return bool(np.sum(numbers[1:] <= numbers[:-1]) == 0 and numbers[0] >= 0 and numbers[-1] < count)
 
 
-@array_kernel
+@kernel
 def _has_valid_codes(codes: NDArray[np.uint8], escaped: NDArray[np.int64], begin: int, end: int, rows: int) -> bool:
     """Whether the codes from `begin` to `end` are valid: rows of a table with `rows` rows, or `ESCAPE` and listed as
     escaped.
@@ -106,7 +106,7 @@ def _has_valid_codes(codes: NDArray[np.uint8], escaped: NDArray[np.int64], begin
     return bool(np.all(codes[escaped[first:last]] == ESCAPE))
 
 
-@array_kernel
+@kernel
 def _first_invalid(
     terms: NDArray[np.int64],
     offsets: NDArray[np.int64],

@@ -9,7 +9,7 @@ Letters of shapes: Q queries, K hits per query, C rows of the code table.
 
 import os
 from collections.abc import Callable
-from functools import partial, update_wrapper
+from functools import cache, update_wrapper
 from threading import RLock
 from typing import Any, Final
 
@@ -37,24 +37,17 @@ _COMPILING: Final = RLock()
 class Kernel:
     """A function that is compiled on its first call, to code that does not hold Python's lock.
 
-    numba is loaded then, which takes longer than to search for a query or two without it. With `arrays`, the function
-    is a few operations on whole arrays, and it runs as it is until another kernel has loaded numba. The code is cached
-    on disk. If neither the installation nor the user's cache folder can be written, every process compiles it again.
+    numba is loaded then, so that commands which do not search start without it. The code is cached on disk. If neither
+    the installation nor the user's cache folder can be written, every process compiles it again.
     """
 
-    loaded = False
-    """Whether numba was loaded."""
-
-    def __init__(self, function: Callable[..., Any], *, arrays: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         update_wrapper(self, function)
         self._function = function
-        self._arrays = arrays
         self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         """What the function returns."""
-        if self._arrays and not Kernel.loaded:
-            return self._function(*arguments)
         return (self._compiled or self.compiled)(*arguments)
 
     @property
@@ -66,6 +59,7 @@ class Kernel:
             return self._compiled
 
 
+@cache
 def load_compiler() -> Any:
     """numba, which lets kernels call each other from now on; a server loads it before its first request."""
     # else numba, if colorama is installed, replaces sys.stdout and sys.stderr while a thread compiles
@@ -73,9 +67,7 @@ def load_compiler() -> Any:
     import numba as nb
     from numba.extending import typeof_impl
 
-    if not Kernel.loaded:
-        typeof_impl.register(Kernel, lambda kernel, _: nb.types.Dispatcher(kernel.compiled))
-        Kernel.loaded = True
+    typeof_impl.register(Kernel, lambda kernel, _: nb.types.Dispatcher(kernel.compiled))
     return nb
 
 
@@ -91,7 +83,6 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 kernel: Final[Callable[[Callable[..., Any]], Any]] = Kernel
-array_kernel: Final[Callable[[Callable[..., Any]], Any]] = partial(Kernel, arrays=True)
 
 
 def __getattr__(name: str) -> Any:
@@ -103,7 +94,7 @@ def __getattr__(name: str) -> Any:
     return getattr(instructions, name)
 
 
-@array_kernel
+@kernel
 def fill_points(weight: float, impact_C: NDArray[np.float64], unit: float, points_C: NDArray[np.int32]) -> None:
     """Write what one occurrence of a query term of this weight adds, for each code.
 
@@ -140,13 +131,13 @@ def worst_score(heap: NDArray[np.int64], found: int) -> int:
     return int(heap[0] >> NUMBER_BITS) if found == len(heap) else 0
 
 
-@array_kernel
+@kernel
 def passage_of(key: int) -> int:
     """The passage number of a key."""
     return MAX_SCORE - (key & MAX_SCORE)
 
 
-@array_kernel
+@kernel
 def drain_heaps(
     heaps_QK: NDArray[np.int64],
     found_Q: NDArray[np.int64],
@@ -176,7 +167,7 @@ def _sift_up(heap: NDArray[np.int64], place: int, key: int) -> None:
     heap[place] = key
 
 
-@array_kernel
+@kernel
 def _sift_down(heap: NDArray[np.int64], size: int, key: int) -> None:
     """Replace the top with a key and let it sink to its position among the first `size`."""
     place = 0

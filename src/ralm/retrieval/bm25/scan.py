@@ -120,7 +120,7 @@ class SearchBatch(NamedTuple):
         return SearchBatch(self.queries[rows], forbidden, self.numbers_QK[rows], self.scores_QK[rows])
 
 
-@kernels.array_kernel
+@kernels.kernel
 def listed_for(forbidden: Forbidden, query: int) -> NDArray[np.int64]:
     """The list of a query; the passages in `always` are forbidden too."""
     number = forbidden.list_Q[query]
@@ -156,7 +156,7 @@ def weighted(
     return _weighted(np.fromiter(chain.from_iterable(queries), np.int64, ends[-1]), ends, frequency_V, idf_V)
 
 
-@kernels.array_kernel
+@kernels.kernel
 def _weighted(
     terms: NDArray[np.int64], ends: NDArray[np.int64], frequency_V: NDArray[np.int64], idf_V: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], ScanQueries]:
@@ -218,43 +218,7 @@ def scan(
             )
 
 
-def scan_arrays(
-    queries: ScanQueries,
-    bounds: tuple[NDArray[np.int64], NDArray[np.int64]],
-    impact_C: NDArray[np.float64],
-    segment: arrays.Arrays,
-    segment_rows: range,
-    forbidden: Forbidden,
-    heaps_QK: NDArray[np.int64],
-    found_Q: NDArray[np.int64],
-) -> None:
-    """What `scan` does, with operations of NumPy alone: for the first queries of a process, before numba is loaded."""
-    (begins, stops), first, passages = bounds, segment_rows.start, segment.passages
-    rows, escaped, escaped_rows = segment.posting_codes
-    for query, unit in enumerate(units(queries)):
-        sums = np.zeros(len(segment_rows), np.int32)
-        terms = range(queries.ends[query], queries.ends[query + 1])
-        for term, points_C in zip(terms, _points(queries, query, unit, impact_C), strict=True):
-            own = slice(begins[term], stops[term])
-            sums[passages[own]] += points_C[rows[own]]  # a term has each passage once
-            own = slice(*np.searchsorted(escaped, [own.start, own.stop]))
-            sums[passages[escaped[own]]] += points_C[escaped_rows[own]]
-        _strike_out(forbidden.always, first, sums)
-        _strike_out(listed_for(forbidden, query), first, sums)
-        if len(forbidden.bits_B):
-            bits = forbidden.bits_B.astype("<u2").view(np.uint8)
-            sums[np.unpackbits(bits, count=len(sums), bitorder="little") == 0] = 0
-        scored = np.flatnonzero(sums)
-        keys = sums[scored].astype(np.int64) << kernels.NUMBER_BITS | kernels.MAX_SCORE - (first + scored)
-        heap = heaps_QK[query]
-        keys = np.concatenate([heap[: found_Q[query]], keys])
-        if len(keys) > len(heap):
-            keys = np.partition(keys, len(keys) - len(heap))[len(keys) - len(heap) :]
-        found_Q[query] = len(keys)
-        heap[: len(keys)] = np.sort(keys)  # sorted keys are a heap
-
-
-@kernels.array_kernel
+@kernels.kernel
 def units(queries: ScanQueries) -> NDArray[np.float64]:
     """The score of one point for each query (float64, Q).
 
@@ -272,7 +236,7 @@ def units(queries: ScanQueries) -> NDArray[np.float64]:
     return unit_Q
 
 
-@kernels.array_kernel
+@kernels.kernel
 def _points(queries: ScanQueries, query: int, unit: float, impact_C: NDArray[np.float64]) -> NDArray[np.int32]:
     """What all occurrences of each term in a query add, for each code (int32)."""
     begin, end = queries.ends[query], queries.ends[query + 1]
@@ -305,7 +269,7 @@ def add_postings(
     return posting
 
 
-@kernels.array_kernel
+@kernels.kernel
 def _strike_out(listed: NDArray[np.int64], base: int, sums: NDArray[np.int32]) -> None:
     """Set the scores of the listed rows to 0; the sums are those of the rows from `base` on."""
     sums[listed[np.searchsorted(listed, base) : np.searchsorted(listed, base + len(sums))] - base] = 0

@@ -34,7 +34,7 @@ from ralm.retrieval.bm25.collection import (
     SearchedSegment,
 )
 from ralm.retrieval.bm25.formula import BM25Options, cores, impact
-from ralm.retrieval.bm25.kernels import Kernel, check_passage_count, drain_heaps
+from ralm.retrieval.bm25.kernels import check_passage_count, drain_heaps
 from ralm.retrieval.bm25.lookup import search_lookups
 from ralm.retrieval.bm25.scan import (
     WORD_ROWS,
@@ -42,7 +42,6 @@ from ralm.retrieval.bm25.scan import (
     PassingRows,
     SearchBatch,
     scan,
-    scan_arrays,
     units,
     weighted,
 )
@@ -63,8 +62,6 @@ SINGLE_QUERIES: Final = 64
 """So many queries of smaller calls begin it too."""
 COMMON_POSTINGS: Final = 0.5
 """The share of the postings of a call that must be of common words."""
-LOADING: Final = 1 << 25
-"""Postings and passages that are read in the time in which numba is loaded."""
 _PASSAGES_A_HIT: Final = 100
 """If more than one in this many passages is requested, a scan is as fast."""
 
@@ -110,7 +107,6 @@ class BM25:
         self._lexicon = Lexicon(segments, totals.with_terms)
         self._loader = CollectionLoader(self._searched, self._lexicon)
         self._single = 0
-        self._read = 0
         self._excluded: IntArray = np.zeros(0, np.int64)
         self._forbidden_rows = self._numbering.removed
         self._passing: Passing | None = None
@@ -198,9 +194,6 @@ class BM25:
     def _fill(self, batch: SearchBatch) -> None:
         """Fill in the hits of queries, as rows, in the fastest way."""
         count, k = batch.numbers_QK.shape
-        if not Kernel.loaded and self._precedes_loading(batch.queries):
-            self._scan(batch, compiled=False)
-            return
         suits = self._passages >= STREAM_PASSAGES and k * _PASSAGES_A_HIT <= self._passages
         follow = count >= STREAM_QUERIES and follow_each_other(batch.queries)
         collection = self._collection_for(batch.queries, follow=follow) if suits else None
@@ -217,12 +210,6 @@ class BM25:
             with ThreadPoolExecutor(max_workers=min(cores(), len(parts))) as pool:
                 list(pool.map(fill, parts))
 
-    def _precedes_loading(self, queries: Sequence[Sequence[int]]) -> bool:
-        """Whether these queries and those before take less time than loading numba."""
-        terms = np.fromiter(chain.from_iterable(queries), np.int64)
-        self._read += int(self._lexicon.frequency_V[terms].sum()) + len(queries) * self._passages
-        return self._read <= LOADING
-
     def _collection_for(self, queries: Sequence[Sequence[int]], *, follow: bool) -> Collection | None:
         """The layout of the common words, if it makes a call faster than scans; few queries do not wait for it."""
         terms = np.fromiter(chain.from_iterable(queries), np.int64)
@@ -236,22 +223,17 @@ class BM25:
         waits = len(queries) < BATCH_QUERIES and self._single < SINGLE_QUERIES
         return None if waits and not self._loader.background.is_started else self._loader.background.ready()
 
-    def _scan(self, batch: SearchBatch, *, compiled: bool = True) -> None:
+    def _scan(self, batch: SearchBatch) -> None:
         """Fill in the hits of queries by a scan."""
         terms, queries = weighted(batch.queries, self._lexicon.frequency_V, self._lexicon.idf_V)
         heaps_QK = np.zeros(batch.numbers_QK.shape, np.int64)
         found_Q = np.zeros(len(batch.queries), np.int64)
         for place, one in enumerate(self._searched):
-            bounds = one.postings_of(self._lexicon.terms_SV[place, terms])
-            last = (batch.forbidden.in_segment(one.first_word, one.passages), heaps_QK, found_Q)
-            if compiled:
-                scan(
-                    queries, *bounds, one.impact_C, one.arrays.passages, one.arrays.posting_codes, one.passages,
-                    one.first, self._partition, *last,
-                )  # fmt: skip
-            else:
-                rows = range(one.first, one.first + one.passages)
-                scan_arrays(queries, bounds, one.impact_C, one.arrays, rows, *last)
+            begins, stops = one.postings_of(self._lexicon.terms_SV[place, terms])
+            scan(
+                queries, begins, stops, one.impact_C, one.arrays.passages, one.arrays.posting_codes, one.passages,
+                one.first, self._partition, batch.forbidden.in_segment(one.first_word, one.passages), heaps_QK, found_Q,
+            )  # fmt: skip
         drain_heaps(heaps_QK, found_Q, batch.numbers_QK, batch.scores_QK, units(queries))
 
 
