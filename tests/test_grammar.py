@@ -244,10 +244,13 @@ def test_what_is_no_part(own: Path, name: str, message: str) -> None:
     failed(run("search", "index", "token", "--retriever", name), 2, message)
 
 
-def test_a_class_that_cannot_forbid(own: Path) -> None:
-    Path("titles.txt").write_text("d0\n")
-    search = ["search", "index", "token", *FIND[:2], "--forbidden-titles", "titles.txt"]
-    failed(run(*search), 2, "parts_of_mine:First cannot leave out titles")
+def test_hits_of_a_class_without_only_are_fetched_deeper(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = PASSAGES[-1].document_id
+    search = ["search", "index", "token", "--retriever", "parts_of_mine:First"]
+    for chosen in (["--where", f"id == {last!r}"], ["--path", last]):
+        assert [hit["document_id"] for hit in printed(*search, *chosen, "-k", "1")["hits"]] == [last]
+    monkeypatch.setattr("ralm.retrieval.allowed._DEEPEST", 2)
+    failed(run(*search, "--path", last), 2, "of the first 2 hits of First may be found: give the class `only(mask_N)`")
 
 
 def test_a_pipeline_is_opened_in_a_line(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from ralm.errors import UsageError
 
+BoolArray: TypeAlias = NDArray[np.bool_]
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float32]
 DoubleArray: TypeAlias = NDArray[np.float64]

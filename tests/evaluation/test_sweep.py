@@ -22,6 +22,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.zero_shot import ZeroShot
+from ralm.retrieval.allowed import mask_without
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
@@ -111,7 +112,7 @@ def test_every_retriever_gives_the_points_of_a_sweep_what_it_gives_alone(tmp_pat
         "hybrid": Hybrid(index.bm25, dense, FusionOptions(depth=3)),
         "interpolation": Hybrid(index.bm25, dense, FusionOptions(method="interpolation", depth=3)),
         "random": RandomRetriever(len(passages)),
-        "without": Hybrid(index.bm25.without([0, 4]), dense.without([0, 4]), FusionOptions(depth=3)),
+        "without": Hybrid(index.bm25, dense, FusionOptions(depth=3)).only(mask_without(len(passages), [0, 4])),
     }
     source = FromRetriever(retrievers.get(way, dense), index.passages, config={})
     plan = replace(PLAN, max_length=40)

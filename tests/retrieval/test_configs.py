@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from ralm.protocols import Retriever
+from ralm.retrieval.allowed import mask_without
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.build import build_index
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
@@ -23,14 +24,14 @@ def test_whatever_decides_the_hits_is_in_the_config(tmp_path: Path) -> None:
         one.bm25,
         other.bm25,
         open_index(tmp_path / "one", BM25Options(k1=2)).bm25,
-        one.bm25.without([0]),
-        one.bm25.without([1]),
+        one.bm25.only(mask_without(5, [0])),
+        one.bm25.only(mask_without(5, [1])),
         dense,
-        dense.without([0]),
+        dense.only(mask_without(5, [0])),
         one.dense(encoder=longer),
         other.dense(encoder=LetterEncoder()),
         Hybrid(one.bm25, dense),
-        Hybrid(one.bm25, dense.without([0])),
+        Hybrid(one.bm25, dense.only(mask_without(5, [0]))),
         Hybrid(one.bm25, dense, FusionOptions(depth=3)),
     ]
     assert len({json.dumps(dict(one.config), sort_keys=True) for one in retrievers}) == len(retrievers)

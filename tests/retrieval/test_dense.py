@@ -12,6 +12,7 @@ from benchmarks.judged import mean_recall, xquad
 from ralm.errors import CorpusError, DamagedFolderError, FolderError, ModelError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Passage
+from ralm.retrieval.allowed import mask_without
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.build import CHUNK, DenseBuilder
 from ralm.retrieval.dense.encoder import SentenceEncoder
@@ -248,7 +249,7 @@ def test_forbidden_passages_are_passed_over(tmp_path: Path, string: str) -> None
     queries = ["abc", "hhhg", "", "c" * 30]
     everything, found = (
         dense.retrieve(queries, 300),
-        dense.without(forbidden[:9]).without(forbidden[9:]).retrieve(queries, 8),
+        dense.only(mask_without(300, forbidden[:9])).only(mask_without(300, forbidden[9:])).retrieve(queries, 8),
     )
     for row in range(4):
         kept = [hit for hit in everything.of(row) if hit[0] not in forbidden]
@@ -256,8 +257,9 @@ def test_forbidden_passages_are_passed_over(tmp_path: Path, string: str) -> None
         scores = [score for _, score in kept[:8]]
         np.testing.assert_allclose([score for _, score in found.of(row)][: len(scores)], scores, rtol=1e-5)
         assert not {number for number, _ in found.of(row)} & set(forbidden.tolist())
-    assert dense.without(range(300)).retrieve(queries, 3).of(0) == []
-    assert dense.without(forbidden).config != dense.without(forbidden[1:]).config != dense.config
+    assert dense.only(np.zeros(300, np.bool_)).retrieve(queries, 3).of(0) == []
+    configs = [dense.only(mask_without(300, some)).config for some in (forbidden, forbidden[1:])]
+    assert configs[0] != configs[1] != dense.config
 
 
 def test_strings_that_faiss_cannot_make(tmp_path: Path) -> None:

@@ -9,20 +9,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ralm.corpus.numbering import Numbering
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import Passage
 from ralm.retrieval import writer
+from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
 from ralm.retrieval.columns import COLUMNS_FILE, ColumnFile, collect_columns
-from ralm.retrieval.filters import Passing, parse_filter
+from ralm.retrieval.filters import parse_filter
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
-from ralm.retrieval.retriever import filtered
 from ralm.retrieval.update import update_index
 from tests.campaign import campaign
 from tests.fakes import LetterEncoder
@@ -205,23 +204,23 @@ def is_wrong(passages: Sequence[Passage], case: Case) -> bool:
 def check_hits(index: Index, passages: Sequence[Passage], case: Case, query: str, k: int) -> None:
     """Search with a filter in every way."""
     allowed, wanted = {one.number for one in passages if case.passes(one)}, parse_filter(case.text)
-    passing = index.columns.passing(wanted)
-    assert {*passing.numbers.tolist()} == allowed, str(wanted)
+    mask_N = index.columns.mask(wanted)
+    assert {*np.flatnonzero(mask_N).tolist()} == allowed, str(wanted)
     bm25, dense = index.bm25, index.dense(encoder=LetterEncoder())
     for retriever in (bm25, dense):
         best = [hit for hit in retriever.retrieve([query], len(passages)).of(0) if hit[0] in allowed][:k]
-        found = filtered(retriever, index, wanted)
+        found = retriever.only(mask_N)
         hits = found.retrieve([query], k).of(0)
         assert [score for _, score in hits] == [score for _, score in best]
         assert hits == best if retriever is bm25 else {number for number, _ in hits} <= allowed
-        assert found.config["where"] == str(wanted)
-    narrow = bm25.filtered(passing)
+        assert found.config.items() >= mask_config(mask_N).items()
+    narrow = bm25.only(mask_N)
     rows = streamed(narrow, [query, f"{query} w1", query], k, forbidden=narrow._in_rows(3, None))
     numbers = index.passages.numbering.numbers(rows.numbers_QK)[2]
     assert numbers[numbers >= 0].tolist() == [number for number, _ in narrow.retrieve([query], k).of(0)]
     fused = Hybrid(bm25, dense, FusionOptions(depth=len(passages)))
     for other in (fused, RandomRetriever(len(passages))):
-        drawn = {number for number, _ in filtered(other, index, wanted).retrieve([query], k).of(0)}
+        drawn = {number for number, _ in other.only(mask_N).retrieve([query], k).of(0)}
         assert drawn <= allowed
         assert len(drawn) == min(k, len(allowed)) or not query.strip()
 
@@ -247,7 +246,7 @@ def test_hits_are_the_best_of_all_passages_that_pass(tmp_path_factory: pytest.Te
         for case, query, k in asked:
             if is_wrong(passages, case):
                 with pytest.raises(UsageError, match="the keys are|cannot be compared"):
-                    index.columns.passing(parse_filter(case.text))
+                    index.columns.mask(parse_filter(case.text))
             else:
                 check_hits(index, passages, case, query, k)
 
@@ -291,7 +290,7 @@ def test_scans_and_streams_of_many_passages(
     stream = Stream(bm25.collection, k, max(partition // 1024, 1) * 1024)
     for narrow in (share, 0.5):
         rows = draw.random(count) < narrow
-        found = bm25.filtered(Passing(parse_filter("a is not None"), rows, Numbering(count)))
+        found = bm25.only(rows)
         hits = found.retrieve(queries, k)
         for row in range(len(queries)):
             assert hits.of(row) == [hit for hit in whole.of(row) if rows[hit[0]]][:k]

@@ -11,11 +11,12 @@ import pytest
 import ralm
 from ralm.protocols import Retriever
 from ralm.records import Hits, Passage
+from ralm.retrieval.allowed import mask_without, narrowed
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
-from ralm.retrieval.retriever import MemoizedRetriever, matching_passages
+from ralm.retrieval.retriever import MemoizedRetriever, title_mask
 from tests.fakes import CountingModel, LetterEncoder, SharedWordsRetriever, WordTokenizer, passages_of
 
 TEXTS = ("sheep on the hill", "the sea and the sheep", "a town by the sea", "the hill above the town")
@@ -37,11 +38,11 @@ def letters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ralm.retrieval.index.Index.encoder_options", lambda *_: None)
 
 
-BY_HAND: dict[str, Callable[[ralm.Index, list[int]], Retriever]] = {
-    "bm25": lambda index, excluded: index.bm25.without(excluded),
-    "dense": lambda index, excluded: index.dense().without(excluded),
-    "hybrid": lambda index, excluded: ralm.Hybrid(index.bm25.without(excluded), index.dense().without(excluded)),
-    "random": lambda index, excluded: ralm.RandomRetriever(len(index.passages), 7).without(excluded),
+BY_HAND: dict[str, Callable[[ralm.Index], Retriever]] = {
+    "bm25": lambda index: index.bm25,
+    "dense": lambda index: index.dense(),
+    "hybrid": lambda index: ralm.Hybrid(index.bm25, index.dense()),
+    "random": lambda index: ralm.RandomRetriever(len(index.passages), 7),
 }
 
 
@@ -62,14 +63,13 @@ def test_by_options_as_by_hand(
     options = ralm.RetrieverOptions(
         retriever=f"{name}:seed=7" if name == "random" else name, forbidden_titles=titles if forbids else None
     )
-    retriever, by_hand = ralm.open_retriever(str(index), options), BY_HAND[name](opened, excluded)
-    if name == "random" and not forbids:
-        by_hand = ralm.RandomRetriever(len(opened.passages), 7)
+    retriever = ralm.open_retriever(str(index), options)
+    by_hand = narrowed(BY_HAND[name](opened), mask_without(len(opened.passages), excluded))
     assert retriever.config == by_hand.config
     found, expected = retriever.retrieve(QUERIES, 4), by_hand.retrieve(QUERIES, 4)
     assert [found.of(row) for row in (0, 1)] == [expected.of(row) for row in (0, 1)]
     said = [record.getMessage() for record in caplog.records if record.name.startswith("ralm.retrieval")]
-    assert said == ([f"{len(excluded)} of 4 passages are forbidden"] if forbids else [])
+    assert said == (["2 of 4 passages may be found"] if forbids else [])
 
 
 @pytest.mark.parametrize("name", ["bm25", "dense"])
@@ -80,7 +80,8 @@ def test_only_some_passages_as_all_hits_filtered(
     (tmp_path / "titles.txt").write_text("title 1\n")
     numbers = {*only} - {1}
     options = ralm.RetrieverOptions(retriever=name, forbidden_titles=tmp_path / "titles.txt")
-    found = ralm.open_retriever(index, options, only=np.array(only)).retrieve(QUERIES, 4)
+    mask_N = np.isin(np.arange(4), only)
+    found = ralm.open_retriever(index, options, mask_N=mask_N).retrieve(QUERIES, 4)
     every = ralm.open_retriever(index, ralm.RetrieverOptions(retriever=name)).retrieve(QUERIES, 4)
     for row in range(len(QUERIES)):
         assert found.of(row) == [(number, score) for number, score in every.of(row) if number in numbers]
@@ -113,24 +114,25 @@ def titled(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 
 def test_passages_by_title(titled: Index) -> None:
-    assert matching_passages(titled.passages, ["the hill", "TOWN", "unknown"]).tolist() == [2, 3, 6, 7]
-    assert matching_passages(titled.passages, ["", " "]).tolist() == [], "no title is not a title"
+    mask_N = title_mask(titled.passages, ["the hill", "TOWN", "unknown"])
+    assert np.flatnonzero(~mask_N).tolist() == [2, 3, 6, 7]
+    assert title_mask(titled.passages, ["", " "]).all(), "no title is not a title"
 
 
 def test_bm25_without_passages(titled: Index) -> None:
     everything = titled.bm25.retrieve(["sheep hill", "sheep"], 8)
-    found = titled.bm25.without([4, 1, 4]).retrieve(["sheep hill", "sheep"], 8)
+    found = titled.bm25.only(mask_without(8, [4, 1, 4])).retrieve(["sheep hill", "sheep"], 8)
     for row in range(2):
         assert found.of(row) == [hit for hit in everything.of(row) if hit[0] not in (1, 4)]
-    assert titled.bm25.without(range(8)).retrieve(["sheep"], 3).of(0) == []
-    assert titled.bm25.without([]).config == titled.bm25.config
+    assert titled.bm25.only(np.zeros(8, np.bool_)).retrieve(["sheep"], 3).of(0) == []
+    assert narrowed(titled.bm25, mask_without(8, [])).config == titled.bm25.config
 
 
 def test_what_is_left_out_adds_up(titled: Index) -> None:
-    """In `without` twice, and together with the lists of the queries."""
+    """In `only` twice, and together with the lists of the queries."""
     queries = ["sheep hill", "sheep", "hill"]
-    without = titled.bm25.without([4]).without(np.array([1, 4]))
-    assert without.config == titled.bm25.without([1, 4]).config != titled.bm25.config
+    without = titled.bm25.only(mask_without(8, [4])).only(mask_without(8, [1, 4]))
+    assert without.config == titled.bm25.only(mask_without(8, [1, 4])).config != titled.bm25.config
     forbidden = Forbidden.of([[0, 2], [1, 3]], np.array([0, -1, 1]))
     everything, found = titled.bm25.retrieve(queries, 8), without.retrieve(queries, 8, forbidden)
     for row, own in enumerate(([0, 2], [], [1, 3])):
@@ -140,8 +142,8 @@ def test_what_is_left_out_adds_up(titled: Index) -> None:
 
 
 def test_random_without_passages() -> None:
-    control = RandomRetriever(6, seed=3).without([1, 4])
-    assert control.without([5]).config == RandomRetriever(np.array([0, 2, 3]), seed=3).config
+    control = RandomRetriever(6, seed=3).only(mask_without(6, [1, 4]))
+    assert control.only(mask_without(6, [5])).config == RandomRetriever(np.array([0, 2, 3]), seed=3).config
     assert {number for number, _ in control.retrieve(["a"], 9).of(0)} == {0, 2, 3, 5}
 
 

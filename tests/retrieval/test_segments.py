@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ralm.records import Hits
+from ralm.retrieval.allowed import mask_without
 from ralm.retrieval.bm25.arrays import ARRAY_NAMES, open_arrays
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.search import BM25
@@ -39,7 +40,7 @@ def built(folder: Path, texts: Sequence[str], gone: Sequence[int] = ()) -> Segme
 def hits(bm25: BM25, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
     """By scanning and by streaming, which must agree."""
     found = bm25.retrieve(queries, k)
-    rows = streamed(bm25, queries, k, forbidden=Forbidden.none(len(queries)).with_always(bm25._forbidden_rows))
+    rows = streamed(bm25, queries, k, forbidden=bm25._in_rows(len(queries), None))
     rows = rows.first(found.numbers_QK.shape[1])
     assert_equal(Hits(bm25._numbering.numbers(rows.numbers_QK), rows.scores_QK), found)
     return [found.of(row) for row in range(len(found))]
@@ -63,7 +64,8 @@ def test_segments_are_searched_as_one_index(
     assert hits(BM25(segments), queries, k) == expected
 
     forbidden = data.draw(st.lists(st.integers(0, len(left) - 1), max_size=3))
-    assert hits(BM25(segments).without(forbidden), queries, k) == hits(BM25([at_once]).without(forbidden), queries, k)
+    mask_N = mask_without(len(left), forbidden)
+    assert hits(BM25(segments).only(mask_N), queries, k) == hits(BM25([at_once]).only(mask_N), queries, k)
     list_Q = np.arange(len(queries)) % 2 - 1
     one, other = (BM25(some).retrieve(queries, k, Forbidden.of([forbidden], list_Q)) for some in (segments, [at_once]))
     np.testing.assert_array_equal(one.numbers_QK, other.numbers_QK)

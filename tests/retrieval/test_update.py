@@ -31,6 +31,7 @@ from ralm.errors import (
 )
 from ralm.records import FloatArray, Hits, Passage
 from ralm.retrieval import writer
+from ralm.retrieval.allowed import mask_without
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
 from ralm.retrieval.index import Index, check_index, open_index
@@ -202,8 +203,9 @@ def test_vectors_are_updated_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert len(opened.segments) == segments
         found = opened.dense(search, encoder=encoder).retrieve(queries, 9)
         alike(found, expected, exact=search is None or search.ef_search is None)
-        without = opened.dense(search, encoder=encoder).without([0, 55]).retrieve(queries, 9)
-        others = at_once.dense(search, encoder=encoder).without([0, 55]).retrieve(queries, 9)
+        mask_N = mask_without(len(opened.passages), [0, 55])
+        without = opened.dense(search, encoder=encoder).only(mask_N).retrieve(queries, 9)
+        others = at_once.dense(search, encoder=encoder).only(mask_N).retrieve(queries, 9)
         alike(without, others, exact=search is None or search.ef_search is None)
         assert check_index(path) == []
 

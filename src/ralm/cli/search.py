@@ -54,13 +54,13 @@ def search_command(
     from ralm.cli.output import print_hits, print_json
     from ralm.reading.provenance import hits_as_json
     from ralm.retrieval.marks import Marker, spans_of
-    from ralm.retrieval.summary import matching_numbers
+    from ralm.retrieval.summary import id_mask
 
     texts = options.read_input(query, queries, "query")
     opened = ralm.open_index(index)
-    only = None if path is None else matching_numbers(opened, path)
+    mask_N = None if path is None else id_mask(opened, path)
     marker = Marker(opened.analysis)
-    source = ralm.FromRetriever.of_index(opened, retrieval, only=only)
+    source = ralm.FromRetriever.of_index(opened, retrieval, mask_N=mask_N)
     hits = source.search(texts, k or K)
     for row, question in enumerate(texts):
         found = [(source.passages[number], score) for number, score in hits.of(row)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.records import NO_PASSAGE, IntArray, Passage
+from ralm.records import NO_PASSAGE, BoolArray, IntArray, Passage
 
 
 def rising(numbers: Iterable[int]) -> IntArray:
@@ -69,6 +69,14 @@ class Numbering:
         if len(self.removed) == 0:
             return numbers
         return numbers + np.searchsorted(self._before, numbers, side="right")
+
+    def rows_of_mask(self, mask_N: BoolArray | None) -> BoolArray:
+        """Which rows hold a passage of a mask; without a mask, those that are left."""
+        rows = np.ones(len(self) + len(self.removed), np.bool_)
+        rows[self.removed] = False
+        if mask_N is not None:
+            rows[rows] = mask_N
+        return rows
 
     def numbers(self, rows: IntArray) -> IntArray:
         """The numbers (int64) of rows that were not removed; `NO_PASSAGE` stays."""

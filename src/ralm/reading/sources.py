@@ -13,8 +13,9 @@ from ralm.errors import InputError
 from ralm.protocols import LanguageModel, Retriever, Tokenizer
 from ralm.reading.parts import Parts
 from ralm.reading.tokens import PreparedText
-from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
+from ralm.records import NO_PASSAGE, BoolArray, Hits, Passages
 from ralm.retrieval.expansion import expanded
+from ralm.retrieval.filters import parse_filter
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, numbered_passages, read_retrieval_file
 from ralm.retrieval.retriever import MemoizedRetriever, RetrieverOptions, open_retriever
@@ -62,14 +63,15 @@ class FromRetriever:
 
     @classmethod
     def of_index(
-        cls, index: Index | Path | str, options: RetrieverOptions | None = None, *, only: IntArray | None = None
+        cls, index: Index | Path | str, options: RetrieverOptions | None = None, *, mask_N: BoolArray | None = None
     ) -> Self:
-        """Return the passages of an index, retrieved as `options` and `only` say; raises what `open_retriever` does."""
+        """Return the passages of an index, retrieved as `options` and `mask_N` say; raises as `open_retriever`."""
         opened = index if isinstance(index, Index) else open_index(index)
-        retriever = open_retriever(opened, options, only=only)
-        expand = None if options is None else options.expand
+        retriever = open_retriever(opened, options, mask_N=mask_N)
+        expand, filter_text = (None, None) if options is None else (options.expand, options.where)
         where: dict[str, JsonValue] = {"index": path_text(opened.path), "fingerprint": opened.fingerprint}
         where |= {} if expand is None else {"expand": expand}
+        where |= {} if filter_text is None else {"where": str(parse_filter(filter_text))}
         passages = expanded(opened.passages, expand, opened.manifest.settings.get("splitting"))
         return cls(retriever, passages, where | config_of(retriever, "retriever"))
 

@@ -19,10 +19,9 @@ from pydantic import JsonValue
 
 from ralm.corpus.store import PASSAGES_FILE, PassageStore, arrow_texts
 from ralm.errors import DamagedFolderError
-from ralm.records import Metadata
+from ralm.records import BoolArray, Metadata
 
 Kind: TypeAlias = Literal["text", "number", "truth"]
-BoolArray: TypeAlias = NDArray[np.bool_]
 RunArray: TypeAlias = NDArray[np.int32]
 COLUMNS_FILE: Final = "columns.arrow"
 _SCHEMA: Final = pa.schema(

@@ -7,13 +7,11 @@ from pydantic import JsonValue
 
 from ralm.corpus.decontamination import words_of
 from ralm.protocols import Retriever
-from ralm.records import Hits, Passages
-from ralm.retrieval.filters import Passing, filter_retriever
-from ralm.validation import check_count, config_of, retrieve_checked, stable_hits
+from ralm.records import BoolArray, Hits, Passages
+from ralm.retrieval.allowed import fetch_deeper, narrowed
+from ralm.validation import check_count, config_of, stable_hits
 
 By = Literal["document", "text"]
-_MORE: Final = 4
-"""How many times the wanted hits are retrieved at first, and again if too few are left."""
 _SHINGLE: Final = 5
 _SAME: Final = 0.8
 
@@ -30,9 +28,9 @@ class Distinct:
         self._passages = passages
         self._by = by
 
-    def filtered(self, passing: Passing) -> "Distinct":
-        """The same of the passages that pass a filter."""
-        return Distinct(filter_retriever(self._retriever, passing), self._passages, self._by)
+    def only(self, mask_N: BoolArray) -> "Distinct":
+        """Return the same of the passages of a mask."""
+        return Distinct(narrowed(self._retriever, mask_N), self._passages, self._by)
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -51,17 +49,8 @@ class Distinct:
         Raises UsageError if k is below 1.
         """
         check_count("k", k)
-        every, rows = len(self._passages), [list[tuple[int, float]]() for _ in queries]
-        left, width = [*range(len(queries))], min(_MORE * k, every)
-        while left:
-            hits = retrieve_checked(self._retriever, [queries[row] for row in left], width)
-            lacking = []
-            for place, row in enumerate(left):
-                found = hits.of(place)
-                rows[row] = self._distinct(found, k)
-                if len(rows[row]) < k and len(found) == width < every:
-                    lacking.append(row)
-            left, width = lacking, min(_MORE * width, every)
+        every = len(self._passages)
+        rows, _ = fetch_deeper(self._retriever, queries, every, k, lambda hits: self._distinct(hits, k))
         return Hits.from_pairs(rows)
 
     def _distinct(self, hits: Sequence[tuple[int, float]], k: int) -> list[tuple[int, float]]:

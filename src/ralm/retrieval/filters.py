@@ -18,7 +18,7 @@ import ast
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import reduce
 from itertools import accumulate
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -28,10 +28,7 @@ import numpy as np
 from ralm.errors import UsageError
 
 if TYPE_CHECKING:
-    from ralm.corpus.numbering import Numbering
-    from ralm.protocols import Retriever
-    from ralm.records import IntArray
-    from ralm.retrieval.columns import BoolArray
+    from ralm.records import BoolArray
     from ralm.retrieval.passing import IndexColumns
 
 Value: TypeAlias = str | float | bool
@@ -60,43 +57,6 @@ class Filter:
 
     def __str__(self) -> str:
         return self.text
-
-    def within(self, other: "Filter") -> "Filter":
-        """Return the filter of the passages that pass both."""
-        return Filter(f"({self}) and ({other})", lambda columns: self.test(columns) & other.test(columns))
-
-
-@dataclass(frozen=True, eq=False)
-class Passing:
-    """The passages of an index that pass a filter: `rows` (bool) says which rows do; removed ones do not."""
-
-    filter: Filter
-    rows: "BoolArray"
-    numbering: "Numbering"
-
-    @property
-    def numbers(self) -> "IntArray":
-        """The numbers (int64, rising) of the passages."""
-        return self.numbering.numbers(np.flatnonzero(self.rows))
-
-    @cached_property
-    def count(self) -> int:
-        """How many passages pass."""
-        return int(np.count_nonzero(self.rows))
-
-    def within(self, other: "Passing | None") -> "Passing":
-        """Return those that pass another filter, too."""
-        if other is None:
-            return self
-        return Passing(self.filter.within(other.filter), self.rows & other.rows, self.numbering)
-
-
-def filter_retriever(retriever: "Retriever", passing: Passing) -> "Retriever":
-    """Return the retriever of the best of the passages that pass a filter; UsageError if it cannot filter."""
-    own: Callable[[Passing], Retriever] | None = getattr(retriever, "filtered", None)
-    if own is None:
-        raise UsageError(f"{type(retriever).__name__} cannot search with a filter: do so in the class itself.")
-    return own(passing)
 
 
 def parse_filter(text: str) -> Filter:

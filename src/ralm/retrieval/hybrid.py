@@ -10,8 +10,8 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.options import Option, check_options
 from ralm.protocols import Retriever
-from ralm.records import NO_PASSAGE, FloatArray, Hits
-from ralm.retrieval.filters import Passing, filter_retriever
+from ralm.records import NO_PASSAGE, BoolArray, FloatArray, Hits
+from ralm.retrieval.allowed import narrowed
 from ralm.validation import check_count, config_of, retrieve_checked
 
 FusionMethod = Literal["rrf", "interpolation"]
@@ -53,9 +53,9 @@ class Hybrid:
         self._retrievers = (lexical, dense)
         self._options = options or FusionOptions()
 
-    def filtered(self, passing: Passing) -> "Hybrid":
-        """Both retrievers with only the passages that pass a filter."""
-        lexical, dense = (filter_retriever(one, passing) for one in self._retrievers)
+    def only(self, mask_N: BoolArray) -> "Hybrid":
+        """Return both retrievers with only the passages of a mask."""
+        lexical, dense = (narrowed(retriever, mask_N) for retriever in self._retrievers)
         return Hybrid(lexical, dense, self._options)
 
     @property

@@ -17,8 +17,8 @@ from ralm.corpus.documents import some_names
 from ralm.corpus.numbering import Numbering
 from ralm.corpus.store import PassageStore, arrow_texts, true_places
 from ralm.errors import UsageError
+from ralm.records import BoolArray
 from ralm.retrieval.columns import (
-    BoolArray,
     ColumnFile,
     Kind,
     SegmentColumns,
@@ -26,7 +26,7 @@ from ralm.retrieval.columns import (
     kind_of_value,
     stored_value,
 )
-from ralm.retrieval.filters import Filter, Passing, Value
+from ralm.retrieval.filters import Filter, Value
 
 ORIGINS: Final = ("id", "title")
 """The keys that are not metadata."""
@@ -44,7 +44,7 @@ _MATCHED: Final[dict[str, Any]] = {
     "contains": pc.match_substring,
 }
 _BYTES_KEPT: Final = 64 << 20
-"""Size of the rows of the latest filters."""
+"""Size of the masks of the latest filters."""
 
 
 class IndexColumns:
@@ -62,7 +62,7 @@ class IndexColumns:
         self._numbering = numbering
         self._lock = Lock()
         self._segments: list[SegmentColumns] | None = None
-        self._kept: OrderedDict[str, Passing] = OrderedDict()
+        self._kept: OrderedDict[str, BoolArray] = OrderedDict()
 
     @property
     def segments(self) -> list[SegmentColumns]:
@@ -87,8 +87,8 @@ class IndexColumns:
                 found.setdefault(key, []).append(kind)
         return found
 
-    def passing(self, wanted: Filter) -> Passing:
-        """Return the passages that pass a filter; the results of the latest filters are kept.
+    def mask(self, wanted: Filter) -> BoolArray:
+        """Return the mask of the passages that pass a filter; those of the latest filters are kept.
 
         Raises UsageError if a key is in no passage, or a value is of another kind than all values of its key.
         """
@@ -96,14 +96,12 @@ class IndexColumns:
             if wanted.text in self._kept:
                 self._kept.move_to_end(wanted.text)
                 return self._kept[wanted.text]
-        rows = wanted.test(self)
-        rows[self._numbering.removed] = False
-        found = Passing(wanted, rows, self._numbering)
+        mask_N = wanted.test(self)[self._numbering.rows_of_mask(None)]
         with self._lock:
-            self._kept[wanted.text] = found
-            if len(self._kept) > _BYTES_KEPT // max(1, len(rows)):
+            self._kept[wanted.text] = mask_N
+            if len(self._kept) > _BYTES_KEPT // max(1, len(mask_N)):
                 self._kept.popitem(last=False)
-        return found
+        return mask_N
 
     def matching(self, key: str, operator: str, values: Sequence[Value]) -> BoolArray:
         """Return the rows with a value of the key that fulfils a comparison with these values.

@@ -8,7 +8,7 @@ Letters of shapes: Q queries, K hits per query, M draws, some of which are repea
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.corpus.numbering import hash_of_numbers
-from ralm.records import Hits, IntArray
-from ralm.retrieval.filters import Passing
+from ralm.records import BoolArray, Hits, IntArray
 from ralm.validation import check_count, check_seed
 
 _DRAWS_AT_A_TIME: Final = 1 << 22
@@ -39,14 +38,9 @@ class RandomRetriever:
         self._seed = seed
         self.stable = self._count
 
-    def without(self, numbers: Iterable[int]) -> "RandomRetriever":
-        """The same control without the passages with these numbers."""
-        drawn_from = np.arange(self._count) if self._numbers is None else self._numbers
-        return RandomRetriever(np.setdiff1d(drawn_from, np.fromiter(numbers, np.int64)), self._seed)
-
-    def filtered(self, passing: Passing) -> "RandomRetriever":
-        """The same control with only the passages that pass a filter."""
-        numbers = passing.numbers
+    def only(self, mask_N: BoolArray) -> "RandomRetriever":
+        """Return the same control with only the passages of a mask."""
+        numbers = np.flatnonzero(mask_N)
         return RandomRetriever(numbers if self._numbers is None else np.intersect1d(numbers, self._numbers), self._seed)
 
     @property

@@ -10,16 +10,16 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus import decontamination, numbering
-from ralm.errors import UsageError
 from ralm.grammar import Catalogue
 from ralm.lm.api.endpoint import is_api
 from ralm.options import Option, check_options, seed_option
 from ralm.protocols import Encoder, Retriever
-from ralm.records import Hits, IntArray
+from ralm.records import BoolArray, Hits
+from ralm.retrieval.allowed import mask_without, narrowed
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, load_encoder
 from ralm.retrieval.distinct import Distinct
 from ralm.retrieval.expansion import check_expansion
-from ralm.retrieval.filters import Filter, filter_retriever, parse_filter
+from ralm.retrieval.filters import parse_filter
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.random import RandomRetriever
 from ralm.validation import config_of, stable_hits
@@ -142,85 +142,58 @@ class RetrieverOptions:
 
 
 def open_retriever(
-    index: "Index | Path | str", options: RetrieverOptions | None = None, *, only: IntArray | None = None
+    index: "Index | Path | str", options: RetrieverOptions | None = None, *, mask_N: BoolArray | None = None
 ) -> Retriever:
-    """The retriever over an index that the options describe. `only`: the numbers (int64) of the passages that may be
-    found, less those that the options forbid.
+    """The retriever over an index that the options describe; `mask_N` (bool): the passages that may be found, less
+    those that the options exclude.
 
-    The number of forbidden passages is logged at INFO. Raises UsageError if the index was not built for the retriever,
-    CorpusError if a file of titles or documents cannot be read, and the errors of `open_index` and `Index.dense`.
+    The number of passages that may be found is logged at INFO. Raises UsageError if the index was not built for the
+    retriever, CorpusError if a file of titles cannot be read, and the errors of `open_index` and `Index.dense`.
     """
     # numba and pyarrow are imported only when a retriever is opened: commands read the options at startup
     from ralm.retrieval.index import Index, open_index
 
     options = options or RetrieverOptions()
     opened = index if isinstance(index, Index) else open_index(index)
-    forbidden = _forbidden(opened, options)
-    if only is not None:
-        others = np.setdiff1d(np.arange(len(opened.passages)), only)
-        forbidden = others if forbidden is None else numbering.union(others, forbidden)
-    retriever = _retriever(opened, options, forbidden)
+    retriever, masks = _retriever(opened, options), [] if mask_N is None else [mask_N]
+    if options.forbidden_titles is not None:
+        masks.append(title_mask(opened.passages, decontamination.read_titles(Path(options.forbidden_titles))))
     if options.where is not None:
-        passing = opened.columns.passing(parse_filter(options.where))
-        _LOG.info("%s of %s passages pass the filter", f"{passing.count:,}", f"{len(opened.passages):,}")
-        retriever = filter_retriever(retriever, passing)
+        masks.append(opened.columns.mask(parse_filter(options.where)))
+    if masks:
+        allowed_N = np.logical_and.reduce(masks)
+        _LOG.info("%s of %s passages may be found", f"{np.count_nonzero(allowed_N):,}", f"{len(allowed_N):,}")
+        retriever = narrowed(retriever, allowed_N)
     if options.distinct != "none":
         retriever = Distinct(retriever, opened.passages, options.distinct)
     return retriever
 
 
-def filtered(retriever: Retriever, index: "Index", wanted: Filter) -> Retriever:
-    """A retriever over an index that finds the best of the passages that pass a filter, besides its own filter if it
-    has one. It shares all data with the other one.
-
-    Raises UsageError if a passage of the index has no such key, if values cannot be compared, or if the retriever is of
-    a class without `filtered`.
-    """
-    return filter_retriever(retriever, index.columns.passing(wanted))
-
-
-def _forbidden(index: "Index", options: RetrieverOptions) -> IntArray | None:
-    """The numbers of the passages that may not be found; None if the option forbids none."""
-    if options.forbidden_titles is None:
-        return None
-    numbers = matching_passages(index.passages, decontamination.read_titles(Path(options.forbidden_titles)))
-    _LOG.info("%s of %s passages are forbidden", f"{len(numbers):,}", f"{len(index.passages):,}")
-    return numbers
-
-
-def matching_passages(passages: numbering.StoredPassages, titles: Iterable[str]) -> IntArray:
-    """The numbers (int64, rising) of the passages of documents with one of these titles, after `normal_title`."""
+def title_mask(passages: numbering.StoredPassages, titles: Iterable[str]) -> BoolArray:
+    """The mask of the passages of documents with none of these titles, after `normal_title`."""
     normal = {decontamination.normal_title(title) for title in titles} - {""}
-    numbers = [number for number, _, title in passages.origins() if decontamination.normal_title(title) in normal]
-    return np.array(numbers, dtype=np.int64)
+    found = (number for number, _, title in passages.origins() if decontamination.normal_title(title) in normal)
+    return mask_without(len(passages), found)
 
 
-def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | None) -> Retriever:
+def _retriever(index: "Index", options: RetrieverOptions) -> Retriever:
     part: Any = RETRIEVERS.parse(options.retriever)
     match part:
         case Bm25Options():
-            return _bm25(index, forbidden)
+            return index.bm25
         case HybridOptions():
-            return Hybrid(_bm25(index, forbidden), _dense(index, part, forbidden), part.fusion)
+            return Hybrid(index.bm25, _dense(index, part), part.fusion)
         case DenseOptions():
-            return _dense(index, part, forbidden)
+            return _dense(index, part)
         case RandomOptions():
-            control = RandomRetriever(len(index.passages), part.seed)
-            return control if forbidden is None else control.without(forbidden)
-    if forbidden is not None:
-        raise UsageError(f"{options.name} cannot leave out titles: do so in the class itself.")
+            return RandomRetriever(len(index.passages), part.seed)
     own: Retriever = part.make(index.passages)
     return own
 
 
-def _bm25(index: "Index", forbidden: IntArray | None) -> Retriever:
-    return index.bm25 if forbidden is None else index.bm25.without(forbidden)
-
-
-def _dense(index: "Index", options: DenseOptions, forbidden: IntArray | None) -> Retriever:
+def _dense(index: "Index", options: DenseOptions) -> Retriever:
     encoder = _query_encoder(index, options)
-    dense = index.dense(options.search, vectors=options.vectors, encoder=encoder, any_encoder=options.any_encoder)
-    return dense if forbidden is None else dense.without(forbidden)
+    return index.dense(options.search, vectors=options.vectors, encoder=encoder, any_encoder=options.any_encoder)
 
 
 def _query_encoder(index: "Index", options: DenseOptions) -> Encoder | None:

@@ -15,7 +15,7 @@ from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.numbering import StoredPassages
 from ralm.corpus.splitting import BELOW
 from ralm.errors import UsageError
-from ralm.records import IntArray
+from ralm.records import BoolArray
 from ralm.retrieval import layout
 from ralm.retrieval.index import Index
 from ralm.storage.remote import is_url
@@ -39,14 +39,15 @@ def matching_documents(passages: StoredPassages, pattern: str | None = None) -> 
             yield document_id, [number for number, _, _ in origins]
 
 
-def matching_numbers(index: Index, pattern: str) -> IntArray:
-    """The numbers (int64, rising) of the passages of the documents whose ids match; UsageError if there are none."""
-    found = [number for _, numbers in matching_documents(index.passages, pattern) for number in numbers]
-    if not found:
+def id_mask(index: Index, pattern: str) -> BoolArray:
+    """The mask of the passages of the documents whose ids match; UsageError if there are none."""
+    mask_N = np.zeros(len(index.passages), np.bool_)
+    mask_N[[number for _, numbers in matching_documents(index.passages, pattern) for number in numbers]] = True
+    if not mask_N.any():
         raise UsageError(
             f"no document of {index.path} has an id that matches {pattern!r}; see `ralm info --documents`."
         )
-    return np.array(found, np.int64)
+    return mask_N
 
 
 def summarise_documents(passages: StoredPassages, pattern: str | None = None) -> Iterator[DocumentSummary]:

@@ -19,12 +19,13 @@ from ralm.pipeline import open_pipeline
 from ralm.protocols import Documents, LanguageModel, Reranker, Retriever, Rows, WritingModel
 from ralm.reading import ReadingOptions, sources
 from ralm.reading.parts import Parts
-from ralm.records import NO_PASSAGE, Hits, Passages, Readings
+from ralm.records import NO_PASSAGE, BoolArray, Hits, Passages, Readings
 from ralm.reranking import RERANKERS, PredictiveOptions
 from ralm.reranking.predictive import CrossEncoder
-from ralm.retrieval.filters import Filter, Passing, filter_retriever
+from ralm.retrieval.allowed import narrowed
+from ralm.retrieval.filters import Filter
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.retriever import RetrieverOptions, filtered
+from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.middleware import Metrics
 from ralm.serving.options import Settings
 from ralm.settings import PipelineOptions
@@ -72,7 +73,7 @@ class Indexes:
         """As `source`, but only passages that pass a filter are found; UsageError if the index cannot tell."""
         with self._lock:
             index, source = self._open[name], self.source(name, options)
-        return source.with_retriever(filtered(source.retriever, index, wanted))
+        return source.with_retriever(narrowed(source.retriever, index.columns.mask(wanted)))
 
     def have_changed(self) -> bool:
         """Whether a folder has another version than when it was last opened."""
@@ -109,8 +110,8 @@ class _LockedRetriever:
         self._lock = lock
         self.config = retriever.config
 
-    def filtered(self, passing: Passing) -> "_LockedRetriever":
-        return _LockedRetriever(filter_retriever(self._retriever, passing), self._metrics, self._lock)
+    def only(self, mask_N: BoolArray) -> "_LockedRetriever":
+        return _LockedRetriever(narrowed(self._retriever, mask_N), self._metrics, self._lock)
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         begin = perf_counter()

@@ -11,7 +11,7 @@ Letters of shapes: Q queries, K hits per query.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import fields
@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import hash_of_numbers, rising, union
-from ralm.records import Hits, IntArray
+from ralm.records import BoolArray, Hits
+from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
 from ralm.retrieval.bm25.collection import (
     COMMON_SHARE,
@@ -47,7 +47,6 @@ from ralm.retrieval.bm25.scan import (
 )
 from ralm.retrieval.bm25.segments import Segment, numbering_of, totals_of
 from ralm.retrieval.bm25.stream import CollectionLoader, follow_each_other, search_streams
-from ralm.retrieval.filters import Passing
 from ralm.validation import check_count
 
 _QUERIES_A_TASK: Final = 16
@@ -107,23 +106,14 @@ class BM25:
         self._lexicon = Lexicon(segments, totals.with_terms)
         self._loader = CollectionLoader(self._searched, self._lexicon)
         self._single = 0
-        self._excluded: IntArray = np.zeros(0, np.int64)
-        self._forbidden_rows = self._numbering.removed
-        self._passing: Passing | None = None
+        self._mask_N: BoolArray | None = None
         self._passing_rows: PassingRows | None = None
 
-    def filtered(self, passing: Passing) -> Self:
-        """The same retriever with only the passages that pass a filter, and the scores of the whole index."""
+    def only(self, mask_N: BoolArray) -> Self:
+        """Return the same retriever with only the passages of a mask, and the scores of the whole index."""
         other = copy(self)
-        other._passing = passing.within(self._passing)
-        other._passing_rows = PassingRows.of(other._passing.rows, self._sizes)
-        return other
-
-    def without(self, numbers: Iterable[int]) -> Self:
-        """The same retriever without the passages of these numbers; it finds the exact best of the others."""
-        other = copy(self)
-        other._excluded = union(self._excluded, rising(numbers))
-        other._forbidden_rows = union(self._forbidden_rows, self._numbering.rows(other._excluded))
+        other._mask_N = mask_N if self._mask_N is None else self._mask_N & mask_N
+        other._passing_rows = PassingRows.of(self._numbering.rows_of_mask(other._mask_N), self._sizes)
         return other
 
     @property
@@ -134,19 +124,15 @@ class BM25:
     @property
     def config(self) -> dict[str, JsonValue]:
         """Everything that decides the hits: the index, the analysis of queries, the constants of the formula,
-        and which passages are excluded."""
-        config: dict[str, JsonValue] = {
+        and which passages may be found."""
+        return {
             "retriever": "bm25",
             "fingerprint": self._fingerprint,
             "analysis": self._analysis.recorded,
             "k1": self._options.k1,
             "b": self._options.b,
+            **mask_config(self._mask_N),
         }
-        if len(self._excluded):
-            config["forbidden"] = {"passages": len(self._excluded), "sha256": hash_of_numbers(self._excluded)}
-        if self._passing is not None:
-            config["where"] = str(self._passing.filter)
-        return config
 
     @property
     def stable(self) -> int:
@@ -187,9 +173,9 @@ class BM25:
     def _in_rows(self, queries: int, forbidden: Forbidden | None) -> Forbidden:
         """The rows that must not be hits, of all queries and of each."""
         if forbidden is None:
-            return Forbidden.none(queries)._replace(always=self._forbidden_rows).within(self._passing_rows)
+            return Forbidden.none(queries)._replace(always=self._numbering.removed).within(self._passing_rows)
         rows = forbidden.in_rows(self._numbering).within(self._passing_rows)
-        return rows.with_always(self._forbidden_rows) if len(self._forbidden_rows) else rows
+        return rows.with_always(self._numbering.removed) if len(self._numbering.removed) else rows
 
     def _fill(self, batch: SearchBatch) -> None:
         """Fill in the hits of queries, as rows, in the fastest way."""

@@ -5,7 +5,7 @@ Letters of shapes: Q queries, K hits per query, D dimensions.
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from itertools import accumulate
@@ -16,14 +16,13 @@ import faiss
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import Numbering, hash_of_numbers, rising, union
+from ralm.corpus.numbering import Numbering
 from ralm.errors import DamagedFolderError, FolderError, ModelError, UsageError
 from ralm.protocols import Encoder
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
-from ralm.retrieval.columns import BoolArray
+from ralm.records import NO_PASSAGE, BoolArray, FloatArray, Hits, IntArray
+from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.dense.build import keeps_vectors
 from ralm.retrieval.dense.options import DenseSearchOptions
-from ralm.retrieval.filters import Passing
 from ralm.retrieval.layout import VectorSet
 from ralm.storage.manifest import whole_checksum
 from ralm.terminal import track
@@ -89,54 +88,36 @@ class Dense:
         self._known_fingerprint = fingerprint
         self._numbering = Numbering(sum(index.ntotal for index in vectors), removed)
         self._effort = _set_effort(vectors, options or DenseSearchOptions())
-        self._forbidden: IntArray = np.zeros(0, np.int64)
-        self._passing: Passing | None = None
+        self._mask_N: BoolArray | None = None
         self._choose_rows()
+
+    def only(self, mask_N: BoolArray) -> Self:
+        """Return the same retriever with only the passages of a mask.
+
+        A flat or IVF index is searched with the others masked, so it finds the best of those that it compares. Other
+        indexes are searched for that many more hits. If only a tenth of the vectors of HNSW may be found, or an
+        approximate index finds fewer than k of them, these are compared one by one.
+        """
+        other = copy(self)
+        other._mask_N = mask_N if self._mask_N is None else self._mask_N & mask_N
+        other._choose_rows()
+        return other
 
     def _choose_rows(self) -> None:
         """Note, for each part, which of its vectors may be found."""
-        passing = self._passing
-        rows = np.ones(sum(part.index.ntotal for part in self._parts), np.bool_) if passing is None else passing.rows
-        rows = rows.copy()
-        rows[self._numbering.removed] = rows[self._numbering.rows(self._forbidden)] = False
+        rows = self._numbering.rows_of_mask(self._mask_N)
         self._parts = [part.only(rows) for part in self._parts]
-
-    def filtered(self, passing: Passing) -> Self:
-        """The same retriever with only the passages that pass a filter; see `without`.
-
-        An approximate index that finds fewer than k of them among those that it compares is searched in full.
-        """
-        other = copy(self)
-        other._passing = passing.within(self._passing)
-        other._choose_rows()
-        return other
-
-    def without(self, numbers: Iterable[int]) -> Self:
-        """The same retriever without the passages with these numbers.
-
-        A flat or IVF index is searched with these passages masked, so it finds the best of the others that it searches.
-        Other indexes are searched for that many more hits. If only a tenth of the vectors of HNSW may be found, or its
-        graph gives too few, these are compared one by one.
-        """
-        other = copy(self)
-        other._forbidden = union(self._forbidden, rising(numbers))
-        other._choose_rows()
-        return other
 
     @property
     def config(self) -> dict[str, JsonValue]:
         """Everything that decides the hits: the index, the query encoder, and how much is searched."""
-        config: dict[str, JsonValue] = {
+        return {
             "retriever": "dense",
             "fingerprint": self._fingerprint,
             "query_encoder": self._encoder.query_config,
             **self._effort,
+            **mask_config(self._mask_N),
         }
-        if len(self._forbidden):
-            config["forbidden"] = {"passages": len(self._forbidden), "sha256": hash_of_numbers(self._forbidden)}
-        if self._passing is not None:
-            config["where"] = str(self._passing.filter)
-        return config
 
     @cached_property
     def _fingerprint(self) -> str:
