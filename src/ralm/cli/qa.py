@@ -1,7 +1,7 @@
 """`ralm qa`: answers a set of questions with a frozen language model, or chooses among their choices."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -87,13 +87,13 @@ class QuestionJob:
         ),
     ] = "paper"
     fields: Annotated[
-        str | None,
+        QuestionFields,
         Option(
-            "Fields of a record, such as question=query,answers=gold; also choices and subject.",
-            default_text="the usual names",
+            "Fields of a record, such as question=query,answers=gold; `ralm help question-fields` lists the keys.",
             needs=_NAMED_FIELDS,
+            part="keys",
         ),
-    ] = None
+    ] = field(default_factory=QuestionFields)
     limit: Annotated[
         int | None, Option("Use only this many questions, with choices of each subject.", default_text="all")
     ] = None
@@ -115,16 +115,11 @@ class QuestionJob:
         return bool(self.pipeline.index or self.retrieved) and not self.is_closed_book
 
     @cached_property
-    def names(self) -> QuestionFields:
-        """The names of the fields of a record."""
-        return QuestionFields() if self.fields is None else QuestionFields.parse(self.fields)
-
-    @cached_property
     def has_choices(self) -> bool:
         """Whether the questions are multiple choice."""
         from ralm.answering.questions import has_choices
 
-        return has_choices(self.questions, self.names)
+        return has_choices(self.questions, self.fields)
 
     @property
     def has_fields(self) -> bool:
@@ -142,8 +137,8 @@ class QuestionJob:
         if self.has_choices:
             self.pipeline.reading.parts().require_average("a choice")
         shots = self.shots or (_SHOTS_OF_CHOICES if self.has_choices else _SHOTS)
-        questions = shared(_read, self.has_choices, self.questions, self.names, self.limit)
-        shown = [] if self.demonstrations is None else _read(self.has_choices, self.demonstrations, self.names, shots)
+        questions = shared(_read, self.has_choices, self.questions, self.fields, self.limit)
+        shown = [] if self.demonstrations is None else _read(self.has_choices, self.demonstrations, self.fields, shots)
         opened = self.open(shared)
         how: dict[str, Any] = {"demonstrations": shown}
         if self.has_choices:
@@ -164,7 +159,7 @@ class QuestionJob:
         pipeline = self.pipeline
         return open_pipeline(
             pipeline,
-            source=shared(_open_source, pipeline.index, self.retrieved, pipeline.retrieval, self.names),
+            source=shared(_open_source, pipeline.index, self.retrieved, pipeline.retrieval, self.fields),
             load=partial(shared, open_model),
             load_pairs=lambda part: shared(open_pairs, part.cross_encoder, part.tokens),
         )
