@@ -198,7 +198,7 @@ def test_written_letters_add_up(model: WritingModel, monkeypatch: pytest.MonkeyP
 
     def answer_all(asked: Any, *_: object) -> Any:
         seen.extend(asked)
-        return [(number, Answer(text, [], {1: 1.0})) for number, text in enumerate(["(A)", "", "d"])]
+        return [(number, Answer(text, [], {1: 1.0}), None) for number, text in enumerate(["(A)", "", "d"])]
 
     with monkeypatch.context() as patched:
         patched.setattr(multiple_choice, "answer_all", answer_all)

@@ -1,13 +1,6 @@
-"""Evaluates the same questions with several values of one option; of passages, this is Figure 8 of In-Context RALM.
+"""Evaluate the same questions with several values of one option; of passages, this is Figure 8 of In-Context RALM."""
 
-sweep.csv      a row per value: the measures with the ends of their 95% intervals
-sweep.png      the plot
-OPTION-VALUE/  the run with each value
-summary.json   the summary of each value with its configuration
-manifest.json  the environment, and a checksum of each file
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,14 +10,12 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.answering import evaluation, run
-from ralm.answering.answers import AnswerStores
-from ralm.answering.prompts import QuestionPrompt
-from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.protocols import WritingModel
 from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.sources import share_retrievals
 from ralm.runs.run import SWEEP_KIND, write_sweep
 from ralm.storage.outputs import check_output
+from ralm.storage.store import Store
 
 _PANELS: Final = {
     "share of the questions": {
@@ -36,19 +27,6 @@ _PANELS: Final = {
     "log-probability, nats": {"gold_log_prob": "right answer"},
 }
 """What the plot shows: columns of the rows with their labels, by the label of the axis."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPoint:
-    """The arguments of `evaluate_answers` with a value of the option."""
-
-    questions: Sequence[Question] | Sequence[ChoiceQuestion]
-    prompt: QuestionPrompt
-    how: Mapping[str, Any]
-
-    def config(self, model: WritingModel) -> dict[str, JsonValue]:
-        """Return everything that determines the figures, by name."""
-        return run.questions_config(self.questions, model, self.prompt, **self.how)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,33 +73,28 @@ class AnswerSweep:
 
 def sweep_answers(
     option: str,
-    points: Mapping[str, AnswerPoint],
+    points: Mapping[str, Mapping[str, Any]],
     model: WritingModel,
     *,
     baseline: bool = False,
-    stores: AnswerStores | None = None,
+    store: Store | None = None,
 ) -> AnswerSweep:
-    """Evaluate the same questions at every point, by the value of an option; points with one source share retrievals.
-
-    Raises the errors of `evaluate_questions` and `evaluate_choices`.
-    """
-    hows = [point.how for point in points.values()]
-    shared, _ = share_retrievals(
-        [how.get("source") for how in hows], [how.get("parts", IN_CONTEXT).hits for how in hows]
-    )
-    evaluations = {
-        value: evaluation.evaluate_answers(
-            point.questions, model, point.prompt, **{**point.how, "source": source}, baseline=baseline, stores=stores
-        )
-        for (value, point), source in zip(points.items(), shared, strict=True)
-    }
-    return AnswerSweep(option, evaluations, {value: point.config(model) for value, point in points.items()})
+    """Evaluate the same questions with the arguments of `evaluate_answers` of every point, by the value of the option;
+    points with one source share retrievals. Raises the errors of `evaluate_questions` and `evaluate_choices`."""
+    hits = [point.get("parts", IN_CONTEXT).hits for point in points.values()]
+    shared, _ = share_retrievals([point.get("source") for point in points.values()], hits)
+    evaluations = {}
+    for (value, point), source in zip(points.items(), shared, strict=True):
+        how = {**point, "source": source, "baseline": baseline, "store": store}
+        evaluations[value] = evaluation.evaluate_answers(model=model, **how)
+    configs = {value: run.questions_config(model=model, **point) for value, point in points.items()}
+    return AnswerSweep(option, evaluations, configs)
 
 
 def run_answer_sweep(
     out: Path | str,
     option: str,
-    points: Mapping[str, AnswerPoint],
+    points: Mapping[str, Mapping[str, Any]],
     model: WritingModel,
     *,
     baseline: bool = False,
@@ -133,9 +106,9 @@ def run_answer_sweep(
     is not set, and UsageError if a run with other settings was begun there.
     """
     check_output(Path(out), kind=SWEEP_KIND, force=force)
-    configs: list[JsonValue] = [point.config(model) for point in points.values()]
-    with run.answer_stores(out, {"option": option, "points": configs}, force=force) as stores:
-        swept = sweep_answers(option, points, model, baseline=baseline, stores=stores)
+    configs: list[JsonValue] = [run.questions_config(model=model, **point) for point in points.values()]
+    with run.answer_store(out, {"option": option, "points": configs}, force=force) as store:
+        swept = sweep_answers(option, points, model, baseline=baseline, store=store)
         rows = swept.rows()
         names = {name for row in rows for name in row}
         panels = {

@@ -17,7 +17,6 @@ from ralm.options import Needs, Option, check_options
 from ralm.settings import PipelineOptions
 
 if TYPE_CHECKING:
-    from ralm.answering.sweep import AnswerPoint
     from ralm.pipeline import Pipeline
     from ralm.protocols import WritingModel
 
@@ -129,10 +128,9 @@ class QuestionJob:
         sources = (self.questions, self.demonstrations, self.retrieved)
         return any(has_fields(str(source)) for source in sources if source is not None)
 
-    def point(self, given: Given, shared: Shared) -> "AnswerPoint":
-        """The arguments of the evaluation; `shared` opens what jobs have in common."""
+    def point(self, given: Given, shared: Shared) -> dict[str, Any]:
+        """Return the arguments of the evaluation; `shared` opens what jobs have in common."""
         from ralm.answering.prompt_reader import chosen_prompt
-        from ralm.answering.sweep import AnswerPoint
 
         if self.has_choices:
             self.pipeline.reading.parts().require_average("a choice")
@@ -150,7 +148,7 @@ class QuestionJob:
             how["judge"] = None if self.judge is None else ralm.Judge(self.open_model(self.judge, shared))
         if self.has_passages:
             how |= {"source": opened.source, "parts": opened.parts}
-        return AnswerPoint(questions=questions, prompt=prompt, how=how)
+        return {"questions": questions, "prompt": prompt, **how}
 
     def open(self, shared: Shared) -> "Pipeline":
         """Return the pipeline; `shared` opens what jobs have in common."""
@@ -168,14 +166,14 @@ class QuestionJob:
         """The model of a name."""
         return shared(open_model, name, self.pipeline.model.of(name, self.pipeline.lm))
 
-    def describe(self, point: "AnswerPoint") -> str:
-        """How the questions were asked, in a sentence."""
-        prompt = point.prompt
+    def describe(self, point: dict[str, Any]) -> str:
+        """Return how the questions were asked, in a sentence."""
+        prompt = point["prompt"]
         asked = f"asked with the prompt {prompt.name}"
         if self.has_choices:
             return asked
         why = ", as the model has a chat template" if prompt.chat and self.prompt is None else ""
-        return f"{asked}{why}; answers have at most {point.how['options'].new_tokens} tokens"
+        return f"{asked}{why}; answers have at most {point['options'].new_tokens} tokens"
 
 
 def _read(has_choices: bool, source: str, names: QuestionFields, limit: int | None) -> Any:
@@ -245,11 +243,11 @@ def qa_command(
         described = dict.fromkeys(one.describe(points[value]) for value, one in jobs.by_value.items())
         return TableOutput(swept.summary, partial(print_answer_sweep, swept, out, [*described]))
     [point] = points.values()
-    asked = (point.questions, model, point.prompt)
+    asked = {**point, "model": model}
     run: Any = evaluate_answers if out is None else partial(ralm.run_questions, out)
-    found = run(*asked, **how, **point.how)
+    found = run(**how, **asked)
     show: Any = print_choices if job.has_choices else print_answers
     return TableOutput(
-        lambda: {**found.summary(), "config": questions_config(*asked, **point.how)},
+        lambda: {**found.summary(), "config": questions_config(**asked)},
         partial(show, found, out, job.describe(point)),
     )
