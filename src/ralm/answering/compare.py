@@ -4,26 +4,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.answering import run
 from ralm.answering.evaluation import METRICS, MetricColumns, metric_columns
-from ralm.answering.multiple_choice import brier_score
+from ralm.answering.multiple_choice import choice_columns
 from ralm.answering.prompts import LETTERS
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
 from ralm.records import DoubleArray
-from ralm.runs.run import damage_errors
-from ralm.runs.tables import select_columns
-from ralm.storage.manifest import kind_of, open_consistently, read_manifest
-from ralm.storage.outputs import FolderKind
+from ralm.storage.manifest import kind_of, open_consistently
 
-_REMEDY: Final = "answer the questions again"
 _QUESTION: Final = {
     run.ANSWERS_KIND: ["question_id", "question", "answers"],
     run.CHOICES_KIND: ["question_id", "question", "choices", "gold"],
@@ -77,7 +72,10 @@ def compare_answers(paths: Sequence[Path | str], *, draws: int = DRAWS, seed: in
     kind = next((kind for kind in _QUESTION if {kind.name} == kinds), None)
     if kind is None:
         raise UsageError("only runs of one kind can be compared: all of `ralm eval`, of `ralm qa` or of `ralm choice`.")
-    tables = [open_consistently(folder, partial(_read, folder, kind)) for folder in folders]
+    names = [*_QUESTION[kind], *_JUDGED[kind]]
+    tables = [
+        open_consistently(folder, partial(run.read_table, folder, kind, names, _JUDGED[kind])) for folder in folders
+    ]
     for folder, table in zip(folders[1:], tables[1:], strict=True):
         if not table.select(_QUESTION[kind]).equals(tables[0].select(_QUESTION[kind])):
             raise UsageError(f"{folder} and {folders[0]} have other questions or answers: compare runs over the same.")
@@ -105,27 +103,12 @@ def _figures(means_R: DoubleArray, drawn_DR: DoubleArray) -> Iterator[tuple[floa
     return ((float(mean), *interval(drawn_DR[:, place])) for place, mean in enumerate(means_R))
 
 
-def _read(folder: Path, kind: FolderKind) -> pa.Table:
-    read_manifest(folder, kind=kind)
-    name, columns = run.TABLES[kind]
-    with damage_errors(folder, _REMEDY):
-        table = pq.read_table(folder / name)
-    needed = {name: columns[name] for name in (*_QUESTION[kind], *_JUDGED[kind])}
-    return select_columns(folder, table, needed, _JUDGED[kind], _REMEDY)
-
-
 def _answer_columns(table: pa.Table) -> MetricColumns:
     return metric_columns({name: table[name].to_pylist() for name in METRICS}, table["gold_tokens"].to_pylist())
 
 
 def _choice_columns(table: pa.Table) -> MetricColumns:
     ones = np.ones(len(table), dtype=np.int64)
-    found = {"accuracy": (np.array(table["right"].to_pylist(), dtype=np.float64), ones)}
-    rows: list[Any] = table.select(["probabilities", "gold"]).to_pylist()
-    if all(row["probabilities"] for row in rows):
-        known = [(np.array(row["probabilities"]), LETTERS.index(row["gold"])) for row in rows]
-        found["brier_score"] = (np.array([brier_score(*one) for one in known]), ones)
-        golds = np.array([probabilities[gold] for probabilities, gold in known])
-        if golds.all():
-            found["gold_log_prob"] = (np.log(golds), ones)
-    return found
+    golds = [LETTERS.index(letter) for letter in table["gold"].to_pylist()]
+    values = choice_columns(table["right"].to_pylist(), table["probabilities"].to_pylist(), golds)
+    return {name: (values_U, ones) for name, values_U in values.items()}

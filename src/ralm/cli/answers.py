@@ -14,7 +14,6 @@ from ralm.answering.answerer import SourcedAnswer
 from ralm.answering.compare import AnswersComparison
 from ralm.answering.evaluation import ChoiceEvaluation, QuestionEvaluation
 from ralm.answering.metrics import ANSWER_MEASURES
-from ralm.answering.report import AnswersReport
 from ralm.answering.sweep import AnswerSweep
 from ralm.cli.output import passage_name, print_beginning, print_line, print_table
 from ralm.cli.process import print_note
@@ -212,11 +211,12 @@ def print_sources(answer: SourcedAnswer) -> None:
         print_line(f"{answer.answer.certified:.0%} of its tokens are certified; the log-probability is at least this.")
 
 
-def print_answers_report(report: AnswersReport) -> None:
+def print_answers_report(report: Mapping[str, Any]) -> None:
     """Print the questions of a report, each with its answers and its passages, the answer marked."""
-    print_line(f"{report.title}: " + ", ".join(f"{label} {value}" for label, value in report.settings.items()))
+    print_line(f"{report['title']}: " + ", ".join(f"{label} {value}" for label, value in report["settings"].items()))
+    passages = {passage["passage"]: passage for passage in report["passages"]}
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    for one in report.questions:
+    for one in report["questions"]:
         print_line(f"\n{one_line(one['question'])}")
         print_line(f"  gold answers    {one_line(' | '.join(one['answers']))}")
         print_line(f"  {'with passages' if one['passages'] else 'closed book':<16}{_verdict(one)}")
@@ -224,20 +224,20 @@ def print_answers_report(report: AnswersReport) -> None:
             if one[book]:
                 print_line(f"  {label:<16}{_verdict(one[book])}")
         for rank, source in enumerate(one["passages"], 1):
-            passage = report.passages[source["passage"]]
+            passage = passages[source["passage"]]
             name = one_line(passage["title"] or passage["document_id"])
             known = "quoted" if source["quotes"] else "retrieved"
             shown = known if source["share"] is None else f"{source['share']:.0%} of the mixture, {known}"
             print_line(f"  {rank:>3}. {shown}: {name} (passage {source['passage']})")
             console.print(Text("       ").append_text(_marked(passage["text"], source["marked"])))
-    if len(report.questions) < report.total:
-        print_line(f"\n(the first {len(report.questions):,} of {report.total:,} questions)")
+    if len(report["questions"]) < report["total"]:
+        print_line(f"\n(the first {len(report['questions']):,} of {report['total']:,} questions)")
 
 
-def write_answers_page(file: Path, report: AnswersReport) -> None:
+def write_answers_page(file: Path, report: Mapping[str, Any]) -> None:
     """Write the report as an HTML page, and print its path on standard error."""
     with replaced_file(file) as written:
-        written.write(render_page("ralm.answering", "answers.html", f"{report.title} · ralm report", report.as_json()))
+        written.write(render_page("ralm.answering", "answers.html", f"{report['title']} · ralm report", {**report}))
     print_note(f"{file} shows every question with its answers and passages; open it in a browser")
 
 
