@@ -13,7 +13,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import GivenPassages
-from ralm.answering.sweep import run_answer_sweep, sweep_answers
+from ralm.answering.sweep import sweep_answers
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.parts import Parts
@@ -64,14 +64,14 @@ def test_a_killed_sweep_resumes_and_its_folder_has_runs_table_and_plot(
     out = tmp_path / "out"
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(sweep, "write_sweep", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        run_answer_sweep(out, "documents", points(0, 1, 3), model)
+        sweep_answers("documents", points(0, 1, 3), model, out=out)
 
     class Silent:
         def __getattr__(self, name: str) -> Any:
             assert name not in ("continuations", "score"), "everything was kept"
             return getattr(model, name)
 
-    rows: Any = run_answer_sweep(out, "documents", points(0, 1, 3), Silent()).rows()
+    rows: Any = sweep_answers("documents", points(0, 1, 3), Silent(), out=out).rows()
     summary = json.loads((out / "summary.json").read_text())
     with (out / "sweep.csv").open() as table:
         for written, row, point in zip(csv.DictReader(table), rows, summary["points"], strict=True):

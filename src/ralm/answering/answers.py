@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -80,19 +80,6 @@ def check_mixer(parts: Parts, model: WritingModel, options: AnswerOptions) -> No
         parts.check_scoring(model, 'a vote of `join="answers"`')
 
 
-@runtime_checkable
-class _RemoteModel(Protocol):
-    """A model that answers questions on other machines, where it is loaded."""
-
-    def answer_remotely(
-        self,
-        inputs: Sequence[QuestionInput],
-        options: AnswerOptions,
-        store: Store | None,
-        prompt: QuestionPrompt | None,
-    ) -> Iterator[AnsweredInput]: ...
-
-
 def answer_all(
     inputs: Sequence[QuestionInput],
     model: WritingModel,
@@ -104,11 +91,12 @@ def answer_all(
     `gold_log_probs`, for which a prompt is not read again.
 
     Some questions are answered together; an answer does not depend on the others. What is in the `store` is not
-    generated or scored again.
+    generated or scored again. A model whose copies are on other machines has `answer_remotely`.
     """
     options = options or AnswerOptions()
-    if isinstance(model, _RemoteModel):
-        yield from model.answer_remotely(inputs, options, store, prompt)
+    remotely = getattr(model, "answer_remotely", None)
+    if remotely is not None:
+        yield from remotely(inputs, options, store, prompt)
         return
     writer = _AnswerWriter(model, options, store)
     for group in groups_of(inputs):

@@ -24,10 +24,6 @@ _QUESTION: Final = {
     run.CHOICES_KIND: ["question_id", "question", "choices", "gold"],
 }
 """For each kind of run the columns of its table that say what was asked."""
-_JUDGED: Final = {
-    run.ANSWERS_KIND: [*METRICS, "gold_tokens"],
-    run.CHOICES_KIND: ["right", "probabilities"],
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +68,7 @@ def compare_answers(paths: Sequence[Path | str], *, draws: int = DRAWS, seed: in
     kind = next((kind for kind in _QUESTION if {kind.name} == kinds), None)
     if kind is None:
         raise UsageError("only runs of one kind can be compared: all of `ralm eval`, of `ralm qa` or of `ralm choice`.")
-    names = [*_QUESTION[kind], *_JUDGED[kind]]
-    tables = [
-        open_consistently(folder, partial(run.read_table, folder, kind, names, _JUDGED[kind])) for folder in folders
-    ]
+    tables = [open_consistently(folder, partial(run.read_table, folder, kind)) for folder in folders]
     for folder, table in zip(folders[1:], tables[1:], strict=True):
         if not table.select(_QUESTION[kind]).equals(tables[0].select(_QUESTION[kind])):
             raise UsageError(f"{folder} and {folders[0]} have other questions or answers: compare runs over the same.")
@@ -109,6 +102,6 @@ def _answer_columns(table: pa.Table) -> MetricColumns:
 
 def _choice_columns(table: pa.Table) -> MetricColumns:
     ones = np.ones(len(table), dtype=np.int64)
-    golds = [LETTERS.index(letter) for letter in table["gold"].to_pylist()]
-    values = choice_columns(table["right"].to_pylist(), table["probabilities"].to_pylist(), golds)
+    rows = zip(*(table[name].to_pylist() for name in ("right", "probabilities", "gold")), strict=True)
+    values = choice_columns([(right, probabilities, LETTERS.index(gold)) for right, probabilities, gold in rows])
     return {name: (values_U, ones) for name, values_U in values.items()}

@@ -206,11 +206,8 @@ def evaluate_questions(
     for one, (judged, without, closed, read) in zip(questions, results, strict=True):
         ranks = (rank for rank, passage in enumerate(read, 1) if metrics.has_answer(passage.text, one.answers))
         answer_at = next(ranks, None)
-        rows.append(
-            AnsweredQuestion(
-                question=one, passages=read, answer_at=answer_at, judged=judged, without=without, closed=closed
-            )
-        )
+        books = {"without": without, "closed": closed}
+        rows.append(AnsweredQuestion(question=one, passages=read, answer_at=answer_at, judged=judged, **books))
     return QuestionEvaluation(
         rows=rows,
         documents=0 if source is None else parts.reader.hits,

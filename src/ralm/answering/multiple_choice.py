@@ -159,7 +159,8 @@ class ChoiceMethod:
         found: Sequence[tuple[TextLikelihood, TextLikelihood]],
     ) -> Choice:
         """Return the first choice with the highest score, given the lower and upper bound of each."""
-        firsts = _firsts(self.texts(question))
+        texts = self.texts(question)
+        firsts = [texts.index(text) for text in texts]  # of equal ones only the first counts
         bounds_2C = np.array([[one.log_prob for one in bounds] for bounds in zip(*found, strict=True)])
         if self._scoring == "text":
             bounds_2C /= [lower.tokens for lower, _ in found]
@@ -190,7 +191,7 @@ class ChoiceMethod:
         for text, own in zip(texts, tokens, strict=True):
             if len(own) == 0:
                 raise UsageError(f"choice {text!r} of question {question.id} has no tokens for {self._scorer.name}.")
-        for one, other in combinations(sorted(set(_firsts(texts))), 2):
+        for one, other in combinations(sorted({texts.index(text) for text in texts}), 2):
             if np.array_equal(tokens[one], tokens[other]):
                 raise UsageError(
                     f"choices {question.letters[one]} and {question.letters[other]} of question {question.id} are the "
@@ -217,11 +218,6 @@ def letter_of(answer: str, letters: str) -> int | None:
     """
     letter = metrics.without_punctuation(answer.rpartition(_BEFORE_LETTER)[2]).upper()
     return letters.index(letter) if letter in tuple(letters) else None
-
-
-def _firsts(texts: Sequence[str]) -> list[int]:
-    """Return for each text the index of the first that equals it."""
-    return [texts.index(text) for text in texts]
 
 
 def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: Sequence[str]) -> dict[str, JsonValue]:
@@ -251,23 +247,15 @@ def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: S
 
 
 def _columns(choices: Sequence[Choice]) -> dict[str, NDArray[np.float64]]:
-    return choice_columns(
-        [one.right for one in choices], [one.probabilities_C for one in choices], [one.gold for one in choices]
-    )
+    return choice_columns([(one.right, one.probabilities_C, one.gold) for one in choices])
 
 
-def choice_columns(
-    right_U: Sequence[bool], probabilities_UC: Sequence[Any], golds_U: Sequence[int]
-) -> dict[str, NDArray[np.float64]]:
-    """Return whether each choice is right; if all have probabilities, the Brier score, and the natural logarithm of the
-    probability of the right one, unless that is 0 anywhere."""
-    columns = {"accuracy": np.array(right_U, dtype=np.float64)}
-    known = [
-        (np.array(one), gold)
-        for one, gold in zip(probabilities_UC, golds_U, strict=True)
-        if one is not None and len(one)
-    ]
-    if known and len(known) == len(right_U):
+def choice_columns(rows_U: Sequence[tuple[bool, Any, int]]) -> dict[str, NDArray[np.float64]]:
+    """Return whether each choice is right, from that, the probabilities and the place of the right one; if all have
+    probabilities, the Brier score, and the natural logarithm of that of the right one, unless one is 0."""
+    columns = {"accuracy": np.array([right for right, _, _ in rows_U], dtype=np.float64)}
+    known = [(np.array(probabilities_C), gold) for _, probabilities_C, gold in rows_U if probabilities_C is not None]
+    if len(known) == len(rows_U):
         columns["brier_score"] = np.array([brier_score(*one) for one in known])
         golds = np.array([probabilities_C[gold] for probabilities_C, gold in known])
         if golds.all():

@@ -261,11 +261,17 @@ class PromptEncoder:
         Raises LengthError, naming the question, if the part of the prompt that asks it does not fit alone; ChatError
         if a prompt without a chat is given other messages, or a model has no chat template or rejects them.
         """
-        text, skipped = demonstrations + str(prompt), 0
-        tokens, spans_N2 = whole = self._encoded(text, _after_turns(text, conversation, turns))
-        while len(tokens) > self._room and skipped < len(turns):
-            skipped += 1
-            tokens, spans_N2 = self._encoded(text, _after_turns(text, conversation, turns[skipped:]))
+        text = demonstrations + str(prompt)
+        asked = conversation or Conversation.of(text)
+
+        def after(turns: Sequence[tuple[Message, Message]]) -> tuple[IntArray, IntArray]:
+            shown = [message for turn in turns for message in turn]
+            return self._encoded(text, asked.after("", shown) if shown else asked)
+
+        tokens, spans_N2 = whole = after(turns)
+        while len(tokens) > self._room and turns:
+            turns = turns[1:]
+            tokens, spans_N2 = after(turns)
         in_turns = len(whole[0]) - len(tokens)
         before, documents = len(demonstrations), len(demonstrations) + len(prompt.documents)
         first = int(np.searchsorted(spans_N2[:, 1], 0, side="right"))
@@ -278,7 +284,7 @@ class PromptEncoder:
         in_documents = int(np.searchsorted(spans_N2[:, 1], documents, side="right")) - first
         if dropped > in_documents:
             kept = first if self._keep_first else 0
-            if conversation is not None and not conversation.is_one_message:
+            if not asked.is_one_message:
                 name, first, kept = "the conversation", 0, 0
             raise LengthError(
                 f"{name} has {len(tokens) - first - in_documents} tokens with its instructions, and only "
@@ -289,18 +295,17 @@ class PromptEncoder:
         remaining = np.concatenate([tokens[special:first], tokens[first + dropped :]])
         return Encoded(remaining, cut, after_passages)
 
-    def _encoded(self, text: str, conversation: Conversation | None) -> tuple[IntArray, IntArray]:
+    def _encoded(self, text: str, conversation: Conversation) -> tuple[IntArray, IntArray]:
         """The tokens of a prompt and their spans; those that it begins with have empty spans at 0."""
         if self._chat:
-            chat = Conversation.of(text) if conversation is None else conversation.with_question(text)
-            encoded = self._tokenizer.encode_chat(chat.messages)
+            encoded = self._tokenizer.encode_chat(conversation.with_question(text).messages)
             if encoded is None:
                 raise ChatError(
                     "the tokenizer of this model has no chat template, which this prompt needs: choose another "
                     "`prompt`."
                 )
             return encoded
-        if conversation is not None and not conversation.is_one_message:
+        if not conversation.is_one_message:
             raise ChatError(
                 f"the conversation has {len(conversation.messages)} messages, and this prompt asks one question: give "
                 "one message of the user, or choose a `prompt` with `chat = true`."
@@ -308,15 +313,6 @@ class PromptEncoder:
         tokens, spans_N2 = self._tokenizer.encode_with_spans(text)
         spans_of_first = np.zeros((len(self._first), 2), dtype=np.int64)
         return np.concatenate([self._first, tokens]), np.concatenate([spans_of_first, spans_N2])
-
-
-def _after_turns(
-    text: str, conversation: Conversation | None, turns: Sequence[tuple[Message, Message]]
-) -> Conversation | None:
-    """Return a conversation after turns of demonstrations; without these as it is."""
-    if not turns:
-        return conversation
-    return (conversation or Conversation.of(text)).after("", [message for turn in turns for message in turn])
 
 
 def prompt_config(prompt: QuestionPrompt, tokenizer: Tokenizer) -> dict[str, JsonValue]:

@@ -24,7 +24,7 @@ from ralm.answering.prompts import LETTERS
 from ralm.corpus import documents, files
 from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.formats import arrow, tables
-from ralm.corpus.formats.json_records import check_surrogates, has_surrogates, record_of_line
+from ralm.corpus.formats.json_records import check_surrogates, has_surrogates, records_of_lines
 from ralm.errors import CorpusError, InputError, UsageError
 from ralm.retrieval.retrieval_file import RetrievedPassage
 
@@ -173,14 +173,6 @@ def _records(source: str) -> Iterator[_Record]:
     return _READERS[suffix](Path(source))
 
 
-def _line_records(path: Path) -> Iterator[_Record]:
-    """Yield the records of JSON Lines; blank lines are ignored."""
-    for number, offset, line in files.lines_of(path):
-        if line.strip():
-            where = f"{path}, line {number}"
-            yield where, record_of_line(line, where, offset)
-
-
 def _json_records(path: Path) -> Iterator[_Record]:
     """Yield the records of an array, of TriviaQA or of SQuAD."""
     text = _text(path)
@@ -257,7 +249,7 @@ def _text(path: Path) -> str:
 
 
 _READERS: Final[Mapping[str, Callable[[Path], Iterator[_Record]]]] = {
-    _LINES: _line_records,
+    _LINES: records_of_lines,
     ".json": _json_records,
     ".tsv": _table_records,
     _TABLE: _table_records,

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.answering import metrics, run
-from ralm.answering.evaluation import METRICS
 from ralm.answering.quotes import quotes
 from ralm.errors import DamagedFolderError
 from ralm.runs import report, tables
@@ -18,10 +17,6 @@ from ralm.runs.run import PASSAGES, SUMMARY, damage_errors
 from ralm.storage.manifest import open_consistently
 
 _DECIMALS: Final = 4
-_NULLABLE: Final = (
-    *(*METRICS, "gold_tokens", "answer_at"),
-    *(name for name in run.ANSWERS_COLUMNS if name.startswith(("without_", "closed_"))),
-)
 
 
 def report_of_answers(path: Path | str, shown: int | None = None) -> dict[str, Any]:
@@ -52,7 +47,7 @@ def report_of_answers(path: Path | str, shown: int | None = None) -> dict[str, A
 
 def _read(path: Path) -> tuple[dict[str, JsonValue], pa.Table, pa.Table]:
     """Return the summary of a folder, its questions and its passages."""
-    answers = run.read_table(path, run.ANSWERS_KIND, run.ANSWERS_COLUMNS, _NULLABLE)
+    answers = run.read_table(path, run.ANSWERS_KIND)
     with damage_errors(path, run.REMEDY):
         passages = pq.read_table(path / PASSAGES)
         summary = json.loads((path / SUMMARY).read_bytes())

@@ -3,7 +3,7 @@ choices, the passages that were read, the summary with the configuration, and th
 
 import hashlib
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -76,6 +76,7 @@ _CHOICES_COLUMNS: Final = {
 }
 TABLES: Final = {ANSWERS_KIND: (ANSWERS_TABLE, ANSWERS_COLUMNS), CHOICES_KIND: (CHOICES_TABLE, _CHOICES_COLUMNS)}
 """The table of each kind of folder, and its columns."""
+_NEVER_NULL: Final = {"question_id", "question", "answers", "choices", "gold", "passages", "shares", *_CUT}
 REMEDY: Final = "answer the questions again"
 _Config: TypeAlias = dict[str, JsonValue]
 _Questions: TypeAlias = Sequence[Question] | Sequence[ChoiceQuestion]
@@ -161,16 +162,13 @@ def identity_of_questions(
     return {"count": len(questions), "sha256": digest.hexdigest()}
 
 
-def read_table(folder: Path, kind: outputs.FolderKind, names: Iterable[str], nullable: Container[str]) -> pa.Table:
-    """Read these columns of the table that `write_answers` wrote; only those in `nullable` may have missing values.
-
-    Raises FolderError or DamagedFolderError.
-    """
+def read_table(folder: Path, kind: outputs.FolderKind) -> pa.Table:
+    """Read the table of a folder that `write_answers` wrote; FolderError or DamagedFolderError if it is none."""
     manifest.read_manifest(folder, kind=kind)
-    file, columns = TABLES[kind]
+    name, columns = TABLES[kind]
     with run.damage_errors(folder, REMEDY):
-        table = pq.read_table(folder / file)
-    return tables.select_columns(folder, table, {name: columns[name] for name in names}, nullable, REMEDY)
+        table = pq.read_table(folder / name)
+    return tables.select_columns(folder, table, columns, columns.keys() - _NEVER_NULL, REMEDY)
 
 
 def write_answers(out: Path | str, found: evaluation.AnswerEvaluation, config: _Config, *, force: bool) -> None:

@@ -1,6 +1,7 @@
 """Evaluate the same questions with several values of one option; of passages, this is Figure 8 of In-Context RALM."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,6 @@ from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.sources import share_retrievals
 from ralm.runs.run import SWEEP_KIND, write_sweep
 from ralm.storage.outputs import check_output
-from ralm.storage.store import Store
 
 _PANELS: Final = {
     "share of the questions": {
@@ -77,50 +77,44 @@ def sweep_answers(
     model: WritingModel,
     *,
     baseline: bool = False,
-    store: Store | None = None,
-) -> AnswerSweep:
-    """Evaluate the same questions with the arguments of `evaluate_answers` of every point, by the value of the option;
-    points with one source share retrievals. Raises the errors of `evaluate_questions` and `evaluate_choices`."""
-    hits = [point.get("parts", IN_CONTEXT).hits for point in points.values()]
-    shared, _ = share_retrievals([point.get("source") for point in points.values()], hits)
-    evaluations = {}
-    for (value, point), source in zip(points.items(), shared, strict=True):
-        how = {**point, "source": source, "baseline": baseline, "store": store}
-        evaluations[value] = evaluation.evaluate_answers(model=model, **how)
-    configs = {value: run.questions_config(model=model, **point) for value, point in points.items()}
-    return AnswerSweep(option, evaluations, configs)
-
-
-def run_answer_sweep(
-    out: Path | str,
-    option: str,
-    points: Mapping[str, Mapping[str, Any]],
-    model: WritingModel,
-    *,
-    baseline: bool = False,
+    out: Path | None = None,
     force: bool = False,
 ) -> AnswerSweep:
-    """Evaluate as `sweep_answers` does, and write the folder `out` atomically, with the run of every point.
+    """Evaluate the same questions with the arguments of `evaluate_answers` of every point, by the value of the option;
+    points with one source share retrievals. With `out`, write a folder atomically, with the run of every point.
 
-    Resumes as `run_questions` does. Raises the errors of `sweep_answers`, FolderExistsError if `out` exists and `force`
-    is not set, and UsageError if a run with other settings was begun there.
+    Resumes as `run_questions` does. Raises the errors of `evaluate_questions` and `evaluate_choices`, FolderExistsError
+    if `out` exists and `force` is not set, and UsageError if a run with other settings was begun there.
     """
-    check_output(Path(out), kind=SWEEP_KIND, force=force)
-    configs: list[JsonValue] = [run.questions_config(model=model, **point) for point in points.values()]
-    with run.answer_store(out, {"option": option, "points": configs}, force=force) as store:
-        swept = sweep_answers(option, points, model, baseline=baseline, store=store)
-        rows = swept.rows()
-        names = {name for row in rows for name in row}
-        panels = {
-            label: {column: name for column, name in columns.items() if column in names}
-            for label, columns in _PANELS.items()
-            if names.intersection(columns)
-        }
-        runs = {
-            f"{option}-{value}".replace("/", "_"): partial(
-                run.write_answers, found=found, config=swept.configs[value], force=False
-            )
-            for value, found in swept.evaluations.items()
-        }
-        write_sweep(out, swept.summary(), rows, panels, runs=runs, force=force)
+    configs = {value: run.questions_config(model=model, **point) for value, point in points.items()}
+    settings: dict[str, JsonValue] = {"option": option, "points": [*configs.values()]}
+    hits = [point.get("parts", IN_CONTEXT).hits for point in points.values()]
+    shared, _ = share_retrievals([point.get("source") for point in points.values()], hits)
+    if out is not None:
+        check_output(out, kind=SWEEP_KIND, force=force)
+    with nullcontext() if out is None else run.answer_store(out, settings, force=force) as store:
+        evaluations = {}
+        for (value, point), source in zip(points.items(), shared, strict=True):
+            how = {**point, "source": source, "baseline": baseline, "store": store}
+            evaluations[value] = evaluation.evaluate_answers(model=model, **how)
+        swept = AnswerSweep(option, evaluations, configs)
+        if out is not None:
+            _write(out, swept, force=force)
     return swept
+
+
+def _write(out: Path, swept: AnswerSweep, *, force: bool) -> None:
+    rows = swept.rows()
+    names = {name for row in rows for name in row}
+    panels = {
+        label: {column: name for column, name in columns.items() if column in names}
+        for label, columns in _PANELS.items()
+        if names.intersection(columns)
+    }
+    runs = {
+        f"{swept.option}-{value}".replace("/", "_"): partial(
+            run.write_answers, found=found, config=swept.configs[value], force=False
+        )
+        for value, found in swept.evaluations.items()
+    }
+    write_sweep(out, swept.summary(), rows, panels, runs=runs, force=force)

@@ -225,8 +225,8 @@ def qa_command(
 
     from ralm.answering.evaluation import evaluate_answers
     from ralm.answering.run import ANSWERS_KIND, CHOICES_KIND, questions_config
-    from ralm.answering.sweep import run_answer_sweep, sweep_answers
-    from ralm.cli.answers import print_answer_sweep, print_answers, print_choices
+    from ralm.answering.sweep import sweep_answers
+    from ralm.cli.answers import print_answer_sweep, print_answers
     from ralm.runs.run import SWEEP_KIND
     from ralm.storage.outputs import check_output
 
@@ -236,18 +236,15 @@ def qa_command(
         check_output(out, kind=kind, force=force)
     points = {value: one.point(jobs.given, shared) for value, one in jobs.by_value.items()}
     model = job.open_model(job.pipeline.lm, shared)
-    how: dict[str, Any] = {"baseline": baseline} if out is None else {"baseline": baseline, "force": force}
     if over:
-        sweep: Any = sweep_answers if out is None else partial(run_answer_sweep, out)
-        swept = sweep(jobs.option, points, model, **how)
+        swept = sweep_answers(jobs.option, points, model, baseline=baseline, out=out, force=force)
         described = dict.fromkeys(one.describe(points[value]) for value, one in jobs.by_value.items())
         return TableOutput(swept.summary, partial(print_answer_sweep, swept, out, [*described]))
     [point] = points.values()
     asked = {**point, "model": model}
-    run: Any = evaluate_answers if out is None else partial(ralm.run_questions, out)
-    found = run(**how, **asked)
-    show: Any = print_choices if job.has_choices else print_answers
+    run: Any = evaluate_answers if out is None else partial(ralm.run_questions, out, force=force)
+    found = run(baseline=baseline, **asked)
     return TableOutput(
         lambda: {**found.summary(), "config": questions_config(**asked)},
-        partial(show, found, out, job.describe(point)),
+        partial(print_answers, found, out, job.describe(point)),
     )
