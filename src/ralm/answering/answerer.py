@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from ralm.answering.answers import Answer, AnswerStreams, answer_all, check_mixer, room_for_prompts
 from ralm.answering.citations import AnswerSource, citations
-from ralm.answering.likelihoods import likelihoods
+from ralm.answering.likelihoods import NO_TOKENS, likelihoods
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, Cut, QuestionPrompt, tokens_after
 from ralm.answering.questions import Question
@@ -25,12 +25,11 @@ from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, used_passages
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.records import FloatArray, IntArray, Passages, Provenance, Request
+from ralm.records import FloatArray, Passages, Provenance, Request
 from ralm.validation import scores_given_texts
 
 CONTROLS: Final = 2
 """Unrelated passages that a control reads."""
-_NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -180,19 +179,16 @@ class Answerer:
         asked = question.conversation or Conversation.of(question.question.text)
         asked = asked.after(words.system).with_question(str(words.text(question.question.text, ())))
         own = "\n".join(one.content for one in asked.messages)
-        in_text = AnswerSource.of_text(
-            answer.text,
-            [passages[number] for number in self._in_prompt(numbers)],
-            own,
-            numbered=words.numbers_passages and len(question.prompts) == 1,
-        )
-        by_number = {one.passage.number: one for one in in_text}
+        placed = self._in_prompt(numbers)
+        numbered = words.numbers_passages and len(question.prompts) == 1
+        in_text = AnswerSource.of_text(answer.text, [passages[number] for number in placed], own, numbered=numbered)
+        by_number = dict(zip(placed, in_text, strict=True))
         credited = {one.passage.number: one.spans for one in citations(text, control_T, own, alone)}
         gains = {row.passage: row.gain for row in text.contributions} if self._measures else {}
         shares = pieces.passage_shares(tokens) if gains else {}
         sources = [
             replace(
-                by_number[passages[number].number],
+                by_number[number],
                 share=shares.get(number),
                 gain=gains.get(number),
                 spans=credited.get(passages[number].number, ()),
@@ -234,7 +230,7 @@ class Answerer:
             hits = [(number, 0.0) for number in some]
             [prompt] = builder.build(question.question, hits, passages, question.conversation).prompts
             targets = np.array([token.token for token in tokens], dtype=np.int64)
-            [log_probs_T] = self._scorer.log_probs([Request(prompt.tokens, _NO_TOKENS, targets)])
+            [log_probs_T] = self._scorer.log_probs([Request(prompt.tokens, NO_TOKENS, targets)])
             return log_probs_T
 
         baseline_T, control_T, alone = scored([]), None, dict[int, float]()

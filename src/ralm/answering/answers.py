@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from ralm.answering.likelihoods import GoldScore, evidence_before_answers, gold_log_probs, shares_by_passage
+from ralm.answering.likelihoods import NO_TOKENS, GoldScore, evidence_before_answers, gold_log_probs, shares_by_passage
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.sources import QuestionInput
@@ -27,14 +27,13 @@ from ralm.reading.parts import Parts
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, passage_shares
 from ralm.reading.rows import PromptState
 from ralm.reading.sampling import GenerationOptions, Sampling
-from ralm.records import IntArray, Readings
+from ralm.records import Readings
 from ralm.storage.store import Store
 from ralm.validation import check_length, config_of
 
 _PROMPTS_AT_ONCE: Final = 32
 """Prompts that are continued together."""
 _KEY_BYTES: Final = 16
-_NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 AnsweredInput: TypeAlias = tuple[int, "Answer", GoldScore | None]
 """The number of a question, its answer, and the score of its gold answer."""
@@ -264,16 +263,13 @@ def _decoder(model: WritingModel, options: AnswerOptions, cache: SharedCache | N
 
 
 def _states(inputs: Sequence[QuestionInput], keys: Iterable[bytes], scorer: Scorer) -> list[PromptState]:
-    """The answers that are to be drawn, each with its evidence and a generator that its key seeds."""
+    """Return the answers that are to be drawn, each with its evidence, and with a generator that its key seeds: the
+    same for the same prompts, whichever others are answered with them."""
+    seeded = (np.random.default_rng(int.from_bytes(key, "little")) for key in keys)
     return [
-        PromptState(_NO_TOKENS, None, one.prompts, _generator(key), evidence=evidence)
-        for one, key, evidence in zip(inputs, keys, evidence_before_answers(inputs, scorer), strict=True)
+        PromptState(NO_TOKENS, None, one.prompts, generator, evidence=evidence)
+        for one, generator, evidence in zip(inputs, seeded, evidence_before_answers(inputs, scorer), strict=True)
     ]
-
-
-def _generator(key: bytes) -> np.random.Generator:
-    """The random generator of an answer: the same for the same prompts, whichever others are answered with them."""
-    return np.random.default_rng(int.from_bytes(key, "little"))
 
 
 def _key(one: QuestionInput, sampling: Sampling) -> bytes:

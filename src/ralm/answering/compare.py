@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -40,18 +40,13 @@ class AnswersComparison:
 
     def as_json(self) -> dict[str, JsonValue]:
         """The comparison as JSON; the difference of the first run is null."""
-
-        def of(figures: Mapping[str, Sequence[tuple[float, float, float]]], place: int) -> dict[str, JsonValue]:
-            return {name: {"mean": some[place][0], "interval": [*some[place][1:]]} for name, some in figures.items()}
-
-        rows: list[JsonValue] = [
-            {
-                "run": str(path),
-                "measures": of(self.measures, place),
-                "difference": of(self.differences, place) if place else None,
-            }
-            for place, path in enumerate(self.runs)
-        ]
+        rows: list[Any] = []
+        for place, path in enumerate(self.runs):
+            measures, differences = (
+                {name: {"mean": some[place][0], "interval": [*some[place][1:]]} for name, some in figures.items()}
+                for figures in (self.measures, self.differences)
+            )
+            rows.append({"run": str(path), "measures": measures, "difference": differences if place else None})
         return {"questions": self.questions, "judged": dict(self.judged), "runs": rows}
 
 

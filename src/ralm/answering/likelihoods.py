@@ -21,7 +21,7 @@ from ralm.reading.score import mixed
 from ralm.records import FloatArray, IntArray, Readings, Request
 from ralm.validation import scores_given_texts
 
-_NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
+NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 GoldScore: TypeAlias = tuple[float, int]
 """The natural log-probability of a gold answer, and its number of tokens."""
@@ -34,11 +34,6 @@ class TextLikelihood:
 
     log_probs_T: FloatArray
     shares_TK: FloatArray
-
-    @property
-    def tokens(self) -> int:
-        """T."""
-        return len(self.log_probs_T)
 
     @property
     def log_prob(self) -> float:
@@ -74,7 +69,7 @@ def likelihoods(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer)
 
 def evidence_before_answers(inputs: Sequence[QuestionInput], scorer: Scorer) -> list[Evidence | None]:
     """The evidence for the first token of each answer; None for a question without a mixer that needs it."""
-    scored = iter(scored_texts([(one, _NO_TOKENS) for one in inputs if one.evidence], scorer))
+    scored = iter(scored_texts([(one, NO_TOKENS) for one in inputs if one.evidence], scorer))
     found: list[Evidence | None] = []
     for one in inputs:
         nothing = np.zeros((len(one.prompts), 0), dtype=np.float32)
@@ -86,7 +81,7 @@ def scored_texts(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer
     """The log-probabilities (float32, K x N) of the evidence before each text (token ids), and of the text, after the
     prompts of its question."""
     requests = [
-        Request(document, _NO_TOKENS, np.concatenate([evidence, tokens]))
+        Request(document, NO_TOKENS, np.concatenate([evidence, tokens]))
         for one, tokens in texts
         for prompt in one.prompts
         for document, evidence in [np.split(prompt.tokens, [len(prompt.tokens) - one.evidence])]
@@ -115,4 +110,4 @@ def gold_log_probs(
             if 0 < len(gold) <= length - max(len(each.tokens) for each in one.prompts):
                 texts[place] = one, gold
     found = dict(zip(texts, likelihoods([*texts.values()], Scorer.of(model)), strict=True))
-    return [(found[place].log_prob, found[place].tokens) if place in found else None for place in range(len(inputs))]
+    return [(found[place].log_prob, len(texts[place][1])) if place in found else None for place in range(len(inputs))]

@@ -28,8 +28,6 @@ from ralm.records import IntArray
 from ralm.storage.store import Store
 from ralm.validation import MAX_COUNT, check_length
 
-ChoiceInput: TypeAlias = tuple[questions.ChoiceQuestion, sources.QuestionInput]
-"""A question and its prompts."""
 Scoring: TypeAlias = Literal["letter", "text", "generated"]
 _BEFORE_LETTER: Final = "answer is "
 
@@ -137,8 +135,8 @@ class ChoiceMethod:
             return room_for_prompts(self._model, self._options)
         return self._length + 1 - max(len(tokens) for tokens in self._tokens(question))
 
-    def choose(self, inputs: Sequence[ChoiceInput]) -> list[Choice]:
-        """Return the choice for each question."""
+    def choose(self, inputs: Sequence[tuple[questions.ChoiceQuestion, sources.QuestionInput]]) -> list[Choice]:
+        """Return the choice for each question, given its prompts."""
         if self._scoring == "generated":
             answers = answer_all([one for _, one in inputs], self._model, self._options, self._store)
             return [_read_letter(*inputs[number], answer) for number, answer, _ in answers]
@@ -163,7 +161,7 @@ class ChoiceMethod:
         firsts = [texts.index(text) for text in texts]  # of equal ones only the first counts
         bounds_2C = np.array([[one.log_prob for one in bounds] for bounds in zip(*found, strict=True)])
         if self._scoring == "text":
-            bounds_2C /= [lower.tokens for lower, _ in found]
+            bounds_2C /= [len(lower.log_probs_T) for lower, _ in found]
         bounds_2C[:, [first != place for place, first in enumerate(firsts)]] = -np.inf
         scores_C, uppers_C = bounds_2C
         chosen = None if np.isneginf(scores_C).all() else int(np.argmax(scores_C))

@@ -61,11 +61,9 @@ class QuestionPrompt:
     name: str = "own"
 
     def __post_init__(self) -> None:
-        for option in ("system", "turns"):
-            if getattr(self, option) and not self.chat:
-                raise UsageError(
-                    f"`{option}` has no effect without a chat: choose the `prompt` chat, or one with chat."
-                )
+        if (self.system or self.turns) and not self.chat:
+            option = "system" if self.system else "turns"
+            raise UsageError(f"`{option}` has no effect without a chat: choose the `prompt` chat, or one with chat.")
 
     @property
     def shows_choices(self) -> bool:

@@ -3,9 +3,10 @@ choices, the passages that were read, the summary with the configuration, and th
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -200,7 +201,7 @@ def _answer_row(row: evaluation.AnsweredQuestion) -> dict[str, Any]:
         "answers": row.question.answers,
         **_read_values(row.passages, row.judged.answer.shares),
         "answer_at": row.answer_at,
-        **{f"{book}{name}": value for book, one in books.items() if one for name, value in _answer_values(one).items()},
+        **_of_books(books, _answer_values),
     }
 
 
@@ -224,12 +225,7 @@ def _choice_row(row: evaluation.ChosenQuestion) -> dict[str, Any]:
         "choices": one.choices,
         "gold": one.letters[one.gold],
         **_read_values(row.passages, row.choice.shares),
-        **{
-            f"{book}{name}": value
-            for book, choice in books.items()
-            if choice
-            for name, value in _choice_values(one, choice).items()
-        },
+        **_of_books(books, partial(_choice_values, one)),
     }
 
 
@@ -243,6 +239,10 @@ def _choice_values(question: ChoiceQuestion, choice: multiple_choice.Choice) -> 
         "certified": choice.certified,
         **_cut_values(choice.cut),
     }
+
+
+def _of_books(books: Mapping[str, Any], values: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"{book}{name}": value for book, one in books.items() if one for name, value in values(one).items()}
 
 
 def _cut_values(cut: prompts.Cut) -> dict[str, Any]:
