@@ -268,7 +268,7 @@ LINE = {"question": "x", "choices": ["a", "b"], "answer": 0}
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", LINE | {"question": None}, "line 2 has no field 'question'; its fields are question, choices"),
+        ("a.jsonl", LINE | {"question": None}, "line 2: its question must be a text with"),
         ("b.jsonl", {"question": "x", "answer": 0}, "line 2 has no field 'choices'"),
         ("c.jsonl", {"question": "x", "choices": ["a", "b"]}, "line 2 has no field 'answer'"),
         ("d.jsonl", LINE | {"choices": "a b"}, "line 2: its choices must be a list of texts, not 'a b'"),

@@ -225,7 +225,7 @@ def _table_records(path: Path) -> Iterator[_Record]:
         if len(row) != len(names):
             raise InputError(f"{where} has {len(row)} tab-separated fields, not {len(names)}: {', '.join(names)}.")
         if not header and _list_in(row[1]) is None:
-            raise InputError(f"{where}: its answers are not a list in Python's notation: {row[1]:.60}.")
+            raise InputError(f"{where}: its answers are not a list in Python's notation: {row[1][:60]!r}.")
         yield where, dict(zip(names, row, strict=True))
 
 
@@ -325,12 +325,13 @@ def _parsed(kind: type[_Kind], record: _Record, fields: QuestionFields, answers:
     except ValidationError as error:
         first = error.errors()[0]
     (field, *place), name = map(str, first["loc"]), names[str(first["loc"][0])]
-    if field not in values:
+    if name not in row:
         raise InputError(f"{where} has no field {name!r}; its fields are {', '.join(map(str, row)) or 'none'}.")
-    expected, value = kind.model_fields[field].description, str(row[name])[:60]
     if field == "ctxs" and place:
-        value += f": passage {int(place[0]) + 1}: {'.'.join(place[1:])}: {first['msg']}"
-    raise InputError(f"{where}: its {name} must be {expected}, not {value!r}.")
+        where += f", passage {int(place[0]) + 1}"
+        raise InputError(f"{where}: {'.'.join(place[1:]) or 'it'}: {first['msg']}.")
+    expected = kind.model_fields[field].description
+    raise InputError(f"{where}: its {name} must be {expected}, not {str(row[name])[:60]!r}.")
 
 
 def _open_question(record: _Record, place: str, names: QuestionFields) -> Question:

@@ -54,17 +54,15 @@ def print_answers(evaluation: AnswerEvaluation, out: Path | None, how: str) -> N
         notes.append(f"chance {summary['chance']:.1%}")
         if summary["no_choice"]:
             notes.append(f"{summary['no_choice']:,} answers are no letter")
-        what, written = (
-            "choices",
-            f"By subject: {out}/summary.json; every question with its choices: {out}/choices.parquet",
-        )
+        written = f"By subject: {out}/summary.json; every question with its choices: {out}/choices.parquet"
     else:
         _print_books(summary, evaluation.documents, _ANSWER_METRICS)
         print_line("  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token")
         notes += _notes_on_answers(summary, evaluation.judge)
-        what, written = "tokens of answers", f"Every question with its answer and passages: {out}/answers.parquet"
+        written = f"Every question with its answer and passages: {out}/answers.parquet"
     if "certified" in summary:
-        notes.append(f"{summary['certified']:.1%} of the {what} are certified")
+        of = "choices" if isinstance(evaluation, ChoiceEvaluation) else "tokens of answers"
+        notes.append(f"{summary['certified']:.1%} of the {of} are certified")
     if summary["cut"]:
         notes.append(f"{summary['cut']:,} prompts did not fit and were cut at the beginning")
     print_line(f"  {'; '.join(notes)}")
