@@ -13,7 +13,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import GivenPassages
-from ralm.answering.sweep import AnswerPoint, run_answer_sweep, sweep_answers
+from ralm.answering.sweep import sweep_answers
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.parts import Parts
@@ -33,13 +33,13 @@ SOURCE = GivenPassages(QUESTIONS, {"passages": "given"})
 OPTIONS = AnswerOptions(new_tokens=3)
 
 
-def points(*numbers: int, questions: list[Question] = QUESTIONS, **how: Any) -> dict[str, AnswerPoint]:
+def points(*numbers: int, questions: list[Question] = QUESTIONS, **how: Any) -> dict[str, dict[str, Any]]:
     of: dict[int, Any] = {
         number: {"parts": Parts(reader=Concatenation(documents=number))} for number in numbers if number
     }
     read = {"source": SOURCE, "options": OPTIONS, **how}
     hows = {number: read | of.get(number, {"source": None}) for number in numbers}
-    return {str(number): AnswerPoint(questions=questions, prompt=PROMPT, how=one) for number, one in hows.items()}
+    return {str(number): {"questions": questions, "prompt": PROMPT, **one} for number, one in hows.items()}
 
 
 def test_a_point_is_what_an_evaluation_with_so_many_passages_gives(model: WritingModel) -> None:
@@ -48,7 +48,7 @@ def test_a_point_is_what_an_evaluation_with_so_many_passages_gives(model: Writin
     assert [row["documents"] for row in rows] == ["2", "0", "1"]
     for row in rows:
         number = row["documents"]
-        alone: Any = evaluate_questions(QUESTIONS, model, PROMPT, **points(int(number))[number].how).summary()
+        alone: Any = evaluate_questions(model=model, **points(int(number))[number]).summary()
         for metric in ("exact_match", "f1", "gold_log_prob"):
             low, high = alone[f"{metric}_interval"]
             assert (row[metric], row[f"{metric}_low"], row[f"{metric}_high"]) == pytest.approx(
@@ -64,14 +64,14 @@ def test_a_killed_sweep_resumes_and_its_folder_has_runs_table_and_plot(
     out = tmp_path / "out"
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(sweep, "write_sweep", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        run_answer_sweep(out, "documents", points(0, 1, 3), model)
+        sweep_answers("documents", points(0, 1, 3), model, out=out)
 
     class Silent:
         def __getattr__(self, name: str) -> Any:
             assert name not in ("continuations", "score"), "everything was kept"
             return getattr(model, name)
 
-    rows: Any = run_answer_sweep(out, "documents", points(0, 1, 3), Silent()).rows()
+    rows: Any = sweep_answers("documents", points(0, 1, 3), Silent(), out=out).rows()
     summary = json.loads((out / "summary.json").read_text())
     with (out / "sweep.csv").open() as table:
         for written, row, point in zip(csv.DictReader(table), rows, summary["points"], strict=True):

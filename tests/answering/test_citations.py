@@ -10,16 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.answering.answerer import Answerer
-from ralm.answering.citations import (
-    CREDITED,
-    AnswerSource,
-    Citation,
-    annotations,
-    citations,
-    name_of,
-    sources_text,
-    web_address,
-)
+from ralm.answering.citations import CREDITED, AnswerSource, Citation, citations
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
 from ralm.reading.ensemble import Ensemble
@@ -28,6 +19,7 @@ from ralm.reading.parts import Parts
 from ralm.reading.provenance import TracedText
 from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
+from ralm.serving.text_sources import annotations, name_of, sources_text, web_address
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer
 
 PASSAGES = {number: Passage(number, f"d{number}", f"Title {number}", f"Text {number}.") for number in range(4)}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 
-from ralm.answering.answers import Answer, answer_all, answer_and_score
+from ralm.answering.answers import Answer, answer_all
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.questions import Question
@@ -73,7 +73,7 @@ def asked(documents: int = 3, questions: Sequence[Question] = QUESTIONS) -> list
 
 def answers(some: Sequence[QuestionInput], options: AnswerOptions, store: Store | None = None) -> list[Answer]:
     model: Any = Letters()
-    return [answer for _, answer in answer_all(some, model, options, store)]
+    return [answer for _, answer, _ in answer_all(some, model, options, store)]
 
 
 def test_draws_of_an_ensemble_have_the_shares_of_the_mixture() -> None:
@@ -111,7 +111,7 @@ def test_an_answer_does_not_depend_on_the_others(join: Any) -> None:
     assert together == [*alone, *alone, *alone[::-1]]
     assert len(set(alone)) == 3, "other prompts draw otherwise"
     assert alone != [answer.text for answer in answers(asked(), replace(options, seed=6))]
-    scored = answer_and_score(asked(), PROMPT, Letters(), options)  # type: ignore[arg-type]
+    scored = answer_all(asked(), Letters(), options, prompt=PROMPT)  # type: ignore[arg-type]
     assert [answer.text for _, answer, _ in scored] == alone
 
 

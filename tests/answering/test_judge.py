@@ -36,11 +36,10 @@ class Replies:
         self.replies = replies
         self.asked: list[QuestionInput] = []
 
-    def __call__(self, inputs: Sequence[QuestionInput], *_: object) -> list[tuple[int, Answer]]:
+    def __call__(self, inputs: Sequence[QuestionInput], *_: object) -> list[tuple[int, Answer, None]]:
         self.asked += inputs
-        return [
-            (number, Answer(reply, [], {})) for number, reply in zip(range(len(inputs)), self.replies, strict=False)
-        ]
+        replies = zip(range(len(inputs)), self.replies, strict=False)
+        return [(number, Answer(reply, [], {}), None) for number, reply in replies]
 
 
 def test_the_first_word_of_a_reply_is_the_verdict(model: WritingModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ def test_written_letters_add_up(model: WritingModel, monkeypatch: pytest.MonkeyP
 
     def answer_all(asked: Any, *_: object) -> Any:
         seen.extend(asked)
-        return [(number, Answer(text, [], {1: 1.0})) for number, text in enumerate(["(A)", "", "d"])]
+        return [(number, Answer(text, [], {1: 1.0}), None) for number, text in enumerate(["(A)", "", "d"])]
 
     with monkeypatch.context() as patched:
         patched.setattr(multiple_choice, "answer_all", answer_all)
@@ -469,10 +469,10 @@ def test_mmlus_folders_by_the_command(files: Path) -> None:
         (["--retrieved", "questions.jsonl"], 1, "has no passages"),
         (["--prompt", "replug", "--join", "answers"], 2, "--join answers needs a prompt with {choices}"),
         (["--fields", "answers=c"], 1, "line 1 has no field 'c'"),
-        (["--fields", "c"], 2, "--fields must be KEY=FIELD,... with a KEY of question, answers, choices, subject"),
+        (["--fields", "c"], 2, "--fields takes keys as key=value, not 'c'"),
         (["--max-length", "30"], 2, "fit into the model beside the answer: shorten it"),
         (["--demonstrations", "dev"], 2, "--demonstrations has none of the subject 'astronomy'"),
-        (["--demonstrations", "nothing"], 1, "nothing is no file of multiple choice"),
+        (["--demonstrations", "nothing"], 1, "nothing is no multiple choice"),
     ],
 )
 def test_bad_input(files: Path, options: list[str], status: int, said: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ralm.answering.answers import answer_and_score, room_for_prompts
+from ralm.answering.answers import answer_all, room_for_prompts
 from ralm.answering.metrics import exact_match
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
@@ -55,8 +55,8 @@ def test_as_the_official_evaluation(name: str, documents: int, model: WritingMod
     )
     asked = [asked_as_published(builder, question, documents)[0] for question in questions]
     compared = 0
-    for number, answer, gold in answer_and_score(asked, prompt, model, options):
-        question, [prompt_prefix], [cut] = questions[number], asked[number].prompts, asked[number].cuts
+    for number, answer, gold in answer_all(asked, model, options, prompt=prompt):
+        question, [prompt_prefix], cut = questions[number], asked[number].prompts, asked[number].cut
         case = cases[question.id]
         ids = " ".join(map(str, prompt_prefix.tokens.tolist()))
         assert hashlib.sha256(ids.encode()).hexdigest() == case["input_sha256"], question.id

@@ -68,7 +68,7 @@ def test_an_ensemble_answers_token_by_token_as_the_plain_loop(model: WritingMode
         written.append(token)
         log_prob += float(np.log(mixed[token]))
         texts = [np.append(text, token) for text in texts]
-    [(number, answer)] = answer_all([asked], model, options)
+    [(number, answer, _)] = answer_all([asked], model, options)
     assert number == 0
     if "\n" not in model.tokenizer.decode(np.array(written)):
         assert [token.token for token in answer.tokens] == written
@@ -94,12 +94,12 @@ def test_answers_that_add_up(model: WritingModel) -> None:
     options = AnswerOptions(new_tokens=4, join="answers")
     builder = PromptBuilder(PROMPT, model.tokenizer, 400, Parts(reader=Ensemble(documents=3)))
     asked = builder.build(QUESTIONS[2], [(0, 2.0), (1, 1.5), (2, 1.0)], PASSAGES)
-    alone = [answer for _, answer in answer_all([asked], model, options)]
+    alone = [answer for _, answer, _ in answer_all([asked], model, options)]
     single = AnswerOptions(new_tokens=4)
     sums: dict[str, float] = {}
     for prompt_prefix, weight in zip(asked.prompts, np.exp(asked.prompts.log_weights_K), strict=True):
         one = PromptBuilder(PROMPT, model.tokenizer, 400).build(QUESTIONS[2], [(prompt_prefix.passage, 0.0)], PASSAGES)
-        [(_, answer)] = answer_all([one], model, single)
+        [(_, answer, _)] = answer_all([one], model, single)
         mean = answer.log_prob / len(answer.tokens) if answer.tokens else -np.inf
         sums[answer.text.strip()] = sums.get(answer.text.strip(), 0.0) + float(weight * np.exp(mean))
     assert alone[0].text == max(sums, key=lambda text: sums[text])
@@ -149,7 +149,7 @@ def test_a_question_among_the_demonstrations(model: WritingModel, join: Any) -> 
         assert judged.answer.text == ""
         assert {*judged.measures.values()} == {0}
         assert judged.gold_log_prob is None
-    assert not first.cut
+    assert not first.judged.cut
     assert [one.number for one in first.passages] == [0, 1]
     assert paper.rows[0].judged.gold_tokens
     for one, other in zip(paper.rows[1:], official.rows[1:], strict=True):
@@ -301,8 +301,8 @@ def test_a_stored_answer_ends_where_it_was_asked_to(model: WritingModel, tmp_pat
     asked = [PromptBuilder(PROMPT, model.tokenizer, 400).build(QUESTIONS[0], [(0, 0.0)], PASSAGES)]
     with Store(tmp_path / "answers") as store:
         for tokens in (2, 4):
-            [(_, answer)] = answer_all(asked, model, AnswerOptions(new_tokens=tokens, stop=("~",)), store)
-            [(_, alone)] = answer_all(asked, model, AnswerOptions(new_tokens=tokens, stop=("~",)))
+            [(_, answer, _)] = answer_all(asked, model, AnswerOptions(new_tokens=tokens, stop=("~",)), store)
+            [(_, alone, _)] = answer_all(asked, model, AnswerOptions(new_tokens=tokens, stop=("~",)))
             assert [one.token for one in answer.tokens] == [one.token for one in alone.tokens]
             assert len(answer.tokens) == tokens
 

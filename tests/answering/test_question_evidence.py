@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.answering.answerer import Answerer
-from ralm.answering.answers import DrawnAnswers, answer_all
+from ralm.answering.answers import Answer, AnswerStreams, answer_all
 from ralm.answering.evaluation import evaluate_choices, evaluate_questions
 from ralm.answering.likelihoods import gold_log_probs
 from ralm.answering.options import AnswerOptions
@@ -80,11 +80,11 @@ def test_answers_are_those_of_the_plain_loop(made: Any, how: str) -> None:
     shared = 2 + len(one.question.text.split())
     options = AnswerOptions(new_tokens=5, stop=("?",))
     if how == "together":
-        [(_, answer)] = answer_all([one], model, options)
+        [(_, answer, _)] = answer_all([one], model, options)
     else:
-        drawn = DrawnAnswers(one, model, options, [0, 0])
-        answer = drawn.answer(1)
-        assert drawn.answer(0).log_prob == answer.log_prob
+        drawn: AnswerStreams[Answer] = AnswerStreams(one, model, options, [0, 0], lambda answer: answer)
+        answer = drawn.with_sources(1)
+        assert drawn.with_sources(0).log_prob == answer.log_prob
     picked = iter([token.token for token in answer.tokens])
 
     def same(mixed: np.ndarray) -> int:
@@ -114,7 +114,7 @@ def test_answers_are_those_of_the_plain_loop(made: Any, how: str) -> None:
 def test_answers_of_each_passage_count_with_the_weights_before_the_first_token(made: Any) -> None:
     model, one, prompts, start, evidence = made
     shared = 2 + len(one.question.text.split())
-    [(_, found)] = answer_all([one], model, AnswerOptions(new_tokens=2, join="answers", stop=("?",)))
+    [(_, found, _)] = answer_all([one], model, AnswerOptions(new_tokens=2, join="answers", stop=("?",)))
     last = min(evidence, shared)
     log_probs = [
         [float(next_log_probs(model)(text[:s])[text[s]]) for s in range(len(text) - last, len(text))] + [0.0]
@@ -124,7 +124,7 @@ def test_answers_of_each_passage_count_with_the_weights_before_the_first_token(m
     sums: dict[str, float] = {}
     for prompt, weight in zip(one.prompts, weights, strict=True):
         alone = replace(one, prompts=Readings.single(PromptPrefix(prompt.tokens)), parts=None, evidence=0)
-        [(_, answer)] = answer_all([alone], model, AnswerOptions(new_tokens=2, stop=("?",)))
+        [(_, answer, _)] = answer_all([alone], model, AnswerOptions(new_tokens=2, stop=("?",)))
         text = answer.text.strip()
         sums[text] = sums.get(text, 0) + weight * np.exp(answer.log_prob / len(answer.tokens))
     assert sums[found.text] == pytest.approx(max(sums.values()), rel=1e-5)
@@ -170,7 +170,7 @@ def test_stored_answers_of_other_weights_are_not_read(tmp_path: Path) -> None:
         )
         hits = [(0, 1.0), (1, 0.5), (2, 0.0)]
         one = builder.build(Question("1", "Who sings in the sea?"), hits, PASSAGES)
-        [(_, answer)] = answer_all([one], model, options, store)
+        [(_, answer, _)] = answer_all([one], model, options, store)
         found.append(answer.log_prob)
     assert found[0] == found[2] != found[1]
 

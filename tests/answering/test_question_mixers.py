@@ -54,7 +54,7 @@ def next_of(model: Any, mixer: Contrast, one: QuestionInput, scores: Sequence[fl
 def test_answers_are_those_of_the_plain_loop(counting: Any, count: int) -> None:
     mixer, hits = Contrast(alpha=0.7), HITS[:count]
     one, scores = asked(counting, mixer, hits), [score for _, score in hits]
-    [(_, answer)] = answer_all([one], counting, AnswerOptions(new_tokens=4, stop=("~",)))
+    [(_, answer, _)] = answer_all([one], counting, AnswerOptions(new_tokens=4, stop=("~",)))
     text = np.zeros(0, dtype=np.int64)
     for token in answer.tokens:
         mixed = next_of(counting, mixer, one, scores, text)
@@ -69,7 +69,7 @@ def test_stored_answers_of_another_alpha_are_not_read(counting: Any, tmp_path: A
     store, log_probs = Store(tmp_path / "answers"), []
     for alpha in (0.2, 0.9, 0.2):
         one = asked(counting, Contrast(alpha=alpha))
-        [(_, answer)] = answer_all([one], counting, AnswerOptions(new_tokens=3, stop=("~",)), store)
+        [(_, answer, _)] = answer_all([one], counting, AnswerOptions(new_tokens=3, stop=("~",)), store)
         log_probs.append(answer.log_prob)
     assert log_probs[0] == log_probs[2]
     assert log_probs[0] != log_probs[1]

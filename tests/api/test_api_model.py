@@ -19,7 +19,7 @@ from ralm import (
     ZeroShot,
     evaluate_text,
 )
-from ralm.answering.answers import answer_and_score, room_for_prompts
+from ralm.answering.answers import answer_all, room_for_prompts
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
 from ralm.answering.sources import PromptBuilder
@@ -165,7 +165,7 @@ def test_answers(of_tiny: ApiModel, documents: int | None) -> None:
         builder = PromptBuilder(prompt, model.tokenizer, room_for_prompts(tiny(), options) - 8, Parts(reader=reader))
         hits = [(0, 1.5), (2, 0.5), (4, 0.25)] if documents else []
         asked = [builder.build(question, hits, PASSAGES) for question in questions]
-        found.append(list(answer_and_score(asked, prompt, model, options)))
+        found.append(list(answer_all(asked, model, options, prompt=prompt)))
     for (number, mine, gold), (other, theirs, expected) in zip(*found, strict=True):
         assert (number, mine.text) == (other, theirs.text)
         assert mine.log_prob == pytest.approx(theirs.log_prob, abs=1e-4)

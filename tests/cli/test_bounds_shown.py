@@ -27,13 +27,11 @@ def answered(*tokens: GeneratedToken) -> QuestionEvaluation:
     answer = Answer("it", [GeneratedText("it", 0, tokens)], {})
     judged = JudgedAnswer(
         answer=answer,
+        cut=Cut(),
         measures=dict.fromkeys(ANSWER_MEASURES, 1.0),
-        agrees=None,
-        gold_log_prob=None,
-        gold_tokens=None,
     )
     question = Question("1", "what?", ("it",))
-    row = AnsweredQuestion(question=question, passages=(), answer_at=None, cut=Cut(), judged=judged, closed=None)
+    row = AnsweredQuestion(question=question, passages=(), answer_at=None, judged=judged)
     return QuestionEvaluation(rows=[row], documents=0, seconds=1.0)
 
 

@@ -180,7 +180,7 @@ SHOWN: list[tuple[Question, list[Passage]]] = [
 def written(prompt: Any, tokenizer: Any, room: int = 500, conversation: Conversation | None = None) -> tuple[str, Any]:
     builder = PromptBuilder(prompt, tokenizer, room, Parts(), SHOWN)
     built = builder.build(QUESTION, [], (), conversation)
-    return tokenizer.decode(built.prompts[0].tokens), built.largest_cut
+    return tokenizer.decode(built.prompts[0].tokens), built.cut
 
 
 def test_a_system_message_and_demonstrations_as_turns(tmp_path: Path) -> None:

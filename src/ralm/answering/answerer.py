@@ -1,17 +1,17 @@
 """Answers questions with a frozen language model, each answer with its sources and how they are known."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.answering.answers import Answer, DrawnAnswers, answer_all, check_mixer, room_for_prompts
+from ralm.answering.answers import Answer, AnswerStreams, answer_all, check_mixer, room_for_prompts
 from ralm.answering.citations import AnswerSource, citations
-from ralm.answering.likelihoods import likelihoods
+from ralm.answering.likelihoods import NO_TOKENS, likelihoods
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, Cut, QuestionPrompt, tokens_after
 from ralm.answering.questions import Question
@@ -25,12 +25,11 @@ from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.provenance import TracedText, gain_as_json, passage_as_json, used_passages
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.records import FloatArray, IntArray, Passages, Provenance, Request
+from ralm.records import FloatArray, Passages, Provenance, Request
 from ralm.validation import scores_given_texts
 
 CONTROLS: Final = 2
 """Unrelated passages that a control reads."""
-_NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -123,14 +122,14 @@ class Answerer:
         rejects a conversation.
         """
         inputs, passages = self._inputs(questions)
-        for number, answer in answer_all(inputs, self._model, self._options):
+        for number, answer, _ in answer_all(inputs, self._model, self._options):
             yield self._with_sources(inputs[number], passages, answer)
 
     def stream(self, question: str | Conversation) -> "AnswerStream":
         """The answer to one question, piece by piece; raises what `answers` raises."""
         return AnswerStream(self.streams(question, [self._options.seed]))
 
-    def streams(self, question: str | Conversation, seeds: Sequence[int]) -> "AnswerStreams":
+    def streams(self, question: str | Conversation, seeds: Sequence[int]) -> AnswerStreams[SourcedAnswer]:
         """Several answers to one question, one for each seed, drawn together; raises what `answers` raises."""
         [one], passages = self._inputs([question])
         return AnswerStreams(one, self._model, self._options, seeds, partial(self._with_sources, one, passages))
@@ -180,19 +179,16 @@ class Answerer:
         asked = question.conversation or Conversation.of(question.question.text)
         asked = asked.after(words.system).with_question(str(words.text(question.question.text, ())))
         own = "\n".join(one.content for one in asked.messages)
-        in_text = AnswerSource.of_text(
-            answer.text,
-            [passages[number] for number in self._in_prompt(numbers)],
-            own,
-            numbered=words.numbers_passages and len(question.prompts) == 1,
-        )
-        by_number = {one.passage.number: one for one in in_text}
+        placed = self._in_prompt(numbers)
+        numbered = words.numbers_passages and len(question.prompts) == 1
+        in_text = AnswerSource.of_text(answer.text, [passages[number] for number in placed], own, numbered=numbered)
+        by_number = dict(zip(placed, in_text, strict=True))
         credited = {one.passage.number: one.spans for one in citations(text, control_T, own, alone)}
         gains = {row.passage: row.gain for row in text.contributions} if self._measures else {}
         shares = pieces.passage_shares(tokens) if gains else {}
         sources = [
             replace(
-                by_number[passages[number].number],
+                by_number[number],
                 share=shares.get(number),
                 gain=gains.get(number),
                 spans=credited.get(passages[number].number, ()),
@@ -205,7 +201,7 @@ class Answerer:
             text=text,
             control_T=control_T,
             sources=sources,
-            cut=question.largest_cut,
+            cut=question.cut,
         )
 
     def _in_prompt(self, numbers: Sequence[int]) -> Sequence[int]:
@@ -219,14 +215,13 @@ class Answerer:
         passages: Passages,
         tokens: Sequence[pieces.GeneratedToken],
         numbers: Sequence[int],
-    ) -> "_Compared":
-        """The tokens of an answer with the posteriors of its passages, and their log-probabilities without these.
-
-        Without a source these are the own ones, and NaN if they are not measured.
-        """
+    ) -> tuple[Sequence[pieces.GeneratedToken], FloatArray, Mapping[int, float], FloatArray | None]:
+        """Return the tokens of an answer with the posteriors of its passages; their log-probabilities (float32, T)
+        without these, NaN if they are not measured; by number, the gain of the text after each passage alone in nats,
+        if they share a prompt; and the log-probabilities with unrelated passages, if there is a control."""
         if not (self._measures and tokens and numbers):
             without = [math.nan if numbers else token.log_prob for token in tokens]
-            return _Compared(tokens, np.array(without, dtype=np.float32), {}, None)
+            return tokens, np.array(without, dtype=np.float32), {}, None
         several = len(numbers) > len(question.prompts)
 
         def scored(some: Sequence[int], place: int = 1) -> FloatArray:
@@ -235,7 +230,7 @@ class Answerer:
             hits = [(number, 0.0) for number in some]
             [prompt] = builder.build(question.question, hits, passages, question.conversation).prompts
             targets = np.array([token.token for token in tokens], dtype=np.int64)
-            [log_probs_T] = self._scorer.log_probs([Request(prompt.tokens, _NO_TOKENS, targets)])
+            [log_probs_T] = self._scorer.log_probs([Request(prompt.tokens, NO_TOKENS, targets)])
             return log_probs_T
 
         baseline_T, control_T, alone = scored([]), None, dict[int, float]()
@@ -253,17 +248,7 @@ class Answerer:
         if self._control:
             unrelated = _unrelated(len(passages), numbers, self._options.seed)
             control_T = _mixed_texts(np.stack([scored([number]) for number in unrelated]))
-        return _Compared(tokens, baseline_T, alone, control_T)
-
-
-class _Compared(NamedTuple):
-    """Tokens with the posteriors of their passages; their log-probabilities without passages and with unrelated ones
-    (float32, T); and by number, the gain of the text after each passage alone in nats, if they share a prompt."""
-
-    tokens: Sequence[pieces.GeneratedToken]
-    baseline_T: FloatArray
-    alone: Mapping[int, float]
-    control_T: FloatArray | None
+        return tokens, baseline_T, alone, control_T
 
 
 def _unrelated(count: int, found: Sequence[int], seed: int) -> list[int]:
@@ -287,31 +272,10 @@ def _mixed_texts(log_probs_RT: FloatArray) -> FloatArray:
     return np.diff(joint_T, prepend=0.0).astype(np.float32)
 
 
-class AnswerStreams(DrawnAnswers):
-    """Several answers to one question: the pieces of all, each with the number of its answer; then each answer with its
-    sources."""
-
-    def __init__(
-        self,
-        question: QuestionInput,
-        model: WritingModel,
-        options: AnswerOptions,
-        seeds: Sequence[int],
-        source: Callable[[Answer], SourcedAnswer],
-    ) -> None:
-        super().__init__(question, model, options, seeds)
-        self.passages = [number for prompt in question.prompts for number in prompt.passages]
-        self._source = source
-
-    def with_sources(self, number: int) -> SourcedAnswer:
-        """An answer with its sources, once all are complete; pieces that were not read are drawn first."""
-        return self._source(self.answer(number))
-
-
 class AnswerStream:
     """The pieces of an answer, each as soon as it cannot belong to a stop string; then the answer with its sources."""
 
-    def __init__(self, streams: AnswerStreams) -> None:
+    def __init__(self, streams: AnswerStreams[SourcedAnswer]) -> None:
         self._streams = streams
 
     def __iter__(self) -> Iterator[pieces.GeneratedText]:

@@ -23,8 +23,7 @@ Nothing is measured if the model returns no log-probabilities of given texts.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, Literal
@@ -37,7 +36,6 @@ from pydantic import JsonValue
 from ralm.answering.quotes import Quote, TextSpan, citation_spans, cited_numbers, own_spans, quotes
 from ralm.reading.provenance import TracedText, attributed, contributions
 from ralm.records import DoubleArray, FloatArray, Passage
-from ralm.terminal import one_line
 
 Known = Literal["measured", "cited", "quoted", "retrieved"]
 """How a source is known, the surest first."""
@@ -52,9 +50,6 @@ _OF_WORDS: Final = "LMN"
 """Unicode categories of the characters of words: letters, marks and numbers."""
 _WIDE: Final = ("W", "F")
 """Widths of the characters of scripts without spaces, which are not joined to words."""
-_ADDRESSES: Final = ("url", "source", "link", "uri")
-"""Metadata with the address of a document, in order of preference."""
-_WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,43 +226,3 @@ def _joined(text: str, place: int) -> bool:
     return 0 < place < len(text) and all(
         category(one)[0] in _OF_WORDS and east_asian_width(one) not in _WIDE for one in text[place - 1 : place + 1]
     )
-
-
-def web_address(passage: Passage) -> str | None:
-    """The web address of a passage in the metadata of its document; None if it has none."""
-    found = (passage.metadata.get(name) for name in _ADDRESSES)
-    return next((one for one in found if isinstance(one, str) and _WEB.fullmatch(one)), None)
-
-
-def name_of(passage: Passage) -> str:
-    """The title of a passage, or else the id of its document, as one line."""
-    return one_line(" ".join(passage.title.split()) or passage.document_id)
-
-
-def sources_text(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> str:
-    """The sources that an answer is known to come from as text to stand behind it, each with its address; empty without
-    any. Their numbers are those of the prompt if it numbers them, else they count up."""
-    known = sorted((one for one in sources if one.answer_spans), key=lambda one: (one.number or 0, -(one.gain or 0)))
-    lines = [
-        f"\n[{one.number or place}] {name_of(one.passage)}: {address(one.passage)}"
-        for place, one in enumerate(known, 1)
-    ]
-    return "\n\nSources:" + "".join(lines) if lines else ""
-
-
-def annotations(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> list[JsonValue]:
-    """The parts of an answer that are known to come from passages, as OpenAI's API names them, in the order of the
-    text."""
-    found = sorted(((span, one) for one in sources for span in one.answer_spans), key=lambda pair: pair[0])
-    return [
-        {
-            "type": "url_citation",
-            "url_citation": {
-                "start_index": begin,
-                "end_index": end,
-                "url": address(one.passage),
-                "title": name_of(one.passage),
-            },
-        }
-        for (begin, end), one in found
-    ]

@@ -8,31 +8,22 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.answering import run
 from ralm.answering.evaluation import METRICS, MetricColumns, metric_columns
-from ralm.answering.multiple_choice import brier_score
+from ralm.answering.multiple_choice import choice_columns
 from ralm.answering.prompts import LETTERS
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
 from ralm.records import DoubleArray
-from ralm.runs.run import damage_errors
-from ralm.runs.tables import select_columns
-from ralm.storage.manifest import kind_of, open_consistently, read_manifest
-from ralm.storage.outputs import FolderKind
+from ralm.storage.manifest import kind_of, open_consistently
 
-_REMEDY: Final = "answer the questions again"
 _QUESTION: Final = {
     run.ANSWERS_KIND: ["question_id", "question", "answers"],
     run.CHOICES_KIND: ["question_id", "question", "choices", "gold"],
 }
 """For each kind of run the columns of its table that say what was asked."""
-_JUDGED: Final = {
-    run.ANSWERS_KIND: [*METRICS, "gold_tokens"],
-    run.CHOICES_KIND: ["right", "probabilities"],
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +40,13 @@ class AnswersComparison:
 
     def as_json(self) -> dict[str, JsonValue]:
         """The comparison as JSON; the difference of the first run is null."""
-
-        def of(figures: Mapping[str, Sequence[tuple[float, float, float]]], place: int) -> dict[str, JsonValue]:
-            return {name: {"mean": some[place][0], "interval": [*some[place][1:]]} for name, some in figures.items()}
-
-        rows: list[JsonValue] = [
-            {
-                "run": str(path),
-                "measures": of(self.measures, place),
-                "difference": of(self.differences, place) if place else None,
-            }
-            for place, path in enumerate(self.runs)
-        ]
+        rows: list[Any] = []
+        for place, path in enumerate(self.runs):
+            measures, differences = (
+                {name: {"mean": some[place][0], "interval": [*some[place][1:]]} for name, some in figures.items()}
+                for figures in (self.measures, self.differences)
+            )
+            rows.append({"run": str(path), "measures": measures, "difference": differences if place else None})
         return {"questions": self.questions, "judged": dict(self.judged), "runs": rows}
 
 
@@ -77,7 +63,7 @@ def compare_answers(paths: Sequence[Path | str], *, draws: int = DRAWS, seed: in
     kind = next((kind for kind in _QUESTION if {kind.name} == kinds), None)
     if kind is None:
         raise UsageError("only runs of one kind can be compared: all of `ralm eval`, of `ralm qa` or of `ralm choice`.")
-    tables = [open_consistently(folder, partial(_read, folder, kind)) for folder in folders]
+    tables = [open_consistently(folder, partial(run.read_table, folder, kind)) for folder in folders]
     for folder, table in zip(folders[1:], tables[1:], strict=True):
         if not table.select(_QUESTION[kind]).equals(tables[0].select(_QUESTION[kind])):
             raise UsageError(f"{folder} and {folders[0]} have other questions or answers: compare runs over the same.")
@@ -105,27 +91,12 @@ def _figures(means_R: DoubleArray, drawn_DR: DoubleArray) -> Iterator[tuple[floa
     return ((float(mean), *interval(drawn_DR[:, place])) for place, mean in enumerate(means_R))
 
 
-def _read(folder: Path, kind: FolderKind) -> pa.Table:
-    read_manifest(folder, kind=kind)
-    name, columns = run.TABLES[kind]
-    with damage_errors(folder, _REMEDY):
-        table = pq.read_table(folder / name)
-    needed = {name: columns[name] for name in (*_QUESTION[kind], *_JUDGED[kind])}
-    return select_columns(folder, table, needed, _JUDGED[kind], _REMEDY)
-
-
 def _answer_columns(table: pa.Table) -> MetricColumns:
     return metric_columns({name: table[name].to_pylist() for name in METRICS}, table["gold_tokens"].to_pylist())
 
 
 def _choice_columns(table: pa.Table) -> MetricColumns:
     ones = np.ones(len(table), dtype=np.int64)
-    found = {"accuracy": (np.array(table["right"].to_pylist(), dtype=np.float64), ones)}
-    rows: list[Any] = table.select(["probabilities", "gold"]).to_pylist()
-    if all(row["probabilities"] for row in rows):
-        known = [(np.array(row["probabilities"]), LETTERS.index(row["gold"])) for row in rows]
-        found["brier_score"] = (np.array([brier_score(*one) for one in known]), ones)
-        golds = np.array([probabilities[gold] for probabilities, gold in known])
-        if golds.all():
-            found["gold_log_prob"] = (np.log(golds), ones)
-    return found
+    rows = zip(*(table[name].to_pylist() for name in ("right", "probabilities", "gold")), strict=True)
+    values = choice_columns([(right, probabilities, LETTERS.index(gold)) for right, probabilities, gold in rows])
+    return {name: (values_U, ones) for name, values_U in values.items()}

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.answering import metrics, multiple_choice, prompts, sources
-from ralm.answering.answers import Answer, AnswerStores, answer_and_score, check_mixer, room_for_prompts
+from ralm.answering import metrics, prompts, sources
+from ralm.answering.answers import Answer, answer_all, check_mixer, room_for_prompts
 from ralm.answering.judge import Judge
 from ralm.answering.likelihoods import GoldScore
+from ralm.answering.multiple_choice import Choice, ChoiceMethod, mean_of, measures_of
 from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.errors import UsageError
@@ -23,6 +24,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, IntArray, Passage, Passages
+from ralm.storage.store import Store
 from ralm.terminal import progress_bar
 
 _QUESTIONS_AT_ONCE: Final = 16
@@ -37,22 +39,22 @@ MetricColumns: TypeAlias = Mapping[str, tuple[NDArray[np.float64], IntArray]]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JudgedAnswer:
     """An answer with its `measures` (`metrics.ANSWER_MEASURES`), the verdict of a judge (`agrees`), the natural
-    log-probability of the first gold answer and its number of tokens.
+    log-probability of the first gold answer and its number of tokens; `cut` is the largest cut of a prompt.
 
-    Without gold answers there are no measures and the others are None, the last two also if the gold answer could not
-    be scored, and `agrees` without a verdict.
+    Without gold answers there are no measures and the others are None, the log-probability also if the gold answer
+    could not be scored, and `agrees` without a verdict.
     """
 
     answer: Answer
+    cut: prompts.Cut
     measures: Mapping[str, float]
-    agrees: bool | None
-    gold_log_prob: float | None
-    gold_tokens: int | None
+    agrees: bool | None = None
+    gold_log_prob: float | None = None
+    gold_tokens: int | None = None
 
     def metric(self, name: str) -> float | None:
-        """One of the `METRICS`, None if it is unknown."""
-        known: Mapping[str, float | None] = {"agrees": self.agrees, "gold_log_prob": self.gold_log_prob}
-        return known[name] if name in known else self.measures.get(name)
+        """Return one of the `METRICS`, None if it is unknown."""
+        return {"agrees": self.agrees, "gold_log_prob": self.gold_log_prob, **self.measures}.get(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,13 +63,12 @@ class AnsweredQuestion:
     passages, and the `closed` one to the prompt that asks without passages.
 
     `passages` are those that were read, best first; `answer_at` is the rank, from 1, of the first that holds an answer
-    (DPR's tokens, the text without its title), or None. `cut` is the largest cut of a prompt.
+    (DPR's tokens, the text without its title), or None.
     """
 
     question: Question
     passages: Sequence[Passage]
     answer_at: int | None
-    cut: prompts.Cut
     judged: JudgedAnswer
     without: JudgedAnswer | None = None
     closed: JudgedAnswer | None = None
@@ -89,7 +90,7 @@ class QuestionEvaluation:
         return np.array([all(one.gold_log_prob is not None for one in some) for some in books], dtype=np.bool_)
 
     def summary(self, scored_Q: NDArray[np.bool_] | None = None) -> dict[str, JsonValue]:
-        """The measures with 95% intervals over questions, as fractions; log-probabilities in nats a token.
+        """Return the measures with 95% intervals over questions, as fractions; log-probabilities in nats a token.
 
         Figures that stand side by side are of the same questions: the log-probability of gold answers is that of
         `scored_Q` (None: all that could be scored, with a baseline in both ways). `gold_scored` counts them, and
@@ -108,7 +109,7 @@ class QuestionEvaluation:
         if any(token.is_bounded for token in tokens):
             found["certified"] = float(np.mean([token.certified for token in tokens]))
         found["without_answers"] = sum(not row.question.answers for row in self.rows)
-        found["cut"] = sum(bool(row.cut) for row in self.rows)
+        found["cut"] = sum(bool(row.judged.cut) for row in self.rows)
         found["gold_scored"] = int(np.count_nonzero(scored_Q))
         if closed := [row.closed for row in self.rows if row.closed is not None]:
             found["closed_book"] = self._measures(closed, scored_Q)
@@ -121,19 +122,19 @@ class QuestionEvaluation:
     def _measures(self, judged: Sequence[JudgedAnswer], scored_Q: NDArray[np.bool_]) -> dict[str, JsonValue]:
         measures: dict[str, JsonValue] = {}
         for name, (sums_Q, counts_Q) in _of_judged(judged).items():
-            measures |= multiple_choice.mean_of(name, sums_Q, counts_Q * (scored_Q | (name != "gold_log_prob")))
+            measures |= mean_of(name, sums_Q, counts_Q * (scored_Q | (name != "gold_log_prob")))
         if self.judge is not None:
             measures["judge_failures"] = sum(one.agrees is None and bool(one.measures) for one in judged)
         return measures
 
     def _differences(self) -> dict[str, JsonValue]:
-        """The same prompt with passages minus without, on the questions that both could be judged on."""
+        """Return the same prompt with passages minus without, on the questions that both could be judged on."""
         both = [(row.judged, row.without) for row in self.rows if row.without is not None]
         open_book, without = _of_judged([one for one, _ in both]), _of_judged([other for _, other in both])
         differences: dict[str, JsonValue] = {}
         for name, (sums_Q, counts_Q) in open_book.items():
             others_Q, other_counts_Q = without[name]
-            differences |= multiple_choice.mean_of(name, sums_Q - others_Q, counts_Q * (other_counts_Q > 0))
+            differences |= mean_of(name, sums_Q - others_Q, counts_Q * (other_counts_Q > 0))
         return differences
 
 
@@ -145,13 +146,12 @@ def _of_judged(judged: Sequence[JudgedAnswer]) -> MetricColumns:
 def metric_columns(
     columns: Mapping[str, Sequence[float | bool | None]], gold_tokens: Sequence[int | None]
 ) -> MetricColumns:
-    """The columns of metrics from the value of each question, None where it is unknown."""
-    tokens_Q = np.array([number or 0 for number in gold_tokens], dtype=np.int64)
+    """Return the columns of metrics from the value of each question, None where it is unknown."""
     found = {}
     for name, values in columns.items():
-        known_Q = np.array([value is not None for value in values], dtype=np.int64)
-        sums_Q = np.array([float(value or 0) for value in values])
-        found[name] = (sums_Q, known_Q * tokens_Q if name == "gold_log_prob" else known_Q)
+        counts = gold_tokens if name == "gold_log_prob" else [1] * len(values)
+        known = [0 if value is None else count or 0 for value, count in zip(values, counts, strict=True)]
+        found[name] = (np.array([float(value or 0) for value in values]), np.array(known, dtype=np.int64))
     return found
 
 
@@ -167,15 +167,15 @@ def evaluate_questions(
     semantics: AnswerSemantics = "paper",
     judge: Judge | None = None,
     baseline: bool = False,
-    stores: AnswerStores | None = None,
+    store: Store | None = None,
 ) -> QuestionEvaluation:
     """Answer questions, with the passages of `source` in their prompts if it is given, and judge the answers.
 
     `parts` say how passages are read: one in context (the default), several as an ensemble or concatenated.
     `demonstrations` are questions with answers that stand before every prompt, each with its own first passage. A
     `judge` also decides whether answers agree with gold answers. With `baseline` every question is also answered
-    without passages: after the same prompt, and after the one that asks without passages. `stores` keep scores, answers
-    and replies of the judge for a later process.
+    without passages: after the same prompt, and after the one that asks without passages. A `store` keeps scores,
+    answers and replies of the judge for a later process.
     Raises UsageError if lengths do not fit into the model.
     """
     begun = perf_counter()
@@ -183,7 +183,7 @@ def evaluate_questions(
     check_mixer(parts, model, options)
     room = room_for_prompts(model, options)
 
-    def answer(book: _Book) -> list[tuple[prompts.Cut, JudgedAnswer]]:
+    def answer(book: _Book) -> list[JudgedAnswer]:
         shown = list(zip(demonstrations, book.shown, strict=True))
         several = isinstance(parts.reader, Concatenation) and parts.reader.hits > 1
         asks = prompt.same_words(several=several) if book.same_words else prompt
@@ -191,32 +191,23 @@ def evaluate_questions(
         inputs = [builder.build(one, book.hits.of(row), book.passages) for row, one in enumerate(questions)]
         judged = []
         with progress_bar(f"Answering{book.name}", len(inputs)) as advance:
-            for number, found, gold in answer_and_score(inputs, prompt, model, options, stores):
+            for number, found, gold in answer_all(inputs, model, options, store, prompt):
                 judged.append(_judge(inputs[number], found, gold))
                 advance()
         if judge is not None:
-            asked = [place for place, one in enumerate(inputs) if one.question.answers]
-            pairs = [(inputs[place].question, judged[place].answer.text) for place in asked]
-            verdicts = judge.verdicts(pairs, None if stores is None else stores.replies)
-            for place, verdict in zip(asked, verdicts, strict=True):
+            asked = [place for place, one in enumerate(questions) if one.answers]
+            pairs = [(questions[place], judged[place].answer.text) for place in asked]
+            for place, verdict in zip(asked, judge.verdicts(pairs, store), strict=True):
                 judged[place] = replace(judged[place], agrees=verdict)
-        return [(one.largest_cut, answer) for one, answer in zip(inputs, judged, strict=True)]
+        return judged
 
     rows = []
     results = _in_books(answer, questions, demonstrations, source, parts, model, baseline=baseline, same_words=True)
-    for one, ((cut, judged), without, closed, read) in zip(questions, results, strict=True):
+    for one, (judged, without, closed, read) in zip(questions, results, strict=True):
         ranks = (rank for rank, passage in enumerate(read, 1) if metrics.has_answer(passage.text, one.answers))
-        rows.append(
-            AnsweredQuestion(
-                question=one,
-                passages=read,
-                answer_at=next(ranks, None),
-                cut=cut,
-                judged=judged,
-                without=None if without is None else without[1],
-                closed=None if closed is None else closed[1],
-            )
-        )
+        answer_at = next(ranks, None)
+        books = {"without": without, "closed": closed}
+        rows.append(AnsweredQuestion(question=one, passages=read, answer_at=answer_at, judged=judged, **books))
     return QuestionEvaluation(
         rows=rows,
         documents=0 if source is None else parts.reader.hits,
@@ -242,7 +233,8 @@ def answer_qrels(questions: Sequence[Question], passages: Passages, *runs: Retri
 
 
 class _Book(NamedTuple):
-    """How questions are read: the passages of the demonstrations and of the questions, or none."""
+    """How questions are read: the passages of the demonstrations and of the questions, or none. With `same_words`, a
+    prompt without passages has the words of one with passages."""
 
     name: str
     parts: Parts
@@ -250,7 +242,6 @@ class _Book(NamedTuple):
     hits: Hits
     passages: Passages
     same_words: bool = False
-    """Whether a prompt without passages has the words of one with passages."""
 
 
 def _in_books(
@@ -264,37 +255,30 @@ def _in_books(
     baseline: bool,
     same_words: bool = False,
 ) -> Iterator[tuple[_Result, _Result | None, _Result | None, list[Passage]]]:
-    """The result of each question, those without passages if there is a `baseline`, and the passages, best first.
-
-    Of the results without passages, the first is that of a prompt with the `same_words`, the second that of the prompt
-    that asks without passages.
-    """
+    """Yield the result of each question; with a `baseline` and passages, those of the prompt with the `same_words`
+    without passages and of the closed book; and the passages, best first."""
     hits, passages = sources.found_passages(queries, source, parts, model)
     firsts, others = sources.found_passages(shown, source if shown else None, parts, model, 1)
     first_of = [[others[number] for number, _ in firsts.of(row)] for row in range(len(shown))]
     found = answer(_Book("", parts, first_of, hits, passages))
-    closed: Sequence[_Result | None] = [None] * len(queries)
-    without = closed
+    without: Sequence[_Result | None] = [None] * len(queries)
+    closed = without
     if baseline and source is not None:
-        nothing, empty = Hits.none(len(queries), 1), [()] * len(shown)
-        closed = answer(_Book(" closed book", IN_CONTEXT, empty, nothing, ()))
+        empty = _Book(" closed book", IN_CONTEXT, [()] * len(shown), Hits.none(len(queries), 1), ())
+        closed = answer(empty)
         if same_words:
-            without = answer(_Book(" without passages", IN_CONTEXT, empty, nothing, (), same_words=True))
+            without = answer(empty._replace(name=" without passages", same_words=True))
     read = ([passages[number] for number, _ in hits.of(row)[: parts.reader.hits]] for row in range(len(queries)))
     return zip(found, without, closed, read, strict=True)
 
 
 def _judge(one: sources.QuestionInput, answer: Answer, gold: GoldScore | None) -> JudgedAnswer:
-    """An answer with its measures; a question without prompts is wrong, even if an empty answer would be right."""
-    answers = one.question.answers if one.prompts else ()
-    measures = {name: measure.of(answer.text, answers) for name, measure in metrics.ANSWER_MEASURES.items()}
-    return JudgedAnswer(
-        answer=answer,
-        measures=measures if one.question.answers else {},
-        agrees=None,
-        gold_log_prob=None if gold is None else gold[0],
-        gold_tokens=None if gold is None else gold[1],
-    )
+    """Return an answer with its measures; without prompts it is wrong, even if an empty answer would be right."""
+    answers, measures = one.question.answers if one.prompts else (), {}
+    if one.question.answers:
+        measures = {name: measure.of(answer.text, answers) for name, measure in metrics.ANSWER_MEASURES.items()}
+    log_prob, tokens = gold or (None, None)
+    return JudgedAnswer(answer=answer, cut=one.cut, measures=measures, gold_log_prob=log_prob, gold_tokens=tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -304,8 +288,8 @@ class ChosenQuestion:
 
     question: ChoiceQuestion
     passages: Sequence[Passage]
-    choice: multiple_choice.Choice
-    closed: multiple_choice.Choice | None
+    choice: Choice
+    closed: Choice | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -317,13 +301,13 @@ class ChoiceEvaluation:
     seconds: float
 
     def summary(self) -> dict[str, JsonValue]:
-        """The measures with 95% intervals over questions; accuracies and probabilities are fractions."""
+        """Return the measures with 95% intervals over questions; accuracies and probabilities are fractions."""
         closed = [row.closed for row in self.rows if row.closed is not None]
         subjects = [row.question.subject for row in self.rows]
         return {
             "questions": len(self.rows),
             "chance": float(np.mean([1 / len(row.question.choices) for row in self.rows])),
-            **multiple_choice.measures_of([row.choice for row in self.rows], closed, subjects),
+            **measures_of([row.choice for row in self.rows], closed, subjects),
             "seconds": self.seconds,
         }
 
@@ -338,7 +322,7 @@ def evaluate_choices(
     demonstrations: Sequence[ChoiceQuestion] = (),
     options: AnswerOptions | None = None,
     baseline: bool = False,
-    stores: AnswerStores | None = None,
+    store: Store | None = None,
 ) -> ChoiceEvaluation:
     """Let a model choose among the choices of questions, with the passages of `source` in its prompts if it is given.
 
@@ -350,28 +334,30 @@ def evaluate_choices(
     begun = perf_counter()
     options = options or AnswerOptions()
     parts.check_scoring(model, "a choice")
-    method = multiple_choice.choice_method(model, prompt, options, stores or AnswerStores())
+    method = ChoiceMethod(model, prompt, options, store)
     for subject in sorted({one.subject for one in questions}):
         _of_subject(subject, demonstrations)
     for one in questions:
         sources.PromptBuilder(prompt, model.tokenizer, method.room(one)).build(method.as_question(one), [], ())
 
-    def choose(book: _Book) -> list[multiple_choice.Choice]:
+    def choose(book: _Book) -> list[Choice]:
         @cache
         def builder(subject: str, room: int) -> sources.PromptBuilder:
-            own = _of_subject(subject, demonstrations)
-            shown = [(method.as_question(demonstrations[place]), book.shown[place]) for place in own]
+            places = _of_subject(subject, demonstrations)
+            shown = [(method.as_question(demonstrations[place]), book.shown[place]) for place in places]
             return sources.PromptBuilder(prompt, model.tokenizer, room, book.parts, shown)
 
-        chosen: list[multiple_choice.Choice] = []
+        def built(row: int, one: ChoiceQuestion) -> sources.QuestionInput:
+            hits = book.hits.of(row)
+            return builder(one.subject, method.room(one)).build(method.as_question(one), hits, book.passages)
+
+        chosen: list[Choice] = []
+        numbered = [*enumerate(questions)]
         with progress_bar(f"Choosing{book.name}", len(questions)) as advance:
             for begin in range(0, len(questions), _QUESTIONS_AT_ONCE):
-                inputs = []
-                for row, one in enumerate(questions[begin : begin + _QUESTIONS_AT_ONCE], begin):
-                    own = builder(one.subject, method.room(one))
-                    inputs.append((one, own.build(method.as_question(one), book.hits.of(row), book.passages)))
-                chosen += method.choose(inputs)
-                advance(len(inputs))
+                group = numbered[begin : begin + _QUESTIONS_AT_ONCE]
+                chosen += method.choose([(one, built(row, one)) for row, one in group])
+                advance(len(group))
         return chosen
 
     queries, shown = [one.query for one in questions], [one.query for one in demonstrations]
@@ -406,8 +392,7 @@ def have_choices(questions: Sequence[Question] | Sequence[ChoiceQuestion]) -> bo
 
 
 def _of_subject(subject: str, demonstrations: Sequence[ChoiceQuestion]) -> list[int]:
-    """The places of the demonstrations of a subject, or of all if they have no subjects; UsageError if the subject has
-    none."""
+    """Return the places of the demonstrations of a subject, or of all without subjects; UsageError if it has none."""
     subjects = [one.subject for one in demonstrations]
     own = [place for place, one in enumerate(subjects) if one == subject or not any(subjects)]
     if demonstrations and not own:

@@ -1,13 +1,7 @@
 """A judge: a language model that decides whether an answer agrees with a gold answer, asked with a fixed prompt.
 
-    Question: Who wrote the story?
-    Correct answers: Kafka; Franz Kafka
-    Given answer: It was written by Kafka.
-
-    Does the given answer agree with one of the correct answers? Reply with yes or no alone.
-
-A model with a chat template gets this as the message of a user; another one goes on after a last line `Reply:`. The
-first word of its greedy reply, of at most eight tokens, is the verdict. Any other word is a failure and gives no
+A model with a chat template gets the text as the message of a user; another one goes on after a last line `Reply:`.
+The first word of its greedy reply, of at most eight tokens, is the verdict. Any other word is a failure and gives no
 verdict, and so is a text that does not fit into the model. At most 20 gold answers are listed.
 """
 
@@ -22,7 +16,7 @@ from ralm.answering.answers import answer_all, room_for_prompts
 from ralm.answering.metrics import without_punctuation
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
-from ralm.answering.prompts import QuestionPrompt, prompt_config
+from ralm.answering.prompts import prompt_config
 from ralm.answering.questions import Question
 from ralm.answering.sources import PromptBuilder
 from ralm.errors import LengthError
@@ -49,7 +43,9 @@ class Judge:
 
     def __init__(self, model: WritingModel) -> None:
         self._model = model
-        self._prompt = _prompt_for(model)
+        chat = open_prompt("chat")
+        is_chat = has_chat_template(model.tokenizer)
+        self._prompt = chat if is_chat else replace(chat, chat=False, closed="{question}\nReply:")
         self._builder = PromptBuilder(self._prompt, model.tokenizer, room_for_prompts(model, _OPTIONS))
 
     @property
@@ -72,27 +68,15 @@ class Judge:
         found: list[bool | None] = [None if answer.strip() else False for _, answer in pairs]
         asked, inputs = [], []
         for place, (question, answer) in enumerate(pairs):
+            answers = "; ".join(question.answers[:_MAX_ANSWERS])
+            text = _TEXT.format(question=question.text, answers=answers, given=answer.strip())
             if answer.strip():
                 with suppress(LengthError):
-                    inputs.append(self._builder.build(_as_question(question, answer), [], ()))
+                    inputs.append(self._builder.build(Question(question.id, text), [], ()))
                     asked.append(place)
         with progress_bar("Judging", len(inputs)) as advance:
-            for number, reply in answer_all(inputs, self._model, _OPTIONS, store):
+            for number, reply, _ in answer_all(inputs, self._model, _OPTIONS, store):
                 words = without_punctuation(reply.text).split()
                 found[asked[number]] = _VERDICTS.get(words[0]) if words else None
                 advance()
         return found
-
-
-def _as_question(question: Question, answer: str) -> Question:
-    """The text that the judge is asked."""
-    answers = "; ".join(question.answers[:_MAX_ANSWERS])
-    return Question(question.id, _TEXT.format(question=question.text, answers=answers, given=answer.strip()))
-
-
-def _prompt_for(model: WritingModel) -> QuestionPrompt:
-    """The prompt whose question is the whole text."""
-    chat = open_prompt("chat")
-    if has_chat_template(model.tokenizer):
-        return chat
-    return replace(chat, chat=False, closed="{question}\nReply:")

@@ -5,6 +5,7 @@
 Letters of shapes: K prompts of a question, E tokens of evidence at their ends, T tokens of a text, N = E + T.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -14,13 +15,13 @@ import numpy as np
 from ralm.answering.prompts import QuestionPrompt, tokens_after
 from ralm.answering.sources import QuestionInput
 from ralm.lm.scoring import Scorer
-from ralm.protocols import LanguageModel, Tokenizer
+from ralm.protocols import LanguageModel
 from ralm.reading.parts import IN_CONTEXT, Evidence
 from ralm.reading.score import mixed
-from ralm.records import DoubleArray, FloatArray, IntArray, Request
+from ralm.records import FloatArray, IntArray, Readings, Request
 from ralm.validation import scores_given_texts
 
-_NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
+NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
 GoldScore: TypeAlias = tuple[float, int]
 """The natural log-probability of a gold answer, and its number of tokens."""
@@ -35,19 +36,22 @@ class TextLikelihood:
     shares_TK: FloatArray
 
     @property
-    def tokens(self) -> int:
-        """T."""
-        return len(self.log_probs_T)
-
-    @property
     def log_prob(self) -> float:
         """The natural log-probability of the text."""
         return float(self.log_probs_T.sum(dtype=np.float64))
 
-    @property
-    def shares_K(self) -> DoubleArray:
-        """The share of each prompt in the tokens' probability, averaged over tokens; they sum to 1."""
-        return self.shares_TK.mean(axis=0, dtype=np.float64)
+    def shares(self, prompts: Readings) -> dict[int, float]:
+        """Return the share of each passage in the tokens' probability, averaged over tokens."""
+        return shares_by_passage(prompts, self.shares_TK.mean(axis=0, dtype=np.float64).tolist())
+
+
+def shares_by_passage(prompts: Readings, shares_K: Sequence[float]) -> dict[int, float]:
+    """Return the share of each passage, largest first, from that of each prompt."""
+    shares = defaultdict[int, float](float)
+    for prompt, share in zip(prompts, shares_K, strict=True):
+        if share > 0:
+            shares[prompt.passage] += share
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def likelihoods(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer) -> list[TextLikelihood]:
@@ -65,7 +69,7 @@ def likelihoods(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer)
 
 def evidence_before_answers(inputs: Sequence[QuestionInput], scorer: Scorer) -> list[Evidence | None]:
     """The evidence for the first token of each answer; None for a question without a mixer that needs it."""
-    scored = iter(scored_texts([(one, _NO_TOKENS) for one in inputs if one.evidence], scorer))
+    scored = iter(scored_texts([(one, NO_TOKENS) for one in inputs if one.evidence], scorer))
     found: list[Evidence | None] = []
     for one in inputs:
         nothing = np.zeros((len(one.prompts), 0), dtype=np.float32)
@@ -76,22 +80,14 @@ def evidence_before_answers(inputs: Sequence[QuestionInput], scorer: Scorer) -> 
 def scored_texts(texts: Sequence[tuple[QuestionInput, IntArray]], scorer: Scorer) -> list[FloatArray]:
     """The log-probabilities (float32, K x N) of the evidence before each text (token ids), and of the text, after the
     prompts of its question."""
-    requests = [_request(prompt.tokens, one.evidence, tokens) for one, tokens in texts for prompt in one.prompts]
+    requests = [
+        Request(document, NO_TOKENS, np.concatenate([evidence, tokens]))
+        for one, tokens in texts
+        for prompt in one.prompts
+        for document, evidence in [np.split(prompt.tokens, [len(prompt.tokens) - one.evidence])]
+    ]
     scored = iter(scorer.log_probs(requests))
     return [np.stack([next(scored) for _ in one.prompts]) for one, _ in texts]
-
-
-def _request(prompt: IntArray, evidence: int, tokens: IntArray) -> Request:
-    """The last tokens of a prompt that are evidence, and those of a text, after the rest of the prompt."""
-    asked = len(prompt) - evidence
-    return Request(document=prompt[:asked], context=_NO_TOKENS, targets=np.concatenate([prompt[asked:], tokens]))
-
-
-def gold_tokens(one: QuestionInput, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:
-    """The tokens of a question's first gold answer after its prompts; none without answers or prompts."""
-    if not (one.question.answers and one.prompts):
-        return _NO_TOKENS
-    return tokens_after(one.prompts[0].tokens, prompt.format_answer(one.question.answers[0]), tokenizer)
 
 
 def gold_log_probs(
@@ -106,12 +102,12 @@ def gold_log_probs(
     if not scores_given_texts(model):
         return [None] * len(inputs)
     length = (max_length or model.max_length) + 1  # the last token is predicted, not read
-    texts: list[tuple[QuestionInput, IntArray] | None] = []
-    for one in inputs:
-        contrasts = one.parts is not None and one.parts.contrasts
-        gold = _NO_TOKENS if contrasts else gold_tokens(one, prompt, model.tokenizer)
-        longest = max((len(prompt.tokens) for prompt in one.prompts), default=length)
-        texts.append((one, gold) if 0 < len(gold) <= length - longest else None)
-    scored = iter(likelihoods([text for text in texts if text is not None], Scorer.of(model)))
-    found = [None if text is None else next(scored) for text in texts]
-    return [None if one is None else (one.log_prob, one.tokens) for one in found]
+    texts: dict[int, tuple[QuestionInput, IntArray]] = {}
+    for place, one in enumerate(inputs):
+        if one.question.answers and one.prompts and not (one.parts is not None and one.parts.contrasts):
+            answer = prompt.format_answer(one.question.answers[0])
+            gold = tokens_after(one.prompts[0].tokens, answer, model.tokenizer)
+            if 0 < len(gold) <= length - max(len(each.tokens) for each in one.prompts):
+                texts[place] = one, gold
+    found = dict(zip(texts, likelihoods([*texts.values()], Scorer.of(model)), strict=True))
+    return [(found[place].log_prob, len(texts[place][1])) if place in found else None for place in range(len(inputs))]

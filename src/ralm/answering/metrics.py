@@ -1,14 +1,6 @@
 """Metrics of answers: exact match and F1 as in SQuAD, the tokens of DPR, and whether a text holds an answer.
 
-exact_match   equal after SQuAD's normalisation: lower case, no ASCII punctuation, no English articles
-contains      the words of a gold answer stand in the answer one after the other, after the same normalisation
-f1            the words that an answer and the best gold answer share, after the same normalisation (SQuAD)
-token_recall  the share of the best gold answer's words that the answer has, after the same normalisation
-token_match   equal as DPR's tokens: canonically decomposed (NFD), lower case; punctuation and articles count
-
-`ANSWER_MEASURES` at the end lists these. One more looks at the passages of a question:
-
-has_answer    a text holds the tokens of an answer one after the other (DPR)
+`ANSWER_MEASURES` at the end are those of every answer; `has_answer` looks at the passages of a question.
 """
 
 import re

@@ -5,18 +5,17 @@
 Letters of shapes: C choices of a question, U questions, R columns.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.answering import metrics, questions, sources
-from ralm.answering.answers import AnswerStores, answer_all, room_for_prompts
+from ralm.answering.answers import Answer, answer_all, room_for_prompts
 from ralm.answering.likelihoods import TextLikelihood, likelihoods
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_after
@@ -25,15 +24,11 @@ from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading.mixture import log_softmax
-from ralm.records import IntArray, Readings
+from ralm.records import IntArray
 from ralm.storage.store import Store
 from ralm.validation import MAX_COUNT, check_length
 
-ChoiceInput: TypeAlias = tuple[questions.ChoiceQuestion, sources.QuestionInput]
-"""A question and its prompts."""
 Scoring: TypeAlias = Literal["letter", "text", "generated"]
-_Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
-"""A value of each question (U), by the name of the measure."""
 _BEFORE_LETTER: Final = "answer is "
 
 CATEGORIES: Final = {
@@ -90,26 +85,6 @@ class Choice:
         return self.chosen == self.gold
 
 
-class ChoiceMethod(ABC):
-    """How a model chooses among the choices of a question."""
-
-    def texts(self, question: questions.ChoiceQuestion) -> Sequence[str]:
-        """The text that stands for each choice: its letter."""
-        return question.letters
-
-    def as_question(self, question: questions.ChoiceQuestion) -> questions.Question:
-        """The question for a prompt, with the text of its right choice."""
-        return question.with_answer(self.texts(question)[question.gold])
-
-    @abstractmethod
-    def room(self, question: questions.ChoiceQuestion) -> int:
-        """The maximum length of a prompt of a question, in tokens."""
-
-    @abstractmethod
-    def choose(self, inputs: Sequence[ChoiceInput]) -> list[Choice]:
-        """The choices that the model makes."""
-
-
 def scoring_of(prompt: QuestionPrompt, options: AnswerOptions) -> Scoring:
     """Return how a choice is made: by the likelihood of the letters, or of the texts if the prompt does not show the
     choices, or by a letter that is written if answers are joined."""
@@ -118,56 +93,59 @@ def scoring_of(prompt: QuestionPrompt, options: AnswerOptions) -> Scoring:
     return "letter" if prompt.shows_choices else "text"
 
 
-def choice_method(
-    model: WritingModel, prompt: QuestionPrompt, options: AnswerOptions, stores: AnswerStores
-) -> ChoiceMethod:
-    """The method of choosing (`scoring_of`); `stores` keep scores and answers.
+class ChoiceMethod:
+    """Chooses the most likely letter after the prompts; without choices in the prompt, the text with the highest mean
+    log-probability of a token, so that long texts have no disadvantage. Of choices with equal texts only the first
+    counts. If `options` join answers, each prompt writes one, equal ones add up, and the best is read as a letter.
 
-    Raises UsageError if the model cannot read `max_length`, or if it writes letters that the prompt does not show.
+    A `store` keeps scores and answers. Raises UsageError if the model cannot read `max_length`, or if it writes letters
+    that the prompt does not show.
     """
-    scoring = scoring_of(prompt, options)
-    if scoring == "generated":
-        if not prompt.shows_choices:
+
+    def __init__(
+        self, model: WritingModel, prompt: QuestionPrompt, options: AnswerOptions, store: Store | None
+    ) -> None:
+        self._scoring = scoring_of(prompt, options)
+        if self._scoring == "generated" and not prompt.shows_choices:
             raise UsageError(
                 'this prompt does not show the choices, so that letters mean nothing: `join="answers"` needs a prompt '
                 "with {choices}."
             )
-        return _GeneratedLetter(model, options, stores.answers)
-    length = model.max_length if options.max_length is None else options.max_length
-    check_length(model, length)
-    scorer = Scorer(model, stores.scores, progress=False)
-    return _ByLikelihood(prompt, scorer, length, whole_texts=scoring == "text")
-
-
-class _ByLikelihood(ChoiceMethod):
-    """Chooses the most likely letter after the prompts; with `whole_texts`, the text with the highest mean
-    log-probability of a token, so that long texts have no disadvantage. Of choices with equal texts only the first
-    counts."""
-
-    def __init__(self, prompt: QuestionPrompt, scorer: Scorer, length: int, *, whole_texts: bool) -> None:
+        self._model = model
         self._prompt = prompt
-        self._scorer = scorer
-        self._length = length
-        self._whole_texts = whole_texts
-        self._encoder = PromptEncoder(scorer.tokenizer, MAX_COUNT, chat=prompt.chat)
+        self._options = options
+        self._store = store
+        self._length = model.max_length if options.max_length is None else options.max_length
+        check_length(model, self._length)
+        self._scorer = Scorer(model, store, progress=False)
+        self._encoder = PromptEncoder(model.tokenizer, MAX_COUNT, chat=prompt.chat)
         self._known: dict[tuple[str, tuple[str, ...]], list[IntArray]] = {}
 
     def texts(self, question: questions.ChoiceQuestion) -> Sequence[str]:
-        """The choices themselves, or their letters."""
-        return question.choices if self._whole_texts else question.letters
+        """Return what stands for each choice: itself, or its letter."""
+        return question.choices if self._scoring == "text" else question.letters
+
+    def as_question(self, question: questions.ChoiceQuestion) -> questions.Question:
+        """Return a question for a prompt, with what stands for its right choice."""
+        return question.with_answer(self.texts(question)[question.gold])
 
     def room(self, question: questions.ChoiceQuestion) -> int:
-        """The length without the longest choice; its last token is predicted and not read."""
+        """Return the maximum length of a prompt; the last token of a choice is predicted and not read."""
+        if self._scoring == "generated":
+            return room_for_prompts(self._model, self._options)
         return self._length + 1 - max(len(tokens) for tokens in self._tokens(question))
 
-    def choose(self, inputs: Sequence[ChoiceInput]) -> list[Choice]:
-        """The choice with the highest score for each question."""
+    def choose(self, inputs: Sequence[tuple[questions.ChoiceQuestion, sources.QuestionInput]]) -> list[Choice]:
+        """Return the choice for each question, given its prompts."""
+        if self._scoring == "generated":
+            answers = answer_all([one for _, one in inputs], self._model, self._options, self._store)
+            return [_read_letter(*inputs[number], answer) for number, answer, _ in answers]
         texts = [(one, tokens) for question, one in inputs for tokens in self._tokens(question)]
         found = iter(zip(*self._bounds(texts), strict=True))
         return [self._best(question, one, [next(found) for _ in question.choices]) for question, one in inputs]
 
     def _bounds(self, texts: Sequence[tuple[sources.QuestionInput, IntArray]]) -> Sequence[Sequence[TextLikelihood]]:
-        """The lower and the upper bounds of the likelihood of each text; equal if the model returns it exactly."""
+        """Return lower and upper bounds of the likelihood of each text; equal if the model returns it exactly."""
         if self._scorer.bounds is None:
             return (likelihoods(texts, self._scorer),) * 2
         return [likelihoods(texts, Scorer(bound, progress=False)) for bound in self._scorer.bounds]
@@ -175,30 +153,32 @@ class _ByLikelihood(ChoiceMethod):
     def _best(
         self,
         question: questions.ChoiceQuestion,
-        question_input: sources.QuestionInput,
+        asked: sources.QuestionInput,
         found: Sequence[tuple[TextLikelihood, TextLikelihood]],
     ) -> Choice:
-        """The first choice with the highest score, given the lower and upper bound of each."""
-        firsts = _firsts(self.texts(question))
+        """Return the first choice with the highest score, given the lower and upper bound of each."""
+        texts = self.texts(question)
+        firsts = [texts.index(text) for text in texts]  # of equal ones only the first counts
         bounds_2C = np.array([[one.log_prob for one in bounds] for bounds in zip(*found, strict=True)])
-        if self._whole_texts:
-            bounds_2C /= [lower.tokens for lower, _ in found]
+        if self._scoring == "text":
+            bounds_2C /= [len(lower.log_probs_T) for lower, _ in found]
         bounds_2C[:, [first != place for place, first in enumerate(firsts)]] = -np.inf
         scores_C, uppers_C = bounds_2C
         chosen = None if np.isneginf(scores_C).all() else int(np.argmax(scores_C))
         exact = np.array_equal(scores_C, uppers_C)
+        equal_C = np.full(len(scores_C), 1 / len(scores_C))
         return Choice(
             chosen=chosen,
             gold=firsts[question.gold],
             log_probs_C=np.array([lower.log_prob for lower, _ in found]) if exact else None,
-            probabilities_C=_normalised(scores_C) if exact else None,
-            shares={} if chosen is None else _shares_by_passage(question_input.prompts, found[chosen][0]),
-            cut=question_input.largest_cut,
+            probabilities_C=(equal_C if chosen is None else np.exp(log_softmax(scores_C))) if exact else None,
+            shares={} if chosen is None else found[chosen][0].shares(asked.prompts),
+            cut=asked.cut,
             certified=exact or (chosen is not None and scores_C[chosen] >= np.delete(uppers_C, chosen).max()),
         )
 
     def _tokens(self, question: questions.ChoiceQuestion) -> list[IntArray]:
-        """The tokens of each choice after the prompt; UsageError if two choices have the same tokens."""
+        """Return the tokens of each choice after the prompt; UsageError if two choices have the same tokens."""
         key = question.text, question.choices
         if key in self._known:
             return self._known[key]
@@ -209,7 +189,7 @@ class _ByLikelihood(ChoiceMethod):
         for text, own in zip(texts, tokens, strict=True):
             if len(own) == 0:
                 raise UsageError(f"choice {text!r} of question {question.id} has no tokens for {self._scorer.name}.")
-        for one, other in combinations(sorted(set(_firsts(texts))), 2):
+        for one, other in combinations(sorted({texts.index(text) for text in texts}), 2):
             if np.array_equal(tokens[one], tokens[other]):
                 raise UsageError(
                     f"choices {question.letters[one]} and {question.letters[other]} of question {question.id} are the "
@@ -219,66 +199,27 @@ class _ByLikelihood(ChoiceMethod):
         return tokens
 
 
-class _GeneratedLetter(ChoiceMethod):
-    """Lets each prompt write an answer, adds up equal ones, and reads the best as a letter."""
-
-    def __init__(self, model: WritingModel, options: AnswerOptions, store: Store | None) -> None:
-        self._model = model
-        self._options = options
-        self._store = store
-        self._room = room_for_prompts(model, self._options)
-
-    def room(self, question: questions.ChoiceQuestion) -> int:  # noqa: ARG002
-        """The length without an answer."""
-        return self._room
-
-    def choose(self, inputs: Sequence[ChoiceInput]) -> list[Choice]:
-        """The letter that is the best answer."""
-        answers = dict(answer_all([one for _, one in inputs], self._model, self._options, self._store))
-        return [
-            Choice(
-                chosen=letter_of(answers[number].text, question.letters),
-                gold=question.gold,
-                answer=answers[number].text,
-                shares=answers[number].shares,
-                cut=one.largest_cut,
-            )
-            for number, (question, one) in enumerate(inputs)
-        ]
+def _read_letter(question: questions.ChoiceQuestion, asked: sources.QuestionInput, answer: Answer) -> Choice:
+    return Choice(
+        chosen=letter_of(answer.text, question.letters),
+        gold=question.gold,
+        answer=answer.text,
+        shares=answer.shares,
+        cut=asked.cut,
+    )
 
 
 def letter_of(answer: str, letters: str) -> int | None:
-    """The index of the letter that an answer is, such as "B", "(b)" or "The answer is B."; None for anything else.
+    """Return the index of the letter that an answer is, such as "B", "(b)" or "The answer is B."; None for another one.
 
-    Case and ASCII punctuation do not count. REPLUG's code removes articles too: there the letter A equals an empty
-    answer.
+    Case and punctuation do not count. REPLUG's code removes articles too: there the letter A equals an empty answer.
     """
     letter = metrics.without_punctuation(answer.rpartition(_BEFORE_LETTER)[2]).upper()
     return letters.index(letter) if letter in tuple(letters) else None
 
 
-def _firsts(texts: Sequence[str]) -> list[int]:
-    """For each text the index of the first that equals it."""
-    return [texts.index(text) for text in texts]
-
-
-def _normalised(scores_C: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities in proportion to exp(scores); equal ones if all are impossible."""
-    if np.isneginf(scores_C).all():
-        return np.full(len(scores_C), 1 / len(scores_C))
-    return np.exp(log_softmax(scores_C))
-
-
-def _shares_by_passage(prompts: Readings, likelihood: TextLikelihood) -> dict[int, float]:
-    """The share of each passage in a text's probability, largest first."""
-    shares: dict[int, float] = {}
-    for prompt, share in zip(prompts, likelihood.shares_K.tolist(), strict=True):
-        shares[prompt.passage] = shares.get(prompt.passage, 0.0) + share
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-
 def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: Sequence[str]) -> dict[str, JsonValue]:
-    """The measures of choices with 95% intervals over questions, by subject too if there are `subjects`.
+    """Return the measures of choices with 95% intervals over questions, by subject too if there are `subjects`.
 
     If the same questions were also answered without passages (`closed`), `closed_book` has the measures of these, and
     `difference` the open book minus the closed book.
@@ -303,12 +244,16 @@ def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: S
     return {**found.pop("open_book"), **found}
 
 
-def _columns(choices: Sequence[Choice]) -> _Columns:
-    """Whether each choice is right; if all have probabilities, the Brier score, and the natural logarithm of the
-    probability of the right one, unless that is 0 anywhere."""
-    columns = {"accuracy": np.array([float(one.right) for one in choices])}
-    known = [(one.probabilities_C, one.gold) for one in choices if one.probabilities_C is not None]
-    if known and len(known) == len(choices):
+def _columns(choices: Sequence[Choice]) -> dict[str, NDArray[np.float64]]:
+    return choice_columns([(one.right, one.probabilities_C, one.gold) for one in choices])
+
+
+def choice_columns(rows_U: Sequence[tuple[bool, Any, int]]) -> dict[str, NDArray[np.float64]]:
+    """Return whether each choice is right, from that, the probabilities and the place of the right one; if all have
+    probabilities, the Brier score, and the natural logarithm of that of the right one, unless one is 0."""
+    columns = {"accuracy": np.array([right for right, _, _ in rows_U], dtype=np.float64)}
+    known = [(np.array(probabilities_C), gold) for _, probabilities_C, gold in rows_U if probabilities_C is not None]
+    if len(known) == len(rows_U):
         columns["brier_score"] = np.array([brier_score(*one) for one in known])
         golds = np.array([probabilities_C[gold] for probabilities_C, gold in known])
         if golds.all():
@@ -324,8 +269,7 @@ def brier_score(probabilities_C: NDArray[np.float64], right: int) -> float:
 
 
 def _counts(choices: Sequence[Choice]) -> dict[str, JsonValue]:
-    """How often nothing was chosen, and how many questions had a prompt that was cut; the share of choices that are
-    certified, if not all are."""
+    """Count where nothing was chosen, and the prompts that were cut; the share of certified choices if not all are."""
     found: dict[str, JsonValue] = {
         "no_choice": sum(one.chosen is None for one in choices),
         "cut": sum(bool(one.cut) for one in choices),
@@ -335,7 +279,7 @@ def _counts(choices: Sequence[Choice]) -> dict[str, JsonValue]:
 
 
 def mean_of(name: str, sums_U: NDArray[np.float64], counts_U: IntArray) -> dict[str, JsonValue]:
-    """The mean of the units that count, under its name, and its interval; nothing if none counts."""
+    """Return the mean of the units that count, under its name, and its interval; nothing if none counts."""
     counted_U = counts_U > 0
     if not counted_U.any():
         return {}
@@ -345,8 +289,7 @@ def mean_of(name: str, sums_U: NDArray[np.float64], counts_U: IntArray) -> dict[
 
 
 def _by_subject(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.str_]) -> dict[str, JsonValue]:
-    """The accuracy of each category of MMLU and of each subject that has questions, and the mean of the subjects;
-    nothing if no question has a subject."""
+    """Return the accuracy of each category of MMLU and of each subject, if there are any, and the mean of subjects."""
     if not subjects_U.any():
         return {}
     categories_U = np.array([category_of(subject) or "" for subject in subjects_U])
@@ -370,12 +313,11 @@ def _accuracy(accuracy_U: NDArray[np.float64]) -> dict[str, JsonValue]:
 
 
 def _mean_of_subjects(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.str_]) -> float:
-    """The mean of the accuracies of subjects: each counts the same, however many questions it has. Questions without a
-    subject do not count, unless there are no others."""
+    """Return the mean of the accuracies of subjects; questions without one count only if there are no others."""
     subjects = [subject for subject in np.unique(subjects_U) if subject] or [""]
     return float(np.mean([accuracy_U[subjects_U == subject].mean() for subject in subjects]))
 
 
 def category_of(subject: str) -> str | None:
-    """The category of a subject of MMLU; None for any other subject."""
+    """Return the category of a subject of MMLU; None for any other subject."""
     return next((category for category, subjects in CATEGORIES.items() if subject in subjects), None)

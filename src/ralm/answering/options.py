@@ -1,7 +1,7 @@
 """The options of question answering; importing them loads nothing heavy."""
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Final, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
 
 from ralm.errors import UsageError
 from ralm.options import Option
@@ -59,16 +59,13 @@ class QuestionFields:
     `answer`, which is the right one.
     """
 
-    question: str = "question"
-    answers: str | None = None
-    choices: str = "choices"
-    subject: str = "subject"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Return the names in a text like `question=query,answers=gold`; UsageError if it is not like that."""
-        pairs = [part.partition("=") for part in text.split(",")]
-        names = [field.name for field in fields(cls)]
-        if not all(name in names and value for name, _, value in pairs):
-            raise UsageError(f"`fields` must be KEY=FIELD,... with a KEY of {', '.join(names)}, not {text!r}.")
-        return cls(**{name: value for name, _, value in pairs})
+    question: Annotated[str, Option("Field with the question.")] = "question"
+    answers: Annotated[
+        str | None,
+        Option(
+            "Field with its answers, of choices with the right one.",
+            default_text="answers, answer or possible_answers; of choices answer",
+        ),
+    ] = None
+    choices: Annotated[str, Option("Field with its choices.")] = "choices"
+    subject: Annotated[str, Option("Field with its subject.")] = "subject"

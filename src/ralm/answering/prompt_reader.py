@@ -1,14 +1,17 @@
 """Opens a prompt by name, or from a TOML file that is checked for its texts and places."""
 
+import json
 import tomllib
 from collections.abc import Container
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Final, get_args
+from typing import Annotated, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from ralm.answering.options import CHAT_ANSWER, AnswerOptions
-from ralm.answering.prompts import ASKING, CHOICES_PLACE, PLACE, QuestionForm, QuestionPrompt
+from ralm.answering.prompts import ASKING, CHOICES_PLACE, PLACE, QuestionPrompt
 from ralm.corpus.files import read_utf8
 from ralm.errors import InputError, UsageError
 from ralm.grammar import parse_keys
@@ -28,8 +31,10 @@ _PLACES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "document": (("text",), ("title", "number")),
     "answer": (("answer",), ()),
     "choice": (("letter", "choice"), ()),
+    **dict.fromkeys(("between", "after", "between_choices", "system"), ((), ())),
 }
 """The places that each text of a prompt must have, and those that it may have."""
+_KEYS: Final = [field.name for field in fields(QuestionPrompt) if field.name != "name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,57 +88,40 @@ def chosen_prompt(
 def _parsed(content: str, where: str) -> QuestionPrompt:
     try:
         table = tomllib.loads(content)
+        if unknown := sorted(table.keys() - _KEYS):
+            raise UsageError(f"it has {', '.join(unknown)}; a prompt has {', '.join(_KEYS)}.")
+        prompt = TypeAdapter(QuestionPrompt).validate_json(json.dumps(table, default=str), strict=True)
+        _check_places(prompt, table)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{where} is not TOML: {error}.") from None
-    known = [field.name for field in fields(QuestionPrompt) if field.name != "name"]
-    if unknown := sorted(set(table) - set(known)):
-        raise InputError(f"{where} has {', '.join(unknown)}; a prompt has {', '.join(known)}.")
-    required = {field.name for field in fields(QuestionPrompt) if field.default is MISSING}
-    if missing := sorted(required - set(table)):
-        raise InputError(f"{where} lacks {', '.join(missing)}.")
-    for name, value in table.items():
-        _check_value(name, value, where)
-    _check_places(table, where)
-    if table.get("question", "as it is") not in get_args(QuestionForm):
-        forms = " or ".join(f'"{form}"' for form in get_args(QuestionForm))
-        raise InputError(f"{where}: question is {table['question']!r}; it should be {forms}.")
-    try:
-        return QuestionPrompt(**table)
     except UsageError as error:
         raise InputError(f"{where}: {error}") from None
+    except ValidationError as error:
+        faults = (f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())
+        raise InputError(f"{where} is no prompt: {'; '.join(faults)}.") from None
+    return prompt
 
 
-def _check_value(name: str, value: object, where: str) -> None:
-    """Raise InputError if a value has another type, or if a text lacks a place or has an unknown one."""
-    if name in ("chat", "turns"):
-        if not isinstance(value, bool):
-            raise InputError(f"{where}: {name} is {value!r}; it should be true or false.")
-        return
-    if not isinstance(value, str):
-        raise InputError(f"{where}: {name} is not a text in quotes.")
-    held = PLACE.findall(value)
-    required, allowed = _PLACES.get(name, ((), ()))
-    if lacking := [place for place in required if place not in held]:
-        raise InputError(f"{where}: {name} lacks {{{lacking[0]}}}.")
-    if other := [place for place in held if place not in (*required, *allowed)]:
-        raise InputError(f"{where}: {name} has {{{other[0]}}}, which is never filled there.")
-    if held.count("documents") > 1:
-        raise InputError(f"{where}: {name} has {{documents}} twice.")
-
-
-def _check_places(table: dict[str, str], where: str) -> None:
-    """Raise InputError if the question or the choices stand where a long prompt is cut, if only some texts show
-    the choices, or if none shows them although the prompt says how."""
-    for name in ("one", "several"):
-        before = table[name].partition("{documents}")[0]
-        for place in ("{question}", CHOICES_PLACE):
-            if place in before:
-                raise InputError(
-                    f"{where}: {name} has {place} before {{documents}}, where a prompt that is too long is cut: "
-                    "put it after them."
-                )
-    without = [name for name in ASKING if CHOICES_PLACE not in table[name]]
+def _check_places(prompt: QuestionPrompt, keys: Container[str]) -> None:
+    """Raise UsageError if a text lacks a place or has an unknown one, if the question or the choices stand where a long
+    prompt is cut, if only some texts show the choices, or if none shows them although the `keys` say how."""
+    for name, (required, allowed) in _PLACES.items():
+        places = PLACE.findall(getattr(prompt, name))
+        if lacking := [place for place in required if place not in places]:
+            raise UsageError(f"{name} lacks {{{lacking[0]}}}.")
+        if unknown := [place for place in places if place not in (*required, *allowed)]:
+            raise UsageError(f"{name} has {{{unknown[0]}}}, which is never filled there.")
+        if places.count("documents") > 1:
+            raise UsageError(f"{name} has {{documents}} twice.")
+    for name, form in (("one", prompt.one), ("several", prompt.several)):
+        before = form.partition("{documents}")[0]
+        if early := [place for place in ("{question}", CHOICES_PLACE) if place in before]:
+            raise UsageError(
+                f"{name} has {early[0]} before {{documents}}, where a prompt that is too long is cut: put it after "
+                "them."
+            )
+    without = [name for name in ASKING if CHOICES_PLACE not in getattr(prompt, name)]
     if 0 < len(without) < len(ASKING):
-        raise InputError(f"{where}: {without[0]} lacks {CHOICES_PLACE}, which the other texts have.")
-    if without and (idle := [name for name in ("choice", "between_choices") if name in table]):
-        raise InputError(f"{where}: {idle[0]} has no effect, since closed, one and several lack {CHOICES_PLACE}.")
+        raise UsageError(f"{without[0]} lacks {CHOICES_PLACE}, which the other texts have.")
+    if without and (idle := [name for name in ("choice", "between_choices") if name in keys]):
+        raise UsageError(f"{idle[0]} has no effect, since closed, one and several lack {CHOICES_PLACE}.")

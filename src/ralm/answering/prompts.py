@@ -8,7 +8,6 @@ import re
 import string
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from hashlib import blake2b
 from typing import Final, Literal
 
@@ -62,11 +61,9 @@ class QuestionPrompt:
     name: str = "own"
 
     def __post_init__(self) -> None:
-        for option in ("system", "turns"):
-            if getattr(self, option) and not self.chat:
-                raise UsageError(
-                    f"`{option}` has no effect without a chat: choose the `prompt` chat, or one with chat."
-                )
+        if (self.system or self.turns) and not self.chat:
+            option = "system" if self.system else "turns"
+            raise UsageError(f"`{option}` has no effect without a chat: choose the `prompt` chat, or one with chat.")
 
     @property
     def shows_choices(self) -> bool:
@@ -115,17 +112,15 @@ class QuestionPrompt:
             for letter, choice in zip(LETTERS, choices, strict=False)
         )
         values = {"question": self.format_question(question), "choices": listed}
-        if several is None and not passages:
-            before, _, asked = self.closed.rpartition("{documents}")
-            return PromptText(documents=_filled(before, values), question=_filled(asked, values))
         form = self.several if several or (several is None and len(passages) > 1) else self.one
+        if several is None and not passages:
+            form = self.closed
         documents = self.between.join(
             _filled(self.document, {"number": str(number), "title": passage.title, "text": passage.text})
             for number, passage in enumerate(passages, 1)
         )
-        begin, _, rest = form.partition("{documents}")
-        filled = [_filled(part, values) for part in (begin, rest)]
-        return PromptText(documents=filled[0] + documents, question=filled[1])
+        begin, _, rest = form.rpartition("{documents}")
+        return PromptText(documents=_filled(begin, values) + documents, question=_filled(rest, values))
 
     def same_words(self, *, several: bool, number: int | None = None) -> "QuestionPrompt":
         """This prompt with the words for one passage or for several, also around none; `number` is the first one's."""
@@ -228,12 +223,11 @@ class Cut:
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """A prompt as token ids (int64), special tokens first, and what was cut of it. The last `after_passages` of its
-    tokens begin after the passages, and the `of_passages` before them in the passages or the words before these."""
+    tokens begin after the passages."""
 
     tokens: IntArray
     cut: Cut
     after_passages: int
-    of_passages: int
 
 
 class PromptEncoder:
@@ -256,83 +250,60 @@ class PromptEncoder:
         demonstrations: str = "",
         name: str = "the question",
         conversation: Conversation | None = None,
+        turns: Sequence[tuple[Message, Message]] = (),
     ) -> Encoded:
-        """The tokens of a prompt after its demonstrations; of a chat, as the message that is answered in a
-        conversation, or else as the only one.
+        """Return the tokens of a prompt after its demonstrations; of a chat, as the message that is answered in a
+        conversation, or else as the only one. Demonstrations that are `turns` of the chat stand before it.
 
+        If it does not fit, the first turns are left out one by one, then the demonstrations are cut, then the passages.
         Raises LengthError, naming the question, if the part of the prompt that asks it does not fit alone; ChatError
         if a prompt without a chat is given other messages, or a model has no chat template or rejects them.
         """
-        encoded = self._encoded(demonstrations + str(prompt), conversation)
-        return self._fitted(encoded, prompt, demonstrations, name, conversation)
+        text = demonstrations + str(prompt)
+        asked = conversation or Conversation.of(text)
 
-    def _fitted(
-        self,
-        encoded: tuple[IntArray, IntArray],
-        prompt: PromptText,
-        demonstrations: str,
-        name: str,
-        conversation: Conversation | None,
-    ) -> Encoded:
-        """The tokens of `encode`, cut to the room for them."""
-        tokens, spans_N2 = encoded
+        def after(turns: Sequence[tuple[Message, Message]]) -> tuple[IntArray, IntArray]:
+            shown = [message for turn in turns for message in turn]
+            return self._encoded(text, asked.after("", shown) if shown else asked)
+
+        tokens, spans_N2 = whole = after(turns)
+        while len(tokens) > self._room and turns:
+            turns = turns[1:]
+            tokens, spans_N2 = after(turns)
+        in_turns = len(whole[0]) - len(tokens)
         before, documents = len(demonstrations), len(demonstrations) + len(prompt.documents)
         first = int(np.searchsorted(spans_N2[:, 1], 0, side="right"))
-        begin, end = (max(first, int(np.searchsorted(spans_N2[:, 0], place))) for place in (before, documents))
+        end = max(first, int(np.searchsorted(spans_N2[:, 0], documents)))
         excess, after_passages = len(tokens) - self._room, len(tokens) - end
         if excess <= 0:
-            return Encoded(tokens, Cut(), after_passages, end - begin)
+            return Encoded(tokens, Cut(in_turns), after_passages)
         dropped = excess if self._keep_first else max(0, excess - first)
         in_demonstrations = int(np.searchsorted(spans_N2[:, 1], before, side="right")) - first
         in_documents = int(np.searchsorted(spans_N2[:, 1], documents, side="right")) - first
         if dropped > in_documents:
             kept = first if self._keep_first else 0
-            if conversation is not None and not conversation.is_one_message:
+            if not asked.is_one_message:
                 name, first, kept = "the conversation", 0, 0
             raise LengthError(
                 f"{name} has {len(tokens) - first - in_documents} tokens with its instructions, and only "
                 f"{max(0, self._room - kept)} fit into the model beside the answer: shorten it."
             )
         special = 0 if self._keep_first else min(excess, first)
-        cut = Cut(min(dropped, in_demonstrations), max(0, dropped - in_demonstrations), special)
+        cut = Cut(in_turns + min(dropped, in_demonstrations), max(0, dropped - in_demonstrations), special)
         remaining = np.concatenate([tokens[special:first], tokens[first + dropped :]])
-        return Encoded(remaining, cut, after_passages, end - max(begin, first + dropped))
+        return Encoded(remaining, cut, after_passages)
 
-    def encode_turns(
-        self,
-        prompt: PromptText,
-        turns: Sequence[tuple[Message, Message]],
-        name: str,
-        conversation: Conversation | None = None,
-    ) -> Encoded:
-        """The tokens of a prompt after demonstrations that are turns of its chat. If it does not fit, the first turns
-        are left out one by one, before documents are cut. Raises what `encode` raises."""
-        asked = Conversation.of(str(prompt)) if conversation is None else conversation.with_question(str(prompt))
-
-        def after(skipped: int) -> Conversation:
-            return asked.after("", [message for turn in turns[skipped:] for message in turn])
-
-        @cache
-        def encoded(skipped: int) -> tuple[IntArray, IntArray]:
-            return self._encoded(str(prompt), after(skipped))
-
-        skipped = next((skipped for skipped in range(len(turns)) if len(encoded(skipped)[0]) <= self._room), len(turns))
-        found = self._fitted(encoded(skipped), prompt, "", name, after(skipped))
-        left_out = len(encoded(0)[0]) - len(encoded(skipped)[0])
-        return replace(found, cut=replace(found.cut, demonstrations=left_out)) if left_out else found
-
-    def _encoded(self, text: str, conversation: Conversation | None) -> tuple[IntArray, IntArray]:
+    def _encoded(self, text: str, conversation: Conversation) -> tuple[IntArray, IntArray]:
         """The tokens of a prompt and their spans; those that it begins with have empty spans at 0."""
         if self._chat:
-            chat = Conversation.of(text) if conversation is None else conversation.with_question(text)
-            encoded = self._tokenizer.encode_chat(chat.messages)
+            encoded = self._tokenizer.encode_chat(conversation.with_question(text).messages)
             if encoded is None:
                 raise ChatError(
                     "the tokenizer of this model has no chat template, which this prompt needs: choose another "
                     "`prompt`."
                 )
             return encoded
-        if conversation is not None and not conversation.is_one_message:
+        if not conversation.is_one_message:
             raise ChatError(
                 f"the conversation has {len(conversation.messages)} messages, and this prompt asks one question: give "
                 "one message of the user, or choose a `prompt` with `chat = true`."

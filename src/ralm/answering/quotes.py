@@ -14,7 +14,7 @@ Needs no log-probabilities. A quote is a run of words of the answer that stands 
 
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import regex
@@ -80,10 +80,10 @@ def quotes(answer: str, passage: str, own: str = "") -> list[Quote]:
     """What an answer quotes from a passage, by the rule of this module, in the order of the answer; `own` is the prompt
     without passages."""
     said, read, asked = _Words.of(answer), _Words.of(passage), _Words.of(own)
-    own_places = {place for begin, end, _ in _runs(said.forms, asked.forms, _OWN_WORDS) for place in range(begin, end)}
+    own_places = [place for run in _runs(said.forms, asked.forms, _OWN_WORDS) for place in run[:2]]
     known = {*asked.forms}
     found = []
-    for part_begin, part_end in _parts(len(said.forms), own_places):
+    for part_begin, part_end in zip([0, *own_places[1::2]], [*own_places[::2], len(said.forms)], strict=True):
         for begin, end, at in _runs(said.forms[part_begin:part_end], read.forms, 1):
             run, length = (part_begin + begin, part_begin + end), end - begin
             characters = read.characters(at, at + length)
@@ -112,15 +112,6 @@ def _is_name(form: str, *texts: tuple[str, _Words]) -> bool:
     places = [(text, span[0]) for text, words in texts for one, span in zip(*words, strict=True) if one == form]
     is_capital = len(form) >= _LETTERS and all(text[begin].isupper() for text, begin in places)
     return is_capital and any(_CONTINUES.search(text, 0, begin) for text, begin in places)
-
-
-def _parts(count: int, left_out: set[int]) -> Iterator[TextSpan]:
-    """The runs of places up to `count` without those that are left out."""
-    begin = 0
-    for place in [*sorted(left_out), count]:
-        if begin < place:
-            yield begin, place
-        begin = place + 1
 
 
 def _runs(words: Sequence[str], others: Sequence[str], least: int) -> list[tuple[int, int, int]]:

@@ -1,8 +1,7 @@
 """Reads the folder of a run of questions as the data of a report: answers, and passages with the answer marked."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,49 +10,18 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.answering import metrics, run
-from ralm.answering.evaluation import METRICS
 from ralm.answering.quotes import quotes
 from ralm.errors import DamagedFolderError
 from ralm.runs import report, tables
 from ralm.runs.run import PASSAGES, SUMMARY, damage_errors
-from ralm.storage.manifest import open_consistently, read_manifest
+from ralm.storage.manifest import open_consistently
 
 _DECIMALS: Final = 4
-_REMEDY: Final = "answer the questions again"
-_NULLABLE: Final = (
-    *(*METRICS, "gold_tokens", "answer_at"),
-    *(name for name in run.ANSWERS_COLUMNS if name.startswith(("without_", "closed_"))),
-)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswersReport:
-    """The questions that a report shows, of `total`; `measures` are those of all of them.
-
-    `settings` are those of the run, by label. `questions` and `passages` have the form of `as_json`.
-    """
-
-    title: str
-    settings: Mapping[str, str]
-    measures: Mapping[str, JsonValue]
-    total: int
-    questions: Sequence[Mapping[str, Any]]
-    passages: Mapping[int, Mapping[str, Any]]
-
-    def as_json(self) -> dict[str, JsonValue]:
-        """The report as JSON."""
-        return {
-            "title": self.title,
-            "settings": dict(self.settings),
-            "measures": dict(self.measures),
-            "total": self.total,
-            "questions": [dict(one) for one in self.questions],
-            "passages": [dict(one) for one in self.passages.values()],
-        }
-
-
-def report_of_answers(path: Path | str, shown: int | None = None) -> AnswersReport:
-    """The report of a folder that `ralm qa --out` wrote, with its first `shown` questions (None: all).
+def report_of_answers(path: Path | str, shown: int | None = None) -> dict[str, Any]:
+    """Return the report of a folder that `ralm qa --out` wrote, as JSON: its first `shown` questions (None: all) of the
+    `total`, their passages, the settings by label, and the measures of all questions.
 
     Raises FolderError or DamagedFolderError.
     """
@@ -64,31 +32,28 @@ def report_of_answers(path: Path | str, shown: int | None = None) -> AnswersRepo
     read = {number for row in shown_rows for number in row["passages"]}
     if missing := read - rows.keys():
         raise DamagedFolderError(
-            f"{path} is damaged: passage {min(missing)} of a question is missing; {_REMEDY}, or restore it from a copy."
+            f"{path} is damaged: passage {min(missing)} of a question is missing; {run.REMEDY}, or restore it from a "
+            "copy."
         )
-    return AnswersReport(
-        title=path.resolve().name,
-        settings=report.describe_settings(report.config_part(summary, "config")),
-        measures={name: value for name, value in summary.items() if name != "config"},
-        total=answers.num_rows,
-        questions=[_question(row, rows) for row in shown_rows],
-        passages={number: rows[number] for number in sorted(read)},
-    )
+    return {
+        "title": path.resolve().name,
+        "settings": report.describe_settings(report.config_part(summary, "config")),
+        "measures": {name: value for name, value in summary.items() if name != "config"},
+        "total": answers.num_rows,
+        "questions": [_question(row, rows) for row in shown_rows],
+        "passages": [rows[number] for number in sorted(read)],
+    }
 
 
 def _read(path: Path) -> tuple[dict[str, JsonValue], pa.Table, pa.Table]:
-    """The summary of a folder, its questions and its passages."""
-    read_manifest(path, kind=run.ANSWERS_KIND)
-    with damage_errors(path, _REMEDY):
-        answers, passages = (pq.read_table(path / name) for name in (run.ANSWERS_TABLE, PASSAGES))
+    """Return the summary of a folder, its questions and its passages."""
+    answers = run.read_table(path, run.ANSWERS_KIND)
+    with damage_errors(path, run.REMEDY):
+        passages = pq.read_table(path / PASSAGES)
         summary = json.loads((path / SUMMARY).read_bytes())
     if not isinstance(summary, dict):
-        raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; {_REMEDY}.")
-    return (
-        summary,
-        tables.select_columns(path, answers, run.ANSWERS_COLUMNS, _NULLABLE, _REMEDY),
-        tables.select_columns(path, passages, tables.PASSAGE_COLUMNS, remedy=_REMEDY),
-    )
+        raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; {run.REMEDY}.")
+    return summary, answers, tables.select_columns(path, passages, tables.PASSAGE_COLUMNS, remedy=run.REMEDY)
 
 
 def _question(row: Mapping[str, Any], passages: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

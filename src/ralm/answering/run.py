@@ -1,25 +1,12 @@
-"""Writes the results of question answering and of multiple choice as folders.
-
-answers.parquet   question_id, question, answers, answer, exact_match, contains, token_match, f1, token_recall, agrees
-                  (the verdict of a judge), log_prob, gold_log_prob, gold_tokens, passages (numbers, best
-                  first), shares (of the answer's probability, by passage), answer_at, cut_demonstrations,
-                  cut_documents, cut_special; with a baseline, the same of the answer to the same prompt without
-                  passages in without_answer, without_exact_match, ..., and of the closed book in closed_answer, ...
-choices.parquet   question_id, subject, category, question, choices, gold (its letter), chosen (a letter or null),
-                  right, log_probs and probabilities (of each choice), answer (if it was generated),
-                  cut_demonstrations, cut_documents, cut_special, passages (numbers, best first), shares (of the
-                  probability of the chosen one, by passage); with a baseline, the choice without passages in
-                  closed_chosen, ...
-passages.parquet  passage, document_id, title, text, metadata (as JSON) of every passage that was read
-summary.json      the measures with their intervals, and the configuration
-manifest.json     the configuration again, the environment, and a checksum of each file
-"""
+"""Write the results of question answering and of multiple choice as folders (docs/formats.md): a table of answers or of
+choices, the passages that were read, the summary with the configuration, and the manifest."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -28,15 +15,15 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.answering import evaluation, metrics, multiple_choice, prompts, sources
-from ralm.answering.answers import AnswerStores
 from ralm.answering.options import AnswerOptions
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.protocols import WritingModel
-from ralm.reading.parts import IN_CONTEXT, Parts
+from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.sources import FromRetriever
 from ralm.records import Passage
 from ralm.runs import resume, run, tables
 from ralm.storage import manifest, outputs
+from ralm.storage.store import Store
 from ralm.terminal import to_json
 from ralm.validation import config_of
 
@@ -90,6 +77,8 @@ _CHOICES_COLUMNS: Final = {
 }
 TABLES: Final = {ANSWERS_KIND: (ANSWERS_TABLE, ANSWERS_COLUMNS), CHOICES_KIND: (CHOICES_TABLE, _CHOICES_COLUMNS)}
 """The table of each kind of folder, and its columns."""
+_NEVER_NULL: Final = {"question_id", "question", "answers", "choices", "gold", "passages", "shares", *_CUT}
+REMEDY: Final = "answer the questions again"
 _Config: TypeAlias = dict[str, JsonValue]
 _Questions: TypeAlias = Sequence[Question] | Sequence[ChoiceQuestion]
 
@@ -114,55 +103,49 @@ def run_questions(
     kind = CHOICES_KIND if evaluation.have_choices(questions) else ANSWERS_KIND
     outputs.check_output(Path(out), kind=kind, force=force)
     config = questions_config(questions, model, prompt, **how)
-    with answer_stores(out, config, force=force) as stores:
-        found = evaluation.evaluate_answers(questions, model, prompt, baseline=baseline, stores=stores, **how)
+    with answer_store(out, config, force=force) as store:
+        found = evaluation.evaluate_answers(questions, model, prompt, baseline=baseline, store=store, **how)
         write_answers(out, found, config, force=force)
     return found
 
 
 @contextmanager
-def answer_stores(out: Path | str, config: _Config, *, force: bool) -> Iterator[AnswerStores]:
-    """The stores of scores and answers of a run beside its folder `out`, until the block succeeds.
+def answer_store(out: Path | str, config: _Config, *, force: bool) -> Iterator[Store]:
+    """Yield the store of scores and answers of a run beside its folder `out`, until the block succeeds.
 
     Raises the errors of `unfinished_run`.
     """
     with (
         resume.unfinished_run(Path(out), config, force=force) as folder,
-        resume.unfinished_store(folder, "model-0") as scores,
-        resume.unfinished_store(folder, "answers") as answers,
-        resume.unfinished_store(folder, "replies") as replies,
+        resume.unfinished_store(folder, "answers") as store,
     ):
-        yield AnswerStores(scores, answers, replies)
+        yield store
 
 
 def questions_config(questions: _Questions, model: WritingModel, prompt: prompts.QuestionPrompt, **how: Any) -> _Config:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
-    given: AnswerOptions = how.get("options") or AnswerOptions()
-    options: _Config = {**asdict(given), "stop": [*given.stop]}
+    drawn: AnswerOptions = how.get("options") or AnswerOptions()
+    options: _Config = {**asdict(drawn), "stop": [*drawn.stop]}
     del options["top_logprobs"]  # it changes no draw
     judged: _Config = {}
     if evaluation.have_choices(questions):
-        score = multiple_choice.scoring_of(prompt, given)
-        options = {"score": score, **(options if score == "generated" else {"max_length": given.max_length})}
+        score = multiple_choice.scoring_of(prompt, drawn)
+        options = {"score": score, **(options if score == "generated" else {"max_length": drawn.max_length})}
     else:
         options["semantics"] = how.get("semantics", "paper")
-        judge = how.get("judge")
-        judged["judge"] = None if judge is None else judge.config
+        judged["judge"] = how["judge"].config if how.get("judge") else None
     source, parts = how.get("source"), how.get("parts", IN_CONTEXT)
+    reranked = {} if parts.reranker is None else config_of(parts.reranker, "reranker")
     return {
         "questions": identity_of_questions(questions, source),
         "demonstrations": identity_of_questions(how.get("demonstrations", ()), source),
         "model": config_of(model, "language model"),
-        "passages": None if source is None else {**source.config, **_ranking(parts)},
+        "passages": None if source is None else {**source.config, **reranked},
         "reader": None if source is None else parts.config["reader"],
         "prompt": prompts.prompt_config(prompt, model.tokenizer),
         "options": options,
         **judged,
     }
-
-
-def _ranking(parts: Parts) -> _Config:
-    return {} if parts.reranker is None else config_of(parts.reranker, "reranker")
 
 
 def identity_of_questions(
@@ -178,6 +161,15 @@ def identity_of_questions(
             own += [[passage.title, passage.text, passage.score] for passage in one.passages]
         digest.update(json.dumps(own).encode())
     return {"count": len(questions), "sha256": digest.hexdigest()}
+
+
+def read_table(folder: Path, kind: outputs.FolderKind) -> pa.Table:
+    """Read the table of a folder that `write_answers` wrote; FolderError or DamagedFolderError if it is none."""
+    manifest.read_manifest(folder, kind=kind)
+    name, columns = TABLES[kind]
+    with run.damage_errors(folder, REMEDY):
+        table = pq.read_table(folder / name)
+    return tables.select_columns(folder, table, columns, columns.keys() - _NEVER_NULL, REMEDY)
 
 
 def write_answers(out: Path | str, found: evaluation.AnswerEvaluation, config: _Config, *, force: bool) -> None:
@@ -201,17 +193,15 @@ def write_answers(out: Path | str, found: evaluation.AnswerEvaluation, config: _
 
 
 def _answer_row(row: evaluation.AnsweredQuestion) -> dict[str, Any]:
-    """A row of the table of answers; what is not known is null."""
+    """Return a row of the table of answers; what is not known is null."""
+    books = {"": row.judged, "without_": row.without, "closed_": row.closed}
     return {
         "question_id": row.question.id,
         "question": row.question.text,
         "answers": row.question.answers,
-        **_answer_values(row.judged),
         **_read_values(row.passages, row.judged.answer.shares),
         "answer_at": row.answer_at,
-        **_cut_values(row.cut),
-        **({} if row.without is None else _of_book("without", _answer_values(row.without))),
-        **({} if row.closed is None else _of_book("closed", _answer_values(row.closed))),
+        **_of_books(books, _answer_values),
     }
 
 
@@ -221,11 +211,12 @@ def _answer_values(judged: evaluation.JudgedAnswer) -> dict[str, Any]:
         "log_prob": judged.answer.log_prob,
         "gold_tokens": judged.gold_tokens,
         **{name: judged.metric(name) for name in evaluation.METRICS},
+        **_cut_values(judged.cut),
     }
 
 
 def _choice_row(row: evaluation.ChosenQuestion) -> dict[str, Any]:
-    one = row.question
+    one, books = row.question, {"": row.choice, "closed_": row.closed}
     return {
         "question_id": one.id,
         "subject": one.subject or None,
@@ -233,9 +224,8 @@ def _choice_row(row: evaluation.ChosenQuestion) -> dict[str, Any]:
         "question": one.text,
         "choices": one.choices,
         "gold": one.letters[one.gold],
-        **_choice_values(one, row.choice),
         **_read_values(row.passages, row.choice.shares),
-        **({} if row.closed is None else _of_book("closed", _choice_values(one, row.closed))),
+        **_of_books(books, partial(_choice_values, one)),
     }
 
 
@@ -251,8 +241,8 @@ def _choice_values(question: ChoiceQuestion, choice: multiple_choice.Choice) -> 
     }
 
 
-def _of_book(book: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{book}_{name}": value for name, value in values.items()}
+def _of_books(books: Mapping[str, Any], values: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"{book}{name}": value for book, one in books.items() if one for name, value in values(one).items()}
 
 
 def _cut_values(cut: prompts.Cut) -> dict[str, Any]:
@@ -260,7 +250,7 @@ def _cut_values(cut: prompts.Cut) -> dict[str, Any]:
 
 
 def _read_values(passages: Sequence[Passage], shares: Mapping[int, float]) -> dict[str, Any]:
-    """The numbers of passages, and their shares; a passage that a file lists twice has its share at the first."""
-    left = dict(shares)
+    """Return the numbers of passages, and their shares; one that a file lists twice has its share at the first."""
+    remaining = dict(shares)
     numbers = [one.number for one in passages]
-    return {"passages": numbers, "shares": [left.pop(number, 0.0) for number in numbers]}
+    return {"passages": numbers, "shares": [remaining.pop(number, 0.0) for number in numbers]}

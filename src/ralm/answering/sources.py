@@ -1,7 +1,7 @@
 """Where the passages of questions come from, and the prompts with them as token ids."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
@@ -41,7 +41,7 @@ class GivenPassages:
 
     @classmethod
     def read(cls, file: Path | str, fields: QuestionFields | None = None) -> Self:
-        """The passages in a file of questions; if these have choices, they are found by them too.
+        """Read the passages in a file of questions; if these have choices, they are found by them too.
 
         Raises InputError if it is no such file, or if no question has passages.
         """
@@ -54,11 +54,8 @@ class GivenPassages:
         return cls(questions, sources.file_config(Path(file)))
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-        """The first k passages of each question in the file.
-
-        Raises InputError if the file lacks a question, or has its text several times with other passages and
-        without its id.
-        """
+        """Return the first k passages of each question in the file; InputError if it lacks one, or has its text several
+        times with other passages and without its id."""
         by_text: dict[str, list[Question]] = {}
         for one in self.questions:
             by_text.setdefault(one.text, []).append(one)
@@ -67,7 +64,7 @@ class GivenPassages:
 
 
 def _passages_for(question: Question, alike: Sequence[Question]) -> Sequence[RetrievedPassage]:
-    """The passages of the question in the file with the same text; if it has none, those of the question itself."""
+    """Return the passages of the question in the file with the same text, or else those of the question itself."""
     same = [one for one in alike if one.id == question.id] or alike
     if not same and question.passages:
         return question.passages
@@ -112,7 +109,7 @@ def found_passages(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuestionInput:
-    """The prompts of a question, with their weights and passages, and what was cut of each.
+    """The prompts of a question, with their weights and passages, and the most that was cut of each part of one.
 
     A question without prompts is not answered. It may be a message of a `conversation`. With `parts` their mixer looks
     at what is predicted after the prompts; the evidence before an answer is the last `evidence` tokens, the same in all
@@ -121,19 +118,10 @@ class QuestionInput:
 
     question: Question
     prompts: Readings
-    cuts: Sequence[Cut]
+    cut: Cut = field(default_factory=Cut)
     conversation: Conversation | None = None
     parts: Parts | None = None
     evidence: int = 0
-
-    @property
-    def largest_cut(self) -> Cut:
-        """The most tokens that were cut of each part of a prompt."""
-        return Cut(
-            max((cut.demonstrations for cut in self.cuts), default=0),
-            max((cut.documents for cut in self.cuts), default=0),
-            max((cut.special for cut in self.cuts), default=0),
-        )
 
 
 class PromptBuilder:
@@ -165,9 +153,9 @@ class PromptBuilder:
             )
         self._official = semantics == "official"
         self._encoder = PromptEncoder(tokenizer, room, keep_first=not self._official, chat=prompt.chat)
-        self._demonstrations = [
-            (one, (one.text, _first_answer(one), passages, one.choices)) for one, passages in demonstrations
-        ]
+        if unanswered := [one for one, _ in demonstrations if not one.answers]:
+            raise UsageError(f"the demonstration {unanswered[0].text!r} has no answer.")
+        self._demonstrations = [(one.text, one.answers[0], passages, one.choices) for one, passages in demonstrations]
 
     def build(
         self,
@@ -176,25 +164,21 @@ class PromptBuilder:
         passages: Passages,
         conversation: Conversation | None = None,
     ) -> QuestionInput:
-        """The prompts of a question with the passages of its hits, best first; without hits, the prompt without.
+        """Return the prompts of a question with the passages of its hits, best first; without hits, the prompt without.
 
         With a chat prompt, the question may be one message of a `conversation`. Raises UsageError if the question does
         not fit into the model, ChatError if the model's chat template rejects the conversation.
         """
-        if self._official and any(_are_equal(one, question) for one, _ in self._demonstrations):
-            return QuestionInput(question, NO_READINGS, ())
-        shown = [parts for one, parts in self._demonstrations if not _are_equal(one, question)]
+        shown = [one for one in self._demonstrations if (one[0], one[3]) != (question.text, question.choices)]
+        if self._official and len(shown) < len(self._demonstrations):
+            return QuestionInput(question, NO_READINGS)
         name = f"question {question.id}"
         asked = conversation
         if self._prompt.system:
             asked = (conversation or Conversation.of(question.text)).after(self._prompt.system)
-        encode: Callable[[PromptText], Encoded]
-        if self._prompt.turns:
-            turns = [self._prompt.turn(*parts) for parts in shown]
-            encode = partial(self._encoder.encode_turns, turns=turns, name=name, conversation=asked)
-        else:
-            text = "".join(self._prompt.demonstration(*parts) for parts in shown)
-            encode = partial(self._encoder.encode, demonstrations=text, name=name, conversation=asked)
+        turns = [self._prompt.turn(*parts) for parts in shown] if self._prompt.turns else []
+        text = "" if turns else "".join(self._prompt.demonstration(*parts) for parts in shown)
+        encode = partial(self._encoder.encode, demonstrations=text, name=name, conversation=asked, turns=turns)
         documents = _PromptDocuments(question, passages, self._prompt, encode)
         reader = self._parts.reader
         if isinstance(reader, concatenation.Concatenation) and hits:
@@ -203,10 +187,11 @@ class PromptBuilder:
             prompts = Readings.single(PromptPrefix(tokens_N, numbers))
         else:
             prompts = self._parts.readings(hits, documents)
+        cuts = [astuple(documents.written[one.passages].cut) for one in prompts if one.passages in documents.written]
         found = QuestionInput(
             question,
             replace(prompts, prompt_prefixes=[replace(one, shared=documents.shared(one)) for one in prompts]),
-            [documents.written[one.passages].cut if one.passages in documents.written else Cut() for one in prompts],
+            Cut(*map(max, zip(*cuts, strict=True))),
             conversation,
         )
         if not self._parts.looks_at(prompts):
@@ -217,7 +202,7 @@ class PromptBuilder:
 
 
 def _common_end(name: str, prompts: Readings, documents: "_PromptDocuments") -> int:
-    """The number of tokens after the passages that all prompts end with; UsageError if there are none."""
+    """Return the number of tokens after the passages that all prompts end with; UsageError if there are none."""
     after = [documents.written[one.passages].after_passages for one in prompts if one.passages in documents.written]
     ends = [one.tokens[:0:-1] for one in prompts]  # nothing is before the first token
     common = min(*(common_prefix_length(ends[0], one) for one in ends), *after) if len(after) == len(ends) else 0
@@ -227,16 +212,6 @@ def _common_end(name: str, prompts: Readings, documents: "_PromptDocuments") -> 
             "choose another prompt or mixer."
         )
     return common
-
-
-def _are_equal(one: Question, other: Question) -> bool:
-    return (one.text, one.choices) == (other.text, other.choices)
-
-
-def _first_answer(question: Question) -> str:
-    if not question.answers:
-        raise UsageError(f"the demonstration {question.text!r} has no answer.")
-    return question.answers[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -264,7 +239,7 @@ class _PromptDocuments:
     encode_next = encode
 
     def shared(self, prompt: PromptPrefix) -> int:
-        """The tokens of a prompt up to the end of its passages, which prompts of other questions may begin with."""
+        """Return the length of the prompt up to the end of its passages, which other questions may share."""
         encoded = self.written.get(prompt.passages)
         return 0 if encoded is None else len(prompt.tokens) - encoded.after_passages
 
@@ -274,7 +249,7 @@ class _PromptDocuments:
         several: bool | None = None,
         in_order: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple,
     ) -> IntArray:
-        """The prompt with these passages in it, in this order."""
+        """Return the prompt with these passages in it, in this order."""
         passages = [self.passages[number] for number in in_order(numbers)]
         text = self.prompt.text(self.question.text, passages, self.question.choices, several=several)
         self.written[numbers] = self.tokens_of(text)

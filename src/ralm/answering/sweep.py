@@ -1,13 +1,7 @@
-"""Evaluates the same questions with several values of one option; of passages, this is Figure 8 of In-Context RALM.
+"""Evaluate the same questions with several values of one option; of passages, this is Figure 8 of In-Context RALM."""
 
-sweep.csv      a row per value: the measures with the ends of their 95% intervals
-sweep.png      the plot
-OPTION-VALUE/  the run with each value
-summary.json   the summary of each value with its configuration
-manifest.json  the environment, and a checksum of each file
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +11,6 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.answering import evaluation, run
-from ralm.answering.answers import AnswerStores
-from ralm.answering.prompts import QuestionPrompt
-from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.protocols import WritingModel
 from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.sources import share_retrievals
@@ -36,19 +27,6 @@ _PANELS: Final = {
     "log-probability, nats": {"gold_log_prob": "right answer"},
 }
 """What the plot shows: columns of the rows with their labels, by the label of the axis."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPoint:
-    """The arguments of `evaluate_answers` with a value of the option."""
-
-    questions: Sequence[Question] | Sequence[ChoiceQuestion]
-    prompt: QuestionPrompt
-    how: Mapping[str, Any]
-
-    def config(self, model: WritingModel) -> dict[str, JsonValue]:
-        """Return everything that determines the figures, by name."""
-        return run.questions_config(self.questions, model, self.prompt, **self.how)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,59 +73,48 @@ class AnswerSweep:
 
 def sweep_answers(
     option: str,
-    points: Mapping[str, AnswerPoint],
+    points: Mapping[str, Mapping[str, Any]],
     model: WritingModel,
     *,
     baseline: bool = False,
-    stores: AnswerStores | None = None,
-) -> AnswerSweep:
-    """Evaluate the same questions at every point, by the value of an option; points with one source share retrievals.
-
-    Raises the errors of `evaluate_questions` and `evaluate_choices`.
-    """
-    hows = [point.how for point in points.values()]
-    shared, _ = share_retrievals(
-        [how.get("source") for how in hows], [how.get("parts", IN_CONTEXT).hits for how in hows]
-    )
-    evaluations = {
-        value: evaluation.evaluate_answers(
-            point.questions, model, point.prompt, **{**point.how, "source": source}, baseline=baseline, stores=stores
-        )
-        for (value, point), source in zip(points.items(), shared, strict=True)
-    }
-    return AnswerSweep(option, evaluations, {value: point.config(model) for value, point in points.items()})
-
-
-def run_answer_sweep(
-    out: Path | str,
-    option: str,
-    points: Mapping[str, AnswerPoint],
-    model: WritingModel,
-    *,
-    baseline: bool = False,
+    out: Path | None = None,
     force: bool = False,
 ) -> AnswerSweep:
-    """Evaluate as `sweep_answers` does, and write the folder `out` atomically, with the run of every point.
+    """Evaluate the same questions with the arguments of `evaluate_answers` of every point, by the value of the option;
+    points with one source share retrievals. With `out`, write a folder atomically, with the run of every point.
 
-    Resumes as `run_questions` does. Raises the errors of `sweep_answers`, FolderExistsError if `out` exists and `force`
-    is not set, and UsageError if a run with other settings was begun there.
+    Resumes as `run_questions` does. Raises the errors of `evaluate_questions` and `evaluate_choices`, FolderExistsError
+    if `out` exists and `force` is not set, and UsageError if a run with other settings was begun there.
     """
-    check_output(Path(out), kind=SWEEP_KIND, force=force)
-    configs: list[JsonValue] = [point.config(model) for point in points.values()]
-    with run.answer_stores(out, {"option": option, "points": configs}, force=force) as stores:
-        swept = sweep_answers(option, points, model, baseline=baseline, stores=stores)
-        rows = swept.rows()
-        names = {name for row in rows for name in row}
-        panels = {
-            label: {column: name for column, name in columns.items() if column in names}
-            for label, columns in _PANELS.items()
-            if names.intersection(columns)
-        }
-        runs = {
-            f"{option}-{value}".replace("/", "_"): partial(
-                run.write_answers, found=found, config=swept.configs[value], force=False
-            )
-            for value, found in swept.evaluations.items()
-        }
-        write_sweep(out, swept.summary(), rows, panels, runs=runs, force=force)
+    configs = {value: run.questions_config(model=model, **point) for value, point in points.items()}
+    settings: dict[str, JsonValue] = {"option": option, "points": [*configs.values()]}
+    hits = [point.get("parts", IN_CONTEXT).hits for point in points.values()]
+    shared, _ = share_retrievals([point.get("source") for point in points.values()], hits)
+    if out is not None:
+        check_output(out, kind=SWEEP_KIND, force=force)
+    with nullcontext() if out is None else run.answer_store(out, settings, force=force) as store:
+        evaluations = {}
+        for (value, point), source in zip(points.items(), shared, strict=True):
+            how = {**point, "source": source, "baseline": baseline, "store": store}
+            evaluations[value] = evaluation.evaluate_answers(model=model, **how)
+        swept = AnswerSweep(option, evaluations, configs)
+        if out is not None:
+            _write(out, swept, force=force)
     return swept
+
+
+def _write(out: Path, swept: AnswerSweep, *, force: bool) -> None:
+    rows = swept.rows()
+    names = {name for row in rows for name in row}
+    panels = {
+        label: {column: name for column, name in columns.items() if column in names}
+        for label, columns in _PANELS.items()
+        if names.intersection(columns)
+    }
+    runs = {
+        f"{swept.option}-{value}".replace("/", "_"): partial(
+            run.write_answers, found=found, config=swept.configs[value], force=False
+        )
+        for value, found in swept.evaluations.items()
+    }
+    write_sweep(out, swept.summary(), rows, panels, runs=runs, force=force)

@@ -12,9 +12,8 @@ from rich.text import Text
 from ralm.answering import multiple_choice
 from ralm.answering.answerer import SourcedAnswer
 from ralm.answering.compare import AnswersComparison
-from ralm.answering.evaluation import ChoiceEvaluation, QuestionEvaluation
+from ralm.answering.evaluation import AnswerEvaluation, ChoiceEvaluation
 from ralm.answering.metrics import ANSWER_MEASURES
-from ralm.answering.report import AnswersReport
 from ralm.answering.sweep import AnswerSweep
 from ralm.cli.output import passage_name, print_beginning, print_line, print_table
 from ralm.cli.process import print_note
@@ -44,57 +43,50 @@ _CHOICE_METRICS = {
 """The same for multiple choice."""
 
 
-def print_answers(evaluation: QuestionEvaluation, out: Path | None, how: str) -> None:
-    """Print the measures of answers, with passages and without, and `how` the questions were asked."""
+def print_answers(evaluation: AnswerEvaluation, out: Path | None, how: str) -> None:
+    """Print the measures of answers or choices, with passages and without, and `how` the questions were asked."""
     summary: dict[str, Any] = evaluation.summary()
-    _print_books(summary, evaluation.documents, _ANSWER_METRICS)
-    print_line("  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token")
     notes = [f"{len(evaluation.rows):,} questions"]
-    held = summary.get("has_answer")
+    if isinstance(evaluation, ChoiceEvaluation):
+        _print_books(summary, evaluation.documents, _CHOICE_METRICS)
+        explained = "; right choice: natural logarithm of its probability" if "gold_log_prob" in summary else ""
+        print_line(f"  accuracy in percent, with 95% intervals{explained}")
+        notes.append(f"chance {summary['chance']:.1%}")
+        if summary["no_choice"]:
+            notes.append(f"{summary['no_choice']:,} answers are no letter")
+        written = f"By subject: {out}/summary.json; every question with its choices: {out}/choices.parquet"
+    else:
+        _print_books(summary, evaluation.documents, _ANSWER_METRICS)
+        print_line("  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token")
+        notes += _notes_on_answers(summary, evaluation.judge)
+        written = f"Every question with its answer and passages: {out}/answers.parquet"
+    if "certified" in summary:
+        of = "choices" if isinstance(evaluation, ChoiceEvaluation) else "tokens of answers"
+        notes.append(f"{summary['certified']:.1%} of the {of} are certified")
+    if summary["cut"]:
+        notes.append(f"{summary['cut']:,} prompts did not fit and were cut at the beginning")
+    print_line(f"  {'; '.join(notes)}")
+    print_line(f"  {how}")
+    if out is not None:
+        print_line(written)
+
+
+def _notes_on_answers(summary: Mapping[str, Any], judge: str | None) -> list[str]:
+    notes = []
     if summary["without_answers"]:
         notes.append(f"{summary['without_answers']:,} without gold answers, not judged")
     notes += _unscored(summary)
     if failures := sum(part.get("judge_failures", 0) for part in (summary, summary.get("closed_book", {}))):
-        notes.append(f"{failures:,} answers without a verdict: {evaluation.judge} did not reply yes or no")
-    if held:
+        notes.append(f"{failures:,} answers without a verdict: {judge} did not reply yes or no")
+    if held := summary.get("has_answer"):
         notes.append("an answer is in the first " + ", ".join(f"{k}: {share:.1%}" for k, share in held.items()))
-    if "certified" in summary:
-        notes.append(f"{summary['certified']:.1%} of the tokens of answers are certified")
-    _print_notes(notes, summary)
-    print_line(f"  {how}")
-    if out is not None:
-        print_line(f"Every question with its answer and passages: {out}/answers.parquet")
+    return notes
 
 
 def _unscored(summary: Mapping[str, Any]) -> list[str]:
-    """The number of gold answers that did not fit after a prompt, if others did."""
+    """Return the number of gold answers that did not fit after a prompt, if others did."""
     missing = summary["questions"] - summary["without_answers"] - summary["gold_scored"]
     return [f"{missing:,} gold answers could not be scored"] if missing and summary["gold_scored"] else []
-
-
-def print_choices(evaluation: ChoiceEvaluation, out: Path | None, how: str) -> None:
-    """Print how often a model chooses right, with passages and without, and `how` the questions were asked."""
-    summary: dict[str, Any] = evaluation.summary()
-    books = {name: _with_categories(summary.get(name)) for name in ("closed_book", "difference")}
-    _print_books(_with_categories(summary) | books, evaluation.documents, _CHOICE_METRICS)
-    explained = "; right choice: natural logarithm of its probability" if "gold_log_prob" in summary else ""
-    print_line(f"  accuracy in percent, with 95% intervals{explained}")
-    notes = [f"{len(evaluation.rows):,} questions", f"chance {summary['chance']:.1%}"]
-    if summary["no_choice"]:
-        notes.append(f"{summary['no_choice']:,} answers are no letter")
-    if "certified" in summary:
-        notes.append(f"{summary['certified']:.1%} of the choices are certified")
-    _print_notes(notes, summary)
-    print_line(f"  {how}")
-    if out is not None:
-        print_line(f"By subject: {out}/summary.json; every question with its choices: {out}/choices.parquet")
-
-
-def _print_notes(notes: Sequence[str], summary: Mapping[str, Any]) -> None:
-    """Print the notes on a table, and the number of prompts that were cut."""
-    cut = summary["cut"]
-    cuts = [f"{cut:,} prompts did not fit and were cut at the beginning"] if cut else []
-    print_line("  " + "; ".join([*notes, *cuts]))
 
 
 def print_answer_sweep(swept: AnswerSweep, out: Path | None, asked: Sequence[str]) -> None:
@@ -140,13 +132,12 @@ def print_answers_comparison(compared: AnswersComparison) -> None:
     print_line(f"  {compared.questions:,} questions; 95% intervals by bootstrap over questions")
 
 
-def _with_categories(measures: dict[str, Any] | None) -> dict[str, Any]:
-    """Measures with the accuracy of each category under the category's name."""
-    found = measures or {}
+def _with_categories(measures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return measures with the accuracy of each category under the category's name."""
     categories: dict[str, Any] = {}
-    for name, own in found.get("categories", {}).items():
+    for name, own in measures.get("categories", {}).items():
         categories |= {name: own["accuracy"], f"{name}_interval": own["accuracy_interval"]}
-    return {**found, **categories}
+    return {**measures, **categories}
 
 
 def _print_books(summary: dict[str, Any], documents: int, metrics: Mapping[str, tuple[str, int, str]]) -> None:
@@ -154,8 +145,9 @@ def _print_books(summary: dict[str, Any], documents: int, metrics: Mapping[str, 
     with passages, and the difference of the last two."""
     read = "with passages" if documents else "closed book"
     books = {"closed book": "closed_book", "same prompt without": "without_passages"}
-    found = {name: summary[book] for name, book in books.items() if summary.get(book)}
-    rows = {**found, read: summary, **({"difference": summary["difference"]} if found else {})}
+    found = {name: _with_categories(summary[book]) for name, book in books.items() if summary.get(book)}
+    rows = {**found, read: _with_categories(summary)}
+    rows |= {"difference": _with_categories(summary["difference"])} if found else {}
     cells = []
     for metric, (label, factor, form) in metrics.items():
         figures = [
@@ -212,11 +204,12 @@ def print_sources(answer: SourcedAnswer) -> None:
         print_line(f"{answer.answer.certified:.0%} of its tokens are certified; the log-probability is at least this.")
 
 
-def print_answers_report(report: AnswersReport) -> None:
+def print_answers_report(report: Mapping[str, Any]) -> None:
     """Print the questions of a report, each with its answers and its passages, the answer marked."""
-    print_line(f"{report.title}: " + ", ".join(f"{label} {value}" for label, value in report.settings.items()))
+    print_line(f"{report['title']}: " + ", ".join(f"{label} {value}" for label, value in report["settings"].items()))
+    passages = {passage["passage"]: passage for passage in report["passages"]}
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    for one in report.questions:
+    for one in report["questions"]:
         print_line(f"\n{one_line(one['question'])}")
         print_line(f"  gold answers    {one_line(' | '.join(one['answers']))}")
         print_line(f"  {'with passages' if one['passages'] else 'closed book':<16}{_verdict(one)}")
@@ -224,20 +217,20 @@ def print_answers_report(report: AnswersReport) -> None:
             if one[book]:
                 print_line(f"  {label:<16}{_verdict(one[book])}")
         for rank, source in enumerate(one["passages"], 1):
-            passage = report.passages[source["passage"]]
+            passage = passages[source["passage"]]
             name = one_line(passage["title"] or passage["document_id"])
             known = "quoted" if source["quotes"] else "retrieved"
             shown = known if source["share"] is None else f"{source['share']:.0%} of the mixture, {known}"
             print_line(f"  {rank:>3}. {shown}: {name} (passage {source['passage']})")
             console.print(Text("       ").append_text(_marked(passage["text"], source["marked"])))
-    if len(report.questions) < report.total:
-        print_line(f"\n(the first {len(report.questions):,} of {report.total:,} questions)")
+    if len(report["questions"]) < report["total"]:
+        print_line(f"\n(the first {len(report['questions']):,} of {report['total']:,} questions)")
 
 
-def write_answers_page(file: Path, report: AnswersReport) -> None:
+def write_answers_page(file: Path, report: Mapping[str, Any]) -> None:
     """Write the report as an HTML page, and print its path on standard error."""
     with replaced_file(file) as written:
-        written.write(render_page("ralm.answering", "answers.html", f"{report.title} · ralm report", report.as_json()))
+        written.write(render_page("ralm.answering", "answers.html", f"{report['title']} · ralm report", {**report}))
     print_note(f"{file} shows every question with its answers and passages; open it in a browser")
 
 

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
+from ralm.answering.options import QuestionFields
 from ralm.cli import options
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
@@ -13,7 +14,13 @@ from ralm.serving.options import Limits
 from ralm.settings import CATALOGUES
 from ralm.validation import MAX_COUNT
 
-_KEYED: Final = {"lm-args": ModelOptions, "encoder-args": EncoderArguments, "fields": Fields, "limits": Limits}
+_KEYED: Final = {
+    "lm-args": ModelOptions,
+    "encoder-args": EncoderArguments,
+    "fields": Fields,
+    "question-fields": QuestionFields,
+    "limits": Limits,
+}
 _KINDS: Final = (*CATALOGUES, *_KEYED)
 
 

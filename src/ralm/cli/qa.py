@@ -1,7 +1,7 @@
 """`ralm qa`: answers a set of questions with a frozen language model, or chooses among their choices."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -17,7 +17,6 @@ from ralm.options import Flags, Needs, Option, check_options
 from ralm.settings import PipelineOptions
 
 if TYPE_CHECKING:
-    from ralm.answering.sweep import AnswerPoint
     from ralm.pipeline import Pipeline
     from ralm.protocols import WritingModel
 
@@ -87,13 +86,13 @@ class QuestionJob:
         ),
     ] = "paper"
     fields: Annotated[
-        str | None,
+        QuestionFields,
         Option(
-            "Fields of a record, such as question=query,answers=gold; also choices and subject.",
-            default_text="the usual names",
+            "Fields of a record, such as question=query,answers=gold; `ralm help question-fields` lists the keys.",
             needs=_NAMED_FIELDS,
+            part="keys",
         ),
-    ] = None
+    ] = field(default_factory=QuestionFields)
     limit: Annotated[
         int | None, Option("Use only this many questions, with choices of each subject.", default_text="all")
     ] = None
@@ -115,16 +114,11 @@ class QuestionJob:
         return bool(self.pipeline.index or self.retrieved) and not self.is_closed_book
 
     @cached_property
-    def names(self) -> QuestionFields:
-        """The names of the fields of a record."""
-        return QuestionFields() if self.fields is None else QuestionFields.parse(self.fields)
-
-    @cached_property
     def has_choices(self) -> bool:
         """Whether the questions are multiple choice."""
         from ralm.answering.questions import has_choices
 
-        return has_choices(self.questions, self.names)
+        return has_choices(self.questions, self.fields)
 
     @property
     def has_fields(self) -> bool:
@@ -134,16 +128,15 @@ class QuestionJob:
         sources = (self.questions, self.demonstrations, self.retrieved)
         return any(has_fields(str(source)) for source in sources if source is not None)
 
-    def point(self, given: Given, shared: Shared) -> "AnswerPoint":
-        """The arguments of the evaluation; `shared` opens what jobs have in common."""
+    def point(self, given: Given, shared: Shared) -> dict[str, Any]:
+        """Return the arguments of the evaluation; `shared` opens what jobs have in common."""
         from ralm.answering.prompt_reader import chosen_prompt
-        from ralm.answering.sweep import AnswerPoint
 
         if self.has_choices:
             self.pipeline.reading.parts().require_average("a choice")
         shots = self.shots or (_SHOTS_OF_CHOICES if self.has_choices else _SHOTS)
-        questions = shared(_read, self.has_choices, self.questions, self.names, self.limit)
-        shown = [] if self.demonstrations is None else _read(self.has_choices, self.demonstrations, self.names, shots)
+        questions = shared(_read, self.has_choices, self.questions, self.fields, self.limit)
+        shown = [] if self.demonstrations is None else _read(self.has_choices, self.demonstrations, self.fields, shots)
         opened = self.open(shared)
         how: dict[str, Any] = {"demonstrations": shown}
         if self.has_choices:
@@ -155,7 +148,7 @@ class QuestionJob:
             how["judge"] = None if self.judge is None else ralm.Judge(self.open_model(self.judge, shared))
         if self.has_passages:
             how |= {"source": opened.source, "parts": opened.parts}
-        return AnswerPoint(questions=questions, prompt=prompt, how=how)
+        return {"questions": questions, "prompt": prompt, **how}
 
     def open(self, shared: Shared) -> "Pipeline":
         """Return the pipeline; `shared` opens what jobs have in common."""
@@ -164,7 +157,7 @@ class QuestionJob:
         pipeline = self.pipeline
         return open_pipeline(
             pipeline,
-            source=shared(_open_source, pipeline.index, self.retrieved, pipeline.retrieval, self.names),
+            source=shared(_open_source, pipeline.index, self.retrieved, pipeline.retrieval, self.fields),
             load=partial(shared, open_model),
             load_pairs=lambda part: shared(open_pairs, part.cross_encoder, part.tokens),
         )
@@ -173,14 +166,14 @@ class QuestionJob:
         """The model of a name."""
         return shared(open_model, name, self.pipeline.model.of(name, self.pipeline.lm))
 
-    def describe(self, point: "AnswerPoint") -> str:
-        """How the questions were asked, in a sentence."""
-        prompt = point.prompt
+    def describe(self, point: dict[str, Any]) -> str:
+        """Return how the questions were asked, in a sentence."""
+        prompt = point["prompt"]
         asked = f"asked with the prompt {prompt.name}"
         if self.has_choices:
             return asked
         why = ", as the model has a chat template" if prompt.chat and self.prompt is None else ""
-        return f"{asked}{why}; answers have at most {point.how['options'].new_tokens} tokens"
+        return f"{asked}{why}; answers have at most {point['options'].new_tokens} tokens"
 
 
 def _read(has_choices: bool, source: str, names: QuestionFields, limit: int | None) -> Any:
@@ -232,8 +225,8 @@ def qa_command(
 
     from ralm.answering.evaluation import evaluate_answers
     from ralm.answering.run import ANSWERS_KIND, CHOICES_KIND, questions_config
-    from ralm.answering.sweep import run_answer_sweep, sweep_answers
-    from ralm.cli.answers import print_answer_sweep, print_answers, print_choices
+    from ralm.answering.sweep import sweep_answers
+    from ralm.cli.answers import print_answer_sweep, print_answers
     from ralm.runs.run import SWEEP_KIND
     from ralm.storage.outputs import check_output
 
@@ -243,18 +236,15 @@ def qa_command(
         check_output(out, kind=kind, force=force)
     points = {value: one.point(jobs.given, shared) for value, one in jobs.by_value.items()}
     model = job.open_model(job.pipeline.lm, shared)
-    how: dict[str, Any] = {"baseline": baseline} if out is None else {"baseline": baseline, "force": force}
     if over:
-        sweep: Any = sweep_answers if out is None else partial(run_answer_sweep, out)
-        swept = sweep(jobs.option, points, model, **how)
+        swept = sweep_answers(jobs.option, points, model, baseline=baseline, out=out, force=force)
         described = dict.fromkeys(one.describe(points[value]) for value, one in jobs.by_value.items())
         return TableOutput(swept.summary, partial(print_answer_sweep, swept, out, [*described]))
     [point] = points.values()
-    asked = (point.questions, model, point.prompt)
-    run: Any = evaluate_answers if out is None else partial(ralm.run_questions, out)
-    found = run(*asked, **how, **point.how)
-    show: Any = print_choices if job.has_choices else print_answers
+    asked = {**point, "model": model}
+    run: Any = evaluate_answers if out is None else partial(ralm.run_questions, out, force=force)
+    found = run(baseline=baseline, **asked)
     return TableOutput(
-        lambda: {**found.summary(), "config": questions_config(*asked, **point.how)},
-        partial(show, found, out, job.describe(point)),
+        lambda: {**found.summary(), "config": questions_config(**asked)},
+        partial(print_answers, found, out, job.describe(point)),
     )

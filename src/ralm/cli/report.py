@@ -80,19 +80,20 @@ def report_command(
     report: Any
     write: Callable[[Path, Any], None]
     show: Callable[[Any], None]
+    as_json: Callable[[], Any]
     if _wrote(run, "answers"):
         usual = _QUESTIONS_OF_A_PAGE if html is not None else None if json else _QUESTIONS
         report = report_of_answers(run, questions or usual)
-        write, show = answers.write_answers_page, answers.print_answers_report
+        write, show, as_json = answers.write_answers_page, answers.print_answers_report, partial(dict, report)
     else:
         opened = open_run(run)
         shown = _TOKENS_OF_A_PAGE if html is not None else len(opened.text) if json else _TOKENS
         report = build_report(opened, tokens or shown)
-        write, show = results.write_page, results.print_report
+        write, show, as_json = results.write_page, results.print_report, report.as_json
     if html is not None:
         write(html, report)
     else:
-        flags.Output(report.as_json, partial(show, report)).print(json=json)
+        flags.Output(as_json, partial(show, report)).print(json=json)
 
 
 def _comparison(runs: list[Path], documents: str | None) -> flags.TableOutput:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
-from ralm.answering.answers import AnsweredInput, AnswerMethod, AnswerStores, groups_of
+from ralm.answering.answers import AnsweredInput, answer_all, groups_of
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.sources import QuestionInput
 from ralm.distributed import cluster, workers
 from ralm.errors import ClusterError, RalmError, UsageError
@@ -126,22 +128,25 @@ class ClusterModel:
                     due += 1
 
     def answer_remotely(
-        self, method: AnswerMethod, inputs: Sequence[QuestionInput], stores: AnswerStores
+        self,
+        inputs: Sequence[QuestionInput],
+        options: AnswerOptions,
+        store: Store | None,
+        prompt: QuestionPrompt | None,
     ) -> Iterator[AnsweredInput]:
-        """The results of `method(inputs, model, stores)`, with the copies of the model on the machines.
+        """Return the results of `answer_all`, with the copies of the model on the machines.
 
-        The machines fill the stores of scores and answers; then `method` runs here and finds everything there. Raises
+        The machines fill the store of scores and answers; then it runs here and finds everything there. Raises
         ClusterError if a question ends its process again and again, or the cluster fails.
         """
-        scores, answers = (Store() if one is None else one for one in (stores.scores, stores.answers))
-        stored: Any = _StoredModel(self)
+        kept, stored = store or Store(), cast("Any", _StoredModel(self))
 
         def answer(group: Sequence[int]) -> list[AnsweredInput]:
-            return [*method([inputs[number] for number in group], stored, AnswerStores(scores, answers))]
+            return [*answer_all([inputs[number] for number in group], stored, options, kept, prompt)]
 
         groups = [*groups_of(inputs)]
         new = [[number for number in group if not _is_stored(answer, [number])] for group in groups]
-        tasks = [_Questions(method, [(number, inputs[number]) for number in group]) for group in new if group]
+        tasks = [_Questions(options, prompt, [(number, inputs[number]) for number in group]) for group in new if group]
         missing = {number for task in tasks for number, _ in task.inputs}
         run = self.machines.run(
             self.loader, _answer_questions, tasks, describe=_describe_questions, halves=_halve_questions
@@ -149,9 +154,8 @@ class ClusterModel:
         with closing(run) as done:
             for group in groups:
                 while not missing.isdisjoint(group):
-                    task, (new_scores, new_answers) = next(done)
-                    scores.put(new_scores)
-                    answers.put(new_answers)
+                    task, entries = next(done)
+                    kept.put(entries)
                     missing -= {number for number, _ in task.inputs}
                 for number, one in zip(group, answer(group), strict=True):
                     yield number, *one[1:]
@@ -180,9 +184,10 @@ def _chunks(sequences: Sequence[ScoringSequence], tokens: int) -> Iterator[_Chun
 
 
 class _Questions(NamedTuple):
-    """A task of answering: a method of answering, and questions with their numbers."""
+    """A task of answering: questions with their numbers, and how they are answered."""
 
-    method: AnswerMethod
+    options: AnswerOptions
+    prompt: QuestionPrompt | None
     inputs: Sequence[tuple[int, QuestionInput]]
 
 
@@ -192,6 +197,8 @@ class _NotStoredError(RalmError):
 
 class _StoredModel:
     """Stands for a model whose scores and answers are stored; raises _NotStoredError where it would have to read."""
+
+    answer_remotely = None  # all is here
 
     def __init__(self, model: WritingModel) -> None:
         self._model = model
@@ -214,12 +221,12 @@ def _is_stored(answer: Callable[[Sequence[int]], object], group: Sequence[int]) 
     return True
 
 
-def _answer_questions(model: WritingModel, task: _Questions) -> tuple[_Entries, _Entries]:
-    """Answer questions; returns the entries of the stores of scores and of answers."""
-    scores, answers = Store(), Store()
-    for _ in task.method([one for _, one in task.inputs], model, AnswerStores(scores, answers)):
+def _answer_questions(model: WritingModel, task: _Questions) -> _Entries:
+    """Answer questions; returns the entries of the store of scores and answers."""
+    store = Store()
+    for _ in answer_all([one for _, one in task.inputs], model, task.options, store, task.prompt):
         pass
-    return scores.items(), answers.items()
+    return store.items()
 
 
 def _describe_questions(task: _Questions) -> str:
@@ -228,4 +235,4 @@ def _describe_questions(task: _Questions) -> str:
 
 def _halve_questions(task: _Questions) -> tuple[_Questions, _Questions] | None:
     halves = _halve(task.inputs)
-    return halves and (_Questions(task.method, halves[0]), _Questions(task.method, halves[1]))
+    return halves and (task._replace(inputs=halves[0]), task._replace(inputs=halves[1]))

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus import files
-from ralm.corpus.formats.json_records import record_of_line
+from ralm.corpus.formats.json_records import records_of_lines
 from ralm.errors import InputError, UsageError, extra
 from ralm.evaluation import RETRIEVAL_MEASURES
 from ralm.evaluation.bootstrap import bootstrap_means, interval
@@ -65,14 +65,11 @@ def _in_folder(path: Path | str, name: str) -> Path:
 
 
 def _json_topics(path: Path) -> Iterator[tuple[str, str, str]]:
-    for number, offset, line in files.lines_of(path):
-        if line.strip():
-            where = f"{path}, line {number}"
-            record = record_of_line(line, where, offset)
-            found = [next((record[name] for name in names if name in record), None) for names in (_IDS, _TEXTS)]
-            if not all(isinstance(value, str | int) for value in found):
-                raise InputError(f"{where} has no `_id` or no `text`; its fields are {', '.join(record)}.")
-            yield where, str(found[0]), str(found[1])
+    for where, record in records_of_lines(path):
+        found = [next((record[name] for name in names if name in record), None) for names in (_IDS, _TEXTS)]
+        if not all(isinstance(value, str | int) for value in found):
+            raise InputError(f"{where} has no `_id` or no `text`; its fields are {', '.join(record)}.")
+        yield where, str(found[0]), str(found[1])
 
 
 def _table_topics(path: Path) -> Iterator[tuple[str, str, str]]:

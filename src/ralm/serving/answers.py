@@ -14,13 +14,13 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.answering.answerer import SourcedAnswer
-from ralm.answering.citations import web_address
 from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
 from ralm.reading.provenance import contributions, passage_as_json, token_as_json, total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Provenance
 from ralm.serving.audit import AuditEntry
 from ralm.serving.indexes import ReadConfig
 from ralm.serving.prompts import ScoredToken, TokenLabels
+from ralm.serving.text_sources import web_address
 
 _MIN_LOG_PROB: Final = -9999.0
 """The log-probability of an impossible token in OpenAI's API; JSON has no infinity."""

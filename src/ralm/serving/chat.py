@@ -8,14 +8,15 @@ from typing import Any, Final, Literal
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.answering import answerer, citations, prompts
+from ralm.answering import answerer, prompts
+from ralm.answering.citations import AnswerSource
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompt_reader import open_prompt
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
 from ralm.reading.sampling import GenerationOptions
 from ralm.records import Passage
-from ralm.serving import answers, errors, indexes
+from ralm.serving import answers, errors, indexes, text_sources
 from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits
 from ralm.serving.prompts import (
@@ -224,13 +225,13 @@ class ChatAnswer(answers.ServedAnswer):
 
     def _annotations(self, choice: answers.ResponseChoice) -> list[JsonValue]:
         """The parts of a text that come from passages, in their order."""
-        return citations.annotations(_sources_of(choice), self._url)
+        return text_sources.annotations(_sources_of(choice), self._url)
 
     def _sources_text(self, choice: answers.ResponseChoice) -> str:
-        return citations.sources_text(_sources_of(choice), self._url) if self._chat.sources_as_text else ""
+        return text_sources.sources_text(_sources_of(choice), self._url) if self._chat.sources_as_text else ""
 
     def _url(self, passage: Passage) -> str:
-        return citations.web_address(passage) or self._address(passage)
+        return text_sources.web_address(passage) or self._address(passage)
 
     def _choice_sources(self, choice: answers.ResponseChoice, *, with_tokens: bool) -> answers.ResponseJson:
         """With all tokens if wanted, or if no piece could have their passages.
@@ -250,7 +251,7 @@ class ChatAnswer(answers.ServedAnswer):
         return {**tokens, **gain, "sources": sources, "cut": answer.cut.documents}
 
 
-def _sources_of(choice: answers.ResponseChoice) -> Sequence[citations.AnswerSource]:
+def _sources_of(choice: answers.ResponseChoice) -> Sequence[AnswerSource]:
     """The sources of a choice that has ended."""
     answer = None if choice.end is None else choice.end.answer
     return () if answer is None else answer.sources

@@ -19,7 +19,6 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from pydantic import Field, JsonValue
 from starlette.routing import BaseRoute
 
-from ralm.answering.citations import name_of, web_address
 from ralm.errors import RalmError
 from ralm.records import Passage
 from ralm.retrieval.expansion import WHOLE, expanded
@@ -28,6 +27,7 @@ from ralm.serving.audit import ENTRY, AuditEntry
 from ralm.serving.jobs import Workers
 from ralm.serving.retrieval_routes import chosen, read_filter
 from ralm.serving.search_service import SearchService
+from ralm.serving.text_sources import name_of, web_address
 from ralm.version import __version__
 
 MCP_PATH: Final = "/mcp"

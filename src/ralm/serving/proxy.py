@@ -21,7 +21,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
-from ralm.answering import citations
 from ralm.answering.prompts import QuestionPrompt
 from ralm.errors import ServerError, UsageError
 from ralm.reading.concatenation import Concatenation
@@ -32,7 +31,7 @@ from ralm.serving.indexes import ReadConfig
 from ralm.serving.options import PASSED_ON
 from ralm.serving.prompts import TOO_LONG
 from ralm.serving.service import Service
-from ralm.serving.text_sources import TextSources, choice_texts, choices_of
+from ralm.serving.text_sources import TextSources, choice_texts, choices_of, web_address
 from ralm.terminal import one_line
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ async def pass_on(request: Request, body: _Body, warning: str = "") -> Response:
         name = body.get("model")  # another model of the same server
 
     def address(reads: ReadConfig, passage: Passage) -> str:
-        return citations.web_address(passage) or jobs.passage_address(request, reads, passage)
+        return web_address(passage) or jobs.passage_address(request, reads, passage)
 
     async def work() -> Response:
         deadline = await workers.take_place()

@@ -1,17 +1,22 @@
-"""The sources of an answer that another server wrote, by its text alone: the numbers that it cites, its quotes."""
+"""The sources of an answer in its text and annotations; of an answer that another server wrote, by its text alone."""
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from pydantic import JsonValue
 
-from ralm.answering import citations
+from ralm.answering.citations import AnswerSource
 from ralm.answering.prompts import QuestionPrompt
 from ralm.records import Passage
+from ralm.terminal import one_line
 
 _Value = dict[str, JsonValue]
+_ADDRESSES: Final = ("url", "source", "link", "uri")
+"""Metadata with the address of a document, in order of preference."""
+_WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
 
 
 class TextSources:
@@ -68,7 +73,7 @@ class TextSources:
         fields, self._fields = self._fields(), dict  # in a stream, the first event that ends a choice has them
         return {**fields, "ralm": {**fields.get("ralm", {}), "choices": listed}, **value, "choices": choices}
 
-    def _sources(self, number: int, text: str) -> list[citations.AnswerSource]:
+    def _sources(self, number: int, text: str) -> list[AnswerSource]:
         """The sources of a choice."""
         if not self._asked:
             return []
@@ -76,16 +81,55 @@ class TextSources:
         if self._prompt is not None:
             own = str(self._prompt.same_words(several=len(passages) > 1).text(own, ()))
         numbered = self._prompt is not None and self._prompt.numbers_passages
-        return citations.AnswerSource.of_text(text, passages, own, numbered=numbered)
+        return AnswerSource.of_text(text, passages, own, numbered=numbered)
 
-    def _annotated(self, message: dict[str, Any], sources: Sequence[citations.AnswerSource]) -> _Value:
+    def _annotated(self, message: dict[str, Any], sources: Sequence[AnswerSource]) -> _Value:
         """A message, or the last part of one, with annotations and perhaps the sources behind its text."""
         annotated = {**message}
-        if found := citations.annotations(sources, self._address):
+        if found := annotations(sources, self._address):
             annotated["annotations"] = [*(message.get("annotations") or ()), *found]
-        if self._as_text and (behind := citations.sources_text(sources, self._address)):
+        if self._as_text and (behind := sources_text(sources, self._address)):
             annotated["content"] = (message.get("content") or "") + behind
         return annotated
+
+
+def web_address(passage: Passage) -> str | None:
+    """Return the web address of a passage in the metadata of its document; None if it has none."""
+    found = (passage.metadata.get(name) for name in _ADDRESSES)
+    return next((one for one in found if isinstance(one, str) and _WEB.fullmatch(one)), None)
+
+
+def name_of(passage: Passage) -> str:
+    """Return the title of a passage, or else the id of its document, as one line."""
+    return one_line(" ".join(passage.title.split()) or passage.document_id)
+
+
+def sources_text(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> str:
+    """Return the sources that an answer is known to come from as text to stand behind it, with their numbers in the
+    prompt, or else counted up, and their addresses; empty without any."""
+    known = sorted((one for one in sources if one.answer_spans), key=lambda one: (one.number or 0, -(one.gain or 0)))
+    lines = [
+        f"\n[{one.number or place}] {name_of(one.passage)}: {address(one.passage)}"
+        for place, one in enumerate(known, 1)
+    ]
+    return "\n\nSources:" + "".join(lines) if lines else ""
+
+
+def annotations(sources: Sequence[AnswerSource], address: Callable[[Passage], str]) -> list[JsonValue]:
+    """Return the parts of an answer that are known to come from passages, in its order, as OpenAI's API names them."""
+    found = sorted(((span, one) for one in sources for span in one.answer_spans), key=lambda pair: pair[0])
+    return [
+        {
+            "type": "url_citation",
+            "url_citation": {
+                "start_index": begin,
+                "end_index": end,
+                "url": address(one.passage),
+                "title": name_of(one.passage),
+            },
+        }
+        for (begin, end), one in found
+    ]
 
 
 def choices_of(value: Mapping[str, JsonValue]) -> list[dict[str, Any]]:

@@ -53,6 +53,14 @@ def json_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
         yield document
 
 
+def records_of_lines(path: FilePath) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """The objects on the lines of JSON Lines, each with a name for its place; blank lines are ignored."""
+    for number, offset, line in files.lines_of(path):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, record_of_line(line, where, offset)
+
+
 def record_of_line(line: bytes, where: str, offset: int) -> Mapping[str, object]:
     """The object on a line of JSON Lines that begins at byte `offset`.
 
