@@ -84,6 +84,11 @@ def test_a_sweep_of_questions_has_the_figures_of_its_runs(files: Path, tmp_path:
     alone = printed(*asked, "--index", files / "index", "--reader", "concatenation")
     assert swept["option"] == "reader"
     assert [point["reader"] for point in swept["points"]] == ["in-context", "concatenation"]
+    first, over_first = (point.pop("over_first") for point in swept["points"])
+    low, high = over_first["f1"]["interval"]
+    assert over_first["f1"]["mean"] == pytest.approx(alone["f1"] - swept["points"][0]["f1"])
+    assert low <= over_first["f1"]["mean"] <= high
+    assert first == {}
     for point in (swept["points"][1], alone):
         del point["seconds"]
     assert swept["points"][1] == {"reader": "concatenation", **alone}

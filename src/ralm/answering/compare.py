@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,8 @@ from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
 from ralm.records import DoubleArray
 from ralm.storage.manifest import kind_of, open_consistently
 
+Figures: TypeAlias = Mapping[str, Sequence[tuple[float, float, float]]]
+"""The figure of every run with the ends of its interval, by metric."""
 _QUESTION: Final = {
     run.ANSWERS_KIND: ["question_id", "question", "answers"],
     run.CHOICES_KIND: ["question_id", "question", "choices", "gold"],
@@ -35,8 +37,8 @@ class AnswersComparison:
     runs: Sequence[Path]
     questions: int
     judged: Mapping[str, int]
-    measures: Mapping[str, Sequence[tuple[float, float, float]]]
-    differences: Mapping[str, Sequence[tuple[float, float, float]]]
+    measures: Figures
+    differences: Figures
 
     def as_json(self) -> dict[str, JsonValue]:
         """The comparison as JSON; the difference of the first run is null."""
@@ -68,7 +70,19 @@ def compare_answers(paths: Sequence[Path | str], *, draws: int = DRAWS, seed: in
         if not table.select(_QUESTION[kind]).equals(tables[0].select(_QUESTION[kind])):
             raise UsageError(f"{folder} and {folders[0]} have other questions or answers: compare runs over the same.")
     columns = [_answer_columns(table) if kind is run.ANSWERS_KIND else _choice_columns(table) for table in tables]
-    judged, measures, differences = {}, {}, {}
+    judged, measures, differences = compare_columns(columns, draws=draws, seed=seed)
+    return AnswersComparison(
+        runs=folders, questions=len(tables[0]), judged=judged, measures=measures, differences=differences
+    )
+
+
+def compare_columns(
+    columns: Sequence[MetricColumns], *, draws: int = DRAWS, seed: int = 0
+) -> tuple[dict[str, int], Figures, Figures]:
+    """Return, by metric, the number of questions that all runs could be judged on, the figure of every run, and its
+    difference from the first, each with the ends of its 95% interval."""
+    judged: dict[str, int] = {}
+    measures, differences = {}, {}
     for name in [name for name in columns[0] if all(name in own for own in columns)]:
         sums_RU, counts_RU = (np.stack([own[name][part] for own in columns]) for part in (0, 1))
         both_U = (counts_RU > 0).all(axis=0)
@@ -78,13 +92,11 @@ def compare_answers(paths: Sequence[Path | str], *, draws: int = DRAWS, seed: in
         rows_UR = np.concatenate([sums_RU[:, both_U], counts_RU[:, both_U]]).T
         # sums and counts are drawn together: tokenizers may count the gold answer differently
         drawn = bootstrap_means(rows_UR, np.ones(judged[name], dtype=np.int64), draws=draws, seed=seed)
-        drawn_DR = drawn[:, : len(folders)] / drawn[:, len(folders) :]
-        means_R = rows_UR[:, : len(folders)].sum(axis=0) / rows_UR[:, len(folders) :].sum(axis=0)
+        drawn_DR = drawn[:, : len(columns)] / drawn[:, len(columns) :]
+        means_R = rows_UR[:, : len(columns)].sum(axis=0) / rows_UR[:, len(columns) :].sum(axis=0)
         measures[name] = [*_figures(means_R, drawn_DR)]
         differences[name] = [*_figures(means_R - means_R[0], drawn_DR - drawn_DR[:, :1])]
-    return AnswersComparison(
-        runs=folders, questions=len(tables[0]), judged=judged, measures=measures, differences=differences
-    )
+    return judged, measures, differences
 
 
 def _figures(means_R: DoubleArray, drawn_DR: DoubleArray) -> Iterator[tuple[float, float, float]]:
@@ -96,7 +108,5 @@ def _answer_columns(table: pa.Table) -> MetricColumns:
 
 
 def _choice_columns(table: pa.Table) -> MetricColumns:
-    ones = np.ones(len(table), dtype=np.int64)
     rows = zip(*(table[name].to_pylist() for name in ("right", "probabilities", "gold")), strict=True)
-    values = choice_columns([(right, probabilities, LETTERS.index(gold)) for right, probabilities, gold in rows])
-    return {name: (values_U, ones) for name, values_U in values.items()}
+    return choice_columns([(right, probabilities, LETTERS.index(gold)) for right, probabilities, gold in rows])

@@ -14,7 +14,7 @@ from ralm.answering import metrics, prompts, sources
 from ralm.answering.answers import Answer, answer_all, check_mixer, room_for_prompts
 from ralm.answering.judge import Judge
 from ralm.answering.likelihoods import GoldScore
-from ralm.answering.multiple_choice import Choice, ChoiceMethod, mean_of, measures_of
+from ralm.answering.multiple_choice import Choice, ChoiceMethod, choice_columns, mean_of, measures_of
 from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.errors import UsageError
@@ -82,6 +82,11 @@ class QuestionEvaluation:
     documents: int
     seconds: float
     judge: str | None = None
+
+    @property
+    def columns(self) -> MetricColumns:
+        """The metrics of the answers."""
+        return _of_judged([row.judged for row in self.rows])
 
     @property
     def scored_Q(self) -> NDArray[np.bool_]:
@@ -299,6 +304,11 @@ class ChoiceEvaluation:
     rows: Sequence[ChosenQuestion]
     documents: int
     seconds: float
+
+    @property
+    def columns(self) -> MetricColumns:
+        """The metrics of the choices."""
+        return choice_columns([(row.choice.right, row.choice.probabilities_C, row.choice.gold) for row in self.rows])
 
     def summary(self) -> dict[str, JsonValue]:
         """Return the measures with 95% intervals over questions; accuracies and probabilities are fractions."""

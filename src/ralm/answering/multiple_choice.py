@@ -245,12 +245,14 @@ def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: S
 
 
 def _columns(choices: Sequence[Choice]) -> dict[str, NDArray[np.float64]]:
-    return choice_columns([(one.right, one.probabilities_C, one.gold) for one in choices])
+    columns = choice_columns([(one.right, one.probabilities_C, one.gold) for one in choices])
+    return {name: values_U for name, (values_U, _) in columns.items()}
 
 
-def choice_columns(rows_U: Sequence[tuple[bool, Any, int]]) -> dict[str, NDArray[np.float64]]:
+def choice_columns(rows_U: Sequence[tuple[bool, Any, int]]) -> dict[str, tuple[NDArray[np.float64], IntArray]]:
     """Return whether each choice is right, from that, the probabilities and the place of the right one; if all have
-    probabilities, the Brier score, and the natural logarithm of that of the right one, unless one is 0."""
+    probabilities, the Brier score, and the natural logarithm of that of the right one, unless one is 0. Each has the
+    values of the questions, and ones."""
     columns = {"accuracy": np.array([right for right, _, _ in rows_U], dtype=np.float64)}
     known = [(np.array(probabilities_C), gold) for _, probabilities_C, gold in rows_U if probabilities_C is not None]
     if len(known) == len(rows_U):
@@ -258,7 +260,7 @@ def choice_columns(rows_U: Sequence[tuple[bool, Any, int]]) -> dict[str, NDArray
         golds = np.array([probabilities_C[gold] for probabilities_C, gold in known])
         if golds.all():
             columns["gold_log_prob"] = np.log(golds)
-    return columns
+    return {name: (values_U, np.ones(len(rows_U), dtype=np.int64)) for name, values_U in columns.items()}
 
 
 def brier_score(probabilities_C: NDArray[np.float64], right: int) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.answering import evaluation, run
+from ralm.answering.compare import Figures, compare_columns
 from ralm.protocols import WritingModel
 from ralm.reading.parts import IN_CONTEXT
 from ralm.reading.sources import share_retrievals
@@ -46,10 +47,16 @@ class AnswerSweep:
         scored_Q = np.logical_and.reduce([one.scored_Q for one in judged])
         return {value: one.summary(scored_Q) for value, one in zip(self.evaluations, judged, strict=True)}
 
+    def differences(self) -> Figures:
+        """Return each measure of every value minus that of the first, with the ends of its paired 95% interval."""
+        return compare_columns([one.columns for one in self.evaluations.values()])[2]
+
     def rows(self) -> list[dict[str, JsonValue]]:
         """Return a row per value: the figures of its summary, each measure with the ends of its 95% interval;
-        `has_answer` is the share of questions with an answer in one of the passages that are read."""
-        rows = []
+        `has_answer` is the share of questions with an answer in one of the passages that are read, `..._over_first` the
+        difference from the first value."""
+        rows: list[dict[str, JsonValue]] = []
+        differences = self.differences()
         for value, summary in self.summaries().items():
             row: dict[str, JsonValue] = {self.option: value}
             for name, figure in summary.items():
@@ -59,15 +66,22 @@ class AnswerSweep:
                     row[f"{name}_low"], row[f"{name}_high"] = summary[f"{name}_interval"]
             if "has_answer" in summary:
                 row["has_answer"] = [*summary["has_answer"].values()][-1]
+            if rows:
+                for name, figures in differences.items():
+                    ends = zip(("", "_low", "_high"), figures[len(rows)], strict=True)
+                    row |= {f"{name}_over_first{end}": figure for end, figure in ends}
             rows.append(row)
         return rows
 
     def summary(self) -> dict[str, JsonValue]:
-        """Return the summaries with their configurations."""
-        points: list[JsonValue] = [
-            {self.option: value, **summary, "config": self.configs[value]}
-            for value, summary in self.summaries().items()
-        ]
+        """Return the summaries with their configurations, and the differences from the first value as `over_first`."""
+        points: list[JsonValue] = []
+        for place, (value, summary) in enumerate(self.summaries().items()):
+            over_first: dict[str, JsonValue] = {
+                name: {"mean": figures[place][0], "interval": [*figures[place][1:]]}
+                for name, figures in (self.differences() if place else {}).items()
+            }
+            points.append({self.option: value, **summary, "over_first": over_first, "config": self.configs[value]})
         return {"option": self.option, "points": points}
 
 

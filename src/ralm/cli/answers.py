@@ -106,6 +106,14 @@ def print_answer_sweep(swept: AnswerSweep, out: Path | None, asked: Sequence[str
         for value, one in summaries.items()
     ]
     print_table([f"--{swept.option}", *labels, *(["has answer"] if read else [])], rows, pad_edge=False)
+    differences = {name: figures for name, figures in swept.differences().items() if name in shown}
+    if len(summaries) > 1 and differences:
+        rows = [
+            [one_line(value), *(_difference(figures[place], *shown[name][1:]) for name, figures in differences.items())]
+            for place, value in enumerate(summaries)
+            if place
+        ]
+        print_table(["minus the first", *(shown[name][0] for name in differences)], rows, pad_edge=False)
     notes = _unscored(first) if "gold_scored" in first else []
     print_line("; ".join(["  with 95% intervals; shares in percent, log-probabilities in nats", *notes]))
     for how in asked:
@@ -125,11 +133,16 @@ def print_answers_comparison(compared: AnswersComparison) -> None:
             mean, low, high = (factor * figure for figure in measures[place])
             row = [label if place == 0 else "", one_line(path.name), f"{mean:{form}} ({low:{form}}, {high:{form}})"]
             if place:
-                mean, low, high = (factor * figure for figure in compared.differences[name][place])
-                row.append(f"{mean:+{form}} ({low:+{form}}, {high:+{form}})")
+                row.append(_difference(compared.differences[name][place], factor, form))
             rows.append([*row, ""][:4])
     print_table(["", "run", "mean", "minus the first"], rows, pad_edge=False)
     print_line(f"  {compared.questions:,} questions; 95% intervals by bootstrap over questions")
+
+
+def _difference(figures: tuple[float, float, float], factor: float, form: str) -> str:
+    """Return a difference with its interval."""
+    mean, low, high = (factor * figure for figure in figures)
+    return f"{mean:+{form}} ({low:+{form}}, {high:+{form}})"
 
 
 def _with_categories(measures: Mapping[str, Any]) -> dict[str, Any]:
