@@ -5,8 +5,7 @@ import math
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError
-from ralm.reading.plan import PlanOptions
-from ralm.recipes.folder import RecipeFolder
 from ralm.recipes.measures import (
     Measure,
     Sample,
@@ -29,13 +26,13 @@ from ralm.recipes.measures import (
     gold_log_probs_of,
     perplexity_of,
     relative_gain,
+    share_below_overlap,
     stretches,
     words_of_tokens,
 )
-from ralm.recipes.recipe import Cell, Order, Recipe
-from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN
-from ralm.recipes.results import MeasuredOrder, measure_recipe
-from ralm.recipes.steps import Step, eval_step, index_step
+from ralm.recipes.recipe import Order
+from ralm.recipes.results import order_row
+from ralm.recipes.steps import Step
 from ralm.retrieval.analysis import Analyser, analysis_by_name
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import write_manifest
@@ -43,9 +40,7 @@ from ralm.storage.outputs import FolderKind, new_folder
 from tests.cli.program import STORIES, TEXT, ralm
 from tests.tiny_models import save_tiny_model
 
-WITH = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions(stride=8))
-WITHOUT = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions())
-CORPUS = index_step(WIKITEXT_TRAIN)
+WITH, WITHOUT, CORPUS = Step("eval", ("with",)), Step("eval", ("without",)), Step("index", ())
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +87,7 @@ def test_perplexities_are_those_of_the_run(folders: dict[Step, Path], per: Any, 
 
 
 def test_a_relative_gain_is_that_of_the_bits(folders: dict[Step, Path]) -> None:
-    gain = relative_gain(perplexity_of(WITH, "byte"), perplexity_of(WITHOUT, "byte")).sample(folders)
+    gain = relative_gain(WITH, WITHOUT).sample(folders)
     bits = [perplexity_of(one, "byte").sample(folders).value for one in (WITH, WITHOUT)]
     assert gain.value == pytest.approx(100 * (1 - bits[0] / bits[1]), rel=1e-6)
     low, high = gain.interval or (math.nan, math.nan)
@@ -105,22 +100,18 @@ def test_short_texts_have_twenty_stretches_and_long_ones_of_512() -> None:
     assert stretches(np.ones(1), lambda mean: mean).interval is None
 
 
-def order_of(better: Measure, worse: Measure, folders: dict[Step, Path]) -> MeasuredOrder:
-    cell = Cell(model="m", how="h", column="c", measure=better, published=2.0)
-    recipe = Recipe(name="x", paper="", about="", cells=(cell,), orders=(Order(better, worse, ""),))
-    result = measure_recipe(recipe, cast("RecipeFolder", SimpleNamespace(path_of=folders.__getitem__)))
-    assert result.cells[0].difference == pytest.approx(better.sample(folders).value - 2.0)
-    return result.orders[0]
+def order_of(better: Measure, worse: Measure, folders: dict[Step, Path]) -> dict[str, Any]:
+    return order_row(Order(better, worse, ""), better.sample(folders), worse.sample(folders))
 
 
 def test_an_order_is_judged_by_paired_draws(folders: dict[Step, Path]) -> None:
     one = order_of(perplexity_of(WITH), perplexity_of(WITHOUT), folders)
-    assert one.change == pytest.approx(math.exp(-np.mean(gains(folders))) - 1, rel=1e-4)
-    assert one.interval is not None
+    assert one["change"] == pytest.approx(math.exp(-np.mean(gains(folders))) - 1, rel=1e-4)
+    assert one["interval"] is not None
     both = order_of(perplexity_of(WITHOUT), perplexity_of(WITH), folders)
-    assert {one.verdict, both.verdict} in ({"seen", "the other way"}, {"not clear"})
+    assert {one["verdict"], both["verdict"]} in ({"seen", "the other way"}, {"not clear"})
     same = order_of(perplexity_of(WITH), perplexity_of(WITH), folders)
-    assert (same.change, same.interval, same.verdict) == (0, (0, 0), "not clear")
+    assert (same["change"], same["interval"], same["verdict"]) == (0, [0, 0], "not clear")
 
 
 def given(*values: float) -> Measure:
@@ -132,10 +123,10 @@ def given(*values: float) -> Measure:
 def test_verdicts_follow_the_interval() -> None:
     folders: dict[Step, Path] = {WITH: Path()}
     high, low = given(*[1.0] * 30), given(*[0.0] * 30)
-    assert order_of(high, low, folders).verdict == "seen"
-    assert order_of(low, high, folders).verdict == "the other way"
-    assert order_of(given(*[0.0, 1.0] * 15), given(*[1.0, 0.0] * 15), folders).verdict == "not clear"
-    assert order_of(high, given(*[0.0] * 29), folders).verdict == "not comparable"
+    assert order_of(high, low, folders)["verdict"] == "seen"
+    assert order_of(low, high, folders)["verdict"] == "the other way"
+    assert order_of(given(*[0.0, 1.0] * 15), given(*[1.0, 0.0] * 15), folders)["verdict"] == "not clear"
+    assert order_of(high, given(*[0.0] * 29), folders)["verdict"] == "not comparable"
 
 
 @pytest.mark.parametrize(
@@ -204,9 +195,9 @@ def test_the_contamination_curve_is_that_of_a_loop(folders: dict[Step, Path]) ->
     for most in (0.0, 0.3, 1.0):
         kept = [row["passage"] is None or overlap[row["passage"]] <= most for row in rows]
         left = [value if stays else 0.0 for value, stays in zip(gain, kept, strict=True)]
-        measured = gain_below_overlap(WITH, WITHOUT, most).sample(folders)
+        measured = gain_below_overlap(WITH, WITHOUT, 100 * most).sample(folders)
         assert measured.value == pytest.approx(100 * (1 - math.exp(-np.mean(left))), abs=1e-4)
-        share = gain_below_overlap(WITH, WITHOUT, most, share=True).sample(folders)
+        share = share_below_overlap(WITH, 100 * most).sample(folders)
         assert share.value == pytest.approx(100 * np.mean(kept))
 
 

@@ -11,6 +11,7 @@ passages with the same words, and there is something to learn.
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -19,13 +20,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from ralm.answering.multiple_choice import CATEGORIES
+from ralm.corpus.files import read_text
 from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.formats.arrow import dataset_records
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
-from ralm.errors import CorpusError
+from ralm.errors import CorpusError, RalmError
 from ralm.lm import model_path
-from ralm.recipes.resources import Resource, ResourceKind
+from ralm.recipes.resources import RESOURCES, Resource, ResourceKind
 from ralm.records import Document
 from ralm.storage import manifest, outputs
 
@@ -52,23 +54,15 @@ _BEFORE: Final = re.compile(r" ([,.;:?!)%']|'s\b)")
 _AFTER: Final = re.compile(r"([($]) ")
 
 
-def write_resource(resource: Resource, path: Path) -> None:
-    """Read the data set of a resource and write its file atomically.
+def write_resource(resource: Resource, path: Path, texts: Iterable[str] = ()) -> None:
+    """Write the file of a resource atomically, from its data set or from the `texts` that it is made of.
 
     Raises CorpusError if the data set cannot be read or gives nothing, MissingExtraError without the extra `datasets`.
     """
     with outputs.replaced_file(path) as stream:
-        stream.writelines(_written(resource, _texts(resource)))
-        if not stream.tell():
+        stream.writelines(_written(resource, texts if resource.made_of else _texts(resource)))
+        if not (resource.made_of or stream.tell()):
             raise CorpusError(f"{resource.source} has nothing for {resource.name}.")
-
-
-def write_titles(texts: Iterable[str], path: Path) -> None:
-    """Write the titles of the articles in texts of WikiText, one a line, as Wikipedia writes them, too."""
-    titles = [title for text in texts for title in _HEADING.findall(text)]
-    with outputs.replaced_file(path) as stream:
-        for one in dict.fromkeys(variant for title in titles for variant in (title, plain_title(title))):
-            stream.write(f"{one}\n")
 
 
 def plain_title(title: str) -> str:
@@ -93,14 +87,14 @@ def articles(rows: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def _texts(resource: Resource) -> Iterator[str]:
     name = resource.source.removeprefix(HUB_PREFIX)
-    path, value = resource.only or ("", None)
+    path, value = resource.only or ("", "")
     first, *rest = path.split(".")
 
     def chosen(record: Mapping[str, Any]) -> bool:
         found: Any = record.get(first)
         for field in rest:
             found = found.get(field) if isinstance(found, Mapping) else None
-        return resource.only is None or found == value
+        return not resource.only or found == value
 
     records = dataset_records(name, lambda schema: [one for one in schema.names if one in ("text", first)])
     for record in islice(filter(chosen, records), resource.max_rows):
@@ -109,7 +103,7 @@ def _texts(resource: Resource) -> Iterator[str]:
         yield str(record["text"])
 
 
-def _written(resource: Resource, texts: Iterator[str]) -> Iterator[str]:
+def _written(resource: Resource, texts: Iterable[str]) -> Iterator[str]:
     """The parts of the file."""
     match resource.form:
         case "wikitext":
@@ -122,6 +116,10 @@ def _written(resource: Resource, texts: Iterator[str]) -> Iterator[str]:
                 yield json.dumps({"title": title, "text": text}, ensure_ascii=False) + "\n"
         case "lines":
             yield from (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+        case "titles":  # as WikiText writes them, and as Wikipedia does
+            titles = [title for text in texts for title in _HEADING.findall(text)]
+            variants = dict.fromkeys(variant for title in titles for variant in (title, plain_title(title)))
+            yield from (f"{title}\n" for title in variants)
         case _:
             raise AssertionError(resource.form)
 
@@ -215,3 +213,16 @@ def _save_encoder(folder: Path) -> None:
     with no_bars():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def write_named() -> None:
+    """Write the file of a resource: its name, the file, and the texts that it is made of are the arguments."""
+    name, file, *texts = sys.argv[1:]
+    try:
+        write_resource(RESOURCES[name], Path(file), (read_text(Path(text)) for text in texts))
+    except RalmError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    write_named()

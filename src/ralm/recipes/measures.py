@@ -101,9 +101,9 @@ def _perplexity(run: Path, per: Per) -> Sample:
     return stretches(nll_T, lambda mean: np.exp(mean * scale))
 
 
-def relative_gain(run: Measure, without: Measure) -> Measure:
+def relative_gain(run: Step, without: Step) -> Measure:
     """How much lower the bits per byte of a run are than those of one without passages, in percent."""
-    return Measure("lower bits per byte, %", _relative_gain, (*run.steps, *without.steps))
+    return Measure("lower bits per byte, %", _relative_gain, (run, without))
 
 
 def _relative_gain(run: Path, without: Path) -> Sample:
@@ -238,7 +238,7 @@ def class_of(text: str, before: str) -> TokenClass:
     return "capitalised word" if core[:1].isupper() else "other word"
 
 
-def gain_by_frequency(run: Step, without: Step, index: Step, lowest: float, end: float | None) -> Measure:
+def gain_by_frequency(run: Step, without: Step, index: Step, lowest: float, end: float | None = None) -> Measure:
     """The mean gain of tokens in words that stand in `lowest` to `end` of a million passages; `end` None is no bound.
 
     `index` is an index for BM25 of the corpus: its terms are counted, so words without a term, such as stop words, are
@@ -275,22 +275,27 @@ def words_of_tokens(texts: Sequence[str]) -> list[str]:
     return words
 
 
-def gain_below_overlap(run: Step, without: Step, limit: float, *, share: bool = False) -> Measure:
+def gain_below_overlap(run: Step, without: Step, percent: float) -> Measure:
     """By how many percent passages lower the token perplexity, if those that overlap the text more are taken out.
 
     The overlap of a passage is the share of its runs of eight words that stand in the evaluated text. A target whose
-    passage overlaps more than `limit` counts as read without passages. With `share` the figure is how many percent of
-    the targets keep their passage.
+    passage overlaps more counts as read without passages.
     """
-    label = "targets that keep their passage, %" if share else "lower perplexity, %"
-    return Measure(label, _gain_below_overlap, (run, without), (limit, share))
+    return Measure("lower perplexity, %", _gain_below_overlap, (run, without), (percent / 100,))
 
 
-def _gain_below_overlap(run: Path, without: Path, limit: float, share: bool) -> Sample:
-    kept_T = _overlaps(run) <= limit
-    if share:
-        return stretches(kept_T.astype(np.float64), lambda mean: 100 * mean)
-    return stretches(np.where(kept_T, _gains(run, without), 0.0), lambda mean: -100 * np.expm1(-mean))
+def _gain_below_overlap(run: Path, without: Path, limit: float) -> Sample:
+    gain_T = np.where(_overlaps(run) <= limit, _gains(run, without), 0.0)
+    return stretches(gain_T, lambda mean: -100 * np.expm1(-mean))
+
+
+def share_below_overlap(run: Step, percent: float) -> Measure:
+    """How many percent of the targets keep their passage, if those that overlap the text more are taken out."""
+    return Measure("targets that keep their passage, %", _share_below_overlap, (run,), (percent / 100,))
+
+
+def _share_below_overlap(run: Path, limit: float) -> Sample:
+    return stretches((_overlaps(run) <= limit).astype(np.float64), lambda mean: 100 * mean)
 
 
 @lru_cache(maxsize=4)
