@@ -1,7 +1,9 @@
 """Recipes: every table and figure of both papers, one command each.
 
-recipes.toml     the tables and figures, with the papers' figures, and analyses of our own
-resources.toml   data and models that recipes read; resources.py reads it
+in_context_ralm.toml, replug.toml, analysis.toml
+                 the tables and figures, with the papers' figures, and analyses of our own
+readings.toml    how the papers read texts and questions; describes the keys of those files
+resources.toml   data and models that recipes read; resources.py has their type
 catalogue.py     all recipes by name, made of that data
 recipe.py        a recipe: cells, orders, figure; scales
 steps.py         the commands that a recipe runs, as a graph

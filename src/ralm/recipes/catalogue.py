@@ -1,4 +1,4 @@
-"""All recipes by name, made of the data in recipes.toml, which describes its keys."""
+"""All recipes by name, made of data; readings.toml describes its keys."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ralm.errors import UsageError
-from ralm.recipes import measures
+from ralm.recipes.measures import Measure
 from ralm.recipes.recipe import FULL_SCALE, Cell, Figure, Order, Recipe, Scale
 from ralm.recipes.resources import RESOURCES, Resource
 from ralm.recipes.steps import NameOf, Step, Word, WordPart
@@ -18,20 +18,29 @@ _Keys: TypeAlias = dict[str, Any]
 _Place: TypeAlias = tuple[str, str, str]
 """The model, the way of reading and the column of a cell."""
 
-_DATA: Final[_Keys] = tomllib.loads(Path(__file__).with_name("recipes.toml").read_text(encoding="utf-8"))
 _PAPERS: Final = {"in-context-ralm": "In-Context RALM,", "replug": "REPLUG,", "analysis": "Analysis:"}
+
+
+def _data(name: str) -> _Keys:
+    return tomllib.loads(Path(__file__).with_name(f"{name.replace('-', '_')}.toml").read_text(encoding="utf-8"))
+
+
+_DATA: Final = _data("readings")
+_RECIPES: Final[_Keys] = {f"{paper}/{item}": keys for paper in _PAPERS for item, keys in _data(paper).items()}
+_NOT_OF_CELLS: Final = {"title", "about", "differs", "figure", "blocks", "orders", "columns", "published"}
+"""Keys of a recipe; all others are of its cells."""
 _REFERENCE: Final = re.compile(r"([@$%][\w.-]*\w)")
 
 
 def recipes(scale: Scale = FULL_SCALE) -> dict[str, Recipe]:
     """Return every recipe at a scale, by name."""
-    return {name: _recipe(name, scale) for name in _DATA["recipe"]}
+    return {name: _recipe(name, scale) for name in _RECIPES}
 
 
 def recipe_named(name: str, scale: Scale = FULL_SCALE, *, only: str | None = None) -> Recipe:
     """Return a recipe, or its part about one model; UsageError with the nearest names if there is none."""
-    if name not in _DATA["recipe"]:
-        raise UsageError(f"there is no recipe {name!r}; {nearest_names(name, _DATA['recipe'])}.")
+    if name not in _RECIPES:
+        raise UsageError(f"there is no recipe {name!r}; {nearest_names(name, _RECIPES)}.")
     recipe = _recipe(name, scale)
     if only is None:
         return recipe
@@ -53,9 +62,11 @@ def nearest_names(name: str, names: Iterable[str]) -> str:
 
 
 def _recipe(name: str, scale: Scale) -> Recipe:
-    data, keys = _DATA["recipe"][name], _scale_keys(scale)
+    data, keys = _RECIPES[name], _scale_keys(scale)
     paper, _, item = name.partition("/")
-    cells = [(_cell(combined), combined) for block in data["blocks"] for combined in _combinations(block, keys)]
+    common = {key: value for key, value in data.items() if key not in _NOT_OF_CELLS}
+    blocks = [common | block for block in data.get("blocks", [{}])]
+    cells = [(_cell(combined), combined) for block in blocks for combined in _combinations(block, keys)]
     published = _published(data, list(dict.fromkeys(cell.column for cell, _ in cells)))
     places = [(cell, (cell.model, cell.how, cell.column)) for cell, _ in cells]
     measured = [replace(cell, published=published[at].published) if at in published else cell for cell, at in places]
@@ -111,19 +122,22 @@ def _entry(key: str, value: Any) -> _Keys:
     if key == "lm":
         return {"label": RESOURCES[value].label, "billions": RESOURCES[value].billions}
     entry: Any = _DATA.get(key, {}).get(value) if isinstance(value, str) else None
-    if not isinstance(entry, dict):
-        return {}
-    return {**_DATA.get(entry.get("reads", ""), {}), **entry}
+    return _with_base(entry) if isinstance(entry, dict) else {}
+
+
+def _with_base(entry: _Keys) -> _Keys:
+    """An entry with the keys of the table that it `reads` by."""
+    return _with_base(_DATA[entry["reads"]]) | entry if "reads" in entry else entry
 
 
 def _cell(keys: _Keys) -> Cell:
-    steps = [_step(_text(name, keys), keys) for name in keys["steps"]]
-    options = [_value(option, keys) for option in keys["options"]]
+    steps = tuple(_step(_text(name, keys), keys) for name in keys["steps"])
+    options = (_value(option, keys) for option in keys["options"])
     return Cell(
         model=_text(keys["model"], keys),
         how=keys["how"],
         column=_text(keys["column"], keys),
-        measure=getattr(measures, keys["measure"])(*steps, *options),
+        measure=Measure(keys["measure"], steps, (*options,)),
         at=_value(keys["at"], keys),
         line=keys.get("line"),
     )
@@ -181,7 +195,7 @@ def _published(data: _Keys, columns: list[str]) -> dict[_Place, Cell]:
 
 def _orders(templates: Iterable[list[str]], cells: list[tuple[Cell, _Keys]]) -> list[Order]:
     """The orders among the cells of each model and column; a fourth text is a part of the column."""
-    places: dict[_Place, measures.Measure | None] = {}
+    places: dict[_Place, Measure | None] = {}
     for cell, _ in cells:
         for how in (cell.how, f"{cell.how} {cell.at or 0:g}"):
             places.setdefault((cell.model, cell.column, how), cell.measure)

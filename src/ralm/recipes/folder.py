@@ -272,7 +272,7 @@ class RecipeFolder:
         return model
 
     def _identity_of_measure(self, measure: Measure) -> tuple[object, ...]:
-        return measure.read, measure.options, *map(self.path_of, measure.steps)
+        return measure.name, measure.options, *map(self.path_of, measure.steps)
 
 
 def check_replacements(replacements: Mapping[str, str], known: Mapping[str, Resource]) -> None:

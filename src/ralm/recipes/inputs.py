@@ -66,13 +66,13 @@ def write_resource(resource: Resource, path: Path, texts: Iterable[str] = ()) ->
 
 
 def plain_title(title: str) -> str:
-    """A title as it was before WikiText's tokenization: `Ise @-@ class battleship` is `Ise-class battleship`."""
+    """Return a title as it was before WikiText's tokenization: `Ise @-@ class battleship` is `Ise-class battleship`."""
     joined = _JOINED.sub(r"\1", title)
     return _AFTER.sub(r"\1", _BEFORE.sub(r"\1", joined))
 
 
 def articles(rows: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The title and text of each article in rows of WikiText."""
+    """Yield the title and text of each article in rows of WikiText."""
     title, lines = "", list[str]()
     for row in rows:
         if heading := _HEADING.fullmatch(row.rstrip("\n")):
@@ -90,14 +90,14 @@ def _texts(resource: Resource) -> Iterator[str]:
     path, value = resource.only or ("", "")
     first, *rest = path.split(".")
 
-    def chosen(record: Mapping[str, Any]) -> bool:
-        found: Any = record.get(first)
+    def is_chosen(record: Mapping[str, Any]) -> bool:
+        entry: Any = record.get(first)
         for field in rest:
-            found = found.get(field) if isinstance(found, Mapping) else None
-        return not resource.only or found == value
+            entry = entry.get(field) if isinstance(entry, Mapping) else None
+        return not resource.only or entry == value
 
-    records = dataset_records(name, lambda schema: [one for one in schema.names if one in ("text", first)])
-    for record in islice(filter(chosen, records), resource.max_rows):
+    records = dataset_records(name, lambda schema: [column for column in schema.names if column in ("text", first)])
+    for record in islice(filter(is_chosen, records), resource.max_rows):
         if not isinstance(record.get("text"), str):
             raise CorpusError(f"{resource.source} has a record without a text.")
         yield str(record["text"])
@@ -125,7 +125,7 @@ def _written(resource: Resource, texts: Iterable[str]) -> Iterator[str]:
 
 
 def stand_in(kind: ResourceKind, folder: Path) -> str:
-    """The stand-in for a resource of a kind: ralm-tiny, or a file in the folder of `make_stand_ins`."""
+    """Return the stand-in for a resource of a kind: ralm-tiny, or a file in the folder of `make_stand_ins`."""
     return STAND_IN_MODEL if kind == "model" else str(folder / _FILES[kind])
 
 
@@ -142,7 +142,7 @@ def make_stand_ins(folder: Path) -> None:
     np.random.default_rng(0).shuffle(questions)
     choices = [*_with_choices(questions)]
     rows: dict[ResourceKind, Sequence[_Row]] = {
-        "corpus": [{"id": one.id, "title": one.title, "text": one.text} for one in corpus],
+        "corpus": [{"id": document.id, "title": document.title, "text": document.text} for document in corpus],
         "demonstrations": questions[:_DEMONSTRATIONS],
         "choice-demonstrations": choices[:_DEMONSTRATIONS],
         "questions": questions[_DEMONSTRATIONS:],
@@ -150,9 +150,10 @@ def make_stand_ins(folder: Path) -> None:
     }
     with outputs.new_folder(folder, kind=_KIND, force=False) as partial:
         (partial / _FILES["text"]).write_text(held_out_text(held_out), encoding="utf-8")
-        (partial / _FILES["titles"]).write_text("".join(f"{one.title}\n" for one in held_out), encoding="utf-8")
-        for kind, own in rows.items():
-            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in own)
+        titles = "".join(f"{document.title}\n" for document in held_out)
+        (partial / _FILES["titles"]).write_text(titles, encoding="utf-8")
+        for kind, table in rows.items():
+            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in table)
             (partial / _FILES[kind]).write_text("".join(lines), encoding="utf-8")
         _save_encoder(partial / _FILES["encoder"])
         manifest.write_manifest(folder=partial, kind=_KIND, settings={}, counts={})
@@ -168,20 +169,16 @@ def _described(documents: Sequence[Document]) -> Iterator[_Row]:
 
 def _with_choices(questions: Sequence[_Row]) -> Iterator[_Row]:
     """The same with four choices, and one subject of each category of MMLU in turn."""
-    random, names = np.random.default_rng(1), sorted({one["answer"][0] for one in questions})
+    random, names = np.random.default_rng(1), sorted({row["answer"][0] for row in questions})
     subjects = cycle([category[0] for category in CATEGORIES.values()])
-    for one, subject in zip(questions, subjects, strict=False):
-        [right] = one["answer"]
+    for row, subject in zip(questions, subjects, strict=False):
+        [right] = row["answer"]
         others = [name for name in random.choice(names, _CHOICES, replace=False).tolist() if name != right]
         order = random.permutation(_CHOICES).tolist()
         four = [right, *others[: _CHOICES - 1]]
         choices = [four[place] for place in order]
-        yield {
-            "question": one["question"],
-            "choices": choices,
-            "answer": choices.index(right),
-            "subject": subject,
-        }
+        answer = choices.index(right)
+        yield {"question": row["question"], "choices": choices, "answer": answer, "subject": subject}
 
 
 def _save_encoder(folder: Path) -> None:

@@ -79,24 +79,23 @@ def check_resources(steps: Sequence[Step], folder: RecipeFolder) -> None:
     }
     with ThreadPoolExecutor() as several:
         reached = dict(zip(sources, several.map(_is_reached, sources.values()), strict=True))
-    if missing := [part for part in sources if not reached[part]]:
-        listed = [f"{part.name} ({'; '.join(filter(None, [sources[part], part.note]))})" for part in missing]
+    if missing := [f"{part.name} ({source})" for part, source in sources.items() if not reached[part]]:
         raise InputError(
-            f"neither here nor on the hub: {', '.join(listed)}. Give your own with `use` {missing[0].name}=PATH."
+            f"neither here nor on the hub: {', '.join(missing)}. Give your own with `use` NAME=PATH; `ralm recipe` of "
+            "the recipe describes them."
         )
 
 
 def _is_reached(source: str) -> bool:
-    """Whether a model or data set of the hub is in its cache on this machine, or the hub answers for it; URLs and
-    stand-ins are taken for there."""
+    """Whether a model or data set is on this machine, or the hub answers for it; URLs are taken for there."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.file_download import repo_folder_name
 
-    if source == STAND_IN_MODEL or remote.is_url(source):
-        return True
     kind, name = "model", source
     if source.startswith(HUB_PREFIX):
         kind, name = "dataset", source.removeprefix(HUB_PREFIX).partition(":")[0]
+    if name == STAND_IN_MODEL or remote.is_url(source) or Path(name).exists():
+        return True
     try:
         if not (Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)).exists():
             HfApi().repo_info(name, repo_type=kind, timeout=_HUB_SECONDS)
