@@ -1,6 +1,7 @@
 """`ralm recipe`: lists, shows and runs tables and figures of the papers."""
 
 import io
+from collections.abc import Collection
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -72,16 +73,14 @@ def recipe_command(
 
     from ralm.cli.models import sharing_models
     from ralm.recipes.catalogue import recipe_named, resources_of
-    from ralm.recipes.folder import RecipeFolder, check_replacements
+    from ralm.recipes.folder import RecipeFolder
     from ralm.recipes.runner import check_resources
 
     recipes = [recipe_named(name, scale, only=only) for name in names]
     resources = resources_of([step for recipe in recipes for step in recipe.steps])
     if limit_tokens is not None and not any(resource.kind == "text" for resource in resources.values()):
         raise UsageError(f"`limit_tokens` has no effect: {' '.join(names)} reads questions, not texts.")
-    replaced = _replaced(use)
-    check_replacements(replaced, resources)
-    folder = RecipeFolder(out, replaced, stand_in=stand_in, model=model)
+    folder = RecipeFolder(out, _replaced(use, resources), stand_in=stand_in, model=model)
     folder.check()
     if dry_run:
         return _together([_steps(recipe, folder) for recipe in recipes])
@@ -189,15 +188,20 @@ def _run(recipe: "Recipe", folder: "RecipeFolder", limit_tokens: int | None, onl
     )
 
 
-def _replaced(use: tuple[str, ...]) -> dict[str, str]:
-    """What is read for resources, by name."""
-    pairs = [text.partition("=") for text in use]
-    for (name, equals, value), whole in zip(pairs, use, strict=True):
-        if not (name and equals and value):
-            raise UsageError(f"`use` takes NAME=VALUE, such as gpt2=my-models/gpt2, not {whole!r}.")
-    replaced = {name: value for name, _, value in pairs}
-    if len(replaced) < len(pairs):
-        raise UsageError(f"`use` names a resource twice: {' '.join(use)}.")
+def _replaced(use: tuple[str, ...], resources: Collection[str]) -> dict[str, str]:
+    """What is read in place of resources, by their names."""
+    from ralm.recipes.catalogue import nearest_names
+
+    replaced: dict[str, str] = {}
+    for pair in use:
+        name, _, value = pair.partition("=")
+        if not (name and value):
+            raise UsageError(f"`use` takes NAME=VALUE, such as gpt2=my-models/gpt2, not {pair!r}.")
+        if name not in resources:
+            raise UsageError(f"there is no resource {name!r} here; {nearest_names(name, resources)}.")
+        if name in replaced:
+            raise UsageError(f"`use` names a resource twice: {' '.join(use)}.")
+        replaced[name] = value
     return replaced
 
 

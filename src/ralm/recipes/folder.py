@@ -27,7 +27,6 @@ from ralm.errors import DamagedFolderError, UsageError
 from ralm.grammar import keys_text, quoted
 from ralm.lm.api.endpoint import ApiOptions, is_api
 from ralm.lm.registry import ModelOptions
-from ralm.recipes.catalogue import nearest_names
 from ralm.recipes.inputs import STAND_IN_MODEL, make_stand_ins, stand_in, write_resource
 from ralm.recipes.measures import Measure
 from ralm.recipes.recipe import Cell, Order, Recipe
@@ -273,13 +272,6 @@ class RecipeFolder:
 
     def _identity_of_measure(self, measure: Measure) -> tuple[object, ...]:
         return measure.name, measure.options, *map(self.path_of, measure.steps)
-
-
-def check_replacements(replacements: Mapping[str, str], known: Mapping[str, Resource]) -> None:
-    """Raise UsageError if a name is that of no resource."""
-    for name in replacements:
-        if name not in known:
-            raise UsageError(f"there is no resource {name!r} here; {nearest_names(name, known)}.")
 
 
 def _hash(text: str) -> str:
