@@ -90,7 +90,8 @@ def _scale_keys(scale: Scale) -> _Keys:
         "limit": f"--limit {scale.limit}" if scale.limit else "",
         "limit_a_subject": f"--limit {max(1, scale.limit // 4)}" if scale.limit else "",
     }
-    return {**keys, **limits, "lists": _DATA["list"] | keys["list"], "at": None, "next_at": None}
+    lists = {f"{{{name}}}": values for name, values in (_DATA["list"] | keys["list"]).items()}
+    return {**keys, **limits, "lists": lists, "at": None, "next_at": None}
 
 
 def _combinations(block: Mapping[str, Any], keys: _Keys) -> Iterator[_Keys]:
@@ -100,16 +101,14 @@ def _combinations(block: Mapping[str, Any], keys: _Keys) -> Iterator[_Keys]:
         combinations = [
             (named | _entry(key, choice) | brought, chosen | {key: choice})
             for named, chosen in combinations
-            for choice, brought in _choices(key, value, chosen, keys["lists"])
+            for choice, brought in _choices(key, value, keys["lists"])
         ]
     return (keys | named | chosen for named, chosen in combinations)
 
 
-def _choices(key: str, value: Any, chosen: _Keys, lists: _Keys) -> list[tuple[Any, _Keys]]:
-    """The values of a key, each with keys that it brings; `{name}` is a list, or another key that may name one."""
-    if isinstance(value, str) and (name := value.strip("{}")) != value:
-        name = chosen.get(name, name)
-        value = lists[name] if name in lists else chosen.get(value.strip("{}"), value)
+def _choices(key: str, value: Any, lists: _Keys) -> list[tuple[Any, _Keys]]:
+    """The values of a key, each with the keys that it brings."""
+    value = lists.get(value, value) if isinstance(value, str) else value
     if isinstance(value, dict):
         return [*value.items()]
     if key in ("steps", "options") or not isinstance(value, list):
