@@ -6,7 +6,7 @@ This puts the name, type, default, bounds, choices, help, and conditions of an o
 command, the values of a sweep, the JSON schema of a request, and the keys of a part (`ralm.grammar`) are made from it.
 """
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, Field, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -227,28 +227,6 @@ def flag_of(name: str, option: Option | None) -> str:
 def negative_flag(flag: str) -> str:
     """The flag that means no."""
     return "--no-" + flag.removeprefix("--")
-
-
-def flags_of(record: Any, base: Any, always: Container[str] = ()) -> list[str]:
-    """The flags that turn the record `base` into `record`, including records within them, and those of the options
-    named in `always` even if they are equal."""
-    flags: list[str] = []
-    for declaration in declared(type(record)):  # type: ignore[arg-type]
-        name, option = declaration.field.name, declaration.option
-        value, before = getattr(record, name), getattr(base, name)
-        if is_dataclass(value):
-            flags += flags_of(value, before, always)
-        elif option.flag != "" and (value != before or name in always):
-            flags += _as_flags(declaration.flag, value)
-    return flags
-
-
-def _as_flags(flag: str, value: Any) -> list[str]:
-    """A flag with its value; it is repeated for each value of a tuple."""
-    assert value is not None, f"{flag} has no flag that means none"
-    if isinstance(value, bool):
-        return [flag if value else negative_flag(flag)]
-    return [part for one in (value if isinstance(value, tuple) else (value,)) for part in (flag, str(one))]
 
 
 def annotation(of: Any) -> tuple[Any, tuple[Any, ...]]:

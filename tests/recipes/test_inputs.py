@@ -9,9 +9,8 @@ from datasets import Dataset
 
 from ralm.errors import CorpusError
 from ralm.recipes.folder import RecipeFolder
-from ralm.recipes.inputs import plain_title, write_resource
-from ralm.recipes.resources import WIKITEXT_DEV, WIKITEXT_TEST, WIKITEXT_TITLES, WIKITEXT_TRAIN, Resource
-from ralm.recipes.steps import index_step
+from ralm.recipes.inputs import plain_title, write_named, write_resource
+from ralm.recipes.resources import RESOURCES, Resource
 
 ROWS = [
     "",
@@ -30,13 +29,13 @@ def saved(folder: Path, rows: dict[str, list[object]]) -> str:
 
 
 def test_the_text_of_wikitext_is_that_of_the_official_code(tmp_path: Path) -> None:
-    resource = replace(WIKITEXT_TEST, source=saved(tmp_path / "set", {"text": [*ROWS]}))
+    resource = replace(RESOURCES["wikitext-103-test"], source=saved(tmp_path / "set", {"text": [*ROWS]}))
     write_resource(resource, tmp_path / "text.txt")
     assert (tmp_path / "text.txt").read_text() == "".join(row if row else " \n" for row in ROWS)
 
 
 def test_articles_of_wikitext(tmp_path: Path) -> None:
-    resource = replace(WIKITEXT_TRAIN, source=saved(tmp_path / "set", {"text": [*ROWS]}))
+    resource = replace(RESOURCES["wikitext-103-train"], source=saved(tmp_path / "set", {"text": [*ROWS]}))
     write_resource(resource, tmp_path / "articles.jsonl")
     found = [json.loads(line) for line in (tmp_path / "articles.jsonl").read_text().splitlines()]
     assert found == [
@@ -78,9 +77,16 @@ def test_titles_are_as_wikipedia_has_them(title: str, plain: str) -> None:
 def test_titles_are_those_of_both_texts(tmp_path: Path) -> None:
     for name, row in (("test", " = One @-@ two = \n text\n = = Part = = \n"), ("dev", " = Three = \n")):
         (tmp_path / name).write_text(row)
-    given = {WIKITEXT_TEST.name: str(tmp_path / "test"), WIKITEXT_DEV.name: str(tmp_path / "dev")}
-    place = RecipeFolder(tmp_path / "out", given, stand_in=False)
-    step = index_step(Resource(name="c", kind="corpus", source="hf:x"), titles=WIKITEXT_TITLES)
+    replaced = {f"wikitext-103-{name}": str(tmp_path / name) for name in ("test", "dev")}
+    place, titles = RecipeFolder(tmp_path / "out", replaced), RESOURCES["wikitext-103-titles"]
     place.begin()
-    place.write_inputs(step)
-    assert Path(place.source_of(WIKITEXT_TITLES)).read_text().splitlines() == ["One @-@ two", "One-two", "Three"]
+    place.write_input(titles)
+    assert Path(place.source_of(titles)).read_text().splitlines() == ["One @-@ two", "One-two", "Three"]
+
+
+def test_a_script_writes_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "test").write_text(" = Three = \n")
+    arguments = ["inputs", "wikitext-103-titles", str(tmp_path / "new" / "titles.txt"), str(tmp_path / "test")]
+    monkeypatch.setattr("sys.argv", arguments)
+    write_named()
+    assert (tmp_path / "new" / "titles.txt").read_text() == "Three\n"

@@ -4,9 +4,9 @@ import json
 import math
 import re
 import shutil
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,28 +14,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError
-from ralm.reading.plan import PlanOptions
-from ralm.recipes.folder import RecipeFolder
 from ralm.recipes.measures import (
     Measure,
     Sample,
+    answer_log_probs,
     choice_accuracy,
     class_of,
     exact_matches,
-    exact_matches_at,
     gain_below_overlap,
     gain_by_frequency,
     gain_of_class,
-    gold_log_probs_of,
-    perplexity_of,
+    perplexity,
     relative_gain,
+    share_below_overlap,
     stretches,
     words_of_tokens,
 )
-from ralm.recipes.recipe import Cell, Order, Recipe
-from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN
-from ralm.recipes.results import MeasuredOrder, measure_recipe
-from ralm.recipes.steps import Step, eval_step, index_step
+from ralm.recipes.recipe import Order
+from ralm.recipes.results import order_row
 from ralm.retrieval.analysis import Analyser, analysis_by_name
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import write_manifest
@@ -43,13 +39,17 @@ from ralm.storage.outputs import FolderKind, new_folder
 from tests.cli.program import STORIES, TEXT, ralm
 from tests.tiny_models import save_tiny_model
 
-WITH = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions(stride=8))
-WITHOUT = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions())
-CORPUS = index_step(WIKITEXT_TRAIN)
+
+class Folders(NamedTuple):
+    """The folders of a run with passages, of one without, and of the index."""
+
+    run: Path
+    without: Path
+    corpus: Path
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Step, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     folder = tmp_path_factory.mktemp("measured")
     rows = [{"id": name, "title": title, "text": text} for name, title, text in STORIES]
     # a passage that repeats a part of the text
@@ -57,11 +57,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Step, Path]:
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "text.txt").write_text(TEXT)
     save_tiny_model("gpt2", folder / "lm")
-    found = {WITH: folder / "with", WITHOUT: folder / "without", CORPUS: folder / "index"}
+    found = Folders(folder / "with", folder / "without", folder / "index")
     commands = [
-        ["index", folder / "corpus.jsonl", "--words", "25", "--out", found[CORPUS]],
-        ["eval", folder / "text.txt", "--index", found[CORPUS], "--lm", folder / "lm", "--out", found[WITH]],
-        ["eval", folder / "text.txt", "--lm", folder / "lm", "--out", found[WITHOUT]],
+        ["index", folder / "corpus.jsonl", "--words", "25", "--out", found.corpus],
+        ["eval", folder / "text.txt", "--index", found.corpus, "--lm", folder / "lm", "--out", found.run],
+        ["eval", folder / "text.txt", "--lm", folder / "lm", "--out", found.without],
     ]
     for command in commands:
         short = ["--max-length", "64", "--document-tokens", "24"] if command[0] == "eval" else []
@@ -75,25 +75,25 @@ def tokens(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def gains(folders: dict[Step, Path]) -> list[float]:
-    pairs = zip(tokens(folders[WITH]), tokens(folders[WITHOUT]), strict=True)
+def gains(folders: Folders) -> list[float]:
+    pairs = zip(tokens(folders.run), tokens(folders.without), strict=True)
     return [float(one["log_prob"]) - float(other["log_prob"]) for one, other in pairs]
 
 
 @pytest.mark.parametrize(
     ("per", "name"), [("token", "token_perplexity"), ("word", "word_perplexity"), ("byte", "bits_per_byte")]
 )
-def test_perplexities_are_those_of_the_run(folders: dict[Step, Path], per: Any, name: str) -> None:
-    sample = perplexity_of(WITH, per).sample(folders)
-    summary = json.loads((folders[WITH] / "summary.json").read_text())
+def test_perplexities_are_those_of_the_run(folders: Folders, per: Any, name: str) -> None:
+    sample = perplexity(folders.run, per)
+    summary = json.loads((folders.run / "summary.json").read_text())
     assert sample.value == pytest.approx(summary[name], rel=1e-5)
     low, high = sample.interval or (math.nan, math.nan)
     assert low < sample.value < high
 
 
-def test_a_relative_gain_is_that_of_the_bits(folders: dict[Step, Path]) -> None:
-    gain = relative_gain(perplexity_of(WITH, "byte"), perplexity_of(WITHOUT, "byte")).sample(folders)
-    bits = [perplexity_of(one, "byte").sample(folders).value for one in (WITH, WITHOUT)]
+def test_a_relative_gain_is_that_of_the_bits(folders: Folders) -> None:
+    gain = relative_gain(folders.run, folders.without)
+    bits = [perplexity(path, "byte").value for path in (folders.run, folders.without)]
     assert gain.value == pytest.approx(100 * (1 - bits[0] / bits[1]), rel=1e-6)
     low, high = gain.interval or (math.nan, math.nan)
     assert low < gain.value < high
@@ -105,37 +105,32 @@ def test_short_texts_have_twenty_stretches_and_long_ones_of_512() -> None:
     assert stretches(np.ones(1), lambda mean: mean).interval is None
 
 
-def order_of(better: Measure, worse: Measure, folders: dict[Step, Path]) -> MeasuredOrder:
-    cell = Cell(model="m", how="h", column="c", measure=better, published=2.0)
-    recipe = Recipe(name="x", paper="", about="", cells=(cell,), orders=(Order(better, worse, ""),))
-    result = measure_recipe(recipe, cast("RecipeFolder", SimpleNamespace(path_of=folders.__getitem__)))
-    assert result.cells[0].difference == pytest.approx(better.sample(folders).value - 2.0)
-    return result.orders[0]
+def judged(name: str, better: Sample, worse: Sample) -> dict[str, Any]:
+    measure = Measure(name, (), ("token",))
+    return order_row(Order(measure, measure, ""), better, worse)
 
 
-def test_an_order_is_judged_by_paired_draws(folders: dict[Step, Path]) -> None:
-    one = order_of(perplexity_of(WITH), perplexity_of(WITHOUT), folders)
-    assert one.change == pytest.approx(math.exp(-np.mean(gains(folders))) - 1, rel=1e-4)
-    assert one.interval is not None
-    both = order_of(perplexity_of(WITHOUT), perplexity_of(WITH), folders)
-    assert {one.verdict, both.verdict} in ({"seen", "the other way"}, {"not clear"})
-    same = order_of(perplexity_of(WITH), perplexity_of(WITH), folders)
-    assert (same.change, same.interval, same.verdict) == (0, (0, 0), "not clear")
+def test_an_order_is_judged_by_paired_draws(folders: Folders) -> None:
+    read, plain = (perplexity(path, "token") for path in (folders.run, folders.without))
+    order, reverse = judged("perplexity", read, plain), judged("perplexity", plain, read)
+    assert order["change"] == pytest.approx(math.exp(-np.mean(gains(folders))) - 1, rel=1e-4)
+    assert order["interval"] is not None
+    assert {order["verdict"], reverse["verdict"]} in ({"seen", "the other way"}, {"not clear"})
+    same = judged("perplexity", read, read)
+    assert (same["change"], same["interval"], same["verdict"]) == (0, [0, 0], "not clear")
 
 
-def given(*values: float) -> Measure:
-    """Values that are given, a question each."""
-    sample = Sample(np.array(values), np.ones(len(values), np.int64), lambda mean: mean)
-    return Measure("given", lambda _: sample, (WITH,))
+def answered(*values: float) -> Sample:
+    return Sample(np.array(values), np.ones(len(values), np.int64), lambda mean: mean)
 
 
 def test_verdicts_follow_the_interval() -> None:
-    folders: dict[Step, Path] = {WITH: Path()}
-    high, low = given(*[1.0] * 30), given(*[0.0] * 30)
-    assert order_of(high, low, folders).verdict == "seen"
-    assert order_of(low, high, folders).verdict == "the other way"
-    assert order_of(given(*[0.0, 1.0] * 15), given(*[1.0, 0.0] * 15), folders).verdict == "not clear"
-    assert order_of(high, given(*[0.0] * 29), folders).verdict == "not comparable"
+    high, low = answered(*[1.0] * 30), answered(*[0.0] * 30)
+    alternating = answered(*[0.0, 1.0] * 15), answered(*[1.0, 0.0] * 15)
+    assert judged("exact_matches", high, low)["verdict"] == "seen"
+    assert judged("exact_matches", low, high)["verdict"] == "the other way"
+    assert judged("exact_matches", *alternating)["verdict"] == "not clear"
+    assert judged("exact_matches", high, answered(*[0.0] * 29))["verdict"] == "not comparable"
 
 
 @pytest.mark.parametrize(
@@ -161,41 +156,41 @@ def test_words_of_tokens() -> None:
     assert words_of_tokens(texts) == ["The", "radium", "radium", "", "of", "1898", "1898"]
 
 
-def test_gains_by_class_are_those_of_a_loop(folders: dict[Step, Path]) -> None:
-    rows, gain = tokens(folders[WITH]), gains(folders)
+def test_gains_by_class_are_those_of_a_loop(folders: Folders) -> None:
+    rows, gain = tokens(folders.run), gains(folders)
     kinds = [class_of(str(row["text"]), str(rows[i - 1]["text"]) if i else "") for i, row in enumerate(rows)]
     for kind in {*kinds}:
         own = [value for value, found in zip(gain, kinds, strict=True) if found == kind]
-        measured = gain_of_class(WITH, WITHOUT, kind).sample(folders)
+        measured = gain_of_class(folders.run, folders.without, kind)
         assert measured.value == pytest.approx(np.mean(own), abs=1e-6)
 
 
-def test_gains_by_frequency_are_those_of_a_loop(folders: dict[Step, Path]) -> None:
-    opened, analyse = open_index(folders[CORPUS]), Analyser(analysis_by_name("english"))
+def test_gains_by_frequency_are_those_of_a_loop(folders: Folders) -> None:
+    opened, analyse = open_index(folders.corpus), Analyser(analysis_by_name("english"))
     passages = [{*analyse(f"{one.title} {one.text}")} for one in opened.passages]
-    words = words_of_tokens([str(row["text"]) for row in tokens(folders[WITH])])
+    words = words_of_tokens([str(row["text"]) for row in tokens(folders.run)])
 
     def rate(word: str) -> float | None:
         counts = [sum(term in passage for passage in passages) for term in analyse(word)]
         return 1e6 * min(counts) / len(passages) if counts else None
 
     filled = 0
-    for least, most in ((0.0, 1.5e5), (1.5e5, 4e5), (4e5, None)):
+    for least, most in ((0.0, 1.5e5), (1.5e5, 4e5), (4e5, math.inf)):
         own = [
             value
             for value, found in zip(gains(folders), map(rate, words), strict=True)
-            if found is not None and least <= found < (math.inf if most is None else most)
+            if found is not None and least <= found < most
         ]
         filled += bool(own)
-        measured = gain_by_frequency(WITH, WITHOUT, CORPUS, least, most).sample(folders)
+        measured = gain_by_frequency(*folders, least, most)
         expected = np.mean(own) if own else math.nan
         assert measured.value == pytest.approx(expected, abs=1e-6, nan_ok=True)
     assert filled > 1
 
 
-def test_the_contamination_curve_is_that_of_a_loop(folders: dict[Step, Path]) -> None:
-    rows, gain = tokens(folders[WITH]), gains(folders)
-    passages = pq.read_table(folders[WITH] / "passages.parquet").to_pylist()
+def test_the_contamination_curve_is_that_of_a_loop(folders: Folders) -> None:
+    rows, gain = tokens(folders.run), gains(folders)
+    passages = pq.read_table(folders.run / "passages.parquet").to_pylist()
     evaluated, overlap = runs(TEXT), {}
     for row in passages:
         own = runs(row["text"])
@@ -204,9 +199,9 @@ def test_the_contamination_curve_is_that_of_a_loop(folders: dict[Step, Path]) ->
     for most in (0.0, 0.3, 1.0):
         kept = [row["passage"] is None or overlap[row["passage"]] <= most for row in rows]
         left = [value if stays else 0.0 for value, stays in zip(gain, kept, strict=True)]
-        measured = gain_below_overlap(WITH, WITHOUT, most).sample(folders)
+        measured = gain_below_overlap(folders.run, folders.without, 100 * most)
         assert measured.value == pytest.approx(100 * (1 - math.exp(-np.mean(left))), abs=1e-4)
-        share = gain_below_overlap(WITH, WITHOUT, most, share=True).sample(folders)
+        share = share_below_overlap(folders.run, 100 * most)
         assert share.value == pytest.approx(100 * np.mean(kept))
 
 
@@ -215,7 +210,7 @@ def runs(text: str) -> list[tuple[str, ...]]:
     return [tuple(words[begin : begin + 8]) for begin in range(len(words) - 8 + 1)]
 
 
-def finished(folder: Path, kind: str, files: dict[str, Any]) -> dict[Step, Path]:
+def finished(folder: Path, kind: str, files: dict[str, Any]) -> Path:
     """A finished step: tables in Parquet, or a summary."""
     with new_folder(folder, kind=FolderKind(kind), force=False) as written:
         for name, content in files.items():
@@ -224,7 +219,7 @@ def finished(folder: Path, kind: str, files: dict[str, Any]) -> dict[Step, Path]
             else:
                 (written / name).write_text(json.dumps(content))
         write_manifest(written, kind=FolderKind(kind), settings={}, counts={})
-    return {WITH: folder}
+    return folder
 
 
 def test_answers_and_choices(tmp_path: Path) -> None:
@@ -234,39 +229,35 @@ def test_answers_and_choices(tmp_path: Path) -> None:
         "gold_tokens": [1, 3, 0, 2],
     }
     answers = finished(tmp_path / "answers", "answers", {"answers.parquet": table})
-    assert exact_matches(WITH).sample(answers).value == pytest.approx(200 / 3)
-    assert gold_log_probs_of(WITH).sample(answers).value == pytest.approx(-8 / 6)
+    assert exact_matches(answers).value == pytest.approx(200 / 3)
+    assert answer_log_probs(answers).value == pytest.approx(-8 / 6)
     rows = {"right": [True, False, True], "subject": ["anatomy", "philosophy", "anatomy"]}
     choices = finished(tmp_path / "choices", "choices", {"choices.parquet": rows})
-    assert choice_accuracy(WITH).sample(choices).value == pytest.approx(200 / 3)
-    assert choice_accuracy(WITH, "STEM").sample(choices).value == 100
-    assert choice_accuracy(WITH, "humanities").sample(choices).value == 0
-    assert math.isnan(choice_accuracy(WITH, "social sciences").sample(choices).value), "there are none"
-    [sweep] = finished(tmp_path / "sweep", "sweep", {"summary.json": {}}).values()
+    assert choice_accuracy(choices).value == pytest.approx(200 / 3)
+    assert choice_accuracy(choices, "STEM").value == 100
+    assert choice_accuracy(choices, "humanities").value == 0
+    assert math.isnan(choice_accuracy(choices, "social sciences").value), "there are none"
+    sweep = finished(tmp_path / "sweep", "sweep", {"summary.json": {}})
     finished(sweep / "documents-2", "answers", {"answers.parquet": {"exact_match": [True, False, True, True]}})
     finished(sweep / "documents-0", "answers", {"answers.parquet": {"exact_match": [None, None]}})
-    assert exact_matches_at(WITH, 2).sample({WITH: sweep}).value == 75
-    assert math.isnan(exact_matches_at(WITH, 0).sample({WITH: sweep}).value), "no question could be judged"
+    assert exact_matches(sweep, 2).value == 75
+    assert math.isnan(exact_matches(sweep, 0).value), "no question could be judged"
 
 
-def test_steps_that_were_altered_give_no_figure(folders: dict[Step, Path], tmp_path: Path) -> None:
+def test_steps_that_were_altered_give_no_figure(folders: Folders, tmp_path: Path) -> None:
     table = {"exact_match": [False, False], "gold_log_prob": [-1.0, -4.0], "gold_tokens": [1, 3]}
     answers = finished(tmp_path / "answers", "answers", {"answers.parquet": table})
-    pq.write_table(pa.table({**table, "exact_match": [True, True]}), answers[WITH] / "answers.parquet")
+    pq.write_table(pa.table({**table, "exact_match": [True, True]}), answers / "answers.parquet")
     rows = {"right": [True, False], "subject": ["anatomy", "anatomy"]}
     choices = finished(tmp_path / "choices", "choices", {"choices.parquet": rows})
-    pq.write_table(pa.table({**rows, "right": [True, True]}), choices[WITH] / "choices.parquet")
-    run = {WITH: tmp_path / "run"}
-    shutil.copytree(folders[WITH], run[WITH])
-    (run[WITH] / "summary.json").write_text("{}")
-    altered = (
-        (exact_matches(WITH), answers),
-        (choice_accuracy(WITH), choices),
-        (perplexity_of(WITH), run),
-    )
-    for measure, found in altered:
+    pq.write_table(pa.table({**rows, "right": [True, True]}), choices / "choices.parquet")
+    run = tmp_path / "run"
+    shutil.copytree(folders.run, run)
+    (run / "summary.json").write_text("{}")
+    altered = (partial(exact_matches, answers), partial(choice_accuracy, choices), partial(perplexity, run, "token"))
+    for measure in altered:
         with pytest.raises(DamagedFolderError, match="is damaged"):
-            measure.sample(found)
+            measure()
 
 
 def test_an_interval_is_of_the_units_that_count() -> None:
@@ -283,4 +274,4 @@ def test_a_text_without_spaces_has_no_perplexity_by_them(tmp_path: Path) -> None
     (tmp_path / "text.txt").write_text("猫は夢を見る。" * 9)
     answer = ralm("eval", tmp_path / "text.txt", "--lm", "ralm-tiny", "--out", tmp_path / "run")
     assert answer.status == 0, answer.err
-    assert math.isnan(perplexity_of(WITH, "space").sample({WITH: tmp_path / "run"}).value)
+    assert math.isnan(perplexity(tmp_path / "run", "space").value)

@@ -1,32 +1,29 @@
-"""Steps are commands of the program, and records become its flags."""
-
-from dataclasses import replace
+"""Recipes are made of their data: commands of the program, and cells that say where they come from."""
 
 import pytest
 
 from ralm.cli import program as all_commands
-from ralm.options import flags_of
-from ralm.reading import ReadingOptions
-from ralm.reading.plan import PlanOptions
 from ralm.recipes.catalogue import recipe_named, recipes
 from ralm.recipes.recipe import FULL_SCALE, STAND_IN_SCALE, Scale
-from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN, Resource
-from ralm.recipes.steps import NameOf, Step, eval_step, in_order, index_step, retrieve_step
+from ralm.recipes.resources import RESOURCES, Resource
+from ralm.recipes.steps import NameOf, Step, Word, in_order
 
 
 def spelt(step: Step) -> list[str]:
-    """The arguments of a step with names in place of resources and steps."""
+    """The words of a step with names in place of resources and steps."""
 
-    def text(argument: object) -> str:
-        match argument:
+    def text(word: Word) -> str:
+        match word:
             case Resource(name=name):
                 return name
             case Step() | NameOf():
                 return "a-step"
+            case tuple():
+                return "".join(map(text, word))
             case _:
-                return str(argument)
+                return word
 
-    return [*step.command.split(), *map(text, step.arguments), "--out", "out"]
+    return [*step.command.split(), *map(text, step.words), "--out", "out"]
 
 
 @pytest.mark.parametrize("scale", [FULL_SCALE, STAND_IN_SCALE], ids=["full", "stand-in"])
@@ -41,31 +38,39 @@ def test_every_step_is_a_command_of_the_program(scale: Scale) -> None:
             assert context.params["out"] is not None
 
 
-def test_the_plan_of_a_step_is_the_one_that_was_asked_for() -> None:
-    plan = PlanOptions(semantics="official", stride=8, windows="blocked", block=64)
-    reading = ReadingOptions(reader="ensemble:documents=3", mixer="uniform")
-    found = retrieve_step(WIKITEXT_TEST, GPT2[0], index_step(WIKITEXT_TRAIN), plan, k=3)
-    step = eval_step(WIKITEXT_TEST, GPT2[0], plan, retrieved=found, reading=reading, limit_tokens=90)
-    assert spelt(step)[1:-2] == [
-        *["wikitext-103-test", "--lm", "gpt2", "--retrieved", "a-step", "--reader", "ensemble:documents=3"],
-        *["--mixer", "uniform", "--semantics", "official", "--stride", "8", "--windows", "blocked", "--block", "64"],
-        *["--limit-tokens", "90"],
+def test_a_recipe_is_made_of_its_data() -> None:
+    recipe = recipe_named("in-context-ralm/table-3", STAND_IN_SCALE, only="GPT-2 M")
+    cell = recipe.cells[0]
+    assert (cell.how, cell.column, cell.published) == ("ranked by GPT-2 S", "WikiText-103, word perplexity", 20.8)
+    assert cell.measure is not None
+    assert [spelt(step)[:-2] for step in in_order(cell.measure.steps)] == [
+        ["index", "wikipedia-2018", "--forbidden-titles", "wikitext-103-titles"],
+        [
+            *["retrieve", "wikitext-103-test", "--lm", "gpt2", "--index", "a-step", "-k", "6", "--retriever", "bm25"],
+            *["--semantics", "official", "--stride", "4", "--windows", "blocked", "--block", "64"],
+            *["--max-length", "384", "--query-tokens", "32", "--limit-tokens", "2000"],
+        ],
+        [
+            *["eval", "wikitext-103-test", "--lm", "gpt2-medium", "--retrieved", "a-step"],
+            *["--rerank", "zero-shot:candidates=6,tokens=16,lm=gpt2", "--semantics", "official", "--stride", "4"],
+            *["--windows", "blocked", "--block", "64", "--max-length", "384", "--document-tokens", "128"],
+            *["--limit-tokens", "2000"],
+        ],
     ]
 
 
-def test_flags_tell_only_what_differs() -> None:
-    base = PlanOptions()
-    assert flags_of(base, base) == []
-    assert flags_of(replace(base, bos="never", stride=8), base) == ["--stride", "8", "--bos", "never"]
-    assert flags_of(base, base, ("stride",)) == ["--stride", "4"]
+def test_figures_of_models_that_cannot_be_run_are_the_papers() -> None:
+    cells = recipe_named("replug/table-1").cells
+    [davinci] = [cell for cell in cells if (cell.model, cell.how, cell.published) == ("GPT-3 Davinci", "REPLUG", 0.77)]
+    assert (davinci.column, davinci.measure, davinci.why_not) == ("The Pile, bits per byte", None, "no longer offered")
+    assert all(cell.published is not None for cell in cells)
 
 
 def test_steps_come_after_what_they_need() -> None:
-    own = index_step(WIKITEXT_TRAIN)
-    found = retrieve_step(WIKITEXT_TEST, GPT2[0], own, PlanOptions(), k=2)
-    first = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions(), retrieved=found)
-    second = eval_step(WIKITEXT_TEST, GPT2[1], PlanOptions(), retrieved=found)
-    assert in_order([first, second]) == [own, found, first, second]
+    first = Step("index", (RESOURCES["wikipedia-2018"],))
+    second = Step("retrieve", ("--index", first))
+    third, fourth = Step("eval", ("--retrieved", second)), Step("eval", (("--rerank=", NameOf(second)),))
+    assert in_order([fourth, third]) == [first, second, fourth, third]
 
 
 def test_texts_name_what_is_run() -> None:

@@ -1,6 +1,7 @@
 """`ralm recipe`: lists, shows and runs tables and figures of the papers."""
 
 import io
+from collections.abc import Collection
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,6 @@ from ralm.settings import LM_ARGS
 if TYPE_CHECKING:
     from ralm.recipes.folder import RecipeFolder
     from ralm.recipes.recipe import Recipe
-    from ralm.recipes.runner import Estimate
 
 _SHOWN: Final = Path("OUT")
 _RUN: Final = Needs("`out`", lambda own: own.out is not None)
@@ -49,11 +49,11 @@ def recipe_command(
     ] = None,
     model: Annotated[ModelOptions, replace(LM_ARGS, needs=_RUN)],
     dry_run: Annotated[
-        bool, Option("Show the steps, what is done, and what the rest will take, and run nothing.", needs=_RUN)
+        bool, Option("Print the steps as a shell script, and which are done, and run nothing.", needs=_RUN)
     ] = False,
 ) -> Output:
-    """List the tables and figures of the papers; show the inputs, models and commands of those that are named; with
-    --out, run them, and print each with the paper's figures beside ours.
+    """List the tables and figures of the papers; print the commands of those that are named as a shell script, with
+    their inputs and models; with --out, run them, and print each with the paper's figures beside ours.
 
     Rerun the command to go on after an interruption. Recipes in one folder share their steps.
 
@@ -73,18 +73,18 @@ def recipe_command(
 
     from ralm.cli.models import sharing_models
     from ralm.recipes.catalogue import recipe_named, resources_of
-    from ralm.recipes.folder import RecipeFolder, check_replacements
+    from ralm.recipes.folder import RecipeFolder
+    from ralm.recipes.runner import check_resources
 
     recipes = [recipe_named(name, scale, only=only) for name in names]
     resources = resources_of([step for recipe in recipes for step in recipe.steps])
     if limit_tokens is not None and not any(resource.kind == "text" for resource in resources.values()):
         raise UsageError(f"`limit_tokens` has no effect: {' '.join(names)} reads questions, not texts.")
-    replaced = _replaced(use)
-    check_replacements(replaced, resources)
-    folder = RecipeFolder(out, replaced, stand_in=stand_in, model=model)
+    folder = RecipeFolder(out, _replaced(use, resources), stand_in=stand_in, model=model)
     folder.check()
     if dry_run:
-        return _together([_steps_left(recipe, folder) for recipe in recipes])
+        return _together([_steps(recipe, folder) for recipe in recipes])
+    check_resources([step for recipe in recipes for step in recipe.steps], folder)
     with sharing_models():
         return _together([_run(recipe, folder, limit_tokens, only) for recipe in recipes])
 
@@ -106,42 +106,40 @@ def _list() -> Output:
     from ralm.cli.output import print_line
     from ralm.recipes.catalogue import recipes
 
-    known = recipes()
-    width = max(map(len, known))
+    listed = recipes().values()
+    width = max(len(recipe.name) for recipe in listed)
     return Output(
         lambda: [
-            {"name": name, "paper": one.paper, "about": one.about, "models": [*one.models]}
-            for name, one in known.items()
+            {"name": recipe.name, "paper": recipe.paper, "about": recipe.about, "models": [*recipe.models]}
+            for recipe in listed
         ],
-        lambda: print_line("\n".join(f"{name:<{width}}  {one.about}" for name, one in known.items())),
+        lambda: print_line("\n".join(f"{recipe.name:<{width}}  {recipe.about}" for recipe in listed)),
     )
 
 
 def _show(name: str) -> Output:
-    """The inputs of a recipe, its models, differences from the paper, and its commands."""
+    """The inputs of a recipe, its models, differences from the paper, and its commands as a shell script."""
     from ralm.cli.output import print_line
     from ralm.recipes.catalogue import recipe_named, resources_of
     from ralm.recipes.folder import RecipeFolder
-    from ralm.recipes.runner import command_text
+    from ralm.recipes.runner import script
 
     recipe = recipe_named(name)
-    read = resources_of(recipe.steps)
-    lines = [command_text(RecipeFolder(_SHOWN).command_line(step)) for step in recipe.steps]
+    reads = resources_of(recipe.steps)
+    commands = [*script(recipe.steps, RecipeFolder(_SHOWN))]
 
-    def print_recipe() -> None:
-        print_line(f"{recipe.paper}: {recipe.about}")
-        print_line(f"\nModels, for --only: {', '.join(recipe.models)}")
-        print_line("\nReads, each of which --use NAME=PATH replaces:")
-        for one in read.values():
-            source = one.source or f"made from {', '.join(part.name for part in one.made_of)}"
-            print_line(f"  {one.name:<26} {source}{f' ({one.note})' if one.note else ''}")
+    def print_script() -> None:
+        print_line(f"#!/bin/sh -e\n# {recipe.paper}: {recipe.about}")
+        print_line(f"#\n# Models, for --only: {', '.join(recipe.models)}")
+        print_line("#\n# Reads, each of which --use NAME=PATH replaces:")
+        for resource in reads.values():
+            source = resource.source or f"made from {', '.join(part.name for part in resource.made_of)}"
+            print_line(f"#   {resource.name:<26} {source}{f' ({resource.note})' if resource.note else ''}")
         if recipe.differs:
-            print_line("\nWhat differs from the paper:")
-            for said in recipe.differs:
-                print_line(f"  - {said}")
-        print_line("\nCommands:")
-        for line in lines:
-            print_line(f"  {line}")
+            print_line("#\n# What differs from the paper:")
+        for sentence in recipe.differs:
+            print_line(f"#   - {sentence}")
+        print_line("\n".join(["", *commands]))
 
     return Output(
         lambda: {
@@ -149,11 +147,14 @@ def _show(name: str) -> Output:
             "paper": recipe.paper,
             "about": recipe.about,
             "models": [*recipe.models],
-            "reads": {one.name: {"kind": one.kind, "source": one.source, "note": one.note} for one in read.values()},
+            "reads": {
+                resource.name: {"kind": resource.kind, "source": resource.source, "note": resource.note}
+                for resource in reads.values()
+            },
             "differs": [*recipe.differs],
-            "commands": [*lines],
+            "commands": [*commands],
         },
-        print_recipe,
+        print_script,
     )
 
 
@@ -162,7 +163,7 @@ def _run(recipe: "Recipe", folder: "RecipeFolder", limit_tokens: int | None, onl
     from ralm.cli import program
     from ralm.cli.models import release_models
     from ralm.cli.output import print_line
-    from ralm.recipes.results import as_markdown, measure_recipe, result_as_json, write_result
+    from ralm.recipes.results import SOURCES, as_markdown, folder_name, measure_recipe, result_as_json, write_result
     from ralm.recipes.runner import run_steps
     from ralm.runs.run import check_plot
 
@@ -178,67 +179,41 @@ def _run(recipe: "Recipe", folder: "RecipeFolder", limit_tokens: int | None, onl
     changes = [f"{name} is {value}" for name, value in folder.replacements.items()]
     changes += [] if limit_tokens is None else [f"texts have {limit_tokens:,} tokens"]
     result = measure_recipe(folder.as_run(recipe), folder, changes, is_partial=limit_tokens is not None)
-    written = write_result(result, only)
-    table, _, _ = as_markdown(result).partition("\n## Where the figures come from")
+    path = folder.folder / "tables" / folder_name(recipe.name, only)
+    write_result(result, path)
+    table, _, _ = as_markdown(result).partition(f"\n{SOURCES}")
     return Output(
-        partial(result_as_json, result, written),
-        partial(print_line, f"{table}\nWith the command and folder of every figure: {written}"),
+        partial(result_as_json, result, path),
+        partial(print_line, f"{table}\nWith the command and folder of every figure: {path}"),
     )
 
 
-def _replaced(use: tuple[str, ...]) -> dict[str, str]:
-    """What is read for resources, by name."""
-    pairs = [one.partition("=") for one in use]
-    for (name, equals, value), whole in zip(pairs, use, strict=True):
-        if not (name and equals and value):
-            raise UsageError(f"`use` takes NAME=VALUE, such as gpt2=my-models/gpt2, not {whole!r}.")
-    replaced = {name: value for name, _, value in pairs}
-    if len(replaced) < len(pairs):
-        raise UsageError(f"`use` names a resource twice: {' '.join(use)}.")
+def _replaced(use: tuple[str, ...], resources: Collection[str]) -> dict[str, str]:
+    """What is read in place of resources, by their names."""
+    from ralm.recipes.catalogue import nearest_names
+
+    replaced: dict[str, str] = {}
+    for pair in use:
+        name, _, value = pair.partition("=")
+        if not (name and value):
+            raise UsageError(f"`use` takes NAME=VALUE, such as gpt2=my-models/gpt2, not {pair!r}.")
+        if name not in resources:
+            raise UsageError(f"there is no resource {name!r} here; {nearest_names(name, resources)}.")
+        if name in replaced:
+            raise UsageError(f"`use` names a resource twice: {' '.join(use)}.")
+        replaced[name] = value
     return replaced
 
 
-def _steps_left(recipe: "Recipe", folder: "RecipeFolder") -> Output:
-    """The steps, what is done, and what the rest will take."""
+def _steps(recipe: "Recipe", folder: "RecipeFolder") -> Output:
+    """The steps as a shell script, and what is done."""
     from ralm.cli.output import print_line
-    from ralm.recipes.runner import command_text, estimate, total
+    from ralm.recipes.runner import command_text, script
 
-    found = [(step, folder.is_done(step), estimate(step, folder)) for step in folder.distinct_steps(recipe.steps)]
-    rest = total([needed for _, done, needed in found if not done])
-
-    def print_steps() -> None:
-        for step, done, needed in found:
-            state = "done" if done else _describe(needed)
-            print_line(f"{folder.path_of(step).name}: {state}\n  {command_text(folder.command_line(step))}")
-        print_line(
-            f"\n{sum(not done for _, done, _ in found)} of {len(found)} steps are left: about {_describe(rest)}, and "
-            f"{rest.memory / 1e9:,.1f} GB of memory. These are rough estimates from sizes and the speed of this "
-            "machine."
-        )
-
+    steps = folder.distinct_steps(recipe.steps)
+    done = {step: folder.is_done(step) for step in steps}
+    left = f"# {len(steps) - sum(done.values())} of {len(steps)} steps are left."
     return Output(
-        lambda: {
-            "steps": [
-                {
-                    "command": command_text(folder.command_line(step)),
-                    "done": done,
-                    "passages": needed.passages,
-                    "tokens": needed.tokens,
-                    "disk_bytes": needed.disk,
-                    "memory_bytes": needed.memory,
-                    "hours": needed.hours,
-                }
-                for step, done, needed in found
-            ],
-            "hours": rest.hours,
-            "disk_bytes": rest.disk,
-            "memory_bytes": rest.memory,
-        },
-        print_steps,
+        lambda: {"steps": [{"command": command_text(folder.command_line(step)), "done": done[step]} for step in steps]},
+        lambda: print_line("\n".join([*script(steps, folder), left])),
     )
-
-
-def _describe(needed: "Estimate") -> str:
-    parts = [f"{needed.passages:,} passages"] if needed.passages else []
-    parts += [f"{needed.tokens:,} tokens"] if needed.tokens else []
-    return ", ".join([*parts, f"{needed.disk / 1e9:,.2f} GB", f"{needed.hours:,.2f} hours"])

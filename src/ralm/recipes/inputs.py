@@ -11,6 +11,7 @@ passages with the same words, and there is something to learn.
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -19,13 +20,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from ralm.answering.multiple_choice import CATEGORIES
+from ralm.corpus.files import read_text
 from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.formats.arrow import dataset_records
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
-from ralm.errors import CorpusError
+from ralm.errors import CorpusError, RalmError
 from ralm.lm import model_path
-from ralm.recipes.resources import Resource, ResourceKind
+from ralm.recipes.resources import RESOURCES, Resource, ResourceKind
 from ralm.records import Document
 from ralm.storage import manifest, outputs
 
@@ -52,33 +54,25 @@ _BEFORE: Final = re.compile(r" ([,.;:?!)%']|'s\b)")
 _AFTER: Final = re.compile(r"([($]) ")
 
 
-def write_resource(resource: Resource, path: Path) -> None:
-    """Read the data set of a resource and write its file atomically.
+def write_resource(resource: Resource, path: Path, texts: Iterable[str] = ()) -> None:
+    """Write the file of a resource atomically, from its data set or from the `texts` that it is made of.
 
     Raises CorpusError if the data set cannot be read or gives nothing, MissingExtraError without the extra `datasets`.
     """
     with outputs.replaced_file(path) as stream:
-        stream.writelines(_written(resource, _texts(resource)))
-        if not stream.tell():
+        stream.writelines(_written(resource, texts if resource.made_of else _texts(resource)))
+        if not (resource.made_of or stream.tell()):
             raise CorpusError(f"{resource.source} has nothing for {resource.name}.")
 
 
-def write_titles(texts: Iterable[str], path: Path) -> None:
-    """Write the titles of the articles in texts of WikiText, one a line, as Wikipedia writes them, too."""
-    titles = [title for text in texts for title in _HEADING.findall(text)]
-    with outputs.replaced_file(path) as stream:
-        for one in dict.fromkeys(variant for title in titles for variant in (title, plain_title(title))):
-            stream.write(f"{one}\n")
-
-
 def plain_title(title: str) -> str:
-    """A title as it was before WikiText's tokenization: `Ise @-@ class battleship` is `Ise-class battleship`."""
+    """Return a title as it was before WikiText's tokenization: `Ise @-@ class battleship` is `Ise-class battleship`."""
     joined = _JOINED.sub(r"\1", title)
     return _AFTER.sub(r"\1", _BEFORE.sub(r"\1", joined))
 
 
 def articles(rows: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The title and text of each article in rows of WikiText."""
+    """Yield the title and text of each article in rows of WikiText."""
     title, lines = "", list[str]()
     for row in rows:
         if heading := _HEADING.fullmatch(row.rstrip("\n")):
@@ -93,23 +87,23 @@ def articles(rows: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def _texts(resource: Resource) -> Iterator[str]:
     name = resource.source.removeprefix(HUB_PREFIX)
-    path, value = resource.only or ("", None)
+    path, value = resource.only or ("", "")
     first, *rest = path.split(".")
 
-    def chosen(record: Mapping[str, Any]) -> bool:
-        found: Any = record.get(first)
+    def is_chosen(record: Mapping[str, Any]) -> bool:
+        entry: Any = record.get(first)
         for field in rest:
-            found = found.get(field) if isinstance(found, Mapping) else None
-        return resource.only is None or found == value
+            entry = entry.get(field) if isinstance(entry, Mapping) else None
+        return not resource.only or entry == value
 
-    records = dataset_records(name, lambda schema: [one for one in schema.names if one in ("text", first)])
-    for record in islice(filter(chosen, records), resource.max_rows):
+    records = dataset_records(name, lambda schema: [column for column in schema.names if column in ("text", first)])
+    for record in islice(filter(is_chosen, records), resource.max_rows):
         if not isinstance(record.get("text"), str):
             raise CorpusError(f"{resource.source} has a record without a text.")
         yield str(record["text"])
 
 
-def _written(resource: Resource, texts: Iterator[str]) -> Iterator[str]:
+def _written(resource: Resource, texts: Iterable[str]) -> Iterator[str]:
     """The parts of the file."""
     match resource.form:
         case "wikitext":
@@ -122,12 +116,16 @@ def _written(resource: Resource, texts: Iterator[str]) -> Iterator[str]:
                 yield json.dumps({"title": title, "text": text}, ensure_ascii=False) + "\n"
         case "lines":
             yield from (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+        case "titles":  # as WikiText writes them, and as Wikipedia does
+            titles = [title for text in texts for title in _HEADING.findall(text)]
+            variants = dict.fromkeys(variant for title in titles for variant in (title, plain_title(title)))
+            yield from (f"{title}\n" for title in variants)
         case _:
             raise AssertionError(resource.form)
 
 
 def stand_in(kind: ResourceKind, folder: Path) -> str:
-    """The stand-in for a resource of a kind: ralm-tiny, or a file in the folder of `make_stand_ins`."""
+    """Return the stand-in for a resource of a kind: ralm-tiny, or a file in the folder of `make_stand_ins`."""
     return STAND_IN_MODEL if kind == "model" else str(folder / _FILES[kind])
 
 
@@ -144,7 +142,7 @@ def make_stand_ins(folder: Path) -> None:
     np.random.default_rng(0).shuffle(questions)
     choices = [*_with_choices(questions)]
     rows: dict[ResourceKind, Sequence[_Row]] = {
-        "corpus": [{"id": one.id, "title": one.title, "text": one.text} for one in corpus],
+        "corpus": [{"id": document.id, "title": document.title, "text": document.text} for document in corpus],
         "demonstrations": questions[:_DEMONSTRATIONS],
         "choice-demonstrations": choices[:_DEMONSTRATIONS],
         "questions": questions[_DEMONSTRATIONS:],
@@ -152,9 +150,10 @@ def make_stand_ins(folder: Path) -> None:
     }
     with outputs.new_folder(folder, kind=_KIND, force=False) as partial:
         (partial / _FILES["text"]).write_text(held_out_text(held_out), encoding="utf-8")
-        (partial / _FILES["titles"]).write_text("".join(f"{one.title}\n" for one in held_out), encoding="utf-8")
-        for kind, own in rows.items():
-            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in own)
+        titles = "".join(f"{document.title}\n" for document in held_out)
+        (partial / _FILES["titles"]).write_text(titles, encoding="utf-8")
+        for kind, table in rows.items():
+            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in table)
             (partial / _FILES[kind]).write_text("".join(lines), encoding="utf-8")
         _save_encoder(partial / _FILES["encoder"])
         manifest.write_manifest(folder=partial, kind=_KIND, settings={}, counts={})
@@ -170,20 +169,16 @@ def _described(documents: Sequence[Document]) -> Iterator[_Row]:
 
 def _with_choices(questions: Sequence[_Row]) -> Iterator[_Row]:
     """The same with four choices, and one subject of each category of MMLU in turn."""
-    random, names = np.random.default_rng(1), sorted({one["answer"][0] for one in questions})
+    random, names = np.random.default_rng(1), sorted({row["answer"][0] for row in questions})
     subjects = cycle([category[0] for category in CATEGORIES.values()])
-    for one, subject in zip(questions, subjects, strict=False):
-        [right] = one["answer"]
+    for row, subject in zip(questions, subjects, strict=False):
+        [right] = row["answer"]
         others = [name for name in random.choice(names, _CHOICES, replace=False).tolist() if name != right]
         order = random.permutation(_CHOICES).tolist()
         four = [right, *others[: _CHOICES - 1]]
         choices = [four[place] for place in order]
-        yield {
-            "question": one["question"],
-            "choices": choices,
-            "answer": choices.index(right),
-            "subject": subject,
-        }
+        answer = choices.index(right)
+        yield {"question": row["question"], "choices": choices, "answer": answer, "subject": subject}
 
 
 def _save_encoder(folder: Path) -> None:
@@ -215,3 +210,16 @@ def _save_encoder(folder: Path) -> None:
     with no_bars():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def write_named() -> None:
+    """Write the file of a resource: its name, the file, and the texts that it is made of are the arguments."""
+    name, file, *texts = sys.argv[1:]
+    try:
+        write_resource(RESOURCES[name], Path(file), (read_text(Path(text)) for text in texts))
+    except RalmError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    write_named()

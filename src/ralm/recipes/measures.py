@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -33,14 +33,22 @@ Per = Literal["token", "word", "space", "byte"]
 """What a perplexity is per: words as WikiText has them, or as many as the text has spaces, as the official code counts
 them."""
 TokenClass = Literal["capitalised word", "other word", "rest of a word", "number", "punctuation and space"]
-CLASSES: Final[tuple[TokenClass, ...]] = get_args(TokenClass)
-_LABELS: Final[dict[Per, str]] = {
+_PERPLEXITIES: Final = {
     "token": "token perplexity",
     "word": "word perplexity",
     "space": "word perplexity",
     "byte": "bits per byte",
 }
-_GAIN: Final = "gain, nats a token"
+_LABELS: Final = {
+    "relative_gain": "lower bits per byte, %",
+    "exact_matches": "exact match, %",
+    "answer_log_probs": "log-probability of a right token",
+    "choice_accuracy": "accuracy, %",
+    "gain_of_class": "gain, nats a token",
+    "gain_by_frequency": "gain, nats a token",
+    "gain_below_overlap": "lower perplexity, %",
+    "share_below_overlap": "targets that keep their passage, %",
+}
 _REMEDY: Final = "remove it and run the recipe again"
 _MIN_UNITS: Final = 20
 """A text with fewer stretches is cut into shorter ones."""
@@ -73,25 +81,31 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure of finished steps, with its name in a table: `read` takes the paths of their results, and `options`."""
+    """A figure of finished steps: that of a function of this module, by its name, which takes the paths of their
+    results, and options."""
 
-    label: str
-    read: Callable[..., Sample]
+    name: str
     steps: tuple[Step, ...]
-    options: tuple[object, ...] = ()
-    smaller_is_better: bool = False
+    options: tuple[Any, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What it is called in a table."""
+        return _PERPLEXITIES[self.options[0]] if self.name == "perplexity" else _LABELS[self.name]
+
+    @property
+    def smaller_is_better(self) -> bool:
+        """Whether it is a perplexity."""
+        return self.name == "perplexity"
 
     def sample(self, paths: Mapping[Step, Path]) -> Sample:
-        """The figure with its sums and counts."""
-        return self.read(*(paths[step] for step in self.steps), *self.options)
+        """Return the figure with its sums and counts."""
+        sample: Sample = globals()[self.name](*(paths[step] for step in self.steps), *self.options)
+        return sample
 
 
-def perplexity_of(run: Step, per: Per = "token") -> Measure:
-    """How well a text was predicted by `ralm eval`; per byte, it is in bits."""
-    return Measure(_LABELS[per], _perplexity, (run,), (per,), smaller_is_better=True)
-
-
-def _perplexity(run: Path, per: Per) -> Sample:
+def perplexity(run: Path, per: Per) -> Sample:
+    """Return how well a text was predicted by `ralm eval`; per byte, it is in bits."""
     nll_T, counted = _read_run(run)
     # NaN, as `ralm eval` has it, for a text without any
     scale = len(nll_T) / counted[per] if counted[per] else math.nan
@@ -100,58 +114,41 @@ def _perplexity(run: Path, per: Per) -> Sample:
     return stretches(nll_T, lambda mean: np.exp(mean * scale))
 
 
-def relative_gain(run: Measure, without: Measure) -> Measure:
-    """How much lower the bits per byte of a run are than those of one without passages, in percent."""
-    return Measure("lower bits per byte, %", _relative_gain, (*run.steps, *without.steps))
-
-
-def _relative_gain(run: Path, without: Path) -> Sample:
-    (own_T, _), (other_T, _) = _read_run(run), _read_run(without)
-    own, other = (stretches(nll_T, lambda mean: mean) for nll_T in (own_T, other_T))
-    return Sample(own.sums_U, other.sums_U, lambda ratio: 100 * (1 - ratio))
+def relative_gain(run: Path, without: Path) -> Sample:
+    """Return how much lower the bits per byte of a run are than those of one without passages, in percent."""
+    read, plain = (stretches(_read_run(path)[0], lambda mean: mean) for path in (run, without))
+    return Sample(read.sums_U, plain.sums_U, lambda ratio: 100 * (1 - ratio))
 
 
 @lru_cache(maxsize=8)
 def _read_run(run: Path) -> tuple[DoubleArray, dict[Per, float]]:
     """The negative log-probability of every target, and the counts by which perplexities divide."""
-    summary, tokens = _summary_of(run, RUN_KIND), read_tokens(run)
+    manifest.read_manifest(run, kind=RUN_KIND)
+    with damage_errors(run, _REMEDY):
+        summary: dict[str, Any] = json.loads((run / SUMMARY).read_bytes())
+    tokens = read_tokens(run)
     spaces = (tokens.before + "".join(tokens.texts)).count(" ")
     counted: dict[Per, float] = {"token": summary["tokens"], "word": summary["words"], "byte": summary["bytes"]}
     return -tokens.log_probs_T.astype(np.float64), {**counted, "space": spaces}
 
 
-def _summary_of(folder: Path, kind: outputs.FolderKind) -> dict[str, Any]:
-    """The summary of a finished step; DamagedFolderError if it was altered or cannot be read."""
-    manifest.read_manifest(folder, kind=kind)
-    with damage_errors(folder, _REMEDY):
-        found: dict[str, Any] = json.loads((folder / SUMMARY).read_bytes())
-    return found
-
-
 def stretches(values_T: DoubleArray, figure: Callable[[Any], Any]) -> Sample:
-    """A sample of stretches of 512 targets, or of shorter ones if there would be fewer than 20."""
+    """Return a sample of stretches of 512 targets, or of shorter ones if there would be fewer than 20."""
     size = max(1, min(TARGETS_PER_DOCUMENT, len(values_T) // _MIN_UNITS))
     units_T = np.arange(len(values_T)) // size
     return Sample(np.bincount(units_T, values_T).astype(np.float64), np.bincount(units_T).astype(np.int64), figure)
 
 
-def exact_matches(answers: Step) -> Measure:
-    """How often `ralm qa` answered exactly right, as a percentage."""
-    return Measure("exact match, %", _exact_matches, (answers,))
-
-
-def _exact_matches(folder: Path) -> Sample:
-    [right] = _columns(folder, answering.ANSWERS_KIND, answering.ANSWERS_TABLE, "exact_match")
+def exact_matches(answers: Path, documents: int | None = None) -> Sample:
+    """Return how often `ralm qa` answered exactly right, as a percentage; in a sweep, with a number of passages."""
+    answers = answers if documents is None else answers / f"documents-{documents}"
+    [right] = _columns(answers, answering.ANSWERS_KIND, answering.ANSWERS_TABLE, "exact_match")
     return _percent(right)
 
 
-def gold_log_probs_of(answers: Step) -> Measure:
-    """How likely the right answer was in `ralm qa`, in nats a token."""
-    return Measure("log-probability of a right token", _gold_log_probs, (answers,))
-
-
-def _gold_log_probs(folder: Path) -> Sample:
-    columns = _columns(folder, answering.ANSWERS_KIND, answering.ANSWERS_TABLE, "gold_log_prob", "gold_tokens")
+def answer_log_probs(answers: Path) -> Sample:
+    """Return how likely the right answer was in `ralm qa`, in nats a token."""
+    columns = _columns(answers, answering.ANSWERS_KIND, answering.ANSWERS_TABLE, "gold_log_prob", "gold_tokens")
     scored = [
         (0, 0) if total is None or not tokens else (total, tokens) for total, tokens in zip(*columns, strict=True)
     ]
@@ -159,15 +156,13 @@ def _gold_log_probs(folder: Path) -> Sample:
     return Sample(sums, counts.astype(np.int64), lambda mean: mean)
 
 
-def choice_accuracy(choices: Step, category: str | None = None) -> Measure:
-    """How often `ralm qa` chose right, as a percentage, in a category of MMLU or in all."""
-    return Measure("accuracy, %", _accuracy, (choices,), (category,))
-
-
-def _accuracy(folder: Path, category: str | None) -> Sample:
-    right, subjects = _columns(folder, answering.CHOICES_KIND, answering.CHOICES_TABLE, "right", "subject")
+def choice_accuracy(choices: Path, category: str | None = None) -> Sample:
+    """Return how often `ralm qa` chose right, as a percentage, in a category of MMLU or in all."""
+    right, subjects = _columns(choices, answering.CHOICES_KIND, answering.CHOICES_TABLE, "right", "subject")
     pairs = zip(right, subjects, strict=True)
-    return _percent([one for one, subject in pairs if category in (None, multiple_choice.category_of(subject or ""))])
+    return _percent(
+        [is_right for is_right, subject in pairs if category in (None, multiple_choice.category_of(subject or ""))]
+    )
 
 
 def _columns(folder: Path, kind: outputs.FolderKind, table: str, *names: str) -> list[list[Any]]:
@@ -183,22 +178,9 @@ def _percent(values: list[bool | None]) -> Sample:
     return Sample(np.array([bool(value) for value in values], np.float64), judged, lambda mean: 100 * mean)
 
 
-def exact_matches_at(answers: Step, number: int) -> Measure:
-    """How often `ralm qa` answered exactly right with a number of passages, as a percentage."""
-    return Measure("exact match, %", _exact_matches_at, (answers,), (number,))
-
-
-def _exact_matches_at(folder: Path, number: int) -> Sample:
-    return _exact_matches(folder / f"documents-{number}")
-
-
-def gain_of_class(run: Step, without: Step, kind: TokenClass) -> Measure:
-    """The mean gain of the tokens of a class."""
-    return Measure(_GAIN, _gain_of_class, (run, without), (kind,))
-
-
-def _gain_of_class(run: Path, without: Path, kind: TokenClass) -> Sample:
-    return _mean_of_some(_gains(run, without), _classes(run) == kind)
+def gain_of_class(run: Path, without: Path, kind: TokenClass) -> Sample:
+    """Return the mean gain of the tokens of a class."""
+    return _mean_over(_gains(run, without), _classes(run) == kind)
 
 
 @lru_cache(maxsize=8)
@@ -210,8 +192,8 @@ def _gains(run: Path, without: Path) -> DoubleArray:
     return first.log_probs_T.astype(np.float64) - second.log_probs_T
 
 
-def _mean_of_some(values_T: DoubleArray, chosen_T: NDArray[np.bool_]) -> Sample:
-    """The mean of some targets, over stretches of the text."""
+def _mean_over(values_T: DoubleArray, chosen_T: NDArray[np.bool_]) -> Sample:
+    """The mean of the chosen targets, over stretches of the text."""
     whole = stretches(values_T * chosen_T, lambda mean: mean)
     counted = stretches(chosen_T.astype(np.float64), lambda mean: mean)
     there_U = counted.sums_U > 0
@@ -226,7 +208,7 @@ def _classes(run: Path) -> NDArray[np.str_]:
 
 
 def class_of(text: str, before: str) -> TokenClass:
-    """The class of a token by what it adds to a text; `before` is the text of the token before it."""
+    """Return the class of a token by what it adds to a text; `before` is the text of the token before it."""
     core = text.strip()
     if not any(character.isalnum() for character in core):
         return "punctuation and space"
@@ -237,20 +219,16 @@ def class_of(text: str, before: str) -> TokenClass:
     return "capitalised word" if core[:1].isupper() else "other word"
 
 
-def gain_by_frequency(run: Step, without: Step, index: Step, lowest: float, end: float | None) -> Measure:
-    """The mean gain of tokens in words that stand in `lowest` to `end` of a million passages; `end` None is no bound.
+def gain_by_frequency(run: Path, without: Path, index: Path, lowest: float, end: float = math.inf) -> Sample:
+    """Return the mean gain of tokens in words that stand in `lowest` to `end` of a million passages.
 
     `index` is an index for BM25 of the corpus: its terms are counted, so words without a term, such as stop words, are
     left out.
     """
-    return Measure(_GAIN, _gain_by_frequency, (run, without, index), (lowest, end))
-
-
-def _gain_by_frequency(run: Path, without: Path, index: Path, lowest: float, end: float | None) -> Sample:
     rates_T = _rates(run, index)
     with np.errstate(invalid="ignore"):
-        chosen_T = (rates_T >= lowest) & (rates_T < (np.inf if end is None else end))
-    return _mean_of_some(_gains(run, without), chosen_T)
+        chosen_T = (rates_T >= lowest) & (rates_T < end)
+    return _mean_over(_gains(run, without), chosen_T)
 
 
 @lru_cache(maxsize=4)
@@ -258,14 +236,16 @@ def _rates(run: Path, index: Path) -> DoubleArray:
     """In how many of a million passages the word of each target stands; NaN for a word without a term."""
     opened = open_index(index)
     words = words_of_tokens(read_tokens(run).texts)
-    frequency = {word: opened.bm25.frequency(word) for word in {*words}}
-    rate = {word: np.nan if found is None else 1e6 * found / len(opened.passages) for word, found in frequency.items()}
+    rate: dict[str, float] = {}
+    for word in {*words}:
+        frequency = opened.bm25.frequency(word)
+        rate[word] = math.nan if frequency is None else 1e6 * frequency / len(opened.passages)
     return np.array([rate[word] for word in words])
 
 
 def words_of_tokens(texts: Sequence[str]) -> list[str]:
-    """The word of the text that each token is a part of, empty for tokens without one."""
-    ends = np.cumsum([len(one) for one in texts])
+    """Return the word of the text that each token is a part of, empty for tokens without one."""
+    ends = np.cumsum([len(text) for text in texts])
     words = [""] * len(texts)
     for match in _WORD.finditer("".join(texts)):
         first, last = np.searchsorted(ends, [match.start(), match.end() - 1], side="right").tolist()
@@ -274,22 +254,19 @@ def words_of_tokens(texts: Sequence[str]) -> list[str]:
     return words
 
 
-def gain_below_overlap(run: Step, without: Step, limit: float, *, share: bool = False) -> Measure:
-    """By how many percent passages lower the token perplexity, if those that overlap the text more are taken out.
+def gain_below_overlap(run: Path, without: Path, percent: float) -> Sample:
+    """Return by how many percent passages lower the token perplexity, without those that overlap the text more.
 
     The overlap of a passage is the share of its runs of eight words that stand in the evaluated text. A target whose
-    passage overlaps more than `limit` counts as read without passages. With `share` the figure is how many percent of
-    the targets keep their passage.
+    passage overlaps more counts as read without passages.
     """
-    label = "targets that keep their passage, %" if share else "lower perplexity, %"
-    return Measure(label, _gain_below_overlap, (run, without), (limit, share))
+    gain_T = np.where(_overlaps(run) <= percent / 100, _gains(run, without), 0.0)
+    return stretches(gain_T, lambda mean: -100 * np.expm1(-mean))
 
 
-def _gain_below_overlap(run: Path, without: Path, limit: float, share: bool) -> Sample:
-    kept_T = _overlaps(run) <= limit
-    if share:
-        return stretches(kept_T.astype(np.float64), lambda mean: 100 * mean)
-    return stretches(np.where(kept_T, _gains(run, without), 0.0), lambda mean: -100 * np.expm1(-mean))
+def share_below_overlap(run: Path, percent: float) -> Sample:
+    """Return how many percent of the targets keep their passage, if those that overlap the text more are taken out."""
+    return stretches((_overlaps(run) <= percent / 100).astype(np.float64), lambda mean: 100 * mean)
 
 
 @lru_cache(maxsize=4)
