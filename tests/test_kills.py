@@ -19,7 +19,7 @@ import pytest
 from ralm.records import Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.options import EncoderOptions, load_encoder
-from ralm.retrieval.index import open_index
+from ralm.retrieval.index import INDEX_KIND, open_index
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import MANIFEST, FolderKind, restore
 from tests.campaign import sampled
@@ -156,7 +156,7 @@ def test_whenever_an_update_is_killed(program: Killed) -> None:
             at = {"event": program.random.randint(whole.events * 3 // 4, whole.events)}  # files are moved there
         killed = program.answer(update, **at)
         assert killed.status in (-9, 0), (at, program.errors)
-        happened = "updates" in read_manifest(index, kind=FolderKind("index")).settings
+        happened = "updates" in read_manifest(index, kind=INDEX_KIND).settings
         again = program.answer(update).status
         assert again == (1 if happened else 0), (at, program.errors)  # then the id is gone already
         assert content(index) == after, at
@@ -197,8 +197,8 @@ def clear(out: Path) -> None:
 
 def content(folder: Path) -> dict[str, Any]:
     """What a folder holds, but for how long it took to make; it must be whole."""
-    kind = json.loads((folder / MANIFEST).read_text())["kind"]
-    manifest = read_manifest(folder, kind=FolderKind(kind))
+    written = json.loads((folder / MANIFEST).read_text())
+    manifest = read_manifest(folder, kind=FolderKind(written["kind"], written["format_version"]))
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     assert [path.relative_to(folder).as_posix() for path in files] == sorted(manifest.files)
     return {path.relative_to(folder).as_posix(): timeless(path) for path in files}
