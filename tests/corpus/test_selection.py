@@ -167,7 +167,7 @@ def test_a_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        "Subject: " + "=?utf-8?q?a?=\n " * 3_000,
+        "Subject: " + "=?utf-8?q?a?=\n " * 4_000,
         "To: " + "a@b.c, " * 6_000,
         "Content-Type: text/plain" + "; a=b" * 7_000,
         "".join(f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(200)) + "a\n" * 400_000,

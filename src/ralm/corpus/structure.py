@@ -23,6 +23,8 @@ _ROW: Final = re.compile(r"\t|^(?:\||\+[-=])", re.MULTILINE)
 """What rows of tables in texts begin with."""
 _SENTENCES: Final = 2000
 """Characters that are split into sentences at once: the time rises with their square."""
+_SENTENCE: Final = 16_000
+"""And as many in which no sentence ends: a longer one is looked at in parts."""
 _SHORT: Final = 4
 """A passage goes on under the next heading if it has fewer than 1/4 of its words."""
 
@@ -195,15 +197,16 @@ def _sentences(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
         from sentencex import get_sentence_boundaries
     except ModuleNotFoundError:
         raise MissingExtraError("sentences need the package sentencex: pip install 'ralm[files]'.") from None
-    size = _SENTENCES
-    while begin < end:
-        ends = [begin + one["end_index"] for one in get_sentence_boundaries("en", text[begin : min(end, begin + size)])]
-        if begin + size < end:  # the last sentence may go on
+    at, size = begin, _SENTENCES
+    while at < end:
+        ends = [at + one["end_index"] for one in get_sentence_boundaries("en", text[at : min(end, at + size)])]
+        if at + size < end:  # the last sentence may go on
             ends.pop()
+        at = ends[-1] if ends else at if size < _SENTENCE else at + size
         for after in ends:
             yield from _words(text, begin, after, words)
             begin = after
-        size = _SENTENCES if ends else 2 * size
+        size = _SENTENCES if ends else min(2 * size, _SENTENCE)
 
 
 def _words(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:

@@ -14,7 +14,7 @@ _RST: Final = ".rst"
 _LINES_READ: Final = 50
 _FENCES: Final = ("```", "~~~")
 _RULES: Final = "=-~^\"'`#*+:._"
-_MARKDOWN_HEADING: Final = re.compile(r"#{1,6}[ \t]+(.+?)[ \t]*#*\s*$")
+_MARKDOWN_HEADING: Final = re.compile(r"#{1,6}[ \t]+(.)(.*)")
 _SETEXT_UNDERLINE: Final = re.compile(r"(=|-)\1{2,}\s*$")
 _FRONT_MATTER: Final = re.compile(r"---[^\S\n]*\n(.{,65536}?\n)(?:---|\.\.\.)[^\S\n]*(?:\n|$)", re.DOTALL)
 _RST_UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+:._])\1{2,}\s*$")
@@ -79,7 +79,8 @@ def find_headings(text: str, suffix: str) -> Iterator[Heading]:
         elif in_code:
             line = ""
         elif is_markdown and line.startswith("#") and (heading := _MARKDOWN_HEADING.match(line)):
-            yield Heading(begin, end, len(line) - len(line.lstrip("#")), heading.group(1))
+            title = heading.group(1) + heading.group(2).rstrip("#").rstrip(" \t")
+            yield Heading(begin, end, len(line) - len(line.lstrip("#")), title)
             line = ""
         elif above and line and line[0] in _RULES and _is_underlined(above, line, suffix):
             if line[0] not in levels:
