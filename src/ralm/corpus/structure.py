@@ -13,7 +13,7 @@ from ralm.errors import MissingExtraError
 from ralm.records import Heading
 
 _BLANK: Final = re.compile(r"\n[^\S\n]*\n\s*")
-_BLANK_LINES: Final = re.compile(r"(?:[^\S\n]*\n)*")
+_BLANK_LINES: Final = re.compile(r"(?:[^\S\n]*+\n)*+")
 _LINE: Final = re.compile(r"\n+")
 _FENCE_LINE: Final = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
 _ITEM: Final = re.compile(r"^[^\S\n]*(?:[-*+\N{BULLET}]|\d{1,3}[.)]|#\.)[^\S\n]+\S", re.MULTILINE)
@@ -37,8 +37,8 @@ class Piece(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """A part of a text that is not split: from `begin` to `end`, with so many words. `header` stands before it if a
-    passage begins with it; `heading` is set if it is one."""
+    """A part of a text that is not split: from `begin` to `end`, with so many words, or one more than a passage may
+    have. `header` stands before it if a passage begins with it; `heading` is set if it is one."""
 
     begin: int
     end: int
@@ -115,7 +115,7 @@ def _units(text: str, headings: Sequence[Heading], words: int) -> Iterator[_Unit
     begin = 0
     for heading in headings:
         yield from _blocks(text, begin, heading.begin, words)
-        yield _Unit(heading.begin, heading.end, len(heading.title.split()), heading=heading)
+        yield _Unit(heading.begin, heading.end, len(heading.title.split(None, words)), heading=heading)
         begin = heading.end
     yield from _blocks(text, begin, len(text), words)
 
@@ -135,7 +135,7 @@ def _plain_blocks(text: str, begin: int, end: int, words: int) -> Iterator[_Unit
     by_lines = _BLANK.search(text, begin, end) is None
     if by_lines and not _ROW.search(text, begin, end):  # most text of HTML: an item is a line
         for first, last in _between(text, begin, end, _LINE):
-            count = len(text[first:last].split())
+            count = len(text[first:last].split(None, words))
             if count > words:
                 yield from _sentences(text, first, last, words)
             elif count:
@@ -160,12 +160,12 @@ def _table(text: str, rows: Sequence[tuple[int, int]], words: int) -> Iterator[_
         return
     top = 1 + sum(1 for begin, end in rows[1:2] if _RULE.fullmatch(text, begin, end))
     header = text[rows[0][0] : rows[top - 1][1]]
-    if len(header.split()) > words // 2:
+    if len(header.split(None, words)) > words // 2:
         header = ""
     first = rows[min(top, len(rows) - 1)][1]
-    yield _unit(text, rows[0][0], first)
+    yield _unit(text, rows[0][0], first, words)
     for begin, end in rows[top + 1 :]:
-        yield _unit(text, begin, end, header)
+        yield _unit(text, begin, end, words, header)
 
 
 def _items(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
@@ -179,7 +179,7 @@ def _whole_or(
     split: Callable[[str, int, int, int], Iterator[_Unit]], text: str, begin: int, end: int, words: int
 ) -> Iterator[_Unit]:
     """A part of a text as one unit, or split if it has too many words."""
-    unit = _unit(text, begin, end)
+    unit = _unit(text, begin, end, words)
     if unit.words > words:
         yield from split(text, begin, end, words)
     elif unit.words:
@@ -211,13 +211,13 @@ def _sentences(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
 
 def _words(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
     """A sentence or line, in parts if it has too many words."""
-    unit = _unit(text, begin, end)
+    unit = _unit(text, begin, end, words)
     if unit.words <= words:
         if unit.words:
             yield unit
         return
     for match in runs_of_words(words).finditer(text, begin, end):
-        yield _unit(text, *match.span())
+        yield _unit(text, *match.span(), words)
 
 
 def runs_of_words(words: int) -> re.Pattern[str]:
@@ -225,8 +225,8 @@ def runs_of_words(words: int) -> re.Pattern[str]:
     return re.compile(rf"\S++(?:\s++\S++){{0,{words - 1}}}+")  # possessive, to avoid backtracking
 
 
-def _unit(text: str, begin: int, end: int, header: str = "") -> _Unit:
-    return _Unit(begin, end, len(text[begin:end].split()), header)
+def _unit(text: str, begin: int, end: int, words: int, header: str = "") -> _Unit:
+    return _Unit(begin, end, len(text[begin:end].split(None, words)), header)
 
 
 def _between(text: str, begin: int, end: int, separator: re.Pattern[str]) -> Iterator[tuple[int, int]]:

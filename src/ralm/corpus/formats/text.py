@@ -28,14 +28,10 @@ def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
     headings = list(find_headings(text, file.suffix))
     title = " ".join(str(matter.pop("title", "") or "").split())
     if not title:
-        title = next((one.title for one in headings if _is_title(text, one)), file.title)
+        top = sum(len(line) + 1 for line in text.split("\n", _LINES_READ)[:_LINES_READ])
+        marked = (one for one in headings if one.level == 1 or text.startswith("#", one.begin))  # not by a rule below
+        title = next((one.title for one in marked if one.begin < top), file.title)
     yield builder.whole(file.id, title, text, matter, headings)
-
-
-def _is_title(text: str, heading: Heading) -> bool:
-    """Whether a heading may be the title: one of the first 50 lines, and no line of Markdown with a rule below it."""
-    is_marked = text.startswith("#", heading.begin) or heading.level == 1
-    return is_marked and text.count("\n", 0, heading.begin) < _LINES_READ
 
 
 def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
