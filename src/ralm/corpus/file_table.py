@@ -137,21 +137,20 @@ class FileTable:
         self.entries: dict[tuple[int, str], Entry] = {}
         states: list[FileState] = []
         bounds, offset = [], 0
-        with path.open("rb") as lines:
-            for line in lines:
-                if line.startswith(b"{"):
-                    states.append(self._parse(line))
-                    bounds.append((offset, offset + len(line)))
-                offset += len(line)
+        try:
+            with path.open("rb") as lines:
+                for line in lines:
+                    if line.startswith(b"{"):
+                        states.append(_STATE.validate_json(line))
+                        bounds.append((offset, offset + len(line)))
+                    else:
+                        _PART.validate_json(line)
+                    offset += len(line)
+        except ValidationError as error:
+            raise DamagedFolderError(f"{path} is damaged; build the index again.") from error
         ends = [*(begin for begin, _ in bounds[1:]), offset]
         for state, (_, begin), end in zip(states, bounds, ends, strict=False):
             self.entries[state.source, state.file] = Entry(state, begin, end)
-
-    def _parse(self, line: bytes) -> FileState:
-        try:
-            return _STATE.validate_json(line)
-        except ValidationError as error:
-            raise DamagedFolderError(f"{self._path} is damaged; build the index again.") from error
 
     def lines(self, entry: Entry) -> bytes:
         """The lines of the documents of a file; most files have none."""
