@@ -162,22 +162,3 @@ def test_a_message(tmp_path: Path) -> None:
     file.write_text(f"{head}Content-Type: text/plain; charset=klingon\n\nx")
     with pytest.raises(CorpusError, match=r"m.eml is not a message of e-mail, or damaged"):
         list(read_documents(str(file)))
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "Subject: " + "=?utf-8?q?a?=\n " * 4_000,
-        "To: " + "a@b.c, " * 6_000,
-        "Content-Type: text/plain" + "; a=b" * 7_000,
-        "".join(f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(200)) + "a\n" * 400_000,
-        "Content-Type: multipart/mixed; boundary=b\n\n" + "--b\n\n" * 40_000,
-        "\n" * 5_000_000,
-    ],
-)
-def test_a_message_that_takes_long_is_skipped(message: str, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one")
-    (tmp_path / "m.eml").write_text(message + "\n\nbody")
-    skipped = Skipped()
-    assert [one.id for one in read_documents(str(tmp_path), skipped=skipped)] == ["a.txt"]
-    assert "m.eml has too long headers, or too many headers, parts or lines" in "\n".join(skipped.lines())

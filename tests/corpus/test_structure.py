@@ -1,8 +1,6 @@
 """Passages that end where the text ends: sentences, sections, tables, code."""
 
-import tracemalloc
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from hypothesis import given, strategies as st
@@ -138,32 +136,6 @@ def test_sentences_are_whole_and_overlap(split: str) -> None:
     assert overlapping[0] == "Dr. Anna keeps sheep. Rex is a dog."
     assert overlapping[1].startswith("Rex is a dog. He barks at night.")
     assert [one.text for one in split_by_sentences("one two three four five", 2)] == ["one two", "three four", "five"]
-
-
-@pytest.mark.timeout(60)  # minutes if the time rose with the square of the length
-@pytest.mark.parametrize(
-    ("text", "split"),
-    [
-        ("`" * 600_000, "sentences"),
-        ("`a` " * 130_000, "structure"),
-        (f"# a{' ' * 100_000}b", "structure"),
-        ("\n" * 60 + "# a\n" * 200_000, "structure"),
-    ],
-)
-def test_splitting_takes_linear_time(text: str, split: Literal["sentences", "structure"], tmp_path: Path) -> None:
-    (tmp_path / "x.md").write_text(text)
-    passages = make_passages(read_documents(str(tmp_path)), Splitting(split=split))
-    assert "".join("".join(one.text.split()) for one in passages) == "".join(text.split())
-
-
-@pytest.mark.parametrize(("text", "passages"), [("\n" * 1_000_000 + "x", 1), ("word " * 200_000, 2_000)])
-def test_splitting_takes_little_memory(text: str, passages: int) -> None:
-    tracemalloc.start()
-    try:
-        assert sum(1 for _ in split_by_structure(text, [], 100)) == passages
-        assert tracemalloc.get_traced_memory()[1] < 3 * len(text)
-    finally:
-        tracemalloc.stop()
 
 
 def test_the_command(tmp_path: Path) -> None:
