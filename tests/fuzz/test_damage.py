@@ -94,8 +94,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
     "ends.txt": ("", lambda: b"\n" * 20_000_000 + b"x"),
     "line.txt": ("", lambda: b"ww " * 35_000_000),
     "ticks.md": ("", lambda: b"`a` " * 200_000),
-    "late.md": ("", lambda: b"\n" * 60 + b"# a\n" * 1_000_000),
-    "blank.md": ("", lambda: b"# a" + b" " * 1_000_000 + b"b"),
+    "headings.md": ("", lambda: b"\n" * 60 + b"# a\n" * 1_000_000 + b"# a" + b" " * 1_000_000 + b"b"),
     "columns.csv": (
         "has no field 'text'; its fields are id, body, c0,",
         lambda: ",".join(["id", "body", *NAMES]).encode() + b"\n" + b"x\n" * 100_000,
@@ -113,7 +112,16 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
 }
 """Each with what is said of it; nothing of a file that is large and right."""
 QUICK = [name for name in HOSTILE if name.endswith((".eml", ".md"))]
-SAMPLE = ["another-name.docx", "x.jsonl.gz", "twice.parquet", "zone.parquet", "keys.json", "ends.txt", *QUICK]
+SAMPLE = [
+    "another-name.docx",
+    "x.jsonl.gz",
+    "twice.parquet",
+    "zone.parquet",
+    "keys.json",
+    "ends.txt",
+    "x.txt.gz",
+    *QUICK,
+]
 
 
 def read_folder(said: str, folder: Path) -> Any:

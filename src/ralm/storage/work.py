@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ralm.errors import FolderExistsError, StorageError, UsageError
+from ralm.errors import FolderExistsError, RalmError, StorageError, UsageError
 from ralm.processes import HeldSignals
 
 MARKER: Final = "lock"
@@ -101,11 +101,10 @@ def work_folder(kind: WorkKind, out: Path, *, shared: bool = False) -> Iterator[
 def scratch_folder() -> Iterator[Path]:
     """Yield an empty folder that is removed at the end; what killed processes left of such folders is removed, too."""
     place = Path(tempfile.gettempdir())
-    for folder in place.glob(_SCRATCH.name.format("*")):
-        name = place / folder.name.removeprefix(_SCRATCH.name.format(""))
-        with suppress(OSError, FolderExistsError, StorageError, UsageError):
+    for folder in place.glob("ralm-*"):
+        with suppress(OSError, RalmError):
             if folder.lstat().st_uid == os.getuid() and is_work_folder(folder):
-                with work_folder(_SCRATCH, name):
+                with work_folder(_SCRATCH, place / folder.name.removeprefix("ralm-")):
                     _SCRATCH.empty(folder)
     with work_folder(_SCRATCH, place / uuid.uuid4().hex) as folder:
         (folder / "files").mkdir()

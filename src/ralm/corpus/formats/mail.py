@@ -11,8 +11,7 @@ from ralm.errors import CorpusError, short_message
 from ralm.records import Document, Heading
 
 _FIELDS: Final = ("from", "to", "cc", "date")
-_MAX_STEPS: Final = 1 << 31
-"""Seconds of the parser, whose time rises with the square of the length of a header: it may have 32,768 characters."""
+_MAX_STEPS: Final = 1 << 31  # some seconds: a header takes the square of its length, and is parsed twice
 
 
 def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
