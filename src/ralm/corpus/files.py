@@ -38,8 +38,7 @@ _HTML: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!doctype html|<html)[\s>]",
 _CONTROL: Final = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 GZIP: Final = ".gz"
-_MAX_DOCUMENT: Final = 1 << 28
-"""How many bytes a file may have that is one document, unpacked."""
+_MAX_DOCUMENT: Final = 1 << 28  # bytes of a file that is one document, unpacked
 _MAX_LINE: Final = 1 << 25
 _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 

@@ -23,8 +23,7 @@ _ROW: Final = re.compile(r"\t|^(?:\||\+[-=])", re.MULTILINE)
 """What rows of tables in texts begin with."""
 _SENTENCES: Final = 2000
 """Characters that are split into sentences at once: the time rises with their square."""
-_SENTENCE: Final = 16_000
-"""And as many in which no sentence ends: a longer one is looked at in parts."""
+_SENTENCE: Final = 16_000  # and as many in which no sentence ends: a longer one is looked at in parts
 _SHORT: Final = 4
 """A passage goes on under the next heading if it has fewer than 1/4 of its words."""
 
