@@ -231,19 +231,6 @@ def test_a_saved_dataset_below_a_folder_needs_its_package(tmp_path: Path, monkey
         next(read_documents(str(tmp_path / "folder")))
 
 
-def test_packed_files_that_unpack_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ralm.corpus.files._MAX_UNPACKED", 1 << 20)
-    monkeypatch.setattr("ralm.corpus.files._MAX_LINE", 1 << 20)
-    bomb = gzip.compress(b"x" * (2 << 20))
-    (tmp_path / "a.txt").write_text("text")
-    for name in ("x.txt.gz", "x.jsonl.gz", "x.csv.gz"):
-        (tmp_path / name).write_bytes(bomb)
-    skipped = Skipped()
-    assert ids(tmp_path, skipped=skipped) == ["a.txt"]
-    assert "x.txt.gz unpacks to more than 1 MiB; unpack it first" in "\n".join(skipped.lines())
-    assert "x.jsonl.gz, line 1 is longer than 1 MiB" in "\n".join(skipped.lines())
-
-
 def dataset(*texts: str) -> Dataset:
     return Dataset.from_dict({"title": [text.upper() for text in texts], "text": list(texts)})
 

@@ -20,7 +20,7 @@ import pytest
 from ralm.corpus.decontamination import read_titles
 from ralm.corpus.documents import BROKEN_FILES
 from ralm.corpus.files import read_text
-from ralm.corpus.sources import Fields, Skipped, read_documents
+from ralm.corpus.sources import Skipped, read_documents
 from ralm.corpus.store import PassageStore, write_passages
 from ralm.errors import CorpusError, InputError, RalmWarning, TextError
 from ralm.records import Document, Passage
@@ -178,15 +178,6 @@ def test_parquet_that_holds_no_text_is_refused(columns: Any, says: str, tmp_path
         read(tmp_path / "x.parquet")
     (tmp_path / "a.txt").write_text("one")
     assert [document.id for document in read(tmp_path)] == ["a.txt"], "one bad file does not end a folder"
-
-
-def test_a_table_of_many_columns_takes_linear_time(tmp_path: Path) -> None:
-    names = ["text", *(f"c{number}" for number in range(200_000))]
-    (tmp_path / "x.csv").write_text(",".join(names) + "\n" + ",".join(names) + "\n" + "x\n" * 1000)
-    skipped = Skipped()
-    [document] = read(tmp_path / "x.csv", Fields(metadata=()), skipped, skip_bad=True)  # minutes if it were quadratic
-    assert document.text == "text"
-    assert max(map(len, skipped.lines())) < 2000
 
 
 def test_json_objects_as_names_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ralm.corpus.documents import BROKEN_LINES, UNKNOWN, Skipped
-from ralm.corpus.folder import FileSelection
+from ralm.corpus.folder import FileSelection, _Patterns
 from ralm.corpus.sources import read_documents
 from ralm.errors import CorpusError, UsageError
 from ralm.records import Document
@@ -106,6 +106,19 @@ def test_bad_selections(folder: Path) -> None:
     for bad in (".log", ".log=.exe", "log=.txt"):
         with pytest.raises(UsageError, match="`read_as` must be like .log=.txt"):
             FileSelection(read_as=(bad,))
+    for bad in ("\\", "!", "docs/\\"):
+        with pytest.raises(UsageError, match=r"patterns of .gitignore; correct this one: Invalid git pattern: '.+'\."):
+            FileSelection(exclude=(bad,))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [("a*" * 20, "a" * 250), ("[!b]*" * 20, "a" * 250), ("**/a*/" * 20, "a/" * 2_000), ("*a/**/" * 20, "a/" * 2_000)],
+)
+def test_patterns_take_linear_time(pattern: str, path: str) -> None:  # for ever if they went back
+    patterns = _Patterns(FileSelection(include=(f"{pattern}b",)))
+    assert patterns.choose(f"{path}b")
+    assert not patterns.choose(f"{path}c")
 
 
 def test_sync_keeps_to_what_was_selected(folder: Path, tmp_path: Path) -> None:

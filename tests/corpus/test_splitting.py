@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.corpus.splitting import Splitting, split_by_model_tokens, split_by_words, split_document
+from ralm.corpus.splitting import Splitting, make_passages, split_by_model_tokens, split_by_words, split_document
 from ralm.errors import UsageError
 from ralm.records import Document, IntArray
 from tests.fakes import WordTokenizer
@@ -93,6 +93,11 @@ def test_a_document_is_split_as_was_asked() -> None:
         Splitting(words=0)
     with pytest.raises(UsageError, match="`tokens` must be at least 1, not 0"):
         Splitting(tokens=0)
+
+
+def test_passages_repeat_only_the_beginning_of_a_long_title() -> None:
+    [passage] = make_passages([Document("a", "ab" * 1_000_000, "text")])
+    assert passage.title == "ab" * 2_048
 
 
 def test_by_tokens_of_gpt2() -> None:

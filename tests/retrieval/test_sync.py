@@ -13,13 +13,15 @@ from pydantic import JsonValue
 from ralm import make_passages, sync_index
 from ralm.corpus.file_table import FilesRecord, FileTableWriter
 from ralm.corpus.sources import known_source, read_documents
-from ralm.errors import CorpusError, UsageError
+from ralm.errors import CorpusError, DamagedFolderError, UsageError
 from ralm.records import Document, Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import check_index, open_index
+from ralm.retrieval.layout import FILES
 from ralm.retrieval.update import update_index
 from tests.cli.program import done, ralm
 from tests.fakes import LetterEncoder
+from tests.fuzz.mutations import mend
 
 QUERIES = ["sea whale", "hill dog", "town fish bread", "w1 w2", "w3"]
 OLD = 1_000_000_000_000_000_000
@@ -268,3 +270,14 @@ def test_an_index_without_a_table(tmp_path: Path) -> None:
     build_index([Passage(0, "a", "", "An owl.")], tmp_path / "index")
     with pytest.raises(UsageError, match="does not list its files"):
         sync_index(tmp_path / "index", make_passages)
+
+
+@pytest.mark.parametrize("line", [b"{}", b'["more.jsonl:1", 3]', b"more.jsonl:1", b""])
+def test_a_table_with_a_broken_line(line: bytes, corpus: Path, tmp_path: Path) -> None:
+    index = built(corpus, tmp_path / "index")
+    table = next((index / FILES).iterdir())
+    table.write_bytes(table.read_bytes() + line + b"\n")
+    mend(index)
+    assert check_index(index) == [f"{table} is damaged; build the index again."]
+    with pytest.raises(DamagedFolderError, match=r"is damaged; build the index again\.$"):
+        sync_index(index, make_passages)

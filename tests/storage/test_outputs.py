@@ -21,7 +21,7 @@ from ralm.errors import (
 from ralm.storage import manifest, outputs
 from ralm.storage.manifest import Manifest, read_manifest, write_manifest
 from ralm.storage.outputs import MANIFEST, FolderKind, check_output, check_output_file, new_folder, replaced_file
-from ralm.storage.work import UNFINISHED_RUN, work_folder
+from ralm.storage.work import UNFINISHED_RUN, scratch_folder, work_folder
 
 INDEX, RUN = FolderKind("index"), FolderKind("run")
 
@@ -374,6 +374,23 @@ def test_leftovers_of_a_killed_process_are_swept(tmp_path: Path) -> None:
     with pytest.raises(FolderExistsError, match="already exists"):
         write(tmp_path / "index")
     assert names(tmp_path) == ["index"]
+
+
+def test_scratch_folders_of_killed_processes_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def dies() -> None:
+        with scratch_folder() as folder:
+            (folder / "x").write_text("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    (tmp_path / "ralm-other").mkdir()
+    with scratch_folder() as held:
+        killed(dies)
+        assert len(names(tmp_path)) == 3
+        with scratch_folder() as another:
+            assert {*names(tmp_path)} == {held.parent.name, another.parent.name, "ralm-other"}
+    assert names(tmp_path) == ["ralm-other"]
 
 
 @pytest.mark.parametrize("cleared", [False, True])

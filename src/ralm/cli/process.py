@@ -9,13 +9,12 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Timer, current_thread, main_thread
 from types import FrameType
 from typing import Any, Final, NoReturn
 
 from ralm.errors import RalmWarning
+from ralm.storage.work import scratch_folder
 from ralm.terminal import no_progress, one_line
 
 _PYTHONS_OWN: Final = warnings.showwarning
@@ -149,6 +148,6 @@ def signals_unwind() -> Iterator[None]:
 @contextmanager
 def dry_run_outputs(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The values of flags in a dry run, with outputs in a folder that is removed at the end."""
-    with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+    with scratch_folder() as folder, redirect_stdout(io.StringIO()):
         outputs = [name for name in ("out", "report") if values.get(name) is not None]
-        yield {**values, **{name: str(Path(folder) / name) for name in outputs}}
+        yield {**values, **{name: str(folder / name) for name in outputs}}

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import JsonValue
@@ -58,6 +57,7 @@ class WorthJob:
         """The index, or one of the documents that is removed afterwards."""
         from ralm.retrieval.index import INDEX_KIND
         from ralm.storage.manifest import kind_of
+        from ralm.storage.work import scratch_folder
 
         try:
             is_index = len(self.corpus) == 1 and kind_of(Path(self.corpus[0])) == INDEX_KIND.name
@@ -66,12 +66,12 @@ class WorthJob:
         if is_index:
             yield ralm.open_index(Path(self.corpus[0]))
             return
-        with TemporaryDirectory(prefix="ralm-worth-") as folder:
+        with scratch_folder() as folder:
             documents = ralm.read_documents(self.corpus, self.fields, source_in_ids=len(self.corpus) > 1)
             ralm.build_index(
-                ralm.make_passages(documents), Path(folder) / "index", describe=lambda: {"sources": [*self.corpus]}
+                ralm.make_passages(documents), folder / "index", describe=lambda: {"sources": [*self.corpus]}
             )
-            yield ralm.open_index(Path(folder) / "index")
+            yield ralm.open_index(folder / "index")
 
     def held_out(self, index: "Index", tokenizer: "Tokenizer") -> "HeldOut":
         """What the gain is measured on."""

@@ -45,6 +45,7 @@ _NAMES_SHOWN: Final = 40
 _MAX_DEPTH: Final = 100
 """How deeply lists and objects may be nested: recursive functions, here and in `json`, must reach the bottom."""
 _MAX_WHOLE: Final = 1 << 53
+_MAX_VALUES: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +175,7 @@ class DocumentBuilder:
             id=place if name is None else name,
             title=_name(record, fields.title, where) or "",
             text=text or "",
-            metadata=self._metadata(record),
+            metadata=self._metadata(record, where),
         )
 
     def whole(
@@ -186,7 +187,7 @@ class DocumentBuilder:
         headings: Sequence[Heading] = (),
     ) -> Document:
         """A document that is a whole file or page, with the metadata that `fields` keep."""
-        kept = self._metadata(metadata or {})
+        kept = self._metadata(metadata or {}, identifier)
         return Document(id=identifier, title=title, text=text, metadata=kept, headings=tuple(headings))
 
     def skipping_bad(self) -> "DocumentBuilder":
@@ -214,7 +215,7 @@ class DocumentBuilder:
             self.not_json[name] = kind
             self.skipped.add(NOT_JSON, f"{name} ({kind})")
 
-    def _metadata(self, record: Mapping[str, object]) -> dict[str, JsonValue]:
+    def _metadata(self, record: Mapping[str, object], where: str) -> dict[str, JsonValue]:
         metadata: dict[str, JsonValue] = {}
         for name in self.fields.metadata_of(record):
             try:
@@ -225,6 +226,11 @@ class DocumentBuilder:
             if value is not None and value != "":
                 metadata[name] = value
         self.never_seen.difference_update(record)
+        values: list[JsonValue] = [metadata]
+        for value in values:
+            values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if len(values) > _MAX_VALUES:
+            raise CorpusError(f"{where} has more than {_MAX_VALUES:,} values of metadata; keep fewer with `fields`.")
         return metadata
 
 

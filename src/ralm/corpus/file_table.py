@@ -135,23 +135,20 @@ class FileTable:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.entries: dict[tuple[int, str], Entry] = {}
-        states: list[FileState] = []
-        bounds, offset = [], 0
-        with path.open("rb") as lines:
-            for line in lines:
-                if line.startswith(b"{"):
-                    states.append(self._parse(line))
-                    bounds.append((offset, offset + len(line)))
-                offset += len(line)
-        ends = [*(begin for begin, _ in bounds[1:]), offset]
-        for state, (_, begin), end in zip(states, bounds, ends, strict=False):
-            self.entries[state.source, state.file] = Entry(state, begin, end)
-
-    def _parse(self, line: bytes) -> FileState:
+        entry: Entry | None = None
+        offset = 0
         try:
-            return _STATE.validate_json(line)
+            with path.open("rb") as lines:
+                for line in lines:
+                    offset += len(line)
+                    if entry is None or line.startswith(b"{"):
+                        entry = Entry(_STATE.validate_json(line), offset, offset)
+                    else:
+                        _PART.validate_json(line)
+                        entry = entry._replace(end=offset)
+                    self.entries[entry.state.source, entry.state.file] = entry
         except ValidationError as error:
-            raise DamagedFolderError(f"{self._path} is damaged; build the index again.") from error
+            raise DamagedFolderError(f"{path} is damaged; build the index again.") from error
 
     def lines(self, entry: Entry) -> bytes:
         """The lines of the documents of a file; most files have none."""

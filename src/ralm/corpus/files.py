@@ -38,8 +38,7 @@ _HTML: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!doctype html|<html)[\s>]",
 _CONTROL: Final = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 GZIP: Final = ".gz"
-_MAX_UNPACKED: Final = 1 << 28
-"""How many bytes a packed file may have that is one document: a small file may unpack to any size."""
+_MAX_DOCUMENT: Final = 1 << 28  # bytes of a file that is one document, unpacked
 _MAX_LINE: Final = 1 << 25
 _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 
@@ -205,17 +204,12 @@ def lines_of(path: FilePath) -> Iterator[tuple[int, int, bytes]]:
 
 
 def content_of(path: FilePath) -> bytes:
-    """The bytes of a file, unpacked if it is gzipped.
-
-    Raises CorpusError if it cannot be read, or unpacks to more than is held in memory.
-    """
+    """The bytes of a file, unpacked if it is gzipped. Raises CorpusError if it cannot be read, or is too large."""
     with unpacked(path) as stream:
-        if not isinstance(stream, gzip.GzipFile):
-            return stream.read()
-        content = stream.read(_MAX_UNPACKED + 1)
-        if len(content) > _MAX_UNPACKED:
-            raise CorpusError(f"{path} unpacks to more than {_MAX_UNPACKED >> 20:,} MiB; unpack it first.")
-        return content
+        content = stream.read(_MAX_DOCUMENT + 1)
+    if len(content) > _MAX_DOCUMENT:
+        raise CorpusError(f"{path} has more than {_MAX_DOCUMENT >> 20:,} MiB; split it.")
+    return content
 
 
 @contextmanager

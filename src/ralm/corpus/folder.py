@@ -2,13 +2,14 @@
 
 import errno
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
-from pathspec import GitIgnoreSpec
+from pathspec import GitIgnoreSpec, RegexPattern
 
 from ralm.corpus import documents, files
 from ralm.corpus.formats import SUFFIXES, is_known
@@ -23,6 +24,14 @@ SAVED_DATASET: Final = "state.json"
 """A file of every dataset that `datasets` saved."""
 SAVED_SPLITS: Final = "dataset_dict.json"
 """A file of every folder of saved datasets."""
+_LINEAR: Final = (
+    (r"\[\^(?!/)", "[^/"),
+    (r"\[\^/\]\*((?:\[\^/|[^/])*?)(?=\[\^/\]\*)", r"(?>[^/]*?\1)"),
+    (r"(?s)\^\(\?:\.\+/\)\?(.*?)(?=\(\?:/\.\+\)\?)", r"^(?>(?:.+?/)??\1(?=/))"),
+    (r"(?s)\(\?:/\.\+\)\?(.*?)(?=\(\?:/\.\+\)\?)", r"(?>(?:/.+?)??\1(?=/))"),
+)
+"""Changes of the regular expression of a pattern: no class has a slash, and `*` before another `*` in a name, or `**`
+before another `**`, takes the first place where what follows fits, and never goes back."""
 _BROKEN_LINKS: Final = {errno.ENOENT: "a link to nothing", errno.ELOOP: "a link to itself"}
 
 
@@ -35,11 +44,26 @@ class Found(NamedTuple):
     suffix: str = ""
 
 
+def _spec(patterns: Sequence[str]) -> GitIgnoreSpec:
+    """The patterns, in a form that matches in linear time. Raises UsageError if one is invalid."""
+    try:
+        spec = GitIgnoreSpec.from_lines(patterns)
+    except (ValueError, re.error) as error:
+        raise UsageError(f"`include` and `exclude` take patterns of .gitignore; correct this one: {error}.") from None
+    for pattern in spec.patterns:
+        if isinstance(pattern, RegexPattern) and pattern.regex is not None:
+            regex = pattern.regex.pattern
+            for old, new in _LINEAR:
+                regex = re.sub(old, new, regex)
+            pattern.regex = re.compile(regex)
+    return spec
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSelection:
     """Which files of folders are read, by patterns as in .gitignore, and how files of other suffixes are read.
 
-    Raises UsageError if a suffix is not that of a known format.
+    Raises UsageError if a suffix is not that of a known format, or a pattern is none.
     """
 
     include: Annotated[
@@ -61,6 +85,7 @@ class FileSelection:
 
     def __post_init__(self) -> None:
         check_options(self)
+        _spec((*self.include, *self.exclude))
         for one in self.read_as:
             suffix, is_pair, known = one.partition("=")
             if not is_pair or known not in SUFFIXES or not (suffix == "" or suffix.startswith(".")):
@@ -86,8 +111,8 @@ class _Patterns:
     """The patterns of a selection, for one folder, and those that no file has matched yet."""
 
     def __init__(self, selection: FileSelection) -> None:
-        self._include = {one: GitIgnoreSpec.from_lines([one]) for one in selection.include}
-        self._exclude = GitIgnoreSpec.from_lines(selection.exclude)
+        self._include = {one: _spec([one]) for one in selection.include}
+        self._exclude = _spec(selection.exclude)
         self._unmatched = {*selection.include}
 
     def choose(self, path: str) -> bool:

@@ -18,6 +18,7 @@ from ralm.records import Document, IntArray, Passage
 _HALF_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
 BELOW: Final = " > "
 """Between the title of a document and the headings that a passage stands under."""
+_MAX_TITLE: Final = 4096  # characters; every passage repeats it
 _TOKENS_A_CHARACTER: Final = 4  # a character has at most four bytes, and a token at least one
 
 
@@ -158,7 +159,7 @@ def make_passages(
                 if path
                 else document.title
             )
-            yield Passage(number, document.id, title, text, metadata=document.metadata)
+            yield Passage(number, document.id, title[:_MAX_TITLE], text, metadata=document.metadata)
             number += 1
 
 

@@ -13,7 +13,7 @@ from ralm.errors import MissingExtraError
 from ralm.records import Heading
 
 _BLANK: Final = re.compile(r"\n[^\S\n]*\n\s*")
-_BLANK_LINES: Final = re.compile(r"(?:[^\S\n]*\n)*")
+_BLANK_LINES: Final = re.compile(r"(?:[^\S\n]*+\n)*+")
 _LINE: Final = re.compile(r"\n+")
 _FENCE_LINE: Final = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
 _ITEM: Final = re.compile(r"^[^\S\n]*(?:[-*+\N{BULLET}]|\d{1,3}[.)]|#\.)[^\S\n]+\S", re.MULTILINE)
@@ -23,6 +23,7 @@ _ROW: Final = re.compile(r"\t|^(?:\||\+[-=])", re.MULTILINE)
 """What rows of tables in texts begin with."""
 _SENTENCES: Final = 2000
 """Characters that are split into sentences at once: the time rises with their square."""
+_SENTENCE: Final = 16_000  # and as many in which no sentence ends: a longer one is looked at in parts
 _SHORT: Final = 4
 """A passage goes on under the next heading if it has fewer than 1/4 of its words."""
 
@@ -35,8 +36,8 @@ class Piece(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """A part of a text that is not split: from `begin` to `end`, with so many words. `header` stands before it if a
-    passage begins with it; `heading` is set if it is one."""
+    """A part of a text that is not split: from `begin` to `end`, with so many words, or one more than a passage may
+    have. `header` stands before it if a passage begins with it; `heading` is set if it is one."""
 
     begin: int
     end: int
@@ -113,7 +114,7 @@ def _units(text: str, headings: Sequence[Heading], words: int) -> Iterator[_Unit
     begin = 0
     for heading in headings:
         yield from _blocks(text, begin, heading.begin, words)
-        yield _Unit(heading.begin, heading.end, len(heading.title.split()), heading=heading)
+        yield _Unit(heading.begin, heading.end, len(heading.title.split(None, words)), heading=heading)
         begin = heading.end
     yield from _blocks(text, begin, len(text), words)
 
@@ -133,7 +134,7 @@ def _plain_blocks(text: str, begin: int, end: int, words: int) -> Iterator[_Unit
     by_lines = _BLANK.search(text, begin, end) is None
     if by_lines and not _ROW.search(text, begin, end):  # most text of HTML: an item is a line
         for first, last in _between(text, begin, end, _LINE):
-            count = len(text[first:last].split())
+            count = len(text[first:last].split(None, words))
             if count > words:
                 yield from _sentences(text, first, last, words)
             elif count:
@@ -158,12 +159,12 @@ def _table(text: str, rows: Sequence[tuple[int, int]], words: int) -> Iterator[_
         return
     top = 1 + sum(1 for begin, end in rows[1:2] if _RULE.fullmatch(text, begin, end))
     header = text[rows[0][0] : rows[top - 1][1]]
-    if len(header.split()) > words // 2:
+    if len(header.split(None, words)) > words // 2:
         header = ""
     first = rows[min(top, len(rows) - 1)][1]
-    yield _unit(text, rows[0][0], first)
+    yield _unit(text, rows[0][0], first, words)
     for begin, end in rows[top + 1 :]:
-        yield _unit(text, begin, end, header)
+        yield _unit(text, begin, end, words, header)
 
 
 def _items(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
@@ -177,7 +178,7 @@ def _whole_or(
     split: Callable[[str, int, int, int], Iterator[_Unit]], text: str, begin: int, end: int, words: int
 ) -> Iterator[_Unit]:
     """A part of a text as one unit, or split if it has too many words."""
-    unit = _unit(text, begin, end)
+    unit = _unit(text, begin, end, words)
     if unit.words > words:
         yield from split(text, begin, end, words)
     elif unit.words:
@@ -195,26 +196,27 @@ def _sentences(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
         from sentencex import get_sentence_boundaries
     except ModuleNotFoundError:
         raise MissingExtraError("sentences need the package sentencex: pip install 'ralm[files]'.") from None
-    size = _SENTENCES
-    while begin < end:
-        ends = [begin + one["end_index"] for one in get_sentence_boundaries("en", text[begin : min(end, begin + size)])]
-        if begin + size < end:  # the last sentence may go on
+    at, size = begin, _SENTENCES
+    while at < end:
+        ends = [at + one["end_index"] for one in get_sentence_boundaries("en", text[at : min(end, at + size)])]
+        if at + size < end:  # the last sentence may go on
             ends.pop()
+        at = ends[-1] if ends else at if size < _SENTENCE else at + size
         for after in ends:
             yield from _words(text, begin, after, words)
             begin = after
-        size = _SENTENCES if ends else 2 * size
+        size = _SENTENCES if ends else min(2 * size, _SENTENCE)
 
 
 def _words(text: str, begin: int, end: int, words: int) -> Iterator[_Unit]:
     """A sentence or line, in parts if it has too many words."""
-    unit = _unit(text, begin, end)
+    unit = _unit(text, begin, end, words)
     if unit.words <= words:
         if unit.words:
             yield unit
         return
     for match in runs_of_words(words).finditer(text, begin, end):
-        yield _unit(text, *match.span())
+        yield _unit(text, *match.span(), words)
 
 
 def runs_of_words(words: int) -> re.Pattern[str]:
@@ -222,8 +224,8 @@ def runs_of_words(words: int) -> re.Pattern[str]:
     return re.compile(rf"\S++(?:\s++\S++){{0,{words - 1}}}+")  # possessive, to avoid backtracking
 
 
-def _unit(text: str, begin: int, end: int, header: str = "") -> _Unit:
-    return _Unit(begin, end, len(text[begin:end].split()), header)
+def _unit(text: str, begin: int, end: int, words: int, header: str = "") -> _Unit:
+    return _Unit(begin, end, len(text[begin:end].split(None, words)), header)
 
 
 def _between(text: str, begin: int, end: int, separator: re.Pattern[str]) -> Iterator[tuple[int, int]]:

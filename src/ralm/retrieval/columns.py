@@ -6,7 +6,8 @@ null is no value. The columns are written beside the passages of a segment.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,55 +68,37 @@ class SegmentColumns:
         return np.repeat(found_R, self.sizes_R)
 
 
-def collect_columns(store: PassageStore) -> SegmentColumns:
-    """Return the columns of the passages of a store, whose metadata is read once."""
-    sizes, entries = array("i"), dict[ColumnName, _Entries]()
-    for run, (size, metadata) in enumerate(store.metadata_runs()):
-        sizes.append(size)
-        for name, value in dict.fromkeys(_leaves(metadata)):
-            entries.setdefault(name, _Entries()).add(run, value)
-    columns = {name: entries[name].column() for name in sorted(entries)}
-    return SegmentColumns(np.frombuffer(sizes, np.int32), columns)
-
-
-class _Entries:
-    """The values of a column as they are read, in little memory."""
-
-    def __init__(self) -> None:
-        self._runs, self._numbers, self._ends = array("i"), array("d"), array("q", [0])
-        self._texts = bytearray()
-
-    def add(self, run: int, value: bytes | float) -> None:
-        self._runs.append(run)
-        if isinstance(value, bytes):
-            self._texts += value
-            self._ends.append(len(self._texts))
-        else:
-            self._numbers.append(value)
-
-    def column(self) -> Column:
-        runs = np.frombuffer(self._runs, np.int32)
-        if len(self._numbers):
-            return Column(arrow_numbers(np.frombuffer(self._numbers)), runs)
-        content = [None, pa.py_buffer(self._ends), pa.py_buffer(self._texts)]
-        return Column(pa.Array.from_buffers(pa.large_binary(), len(runs), content), runs)
-
-
 def write_columns(folder: Path) -> bool:
     """Write the columns of the passages in the folder of a segment, which are complete, beside them; return whether
-    they have any metadata, without which nothing is written."""
-    found = collect_columns(PassageStore(folder / PASSAGES_FILE))
-    if not found.columns:
+    they have any metadata, without which nothing is written. There may be as many columns as values."""
+    sizes, texts = array("i"), defaultdict[ColumnName, bytearray](bytearray)
+    runs: defaultdict[ColumnName, array[int]] = defaultdict(lambda: array("i"))
+    lengths: defaultdict[ColumnName, array[int]] = defaultdict(lambda: array("q"))
+    numbers: defaultdict[ColumnName, array[float]] = defaultdict(lambda: array("d"))
+    for run, (size, metadata) in enumerate(PassageStore(folder / PASSAGES_FILE).metadata_runs()):
+        sizes.append(size)
+        for name, value in dict.fromkeys(_leaves(metadata)):
+            runs[name].append(run)
+            if isinstance(value, bytes):
+                texts[name] += value
+                lengths[name].append(len(value))
+            else:
+                numbers[name].append(value)
+    if not runs:
         return False
-    no_texts, no_numbers = arrow_texts([], pa.large_binary()), arrow_numbers(np.zeros(0))
-    rows = [(ColumnName("", "number", listed=False), Column(no_numbers, found.sizes_R)), *found.columns.items()]
+    names = sorted(runs)
+    ends = np.append(0, _joined(lengths, names, np.int64)).cumsum()
+    every_text = pa.py_buffer(b"".join(texts[name] for name in names if name in texts))
+    content = pa.Array.from_buffers(pa.large_binary(), len(ends) - 1, [None, pa.py_buffer(ends), every_text])
     arrays = [
-        arrow_texts([name.key.encode("utf-8", "surrogatepass") for name, _ in rows], pa.large_binary()),
-        arrow_texts([name.kind.encode() for name, _ in rows], pa.large_binary()),
-        arrow_numbers(np.array([name.listed for name, _ in rows], np.int64)),
-        _lists([arrow_numbers(column.runs) for _, column in rows]),
-        _lists([column.values if name.kind == "text" else no_texts for name, column in rows]),
-        _lists([no_numbers if name.kind == "text" else column.values for name, column in rows]),
+        arrow_texts([b"", *(name.key.encode("utf-8", "surrogatepass") for name in names)], pa.large_binary()),
+        arrow_texts([b"number", *(name.kind.encode() for name in names)], pa.large_binary()),
+        arrow_numbers(np.array([False, *(name.listed for name in names)], np.int64)),
+        _lists(
+            [sizes, *(runs[name] for name in names)], arrow_numbers(np.append(sizes, _joined(runs, names, np.int32)))
+        ),
+        _lists([(), *(lengths.get(name, ()) for name in names)], content),
+        _lists([(), *(numbers.get(name, ()) for name in names)], arrow_numbers(_joined(numbers, names, np.float64))),
     ]
     with pa.OSFile(str(folder / COLUMNS_FILE), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
@@ -179,10 +162,16 @@ def _runs(values: pa.Array) -> RunArray:
     return np.frombuffer(values.buffers()[1] or b"", np.int32)[values.offset : values.offset + len(values)]
 
 
-def _lists(parts: Sequence[pa.Array]) -> pa.Array:
-    """Return arrays as one array of lists."""
-    ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return pa.LargeListArray.from_arrays(arrow_numbers(ends), pa.concat_arrays(parts))
+def _joined(
+    columns: "dict[ColumnName, array[Any]]", names: Sequence[ColumnName], kind: type[np.number]
+) -> NDArray[Any]:
+    """Return the numbers of columns, one column after the other."""
+    return np.frombuffer(b"".join(columns[name] for name in names if name in columns), kind)
+
+
+def _lists(parts: Sequence[Sized], values: pa.Array) -> pa.Array:
+    """Return values as an array of lists, each as long as one of these parts."""
+    return pa.LargeListArray.from_arrays(arrow_numbers(np.cumsum([0, *map(len, parts)], dtype=np.int64)), values)
 
 
 def _leaves(metadata: Metadata) -> Iterator[tuple[ColumnName, bytes | float]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import JsonValue
 
-from ralm.corpus import numbering, store
+from ralm.corpus import file_table, numbering, store
 from ralm.errors import DamagedFolderError, FolderError, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval import layout
@@ -179,6 +179,8 @@ def check_index(path: Path | str) -> list[str]:
         try:
             index = open_index(path)
             index.passages.check()
+            if record := layout.files_record(index.manifest):
+                file_table.FileTable(path / record.table)
             for segment in index.segments if index.bm25_options else ():
                 searched = segment.for_bm25()
                 searched.check()

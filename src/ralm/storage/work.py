@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ralm.errors import FolderExistsError, StorageError, UsageError
+from ralm.errors import FolderExistsError, RalmError, StorageError, UsageError
 from ralm.processes import HeldSignals
 
 MARKER: Final = "lock"
@@ -72,6 +73,8 @@ UNFINISHED_SIGNALS: Final = WorkKind(
 )
 """The measured parts of unfinished signals. Results are removed before their settings, so that a process that is killed
 meanwhile leaves no results without the settings that they were computed with."""
+_SCRATCH: Final = WorkKind(name="ralm-{}", holds=("files",))
+"""Files that nobody needs once their process ended, in the folder of the system for these."""
 
 
 @contextmanager
@@ -92,6 +95,23 @@ def work_folder(kind: WorkKind, out: Path, *, shared: bool = False) -> Iterator[
             signals.hold()
             _remove_if_bare(folder)
             os.close(marker)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield an empty folder that is removed at the end; what killed processes left of such folders is removed, too."""
+    place = Path(tempfile.gettempdir())
+    for folder in place.glob("ralm-*"):
+        with suppress(OSError, RalmError):
+            if folder.lstat().st_uid == os.getuid() and is_work_folder(folder):
+                with work_folder(_SCRATCH, place / folder.name.removeprefix("ralm-")):
+                    _SCRATCH.empty(folder)
+    with work_folder(_SCRATCH, place / uuid.uuid4().hex) as folder:
+        (folder / "files").mkdir()
+        try:
+            yield folder / "files"
+        finally:
+            _SCRATCH.empty(folder)
 
 
 def is_work_folder(folder: Path) -> bool:

@@ -80,6 +80,7 @@ class _Page:
     def __init__(self) -> None:
         self.metadata: dict[str, str] = {}
         self._shown: list[str] = []
+        self._last = 0  # how many of these there are up to the last that is not white space
         self._headings: list[tuple[int, str]] = []
         """The places in `_shown` where headings begin, and their levels; without a level, where a title ends."""
         self._titles: dict[str, list[str]] = {_TITLE: [], _HEADING: []}
@@ -112,14 +113,14 @@ class _Page:
 
     def end(self, tag: str) -> None:
         if tag in _LEVELS and self._headings:
-            text = "".join(self._shown[self._headings[-1][0] :])
-            if not text.strip():
+            begin = self._headings[-1][0]
+            if self._last <= begin:
                 self._headings.pop()
-            elif self._shown[-1] in _LINK_SIGNS and "\n" not in text:
+            elif self._shown[-1] in _LINK_SIGNS and "\n" not in "".join(self._shown[begin:]):
                 self._headings.append((len(self._shown) - 1, ""))
         if role := _ROLES.get(tag):
             self._within[role] = max(0, self._within[role] - 1)
-            if any(part.strip() for part in self._titles.get(role, ())):
+            if self._titles.get(role):
                 self._finished.add(role)
         self._break(tag)
 
@@ -131,7 +132,7 @@ class _Page:
         is_title = self._within[_TITLE]
         if (is_title or self._within[_HEADING]) and not self._within[_DRAWS]:
             for role in (_TITLE, _HEADING):
-                if self._within[role] and role not in self._finished:
+                if self._within[role] and role not in self._finished and (self._titles[role] or not text.isspace()):
                     self._titles[role].append(text)
         if not is_title:
             self._show(text)
@@ -153,6 +154,7 @@ class _Page:
                 text = text.lstrip(" ")
         if text:
             self._shown.append(text)
+            self._last = self._last if text.isspace() else len(self._shown)
 
     def _break(self, tag: str) -> None:
         if tag in _CELLS:

@@ -1,14 +1,17 @@
 """Reads messages of e-mail: the text, with sender, recipients and date as metadata."""
 
 from collections.abc import Iterator
-from email import message_from_bytes, policy
-from typing import Final
+from email import message_from_bytes
+from email.message import EmailMessage
+from email.policy import EmailPolicy, default
+from typing import Any, Final
 
 from ralm.corpus import documents, files
 from ralm.errors import CorpusError, short_message
 from ralm.records import Document, Heading
 
 _FIELDS: Final = ("from", "to", "cc", "date")
+_MAX_STEPS: Final = 1 << 31  # some seconds: a header takes the square of its length, and is parsed twice
 
 
 def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
@@ -17,7 +20,9 @@ def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
     Raises CorpusError if it cannot be decoded.
     """
     try:
-        message = message_from_bytes(files.content_of(file.path), policy=policy.default)
+        content = files.content_of(file.path)
+        lines = content.count(b"\n") + content.count(b"\r")
+        message = message_from_bytes(content, policy=_bounded_policy(f"{file.path}", lines))
         body = message.get_body(("plain", "html"))
         text = "" if body is None else str(body.get_content())
         metadata = {name: str(message[name]) for name in _FIELDS if message[name]}
@@ -33,3 +38,24 @@ def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
 
         text, headings = documents.take_headings(read_page(text).marked_text)
     yield builder.whole(file.id, title, text, metadata, headings)
+
+
+def _bounded_policy(where: str, lines: int) -> "EmailPolicy[EmailMessage]":
+    """How a message of so many lines is parsed; a CorpusError, naming `where`, ends what would take long."""
+    steps = lines << 9
+
+    def count(more: int) -> None:
+        nonlocal steps
+        steps += more
+        if steps > _MAX_STEPS:
+            raise CorpusError(f"{where} has too long headers, or too many headers, parts or lines.")
+
+    def header(name: str, value: str) -> Any:
+        count(len(value) ** 2)
+        return default.header_factory(name, value)
+
+    def part(policy: Any) -> EmailMessage:
+        count((lines << 5) + (1 << 15))  # a line is compared with the boundaries of all parts that it is in
+        return EmailMessage(policy)
+
+    return default.clone(header_factory=header, message_factory=part)

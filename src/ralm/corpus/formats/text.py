@@ -14,7 +14,7 @@ _RST: Final = ".rst"
 _LINES_READ: Final = 50
 _FENCES: Final = ("```", "~~~")
 _RULES: Final = "=-~^\"'`#*+:._"
-_MARKDOWN_HEADING: Final = re.compile(r"#{1,6}[ \t]+(.+?)[ \t]*#*\s*$")
+_MARKDOWN_HEADING: Final = re.compile(r"#{1,6}[ \t]+(.)(.*)")
 _SETEXT_UNDERLINE: Final = re.compile(r"(=|-)\1{2,}\s*$")
 _FRONT_MATTER: Final = re.compile(r"---[^\S\n]*\n(.{,65536}?\n)(?:---|\.\.\.)[^\S\n]*(?:\n|$)", re.DOTALL)
 _RST_UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+:._])\1{2,}\s*$")
@@ -28,14 +28,10 @@ def text_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
     headings = list(find_headings(text, file.suffix))
     title = " ".join(str(matter.pop("title", "") or "").split())
     if not title:
-        title = next((one.title for one in headings if _is_title(text, one)), file.title)
+        top = sum(len(line) + 1 for line in text.split("\n", _LINES_READ)[:_LINES_READ])
+        marked = (one for one in headings if one.level == 1 or text.startswith("#", one.begin))  # not by a rule below
+        title = next((one.title for one in marked if one.begin < top), file.title)
     yield builder.whole(file.id, title, text, matter, headings)
-
-
-def _is_title(text: str, heading: Heading) -> bool:
-    """Whether a heading may be the title: one of the first 50 lines, and no line of Markdown with a rule below it."""
-    is_marked = text.startswith("#", heading.begin) or heading.level == 1
-    return is_marked and text.count("\n", 0, heading.begin) < _LINES_READ
 
 
 def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
@@ -79,7 +75,8 @@ def find_headings(text: str, suffix: str) -> Iterator[Heading]:
         elif in_code:
             line = ""
         elif is_markdown and line.startswith("#") and (heading := _MARKDOWN_HEADING.match(line)):
-            yield Heading(begin, end, len(line) - len(line.lstrip("#")), heading.group(1))
+            title = heading.group(1) + heading.group(2).rstrip("#").rstrip(" \t")
+            yield Heading(begin, end, len(line) - len(line.lstrip("#")), title)
             line = ""
         elif above and line and line[0] in _RULES and _is_underlined(above, line, suffix):
             if line[0] not in levels:

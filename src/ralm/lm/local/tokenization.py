@@ -10,7 +10,6 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from ralm.lm.local.chat import WrittenChat, chat_with_spans, write_chat
 from ralm.lm.local.loading import check_source, check_tokenizer, loading_errors
 from ralm.lm.tokenizer import Span, align, last_of_user
 from ralm.records import IntArray, Message, SpecialTokens
+from ralm.storage.work import scratch_folder
 
 _LOG: Final = logging.getLogger(__name__)
 _CONTINUES: Final = "@@"
@@ -325,7 +325,7 @@ def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 def _files(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The class of a slow (Python) tokenizer, its added tokens, and hashes of the files it would save."""
     added = [f"{number} {token!r}" for number, token in sorted(tokenizer.added_tokens_decoder.items())]
-    with TemporaryDirectory() as folder:
-        files = sorted(Path(file) for file in tokenizer.save_vocabulary(folder) or ())
+    with scratch_folder() as folder:
+        files = sorted(Path(file) for file in tokenizer.save_vocabulary(str(folder)) or ())
         saved = [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
     return [type(tokenizer).__name__, *added, *saved]

@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +33,7 @@ from ralm.lm.local import loading
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense import options as dense_options
 from ralm.retrieval.dense.options import SEPARATOR, EncoderOptions
+from ralm.storage.work import scratch_folder
 from ralm.terminal import Advance
 
 _CLASSES: Final = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
@@ -412,10 +412,10 @@ def _as_module(bert: Any, tokenizer: Any, model_kwargs: dict[str, Any]) -> Trans
     """A BERT in memory as a module, through a folder, since modules can only be loaded from folders."""
     settings = {name: value for name, value in bert.config.to_dict().items() if name not in _DPR_SETTINGS}
     bert.config = BertConfig(**settings)
-    with TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         bert.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        return Transformer(folder, model_kwargs={**model_kwargs, "add_pooling_layer": False})
+        return Transformer(str(folder), model_kwargs={**model_kwargs, "add_pooling_layer": False})
 
 
 def _linear(projection: nn.Linear) -> Dense:
