@@ -25,11 +25,7 @@ from tests.fakes import passages_of
 
 def answered(*tokens: GeneratedToken) -> QuestionEvaluation:
     answer = Answer("it", [GeneratedText("it", 0, tokens)], {})
-    judged = JudgedAnswer(
-        answer=answer,
-        cut=Cut(),
-        measures=dict.fromkeys(ANSWER_MEASURES, 1.0),
-    )
+    judged = JudgedAnswer(answer=answer, cut=Cut(), measures=dict.fromkeys(ANSWER_MEASURES, 1.0))
     question = Question("1", "what?", ("it",))
     row = AnsweredQuestion(question=question, passages=(), answer_at=None, judged=judged)
     return QuestionEvaluation(rows=[row], documents=0, seconds=1.0)

@@ -87,10 +87,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
     ),
     "parts.eml": (_MAIL, lambda: b"Content-Type: multipart/x; boundary=b\n\n" + b"--b\n\n" * 2_000_000),
     "lines.eml": (_MAIL, lambda: b"\n" * 50_000_000),
-    "keys.json": (
-        "100,000 values of metadata",
-        lambda: json.dumps({"text": "one", **dict.fromkeys(NAMES, 1)}).encode(),
-    ),
+    "keys.json": ("100,000 values of metadata", lambda: json.dumps({"text": "", **dict.fromkeys(NAMES, 1)}).encode()),
     "ends.txt": ("", lambda: b"\n" * 20_000_000 + b"x"),
     "line.txt": ("", lambda: b"ww " * 35_000_000),
     "ticks.md": ("", lambda: b"`a` " * 200_000),

@@ -15,7 +15,6 @@ from ralm.retrieval.allowed import mask_without, narrowed
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.random import RandomRetriever
 from ralm.retrieval.retriever import MemoizedRetriever, title_mask
 from tests.fakes import CountingModel, LetterEncoder, SharedWordsRetriever, WordTokenizer, passages_of
 
@@ -72,21 +71,6 @@ def test_by_options_as_by_hand(
     assert said == (["2 of 4 passages may be found"] if forbids else [])
 
 
-@pytest.mark.parametrize("name", ["bm25", "dense"])
-@pytest.mark.parametrize("only", [[0], [1, 3], [0, 1, 2], [0, 1, 2, 3]])
-def test_only_some_passages_as_all_hits_filtered(
-    index: Path, tmp_path: Path, letters: None, name: str, only: list[int]
-) -> None:
-    (tmp_path / "titles.txt").write_text("title 1\n")
-    numbers = {*only} - {1}
-    options = ralm.RetrieverOptions(retriever=name, forbidden_titles=tmp_path / "titles.txt")
-    mask_N = np.isin(np.arange(4), only)
-    found = ralm.open_retriever(index, options, mask_N=mask_N).retrieve(QUERIES, 4)
-    every = ralm.open_retriever(index, ralm.RetrieverOptions(retriever=name)).retrieve(QUERIES, 4)
-    for row in range(len(QUERIES)):
-        assert found.of(row) == [(number, score) for number, score in every.of(row) if number in numbers]
-
-
 def test_a_source_that_an_evaluation_takes(index: Path) -> None:
     """Opened by path and by an open index: the same figures and the same configuration."""
     model = CountingModel(WordTokenizer(), max_length=12)
@@ -119,15 +103,6 @@ def test_passages_by_title(titled: Index) -> None:
     assert title_mask(titled.passages, ["", " "]).all(), "no title is not a title"
 
 
-def test_bm25_without_passages(titled: Index) -> None:
-    everything = titled.bm25.retrieve(["sheep hill", "sheep"], 8)
-    found = titled.bm25.only(mask_without(8, [4, 1, 4])).retrieve(["sheep hill", "sheep"], 8)
-    for row in range(2):
-        assert found.of(row) == [hit for hit in everything.of(row) if hit[0] not in (1, 4)]
-    assert titled.bm25.only(np.zeros(8, np.bool_)).retrieve(["sheep"], 3).of(0) == []
-    assert narrowed(titled.bm25, mask_without(8, [])).config == titled.bm25.config
-
-
 def test_what_is_left_out_adds_up(titled: Index) -> None:
     """In `only` twice, and together with the lists of the queries."""
     queries = ["sheep hill", "sheep", "hill"]
@@ -139,12 +114,6 @@ def test_what_is_left_out_adds_up(titled: Index) -> None:
         assert found.of(row) == [hit for hit in everything.of(row) if hit[0] not in (1, 4, *own)]
     assert without.retrieve(queries, 8, Forbidden.none(3)).of(1) == without.retrieve(queries, 8).of(1)
     assert titled.bm25.retrieve(queries, 8).of(1) == everything.of(1), "the retriever itself is as it was"
-
-
-def test_random_without_passages() -> None:
-    control = RandomRetriever(6, seed=3).only(mask_without(6, [1, 4]))
-    assert control.only(mask_without(6, [5])).config == RandomRetriever(np.array([0, 2, 3]), seed=3).config
-    assert {number for number, _ in control.retrieve(["a"], 9).of(0)} == {0, 2, 3, 5}
 
 
 PASSAGES = passages_of("a b", "a", "b c", "c", *["a b c"] * 20)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ralm.records import Hits
-from ralm.retrieval.allowed import mask_without
 from ralm.retrieval.bm25.arrays import ARRAY_NAMES, open_arrays
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.search import BM25
@@ -64,8 +63,6 @@ def test_segments_are_searched_as_one_index(
     assert hits(BM25(segments), queries, k) == expected
 
     forbidden = data.draw(st.lists(st.integers(0, len(left) - 1), max_size=3))
-    mask_N = mask_without(len(left), forbidden)
-    assert hits(BM25(segments).only(mask_N), queries, k) == hits(BM25([at_once]).only(mask_N), queries, k)
     list_Q = np.arange(len(queries)) % 2 - 1
     one, other = (BM25(some).retrieve(queries, k, Forbidden.of([forbidden], list_Q)) for some in (segments, [at_once]))
     np.testing.assert_array_equal(one.numbers_QK, other.numbers_QK)
