@@ -42,7 +42,7 @@ def help_command(
         )
     for kind in _KINDS if part is None else (part,):
         for name, record in {"": _KEYED[kind]}.items() if kind in _KEYED else CATALOGUES[kind].records.items():
-            print_line(f"--{kind} {name}".rstrip())
+            print_line("--fields of ralm qa" if kind == "question-fields" else f"--{kind} {name}".rstrip())
             for key, declaration in keys_of(record).items():
                 print_line(
                     f"    {key + '=' + _default(declaration):<28} {declaration.option.help}{_bounds(declaration)}"
