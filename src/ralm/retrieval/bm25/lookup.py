@@ -112,7 +112,7 @@ def _look_up(
                     size, room.sums_N,
                 )  # fmt: skip
             rows = PartitionRows(
-                base, first_row, forbidden.always, listed_for(forbidden, number),
+                base, first_row, listed_for(forbidden, number),
                 forbidden.bits_B[base >> BLOCK_BITS :], forbidden.open_W,
             )  # fmt: skip
             found_Q[number] = _collect(

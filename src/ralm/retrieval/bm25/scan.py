@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.corpus.numbering import Numbering, rising, union
+from ralm.corpus.numbering import Numbering, rising
 from ralm.records import NO_PASSAGE
 from ralm.retrieval.bm25 import arrays, kernels
 
@@ -44,14 +44,13 @@ class PassingRows(NamedTuple):
 
 
 class Forbidden(NamedTuple):
-    """Passages that must not be hits: those in `always`, and for each query those of one list.
+    """Passages that must not be hits: for each query those of one list, and the rows without a bit.
 
     The lists are concatenated in `passages` and end at `ends_F`; numbers rise within each. `list_Q` is the number of
     the list of each query, -1 for none. If `bits_B` (uint16) is not empty, only rows with a bit in it may be hits: each
     segment begins a word of 1,024 rows, and `open_W` (uint64) says which blocks of 16 of a word have any.
     """
 
-    always: NDArray[np.int64]
     ends_F: NDArray[np.int64]
     passages: NDArray[np.int64]
     list_Q: NDArray[np.int64]
@@ -62,7 +61,7 @@ class Forbidden(NamedTuple):
     def none(cls, queries: int) -> Self:
         """Forbids nothing."""
         nothing = np.zeros(0, np.int64)
-        return cls(nothing, np.zeros(1, np.int64), nothing, np.full(queries, -1, np.int64), *_EVERY)
+        return cls(np.zeros(1, np.int64), nothing, np.full(queries, -1, np.int64), *_EVERY)
 
     @classmethod
     def of(cls, lists: Sequence[Iterable[int]], list_Q: NDArray[np.int64]) -> Self:
@@ -70,15 +69,11 @@ class Forbidden(NamedTuple):
         assert (list_Q < len(lists)).all(), "a query refers to a list that does not exist"
         sorted_lists = [rising(numbers) for numbers in lists]
         ends = np.cumsum([0, *map(len, sorted_lists)], dtype=np.int64)
-        return cls(rising([]), ends, np.concatenate([*sorted_lists, rising([])]), list_Q, *_EVERY)
-
-    def with_always(self, passages: Iterable[int]) -> Self:
-        """The same lists, with these passages forbidden for every query too."""
-        return self._replace(always=union(rising(passages), self.always))
+        return cls(ends, np.concatenate([*sorted_lists, rising([])]), list_Q, *_EVERY)
 
     def in_rows(self, numbering: Numbering) -> Self:
         """The same lists as rows of the index instead of passage numbers."""
-        return self._replace(always=numbering.rows(self.always), passages=numbering.rows(self.passages))
+        return self._replace(passages=numbering.rows(self.passages))
 
     def within(self, passing: PassingRows | None) -> Self:
         """The same, with only the passages that pass a filter."""
@@ -122,7 +117,7 @@ class SearchBatch(NamedTuple):
 
 @kernels.kernel
 def listed_for(forbidden: Forbidden, query: int) -> NDArray[np.int64]:
-    """The list of a query; the passages in `always` are forbidden too."""
+    """The list of a query."""
     number = forbidden.list_Q[query]
     if number < 0:
         return forbidden.passages[:0]
@@ -211,7 +206,6 @@ def scan(
                 at[term] = add_postings(
                     passages, codes, at[term], stops[begin + term], points_TC[term], base, size, sums
                 )
-            _strike_out(forbidden.always, first + base, sums[:size])
             _strike_out(listed_for(forbidden, query), first + base, sums[:size])
             found_Q[query] = _collect(
                 sums[:size], first + base, heaps_QK[query], found_Q[query], forbidden.bits_B, base

@@ -107,14 +107,17 @@ class BM25:
         self._loader = CollectionLoader(self._searched, self._lexicon)
         self._single = 0
         self._mask_N: BoolArray | None = None
-        self._passing_rows: PassingRows | None = None
+        self._passing_rows = self._rows_of(None) if len(self._numbering.removed) else None
 
     def only(self, mask_N: BoolArray) -> Self:
         """Return the same retriever with only the passages of a mask, and the scores of the whole index."""
         other = copy(self)
         other._mask_N = mask_N if self._mask_N is None else self._mask_N & mask_N
-        other._passing_rows = PassingRows.of(self._numbering.rows_of_mask(other._mask_N), self._sizes)
+        other._passing_rows = self._rows_of(other._mask_N)
         return other
+
+    def _rows_of(self, mask_N: BoolArray | None) -> PassingRows:
+        return PassingRows.of(self._numbering.rows_of_mask(mask_N), self._sizes)
 
     @property
     def collection(self) -> Collection:
@@ -172,10 +175,8 @@ class BM25:
 
     def _in_rows(self, queries: int, forbidden: Forbidden | None) -> Forbidden:
         """The rows that must not be hits, of all queries and of each."""
-        if forbidden is None:
-            return Forbidden.none(queries)._replace(always=self._numbering.removed).within(self._passing_rows)
-        rows = forbidden.in_rows(self._numbering).within(self._passing_rows)
-        return rows.with_always(self._numbering.removed) if len(self._numbering.removed) else rows
+        rows = Forbidden.none(queries) if forbidden is None else forbidden.in_rows(self._numbering)
+        return rows.within(self._passing_rows)
 
     def _fill(self, batch: SearchBatch) -> None:
         """Fill in the hits of queries, as rows, in the fastest way."""

@@ -96,7 +96,6 @@ class PartitionRows(NamedTuple):
 
     base: int
     first: int
-    always: NDArray[np.int64]
     listed: NDArray[np.int64]
     bits_B: NDArray[np.uint16]
     open_W: NDArray[np.uint64]
@@ -143,7 +142,7 @@ def advance_partitions(
             _change_rare(postings, terms, queries, here, w, number, base)
             count = _common_terms(terms, queries, w, common)
             rows = PartitionRows(
-                base, first_row, forbidden.always, listed_for(forbidden, w), forbidden.bits_B[first:last],
+                base, first_row, listed_for(forbidden, w), forbidden.bits_B[first:last],
                 forbidden.open_W[first // kernels.MARKS : last // kernels.MARKS],
             )  # fmt: skip
             found_W[w] = _collect(postings, terms, here, common, count, rows, heaps_WK[w], found_W[w], floors_K, lanes)
@@ -293,7 +292,7 @@ def _collect(
                 score = sums_N[first + lane] + common_score(postings, terms, common, count, passage)
                 lanes[lane] = rounded_up(score)
                 row = rows.first + passage
-                if score >= threshold and not (is_in(rows.always, row) or is_in(rows.listed, row)):
+                if score >= threshold and not is_in(rows.listed, row):
                     found = kernels.offer(heap, found, score, row)
                     threshold = max(threshold, kernels.worst_score(heap, found))
             bound_B[block] = kernels.highest(lanes, 0)
@@ -330,7 +329,7 @@ def may_be_found(rows: PartitionRows, passage: int) -> bool:
     place, row = passage - rows.base, rows.first + passage
     if len(rows.bits_B) and not (rows.bits_B[place >> BLOCK_BITS] >> (place & 15)) & 1:
         return False
-    return not (is_in(rows.always, row) or is_in(rows.listed, row))
+    return not is_in(rows.listed, row)
 
 
 @kernels.kernel
