@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ _PANELS: Final = {
 """What the plot shows: columns of the rows with their labels, by the label of the axis."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class AnswerSweep:
     """The evaluations of the same questions, by the value of an option, and the configuration of each."""
 
@@ -47,8 +47,9 @@ class AnswerSweep:
         scored_Q = np.logical_and.reduce([one.scored_Q for one in judged])
         return {value: one.summary(scored_Q) for value, one in zip(self.evaluations, judged, strict=True)}
 
+    @cached_property
     def differences(self) -> Figures:
-        """Return each measure of every value minus that of the first, with the ends of its paired 95% interval."""
+        """Each measure of every value minus that of the first, with the ends of its paired 95% interval."""
         return compare_columns([one.columns for one in self.evaluations.values()])[2]
 
     def rows(self) -> list[dict[str, JsonValue]]:
@@ -56,7 +57,6 @@ class AnswerSweep:
         `has_answer` is the share of questions with an answer in one of the passages that are read, `..._over_first` the
         difference from the first value."""
         rows: list[dict[str, JsonValue]] = []
-        differences = self.differences()
         for value, summary in self.summaries().items():
             row: dict[str, JsonValue] = {self.option: value}
             for name, figure in summary.items():
@@ -67,7 +67,7 @@ class AnswerSweep:
             if "has_answer" in summary:
                 row["has_answer"] = [*summary["has_answer"].values()][-1]
             if rows:
-                for name, figures in differences.items():
+                for name, figures in self.differences.items():
                     ends = zip(("", "_low", "_high"), figures[len(rows)], strict=True)
                     row |= {f"{name}_over_first{end}": figure for end, figure in ends}
             rows.append(row)
@@ -79,7 +79,7 @@ class AnswerSweep:
         for place, (value, summary) in enumerate(self.summaries().items()):
             over_first: dict[str, JsonValue] = {
                 name: {"mean": figures[place][0], "interval": [*figures[place][1:]]}
-                for name, figures in (self.differences() if place else {}).items()
+                for name, figures in (self.differences if place else {}).items()
             }
             points.append({self.option: value, **summary, "over_first": over_first, "config": self.configs[value]})
         return {"option": self.option, "points": points}

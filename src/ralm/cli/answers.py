@@ -106,7 +106,7 @@ def print_answer_sweep(swept: AnswerSweep, out: Path | None, asked: Sequence[str
         for value, one in summaries.items()
     ]
     print_table([f"--{swept.option}", *labels, *(["has answer"] if read else [])], rows, pad_edge=False)
-    differences = {name: figures for name, figures in swept.differences().items() if name in shown}
+    differences = {name: figures for name, figures in swept.differences.items() if name in shown}
     if len(summaries) > 1 and differences:
         rows = [
             [one_line(value), *(_difference(figures[place], *shown[name][1:]) for name, figures in differences.items())]
