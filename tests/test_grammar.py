@@ -205,8 +205,6 @@ def test_parts_of_ones_own_serve_a_command_as_in_python(own: Path) -> None:
 
 
 def test_parts_of_ones_own_are_made_once_for_their_keys(own: Path) -> None:
-    """A server and a command look at them several times, and their models are loaded when they are made."""
-
     def parts(keys: str) -> Parts:
         reading = ReadingOptions(reader=f"parts_of_mine:Two{keys}", mixer="parts_of_mine:Third")
         return replace(reading.parts(), reranker=open_reranker("parts_of_mine:Last", pytest.fail))

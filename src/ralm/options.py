@@ -168,15 +168,15 @@ class Part:
         return {**dict([self.named]), **asdict(self)}
 
 
-def check_effects(record: Any, names: Collection[str]) -> None:
-    """Raise UsageError if an option of these names, in a record or one within it, has no effect."""
-    reject_unused(unused_options(record, names))
+def check_effects(record: Any, written: Mapping[str, str]) -> None:
+    """Raise UsageError if an option, in a record or one within it, has no effect; `written` has each by its name."""
+    reject_unused(unused_options(record, written), written)
 
 
-def reject_unused(unused: Mapping[str, str]) -> None:
+def reject_unused(unused: Mapping[str, str], written: Mapping[str, str]) -> None:
     """Raise UsageError for the first option without an effect."""
     for name, needs in unused.items():
-        raise UsageError(f"`{name}` has no effect without {needs}.")
+        raise UsageError(f"{written[name]} has no effect without {needs}.")
 
 
 def unused_options(record: Any, names: Collection[str]) -> dict[str, str]:

@@ -82,7 +82,7 @@ def read_settings(record: type[_Planned], texts: Mapping[str, str], title: str) 
         if name not in keys_of(record) and (sentence := removal_of(name)):
             raise UsageError(sentence)
     options = read_keys(record, texts, title)
-    check_effects(options, texts)
+    check_effects(options, {name: f"`{name}`" for name in texts})
     if options.retrieval.is_dense and "query_tokens" not in texts:
         return replace(options, plan=replace(options.plan, query_tokens=QUERY_TOKENS))
     return options

@@ -85,7 +85,7 @@ def make_jobs(given: Given, make_job: Callable[..., Any], record: type, over: st
         raise UsageError(f"--{option} makes no difference: it has no effect without {needs}.")
     if "baseline" in given and not any(job.has_passages for job in jobs.values()):
         in_all["baseline"] = "--index or --retrieved"
-    reject_unused(in_all)
+    reject_unused(in_all, given)
     return Jobs(option, jobs, given)
 
 

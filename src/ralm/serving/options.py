@@ -237,7 +237,7 @@ def with_choices(
         if unused:
             raise UsageError(f"`{unused[0]}` has no effect without an `index`.")
         return settings
-    check_effects(settings.reading, values)
+    check_effects(settings.reading, {name: f"`{name}`" for name in values})
     if "retriever" in values and "query_tokens" not in values:
         tokens = QUERY_TOKENS if settings.retrieval.is_dense else PlanOptions().query_tokens
         settings = replace(settings, plan=replace(settings.plan, query_tokens=tokens))
