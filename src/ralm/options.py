@@ -214,7 +214,7 @@ def _conditions(
 
 
 def key_of(name: str, option: Option | None) -> str:
-    """The name of a field or parameter where options have unique names: that of its flag."""
+    """Return the name of a field or parameter where options have unique names: that of its flag."""
     return ((option and option.flag) or name).replace("-", "_").lstrip("_")
 
 

@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 def _spec(patterns: Sequence[str]) -> GitIgnoreSpec:
-    """The patterns, in a form that matches in linear time. Raises UsageError if one is invalid."""
+    """Return the patterns in a form that matches in linear time; UsageError if one is invalid."""
     try:
         spec = GitIgnoreSpec.from_lines(patterns)
     except (ValueError, re.error) as error:

@@ -71,7 +71,7 @@ class Numbering:
         return numbers + np.searchsorted(self._before, numbers, side="right")
 
     def rows_of_mask(self, mask_N: BoolArray | None) -> BoolArray:
-        """Which rows hold a passage of a mask; without a mask, those that are left."""
+        """Return which rows hold a passage of a mask; without a mask, those that are left."""
         rows = np.ones(len(self) + len(self.removed), np.bool_)
         rows[self.removed] = False
         if mask_N is not None:

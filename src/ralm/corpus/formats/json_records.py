@@ -54,7 +54,7 @@ def json_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
 
 
 def records_of_lines(path: FilePath) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """The objects on the lines of JSON Lines, each with a name for its place; blank lines are ignored."""
+    """Yield the objects on the lines of JSON Lines, each with a name for its place; blank lines are ignored."""
     for number, offset, line in files.lines_of(path):
         if line.strip():
             where = f"{path}, line {number}"
