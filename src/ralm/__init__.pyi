@@ -130,11 +130,11 @@ from .retrieval.retrieval_file import (
 )
 from .retrieval.retriever import RetrieverOptions as RetrieverOptions, open_retriever as open_retriever
 from .retrieval.sync import sync_index as sync_index
-from .retrieval.update import (
+from .retrieval.update import update_index as update_index
+from .retrieval.vectors import (
     add_vectors as add_vectors,
     remove_vectors as remove_vectors,
     set_default_vectors as set_default_vectors,
-    update_index as update_index,
 )
 from .runs.compare import Comparison as Comparison, compare_runs as compare_runs
 from .runs.resume import run_evaluation as run_evaluation, run_sweep as run_sweep

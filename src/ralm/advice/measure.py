@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from ralm.advice.held_out import STANDS_IN, HeldOut, Unit, WorthOptions
-from ralm.corpus.numbering import StoredPassages
+from ralm.corpus.store import PassageStore
 from ralm.errors import BudgetError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Retriever
@@ -81,7 +81,7 @@ class Cost:
 class Meter:
     """Measures units with a retriever, and with others, by their names, over the passages of an index."""
 
-    passages: StoredPassages
+    passages: PassageStore
     retriever: Retriever
     others: Mapping[str, Retriever]
     scorer: Scorer

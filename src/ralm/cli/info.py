@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ralm.retrieval.summary import DocumentSummary
 
 _LABEL: Final = 12
-_SYNC: Final = {True: "possible", False: "not possible: a program built it, or an older ralm"}
+_SYNC: Final = {True: "possible", False: "not possible: a program built it"}
 
 
 def info_command(
@@ -29,7 +29,7 @@ def info_command(
         ),
     ] = None,
 ) -> Output:
-    """Say what an index is: how many documents it has, of which sources, how it was built and updated, and its size.
+    """Say what an index is: how many documents it has, of which sources, how it was built, and its size.
 
     Example: `ralm info my-index`
     """
@@ -55,8 +55,6 @@ def _print_summary(found: dict[str, Any]) -> None:
     size = found["bytes"]
     show("size", f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB")
     show("built", f"{found['created']}, ralm {found['ralm_version']}")
-    show("updates", _updates(**found["updates"]))
-    show("segments", f"{found['segments']:,}, with {found['removed_passages']:,} removed passages")
     for source in found["sources"]:
         missing = " (not found)" if source["found"] is False else ""
         show("source", source["name"] + (f": {source['path']}{missing}" if source["path"] else ""))
@@ -70,15 +68,6 @@ def _print_summary(found: dict[str, Any]) -> None:
         show("left out", f"{reason}: {count:,}")
     for reason, counts in found["decontaminated"].items():
         show("left out", f"for {reason}: {counts['passages']:,} passages")
-
-
-def _updates(count: int, latest: dict[str, Any] | None) -> str:
-    if latest is None:
-        return "none"
-    added, removed = ((latest[one] or {"documents": 0})["documents"] for one in ("added", "removed"))
-    replaced = latest["replaced"]
-    changes = f"{added - replaced:,} added, {replaced:,} replaced, {removed - replaced:,} removed"
-    return f"{count:,}, the latest {latest.get('time', 'at an unknown time')}: {changes} documents"
 
 
 def _settings(record: dict[str, Any] | None) -> str:

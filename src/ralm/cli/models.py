@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ralm.lm.scoring import Scorer
     from ralm.protocols import WritingModel
     from ralm.reranking.predictive import PairScorer
-    from ralm.retrieval.update import RemoteEncoding
+    from ralm.retrieval.vectors import RemoteEncoding
 
 _opened: "list[WritingModel]" = []
 _clusters: "dict[tuple[str, str], WorkerPool]" = {}

@@ -134,11 +134,7 @@ def print_sync(index: Path, before: "Index", changes: "Changes", manifest: Manif
         if len(ids) > examples:
             print_line(f"  {kind}: {len(ids) - examples:,} more")
     counts = manifest.counts
-    segments = len(index_settings(index, manifest).segments.entries)
-    print_line(
-        f"{index}: {counts['passages']:,} passages of {counts['documents']:,} documents in {segments} "
-        f"segment{'s' if segments > 1 else ''}"
-    )
+    print_line(f"{index}: {counts['passages']:,} passages of {counts['documents']:,} documents")
     for line in changes.skipped.lines():
         print_line(f"left out: {one_line(line)}")
 
@@ -163,7 +159,7 @@ def _print_vectors(vectors: VectorSet, passages: int) -> None:
             f"encoded: {encoded:,.0f} passages in {seconds:,.0f} s, {encoded / max(seconds, 1e-3):,.0f} a second"
         )
     if encoded < passages:
-        print_line(f"reused from an interrupted build: {passages - encoded:,.0f}")
+        print_line(f"taken from vectors that were there: {passages - encoded:,.0f}")
 
 
 def print_hits(hits: Iterable[tuple[Passage, float]], marker: Marker, terms: Container[str]) -> None:

@@ -114,9 +114,7 @@ def _recorded_splitting(index: "Index") -> tuple[Splitting, str | None]:
 
 def _decontamination(index: "Index") -> Decontamination:
     """The decontamination that the index was built with, from the files that it names."""
-    from ralm.retrieval import layout
-
-    record, recorded = layout.files_record(index.manifest), index.manifest.settings.get("decontamination")
+    record, recorded = index.settings.files, index.manifest.settings.get("decontamination")
     if record is None or not (record.forbidden_titles or record.decontaminate) or not isinstance(recorded, dict):
         return Decontamination()
     made = read_decontamination(

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from ralm.corpus.documents import metadata_to_json
 from ralm.corpus.files import File, open_file
@@ -62,12 +62,11 @@ class FileState:
 
 
 class FilesRecord(BaseModel):
-    """What an index records of its files: the path of the table, the sources, and how they are read: whether broken
-    lines are skipped, the files of titles and texts that are left out, and the `FileSelection`."""
+    """What an index records of its files: the sources, and how they are read: whether broken lines are skipped, the
+    files of titles and texts that are left out, and the `FileSelection`."""
 
     model_config = ConfigDict(frozen=True)
 
-    table: str = ""
     sources: tuple[KnownSource, ...]
     skip_bad: bool = False
     forbidden_titles: str | None = None
@@ -130,36 +129,33 @@ class Entry(NamedTuple):
 
 
 class FileTable:
-    """A saved table; `entries` are its files, by source and id. Raises DamagedFolderError."""
+    """A saved table, which stays open; `entries` are its files, by source and id. Raises DamagedFolderError."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self.entries: dict[tuple[int, str], Entry] = {}
         entry: Entry | None = None
         offset = 0
         try:
-            with path.open("rb") as lines:
-                for line in lines:
-                    offset += len(line)
-                    if entry is None or line.startswith(b"{"):
-                        entry = Entry(_STATE.validate_json(line), offset, offset)
-                    else:
-                        _PART.validate_json(line)
-                        entry = entry._replace(end=offset)
-                    self.entries[entry.state.source, entry.state.file] = entry
-        except ValidationError as error:
+            self._stream = path.open("rb")
+            weakref.finalize(self, self._stream.close)
+            for line in self._stream:
+                offset += len(line)
+                if entry is None or line.startswith(b"{"):
+                    entry = Entry(_STATE.validate_json(line), offset, offset)
+                else:
+                    _PART.validate_json(line)
+                    entry = entry._replace(end=offset)
+                self.entries[entry.state.source, entry.state.file] = entry
+        except (ValidationError, OSError) as error:
             raise DamagedFolderError(f"{path} is damaged; build the index again.") from error
 
     def lines(self, entry: Entry) -> bytes:
         """The lines of the documents of a file; most files have none."""
-        if entry.begin == entry.end:
-            return b""
-        with self._path.open("rb") as stream:
-            stream.seek(entry.begin)
-            return stream.read(entry.end - entry.begin)
+        self._stream.seek(entry.begin)
+        return self._stream.read(entry.end - entry.begin)
 
     def parts(self, entry: Entry | None) -> dict[str, list[str]]:
-        """The hashes of the parts of each document of a file that has lines, by its id."""
+        """The hashes of the parts of each document of a file that has lines, by its id, in the order of the file."""
         found: dict[str, list[str]] = {}
         for line in self.lines(entry).splitlines() if entry else ():
             document, part = _PART.validate_json(line)
@@ -199,11 +195,9 @@ class FileTableWriter:
         if document.id != self._file:
             self._stream.write(json.dumps([document.id, document_hash(document)]).encode() + b"\n")
 
-    def save(self, folder: Path, name: str) -> dict[str, JsonValue]:
-        """Write the table to a new file in a folder; returns the record of it."""
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def save(self, file: Path) -> FilesRecord:
+        """Write the table to a new file; return the record of it."""
         self._stream.seek(0)
-        with path.open("xb") as out:
+        with file.open("xb") as out:
             shutil.copyfileobj(self._stream, out)
-        return self.record.model_copy(update={"table": name}).model_dump(mode="json")
+        return self.record

@@ -9,7 +9,8 @@ so the passages of a document store its metadata once. Rows before the first obj
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NoReturn, TypeAlias, TypeVar, overload
@@ -20,7 +21,7 @@ import pyarrow as pa
 from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import CorpusError, DamagedFolderError, UsageError
 from ralm.records import IntArray, Metadata, Passage
-from ralm.storage.manifest import file_checksum
+from ralm.storage.manifest import whole_checksum
 
 PASSAGES_FILE: Final = "passages.arrow"
 ROWS_A_BATCH: Final = 8192
@@ -64,12 +65,52 @@ def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]
             writer.write_batch(_record_batch(batch))
 
 
+def join_passages(path: Path, pieces: "Iterable[tuple[PassageStore, range]]") -> None:
+    """Write the passages of ranges of stores to `path`, as `write_passages` writes them, without reading one by one."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
+        joined = _JoinedBatch()
+        for store, rows in pieces:
+            begin = rows.start
+            while begin < rows.stop:
+                end = min(rows.stop, begin + joined.room, (begin // ROWS_A_BATCH + 1) * ROWS_A_BATCH)
+                joined.add(store, begin, end)
+                begin = end
+                if not joined.room:
+                    writer.write_batch(joined.batch())
+                    joined = _JoinedBatch()
+        if joined.room < ROWS_A_BATCH:
+            writer.write_batch(joined.batch())
+
+
+class _JoinedBatch:
+    """A batch of passages of stores."""
+
+    def __init__(self) -> None:
+        self.room = ROWS_A_BATCH
+        self._columns: list[list[pa.Array]] = [[] for _ in _SCHEMA]
+        self._before = _NOTHING
+
+    def add(self, store: "PassageStore", begin: int, end: int) -> None:
+        """Append passages of one batch of a store."""
+        for column, array in zip(self._columns, store.columns(begin, end), strict=True):
+            column.append(array)
+        first, last = (store.metadata_json(row) for row in (begin, end - 1))
+        head = arrow_texts([_AS_BEFORE if first == self._before else first], pa.large_string())
+        self._columns[-1][-1:] = [head, self._columns[-1][-1].slice(1)]
+        self._before = last
+        self.room -= end - begin
+
+    def batch(self) -> pa.RecordBatch:
+        """The batch, with an array for each column."""
+        return pa.record_batch([pa.concat_arrays(parts) for parts in self._columns], schema=_SCHEMA)
+
+
 class PassageStore(Sequence[Passage]):
     """The passages of a corpus by number, memory-mapped: opening reads no texts, reading a passage takes microseconds.
 
     Negative numbers are not supported: -1 means "no passage" elsewhere and raises IndexError here. A pickled store
     holds only its path, so that other processes map the same file. They raise DamagedFolderError if the file was
-    replaced; `checksum` (`file_checksum`) lets them accept a copy, for example on another machine. Raises
+    replaced; `checksum` (`whole_checksum`) lets them accept a copy, for example on another machine. Raises
     DamagedFolderError, on opening or on reading, if the file is truncated, altered or not a store.
     """
 
@@ -102,38 +143,48 @@ class PassageStore(Sequence[Passage]):
             return [self[i] for i in range(*number.indices(len(self)))]
         if not 0 <= number < self._length:
             raise IndexError(f"there is no passage {number}: the corpus has {self._length}")
-        return self.numbered(int(number), int(number))
-
-    def numbered(self, place: int, number: int) -> Passage:
-        """The passage at a place, which must be within the store, with another number."""
-        (document_ids, titles, texts, stored), row = self._place(place)
-        metadata = {} if stored is None else self._metadata(stored, place)
+        number = int(number)
+        (document_ids, titles, texts, stored), row = self._place(number)
+        metadata = {} if stored is None else self._metadata(stored, number)
         try:
             return Passage(
                 number, _string(document_ids, row), _string(titles, row), _string(texts, row), metadata=metadata
             )
         except UnicodeDecodeError:
-            self._damaged(f"passage {place} is not UTF-8")
+            self._damaged(f"passage {number} is not UTF-8")
 
     def origins(self) -> Iterator[tuple[int, str, str]]:
         """The number, document id and title of every passage, without reading the texts."""
-        return (self.origin(number) for number in range(self._length))
+        for number in range(self._length):
+            (document_ids, titles, _, _), row = self._place(number)
+            try:
+                yield number, _string(document_ids, row), _string(titles, row)
+            except UnicodeDecodeError:
+                self._damaged(f"the title of passage {number} is not UTF-8")
 
-    def origin(self, place: int) -> tuple[int, str, str]:
-        """A number and the document id and title of the passage with this number, without reading its text."""
-        (document_ids, titles, _, _), row = self._place(place)
-        try:
-            return place, _string(document_ids, row), _string(titles, row)
-        except UnicodeDecodeError:
-            self._damaged(f"the title of passage {place} is not UTF-8")
-
-    def rows_of(self, document_ids: Collection[str]) -> IntArray:
-        """The rows (int64, rising) of the passages of documents with these ids, without reading the texts."""
-        wanted = arrow_texts([one.encode("utf-8", "surrogatepass") for one in document_ids], pa.binary())
-        # a single call, since each call hashes all wanted ids
+    def documents(self) -> Iterator[tuple[str, range]]:
+        """The documents in order, each with its id and the numbers of its passages, without reading the texts."""
         import pyarrow.compute as pc
 
-        return true_places(pc.is_in(self.origin_texts(titles=False), value_set=wanted))
+        first, document = 0, ""
+        for batch in range(len(self._batches)):
+            ids, begin = self._texts(batch, 0), batch * ROWS_A_BATCH
+            changes = true_places(pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1))) + 1
+            for number in [begin, *(begin + changes).tolist()]:
+                new = self._guarded(partial(bytes.decode, ids[number - begin].as_py()))
+                if number and new != document:
+                    yield document, range(first, number)
+                    first = number
+                document = new
+        if self._length:
+            yield document, range(first, self._length)
+
+    def columns(self, begin: int, end: int) -> list[pa.Array]:
+        """The columns of consecutive passages of a batch, as they are stored."""
+        batch, row = divmod(begin, ROWS_A_BATCH)
+        if self._batches[batch] is None:
+            self._map(batch)
+        return [column.slice(row, end - begin) for column in self._read(batch).columns]
 
     def origin_texts(self, titles: bool) -> pa.ChunkedArray:
         """The document ids of all passages, or their titles, as bytes."""
@@ -193,14 +244,20 @@ class PassageStore(Sequence[Passage]):
         batch, row = divmod(place, ROWS_A_BATCH)
         return self._batches[batch] or self._map(batch), row
 
-    def _metadata(self, stored: _Column, place: int) -> Metadata:
-        """The metadata of a passage, which the last row up to its own with an object holds.
+    def metadata_json(self, number: int) -> bytes:
+        """The metadata of a passage, as JSON."""
+        (*_, stored), row = self._place(number)
+        written = -1 if stored is None else _metadata_row(stored, row)
+        if stored is None or written < 0:
+            return _NOTHING
+        ends, content = stored
+        return bytes(content[ends[written] : ends[written + 1]])
 
-        The object that was parsed last is kept, since the passages of a document often follow each other.
-        """
+    def _metadata(self, stored: _Column, place: int) -> Metadata:
+        """The metadata of a passage; the object that was parsed last is kept, since the passages of a document often
+        follow each other."""
         batch, row = divmod(place, ROWS_A_BATCH)
-        places, _ = stored
-        row = bisect_left(places, places[row + 1], 0, row + 2) - 1
+        row = _metadata_row(stored, row)
         if row < 0:
             return {}
         if self._last_parsed[:2] == (batch, row):
@@ -247,7 +304,7 @@ class PassageStore(Sequence[Passage]):
             ) from None
 
 
-def true_places(found: pa.ChunkedArray) -> IntArray:
+def true_places(found: pa.Array | pa.ChunkedArray) -> IntArray:
     """The places (int64, rising) of an array of Arrow that are true; `to_numpy` would import pandas."""
     import pyarrow.compute as pc
 
@@ -258,7 +315,7 @@ def true_places(found: pa.ChunkedArray) -> IntArray:
 def _same_store(path: Path, stamp: _Stamp, checksum: str | None) -> PassageStore:
     """Open a pickled store in another process."""
     store = PassageStore(path, checksum)
-    if store._stamp != stamp and (checksum is None or file_checksum(path) != checksum):
+    if store._stamp != stamp and (checksum is None or whole_checksum(path) != checksum):
         raise DamagedFolderError(
             f"{path} is not the file that was opened before: the index was replaced; open it again."
         )
@@ -268,6 +325,12 @@ def _same_store(path: Path, stamp: _Stamp, checksum: str | None) -> PassageStore
 def _stamp(path: Path) -> _Stamp:
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _metadata_row(stored: _Column, row: int) -> int:
+    """The row that holds the metadata of a row: the last one up to it with an object; -1 if there is none."""
+    ends, _ = stored
+    return bisect_left(ends, ends[row + 1], 0, row + 2) - 1
 
 
 def _string(column: _Column, row: int) -> str:

@@ -12,7 +12,7 @@ from ralm.distributed.cluster import Requirements
 from ralm.distributed.workers import check_cluster_device, open_workers
 from ralm.errors import ClusterError, UsageError
 from ralm.protocols import Encoder
-from ralm.retrieval.dense.build import CHUNK, ChunkEncoder, check_passage_text
+from ralm.retrieval.dense.build import CHUNK, SavedChunks, text_hashes
 from ralm.retrieval.dense.options import NOTHING_ENCODED, EncoderOptions, EncodingStats, load_encoder
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import options_of_config
@@ -28,7 +28,7 @@ class _Loaded:
     """An index, and the encoder of its passages."""
 
     index: Index
-    chunks: ChunkEncoder
+    chunks: SavedChunks
     encoder: Encoder
 
 
@@ -51,11 +51,11 @@ class _EncoderLoader:
         """Load both; raises ClusterError if the machine lacks a requirement, and the errors of loading."""
         self.requirements.check()
         encoder = load_encoder(self.options, device=self.device)
-        return _Loaded(open_index(self.index), ChunkEncoder(self.work, encoder), encoder)
+        return _Loaded(open_index(self.index), SavedChunks(self.work, encoder), encoder)
 
     def facts(self, loaded: _Loaded) -> dict[str, Any]:
         """The fingerprints of both."""
-        return {"index": loaded.index.fingerprint, **loaded.chunks.config}
+        return {"index": loaded.index.fingerprint, **loaded.encoder.config}
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,9 @@ class EncodeOn:
 def _encode(loaded: _Loaded, span: tuple[int, int]) -> EncodingStats:
     """Save the vectors of consecutive passages, unless they exist."""
     passages = [loaded.index.passages[number] for number in range(*span)]
-    for one in passages:
-        check_passage_text(loaded.encoder, one)
-    before = loaded.chunks.done
+    hash_P, before = text_hashes(loaded.encoder, passages), loaded.chunks.done
     with storage_errors(loaded.index.path):
-        loaded.chunks.encode(passages)
+        loaded.chunks.encode(passages, hash_P)
     after = loaded.chunks.done
     return EncodingStats(after.passages - before.passages, after.seconds - before.seconds)
 

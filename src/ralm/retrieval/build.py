@@ -1,30 +1,48 @@
-"""Builds an index from passages, in one pass and bounded memory."""
+"""Writes an index: of passages, or of what an older one keeps and new passages, which then replaces it.
 
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+Both take one pass over new passages and bounded memory. An index that is made of an older one equals one that is built
+of the same passages at once, byte for byte but for approximate vectors: kept passages are copied with their postings
+and vectors, so no text of them is analysed or encoded again.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.corpus.file_table import FileTableWriter
-from ralm.corpus.store import PASSAGES_FILE, write_passages
-from ralm.errors import RalmWarning, UsageError
+from ralm.corpus.file_table import FilesRecord, FileTableWriter
+from ralm.corpus.store import PASSAGES_FILE, PassageStore, join_passages, write_passages
+from ralm.errors import CorpusError, FolderError, FolderExistsError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval import index, layout
 from ralm.retrieval.analysis import Analysis, analysis_by_name
+from ralm.retrieval.bm25 import merging
+from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.columns import write_columns
-from ralm.retrieval.dense.options import VectorOptions, dense_extra
+from ralm.retrieval.dense.options import NOTHING_ENCODED, EncodingStats, VectorOptions, dense_extra
 from ralm.storage import atomic, manifest, outputs, work
-from ralm.terminal import Advance, progress_bar
+from ralm.terminal import progress_bar
 
 if TYPE_CHECKING:
-    from ralm.retrieval.dense.build import DenseBuilder
+    from ralm.retrieval.dense.build import KnownVectors
+
+Piece: TypeAlias = range | str
+"""Passages of an older index, by their numbers, or those of a new document, by its id."""
+_NEW: Final = "new"
+_IDS_SHOWN: Final = 3
+_FOLDER_NAMES: Final = ("encoder", "query_encoder")
+"""The keys of folders in an encoder's configuration; they are not compared, since folders may be moved."""
 
 
 def build_index(
@@ -52,35 +70,227 @@ def build_index(
 
     Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
     UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages or more than BM25
-    can number (2,147,483,648), StorageError, and for dense retrieval the errors of `DenseBuilder`.
+    can number (2,147,483,648), StorageError, and for dense retrieval ModelError if
+    a vector is invalid, and CorpusError if a passage has no text.
     """
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
     analysis = analysis_by_name(analyser)
     out = outputs.output_path(Path(out))
-    _warn_of_parts(out)
     with ExitStack() as stack:
         if encoder:  # its vectors are locked against other processes, and removed when the index is complete
+            check_vectors(encoder, vectors)
             stack.enter_context(atomic.storage_errors(out))
             stack.enter_context(work.work_folder(work.UNFINISHED_VECTORS, out))
         folder = stack.enter_context(outputs.new_folder(out, kind=index.INDEX_KIND, force=force))
-        terms = BM25Builder(folder / layout.BM25_FOLDER, build, analysis) if bm25 else None
-        with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
-            dense = dense_builder(folder / layout.DENSE_FOLDER, out, encoder, vectors, advance) if encoder else None
-            written = write_passages(folder / PASSAGES_FILE, passages)
-            added = add_all(written, terms, [dense] if dense else [], advance)
-        counts = {"documents": added.documents, "passages": added.passages}
-        if terms:
-            counts |= asdict(terms.finish())
-        record = dense.finish() if dense else None
-        entry = layout.SegmentEntry(passages=added.passages, columns=write_columns(folder))
-        files = manifest.file_entries(folder)
+        counts = _write_passages(passages, folder, analysis if bm25 else None, build)
+        sets = layout.VectorSets()
+        if encoder:
+            kept = work.UNFINISHED_VECTORS.folder_of(out)
+            place = folder / layout.vectors_folder(layout.MAIN)
+            record = encode_passages(PassageStore(folder / PASSAGES_FILE), place, kept, encoder, vectors)
+            sets = layout.VectorSets(default=layout.MAIN, sets={layout.MAIN: record})
         recorded = _bm25_record(analysis, options or BM25Options()) if bm25 else None
-        settings = {**layout.new_index_settings(entry, files, recorded, record), **describe()}
-        if table is not None:  # no part of the fingerprint: it holds times
-            settings[layout.FILES] = table.save(folder, f"{layout.FILES}/0.table")
-            files |= manifest.file_entries(folder / layout.FILES, folder)
-        return manifest.write_manifest(folder, kind=index.INDEX_KIND, settings=settings, counts=counts, files=files)
+        files = table.save(folder / layout.FILES_TABLE) if table else None
+        return _finish(folder, counts, describe(), recorded, sets, files)
+
+
+def rebuild_index(
+    old: index.Index,
+    passages: Iterable[Passage],
+    arrange: Callable[[Sequence[str]], Sequence[Piece]],
+    *,
+    encoder: Callable[[str], Encoder],
+    build: BuildOptions | None = None,
+    table: FileTableWriter | None = None,
+) -> manifest.Manifest:
+    """Replace an index by one of passages that it keeps and new ones, numbered from 0; return the new manifest.
+
+    `arrange` gets the ids of the new documents and returns all passages in their new order; a new document that it
+    leaves out is left out, and an id that no new document has stands for nothing. `encoder` gives the encoder of a set
+    of vectors by its name, if there are new passages. `table`: the files of the new index.
+
+    Raises UsageError if nothing would be left, FolderError if an encoder is not the one that made the vectors or the
+    stemming library has another version, FolderExistsError if another process is writing the index or has changed it,
+    and the errors of `build_index`.
+    """
+    passages = iter(passages)
+    first = next(passages, None)
+    if first:
+        index.check_stemmer(old)
+    with atomic.storage_errors(old.path), ExitStack() as stack:
+        if old.vectors:
+            stack.enter_context(work.work_folder(work.UNFINISHED_VECTORS, old.path))
+        folder = stack.enter_context(outputs.new_folder(old.path, kind=index.INDEX_KIND, force=True))
+        if not manifest.is_current(old.path, old.manifest):
+            raise FolderExistsError(f"another process has just changed {old.path}; run the command again.")
+        new = folder / _NEW
+        if first:
+            new.mkdir()
+            _write_passages(chain([first], passages), new, old.analysis, build)
+        parts = _Parts.of(old, new if first else None, arrange)
+        join_passages(folder / PASSAGES_FILE, parts.pieces)
+        counts = {
+            "documents": sum(1 for _ in PassageStore(folder / PASSAGES_FILE).documents()),
+            "passages": parts.passages,
+        }
+        if old.analysis:
+            own = [merging.Source(old.arrays, parts.numbers[0])]
+            own += [merging.Source(open_arrays(new / layout.BM25_FOLDER), parts.numbers[1])] if first else []
+            buffered = (build or BuildOptions()).buffered_terms
+            counts |= asdict(merging.merge_arrays(own, folder / layout.BM25_FOLDER, buffered))
+        sets = {name: _encode_new(old, parts, folder, name, encoder) for name in old.vectors}
+        shutil.rmtree(new, ignore_errors=True)
+        files = old.settings.files
+        if table:
+            files = table.save(folder / layout.FILES_TABLE)
+        elif files:
+            atomic.link_file(old.path / layout.FILES_TABLE, folder / layout.FILES_TABLE)
+        settings = {**old.manifest.settings}
+        recorded = layout.VectorSets(default=old.vector_sets.default, sets=sets)
+        return _finish(folder, counts, settings, old.settings.bm25, recorded, files)
+
+
+class _Parts(NamedTuple):
+    """The passages of an index that is built again: the stores that they come from, the old one first, their new
+    numbers (int32) in each store, and the ranges of the stores in the new order."""
+
+    stores: list[PassageStore]
+    numbers: list[NDArray[np.int32]]
+    pieces: list[tuple[PassageStore, range]]
+    passages: int
+
+    @classmethod
+    def of(cls, old: index.Index, new: Path | None, arrange: Callable[[Sequence[str]], Sequence[Piece]]) -> "_Parts":
+        """Arrange the passages of an index and those in the folder of new ones; UsageError if there are none."""
+        stores = [old.passages, *([PassageStore(new / PASSAGES_FILE)] if new else [])]
+        documents = [(document, rows) for store in stores[1:] for document, rows in store.documents()]
+        rows_of = dict(documents)
+        if len(rows_of) < len(documents):
+            twice = [
+                document for document, count in Counter(document for document, _ in documents).items() if count > 1
+            ]
+            raise CorpusError(
+                f"{some_ids(twice)} given twice among the added documents; give each document an id of its own."
+            )
+        numbers = [np.full(len(store), merging.NOT_KEPT, np.int32) for store in stores]
+        pieces, passages = list[tuple[PassageStore, range]](), 0
+        for piece in arrange([document for document, _ in documents]):
+            place, rows = (0, piece) if isinstance(piece, range) else (1, rows_of.get(piece, range(0)))
+            if rows:
+                pieces.append((stores[place], rows))
+                numbers[place][rows.start : rows.stop] = np.arange(passages, passages + len(rows))
+                passages += len(rows)
+        if not pieces:
+            raise UsageError(f"nothing would be left of {old.path}; build a new index instead.")
+        return cls(stores, numbers, pieces, passages)
+
+
+def _write_passages(
+    passages: Iterable[Passage], folder: Path, analysis: Analysis | None, build: BuildOptions | None
+) -> dict[str, int]:
+    """Write passages, and their arrays if they are analysed, into a folder; return the counts of both."""
+    terms = BM25Builder(folder / layout.BM25_FOLDER, build, analysis) if analysis else None
+    documents, count, last = 0, 0, None
+    with progress_bar("Indexing passages") as advance:
+        for passage in write_passages(folder / PASSAGES_FILE, passages):
+            if terms:
+                terms.add(passage.contents)
+            documents += passage.document_id != last
+            last = passage.document_id
+            count += 1
+            advance()
+    if not count:
+        raise CorpusError("the corpus has no passages to index: give documents that are not empty.")
+    return {"documents": documents, "passages": count, **(asdict(terms.finish()) if terms else {})}
+
+
+def check_vectors(encoder: Encoder, options: VectorOptions | None) -> None:
+    """Raise UsageError, before hours of work, if FAISS cannot keep vectors of an encoder as the options say."""
+    with dense_extra():
+        from ralm.retrieval.dense.kinds import new_faiss_index
+    new_faiss_index(encoder.dimension, (options or VectorOptions()).faiss)
+
+
+def encode_passages(
+    passages: Sequence[Passage],
+    folder: Path,
+    saved: Path,
+    encoder: Encoder,
+    options: VectorOptions | None,
+    known: "KnownVectors | None" = None,
+    before: EncodingStats = NOTHING_ENCODED,
+) -> layout.VectorSet:
+    """Write the vectors of passages into a new folder; return the record of the set, without its fingerprint.
+
+    `saved` keeps encoded vectors, so the same call resumes after an interruption; the caller removes it. `before`:
+    passages that other machines encoded. Raises ModelError if a vector is invalid, CorpusError if a passage has no
+    text, UsageError if there are too few vectors to train on.
+    """
+    with dense_extra():
+        from ralm.retrieval.dense.build import KnownVectors, SavedChunks, text_hashes, vectors_record, write_vectors
+    options = options or VectorOptions()
+    hash_P = text_hashes(encoder, passages)
+    with progress_bar("Encoding passages", len(passages)) as advance:
+        chunks = SavedChunks(saved, encoder, advance)
+        write_vectors(folder, passages, hash_P, known or KnownVectors(), options, chunks, encoder.dimension)
+    return layout.VectorSet.model_validate(
+        {**vectors_record(encoder, options, chunks.done.plus(before)), "fingerprint": ""}
+    )
+
+
+def _encode_new(
+    old: index.Index, parts: _Parts, folder: Path, name: str, encoder: Callable[[str], Encoder]
+) -> layout.VectorSet:
+    """Write a set of vectors of an index that is built again; return its record, without its fingerprint."""
+    with dense_extra():
+        from ralm.retrieval.dense.build import KnownVectors, SavedChunks, text_hashes, write_vectors
+    record, vectors, hashes = old.vector_sets.sets[name], old.passage_vectors(name), [old.text_hashes(name)]
+    known, chunks = KnownVectors(), None
+    known.add(hashes[0], vectors.read)
+    if len(parts.stores) > 1:
+        own = encoder(name)
+        check_same_encoder(old, name, own)
+        hashes.append(text_hashes(own, parts.stores[1]))
+        chunks = SavedChunks(work.UNFINISHED_VECTORS.folder_of(old.path), own)
+    hash_P = np.empty(parts.passages, hashes[0].dtype)
+    for numbers, hash_S in zip(parts.numbers, hashes, strict=True):
+        stays = numbers != merging.NOT_KEPT
+        hash_P[numbers[stays]] = hash_S[stays]
+    to, passages = folder / layout.vectors_folder(name), PassageStore(folder / PASSAGES_FILE)
+    write_vectors(to, passages, hash_P, known, record.options, chunks, vectors.dimension)
+    encoded = {"encoded": chunks.done.passages, "encoding_seconds": round(chunks.done.seconds, 3)} if chunks else {}
+    return record.model_copy(update=encoded)
+
+
+def check_same_encoder(old: index.Index, name: str, encoder: Encoder) -> None:
+    """Raise FolderError if an encoder is not the one that made a set of vectors."""
+    made, own = old.vector_sets.sets[name].encoder, encoder.config
+    other = sorted(key for key in made.keys() - {*_FOLDER_NAMES} if made[key] != own.get(key))
+    if other:
+        raise FolderError(
+            f"the vectors {name!r} of {old.path} were made with another encoder than this one: {other[0]} is "
+            f"{own.get(other[0])!r} here and was {made[other[0]]!r} there. Use that encoder, or encode the "
+            "whole index again with this one (`ralm encode`)."
+        )
+
+
+def _finish(
+    folder: Path,
+    counts: dict[str, int],
+    settings: Mapping[str, JsonValue],
+    bm25: layout.BM25Record | None,
+    vectors: layout.VectorSets,
+    files: FilesRecord | None,
+) -> manifest.Manifest:
+    """Write the columns and the manifest of an index in a folder that is complete otherwise."""
+    write_columns(folder)
+    entries = manifest.file_entries(folder)
+    recorded = layout.settings_of(entries, bm25, vectors, files)
+    others = {name: value for name, value in settings.items() if name not in layout.IndexSettings.model_fields}
+    return manifest.write_manifest(
+        folder, kind=index.INDEX_KIND, settings={**others, **recorded}, counts=counts, files=entries
+    )
 
 
 def _bm25_record(analysis: Analysis, options: BM25Options) -> layout.BM25Record:
@@ -88,51 +298,10 @@ def _bm25_record(analysis: Analysis, options: BM25Options) -> layout.BM25Record:
     return layout.BM25Record(analysis=analysis.recorded, stemmer=stemmer, k1=options.k1, b=options.b)
 
 
-def _warn_of_parts(out: Path) -> None:
-    """Warn of the folder in which earlier versions kept the parts of an index that a cluster was building."""
-    parts = out.with_name(f".{out.name}.parts")
-    if work.is_work_folder(parts):
-        warnings.warn(
-            f"{parts} has parts of an index that an earlier version of ralm began to build on a cluster; they are not "
-            "used: remove it, and the folder of an object store whose URL is in its file `store`, if there is one.",
-            RalmWarning,
-            stacklevel=3,
-        )
-
-
-class Added(NamedTuple):
-    """The numbers of passages and documents that were added."""
-
-    passages: int
-    documents: int
-
-
-def add_all(
-    passages: Iterable[Passage], terms: BM25Builder | None, dense: "Sequence[DenseBuilder]", advance: Advance
-) -> Added:
-    """Add each passage to the builders; returns what was added."""
-    documents = count = 0
-    last = None
-    for passage in passages:
-        if terms:
-            terms.add(passage.contents)
-        for builder in dense:
-            builder.add(passage)
-        if not dense:
-            advance()
-        documents += passage.document_id != last
-        last = passage.document_id
-        count += 1
-    for builder in dense:
-        builder.encode_rest()
-    return Added(passages=count, documents=documents)
-
-
-def dense_builder(
-    folder: Path, out: Path, encoder: Encoder, vectors: VectorOptions | None, advance: Advance | None
-) -> "DenseBuilder":
-    """A builder of vectors in `folder`, which keeps encoded vectors beside `out`."""
-    with dense_extra():
-        from ralm.retrieval.dense.build import DenseBuilder
-    folder.mkdir(parents=True)
-    return DenseBuilder(folder, work.UNFINISHED_VECTORS.folder_of(out), encoder, vectors, advance=advance)
+def some_ids(ids: Sequence[str], what: str = "document") -> str:
+    """Return the subject and verb of a sentence about documents or their ids: their number, and the first ones."""
+    shown = ", ".join(map(repr, ids[:_IDS_SHOWN]))
+    if len(ids) == 1:
+        return f"the {what} {shown} is"
+    more = ", ..." if len(ids) > _IDS_SHOWN else ""
+    return f"{len(ids):,} {what}s ({shown}{more}) are"

@@ -1,8 +1,8 @@
-"""The metadata of the passages of a segment by key, so that filters read no metadata of single passages.
+"""The metadata of the passages of an index by key, so that filters read no metadata of single passages.
 
 Passages that follow each other and have the same metadata, such as those of a document, are a run. A column holds the
 values of one kind of a key, beside the run of each. A list counts by its items, an object by its keys (`author.name`);
-null is no value. The columns are written beside the passages of a segment.
+null is no value. The columns are written beside the passages.
 """
 
 from array import array
@@ -55,8 +55,8 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SegmentColumns:
-    """The metadata of the passages of a segment: the number of passages of each run, and the columns."""
+class Columns:
+    """The metadata of the passages of an index: the number of passages of each run, and the columns."""
 
     sizes_R: RunArray
     columns: dict[ColumnName, Column]
@@ -68,9 +68,9 @@ class SegmentColumns:
         return np.repeat(found_R, self.sizes_R)
 
 
-def write_columns(folder: Path) -> bool:
-    """Write the columns of the passages in the folder of a segment, which are complete, beside them; return whether
-    they have any metadata, without which nothing is written. There may be as many columns as values."""
+def write_columns(folder: Path) -> None:
+    """Write the columns of the passages in a folder, which are complete, beside them, if they have any metadata. There
+    may be as many columns as values."""
     sizes, texts = array("i"), defaultdict[ColumnName, bytearray](bytearray)
     runs: defaultdict[ColumnName, array[int]] = defaultdict(lambda: array("i"))
     lengths: defaultdict[ColumnName, array[int]] = defaultdict(lambda: array("q"))
@@ -85,7 +85,7 @@ def write_columns(folder: Path) -> bool:
             else:
                 numbers[name].append(value)
     if not runs:
-        return False
+        return
     names = sorted(runs)
     ends = np.append(0, _joined(lengths, names, np.int64)).cumsum()
     every_text = pa.py_buffer(b"".join(texts[name] for name in names if name in texts))
@@ -102,11 +102,10 @@ def write_columns(folder: Path) -> bool:
     ]
     with pa.OSFile(str(folder / COLUMNS_FILE), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
-    return True
 
 
 class ColumnFile:
-    """The columns of a segment in a file, which is opened at once and mapped on first use.
+    """The columns in a file, which is opened at once and mapped on first use.
 
     Raises DamagedFolderError if it is damaged.
     """
@@ -116,7 +115,7 @@ class ColumnFile:
         with self._errors():
             self._source = pa.memory_map(str(path))
 
-    def read(self, passages: int) -> SegmentColumns:
+    def read(self, passages: int) -> Columns:
         """Return the columns, which must be those of so many passages."""
         with self._errors():
             file = pa.ipc.open_file(self._source)
@@ -135,7 +134,7 @@ class ColumnFile:
             sizes_R = _runs(runs[0].values)
             if sizes_R.sum() != passages or not all(_fits(column, len(sizes_R)) for column in columns.values()):
                 raise ValueError("its runs do not fit the passages")
-            return SegmentColumns(sizes_R, columns)
+            return Columns(sizes_R, columns)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -1,32 +1,35 @@
-"""Opens the folder of an index: passages and the data that finds them, memory-mapped.
+"""Opens the folder of an index (`ralm.retrieval.layout`): passages and the data that finds them, memory-mapped."""
 
-manifest.json     format, settings, counts, checksums
-passages.arrow    the passages
-columns.arrow     their metadata by value, if they have any
-bm25/             the arrays of BM25, if it was built for BM25
-dense/            the vectors of the passages, if it was built for dense retrieval
-vectors/          sets of vectors that were added later
-segments/         the same for passages that were added later; removed/ lists removed passages
-
-`ralm.retrieval.layout` describes these files; `ralm.retrieval.build` and `update` write them.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.corpus import file_table, numbering, store
+from ralm.corpus.file_table import FileTable
+from ralm.corpus.store import PASSAGES_FILE, PassageStore
 from ralm.errors import DamagedFolderError, FolderError, UsageError
 from ralm.protocols import Encoder
+from ralm.records import Passage
 from ralm.retrieval import layout
 from ralm.retrieval.analysis import Analysis, analysis_as_recorded
 from ralm.retrieval.bm25 import formula, search
-from ralm.retrieval.bm25.segments import Segment, find_changed_word
-from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, dense_extra, load_encoder
+from ralm.retrieval.bm25.arrays import Arrays, MappedArrays, check_arrays, map_arrays
+from ralm.retrieval.bm25.segments import Segment
+from ralm.retrieval.columns import COLUMNS_FILE, ColumnFile
+from ralm.retrieval.dense.options import (
+    HASHES,
+    RAW,
+    VECTORS,
+    DenseSearchOptions,
+    EncoderOptions,
+    dense_extra,
+    load_encoder,
+)
 from ralm.storage.manifest import HeldFile, Manifest, check_every_byte, open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
 from ralm.version import __version__
@@ -35,28 +38,32 @@ if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense, PassageVectors
     from ralm.retrieval.passing import IndexColumns
 
-INDEX_KIND: Final = FolderKind("index", version=2)
+INDEX_KIND: Final = FolderKind("index", version=3)
+
+
+_MAX_COMPARED: Final = 500
+"""Passages that are analysed again at most; they are spread evenly and have some ten thousand different words."""
 
 
 @dataclass(frozen=True)
 class Index:
     """An open index: its passages by number, and its retrievers, each prepared on first use.
 
-    All files are opened at once, so rebuilding the index in the same place does not affect an open one. It is pickled
-    as its path; unpickling raises DamagedFolderError if another index has replaced it.
+    All files are opened at once, so a change of the index does not affect an open one. It is pickled as its path;
+    unpickling raises DamagedFolderError if another index has replaced it.
     """
 
     path: Path
     manifest: Manifest
     settings: layout.IndexSettings
-    """What the manifest records of the segments, of BM25 and of vectors."""
-    passages: numbering.StoredPassages
+    """What the manifest records of BM25, of vectors and of files."""
+    passages: PassageStore
     bm25_options: formula.BM25Options | None
     """The constants of BM25; None if the index was not built for it."""
     analysis: Analysis | None
     """How passages and queries become terms of BM25; None if the index was not built for it."""
-    segments: tuple[layout.OpenSegment, ...]
-    """Runs of consecutive passages, each with files of its own."""
+    _arrays: MappedArrays
+    _columns: ColumnFile | None
     _held: dict[str, HeldFile]
 
     def __reduce__(self) -> tuple[Callable[..., "Index"], tuple[Path, formula.BM25Options | None, str, dict[str, str]]]:
@@ -84,8 +91,12 @@ class Index:
         """The metadata, titles and ids of the passages, for filters."""
         from ralm.retrieval.passing import IndexColumns
 
-        stores, files = [one.store for one in self.segments], [one.columns for one in self.segments]
-        return IndexColumns(str(self.path), stores, files, self.passages.numbering)
+        return IndexColumns(str(self.path), self.passages, self._columns)
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        """The arrays of BM25, for which the index was built. Raises DamagedFolderError."""
+        return check_arrays(self.path / layout.BM25_FOLDER, self._arrays)
 
     @cached_property
     def bm25(self) -> search.BM25:
@@ -94,15 +105,14 @@ class Index:
         Raises UsageError if the index was not built for it, FolderError if the installed stemming library gives
         other terms than the one that the index was built with.
         """
-        if self.bm25_options is None:
+        if self.bm25_options is None or self.analysis is None:
             raise UsageError(
                 f'{self.path} was not built for BM25; use `retriever="dense"`, or build it for both '
                 "(`ralm index --retriever both`)."
             )
-        assert self.analysis is not None, "an index for BM25 names its analyser"
-        segments = [one.for_bm25() for one in self.segments]
-        _check_stems(self, segments, self.analysis)
-        return search.BM25(segments, self.bm25_options, analysis=self.analysis, fingerprint=self.fingerprint)
+        _check_stems(self, self.arrays, self.analysis)
+        segment = Segment(self.arrays, len(self.passages))
+        return search.BM25([segment], self.bm25_options, analysis=self.analysis, fingerprint=self.fingerprint)
 
     def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
         """The encoder that made the vectors with this name, or the default ones.
@@ -127,12 +137,12 @@ class Index:
         vectors of another length, ModelError if it cannot be loaded, MissingExtraError if the extra `dense` is not
         installed.
         """
-        chosen = self.vector_sets.get(vectors, self.path)
+        name = self.vector_sets.name(vectors, self.path)
+        chosen = self.vector_sets.sets[name]
         encoder = encoder or load_encoder(self.encoder_options(vectors))
         with dense_extra():
             from ralm.retrieval.dense.search import Dense, check_encoder
-        removed = self.passages.numbering.removed
-        dense = Dense(self._open_vectors(chosen), encoder, options, fingerprint=chosen.fingerprint, removed=removed)
+        dense = Dense(self._open_vectors(name), encoder, options, fingerprint=chosen.fingerprint)
         if not any_encoder:
             check_encoder(self.path, encoder, chosen)
         return dense
@@ -140,22 +150,28 @@ class Index:
     def passage_vectors(self, vectors: str | None = None) -> "PassageVectors":
         """The vectors with this name, or the default ones, by the numbers of the passages.
 
-        Raises UsageError if the index has no such vectors, or only approximations of them.
+        Raises UsageError if the index has no such vectors.
         """
         with dense_extra():
             from ralm.retrieval.dense.search import PassageVectors
-        chosen = self.vector_sets.get(vectors, self.path)
-        name = f"the vectors {(vectors or self.vector_sets.default)!r} of {self.path}"
-        return PassageVectors(self._open_vectors(chosen), name, self.passages.numbering.removed)
+        name = self.vector_sets.name(vectors, self.path)
+        raw = self._held.get(layout.vectors_file(name, RAW))
+        return PassageVectors(self._open_vectors(name), raw.path if raw else None)
 
-    def _open_vectors(self, chosen: layout.VectorSet) -> list[Any]:
-        """The FAISS indexes of a set of vectors, one for each segment."""
+    def text_hashes(self, vectors: str) -> NDArray[np.bytes_]:
+        """The hashes (S16) of the texts of the passages that the vectors with this name were made of."""
+        with dense_extra():
+            from ralm.retrieval.dense.search import open_hashes
+        return open_hashes(self._held[layout.vectors_file(vectors, HASHES)].path, len(self.passages))
+
+    def _open_vectors(self, name: str) -> Any:
+        """The FAISS index of a set of vectors."""
         from ralm.retrieval.dense.search import open_vectors
 
-        return [
-            open_vectors(self._held[file].path, self.path / file, segment.passages, self.manifest.files[file].sha256)
-            for file, segment in zip(chosen.files, self.segments, strict=True)
-        ]
+        file = layout.vectors_file(name, VECTORS)
+        return open_vectors(
+            self._held[file].path, self.path / file, len(self.passages), self.manifest.files[file].sha256
+        )
 
 
 def open_index(path: Path | str, options: formula.BM25Options | None = None) -> Index:
@@ -179,13 +195,13 @@ def check_index(path: Path | str) -> list[str]:
         try:
             index = open_index(path)
             index.passages.check()
-            if record := layout.files_record(index.manifest):
-                file_table.FileTable(path / record.table)
-            for segment in index.segments if index.bm25_options else ():
-                searched = segment.for_bm25()
-                searched.check()
-                searched.arrays.check(searched.passages)
-                searched.check_removed()
+            if index.settings.files:
+                FileTable(path / layout.FILES_TABLE)
+            if index.bm25_options:
+                index.arrays.check(len(index.passages))
+            for name in index.vectors:
+                index.passage_vectors(name)
+                index.text_hashes(name)
         except DamagedFolderError as error:
             damaged.append(str(error))
     return damaged
@@ -194,22 +210,12 @@ def check_index(path: Path | str) -> list[str]:
 def _open(path: Path, options: formula.BM25Options | None) -> Index:
     manifest = read_manifest(path, kind=INDEX_KIND)
     settings = layout.index_settings(path, manifest)
-    bm25, sets = settings.bm25, settings.vectors.sets
-    segments = tuple(
-        layout.open_segment(
-            path,
-            entry,
-            {name: one.files[place] for name, one in sets.items()},
-            bm25=bm25 is not None,
-            checksum=manifest.files[entry.file(store.PASSAGES_FILE)].checksum,
-        )
-        for place, entry in enumerate(settings.segments.entries)
-    )
-    passages = layout.stored_passages(segments)
+    passages = PassageStore(path / PASSAGES_FILE, manifest.files[PASSAGES_FILE].sha256)
     if manifest.counts.get("passages") != len(passages):
         raise layout.damaged_index(path, f"it has {len(passages):,} passages but its manifest disagrees")
+    arrays: MappedArrays = {}
     analysis = None
-    if bm25:
+    if bm25 := settings.bm25:
         options = options or formula.BM25Options(k1=bm25.k1, b=bm25.b)
         analysis = analysis_as_recorded(bm25.analysis)
         if analysis is None:
@@ -217,8 +223,10 @@ def _open(path: Path, options: formula.BM25Options | None) -> Index:
                 f"{path} was built by ralm {manifest.ralm_version} with the analyser {bm25.analysis!r}, which this "
                 f"version, {__version__}, does not have. Upgrade ralm, or build the index again."
             )
-    held = {file: HeldFile(path / file) for file in settings.vectors.files}
-    return Index(path, manifest, settings, passages, options if bm25 else None, analysis, segments, held)
+        arrays = map_arrays(path / layout.BM25_FOLDER)
+    columns = ColumnFile(path / COLUMNS_FILE) if COLUMNS_FILE in manifest.files else None
+    held = {file: HeldFile(path / file) for file in manifest.files if file.startswith(f"{layout.VECTORS_FOLDER}/")}
+    return Index(path, manifest, settings, passages, options if bm25 else None, analysis, arrays, columns, held)
 
 
 def _same_index(path: Path, options: formula.BM25Options | None, fingerprint: str, sets: dict[str, str]) -> Index:
@@ -247,18 +255,42 @@ def check_stemmer(index: Index) -> None:
         )
 
 
-def _check_stems(index: Index, segments: list[Segment], analysis: Analysis) -> None:
+def _check_stems(index: Index, arrays: Arrays, analysis: Analysis) -> None:
     """Raise FolderError if another version of the stemming library built the index and the terms differ."""
     built_with, installed = _stemmers(index)
-    if installed == built_with:
-        return
-    for opened, segment in zip(index.segments, segments, strict=True):
-        word = find_changed_word(opened.store, segment.arrays, analysis)
-        if word is not None:
-            raise FolderError(
-                f"{index.path} was built with {built_with}; {installed} stems some words differently, such as "
-                f"{word!r}. Install {built_with}, or build the index again."
-            )
+    word = None if installed == built_with else _changed_word(index.passages, arrays, analysis)
+    if word is not None:
+        raise FolderError(
+            f"{index.path} was built with {built_with}; {installed} stems some words differently, such as {word!r}. "
+            f"Install {built_with}, or build the index again."
+        )
+
+
+def _changed_word(passages: Sequence[Passage], arrays: Arrays, analysis: Analysis) -> str | None:
+    """A word that the analyser turns into other terms than the index has; None if there is none among some passages.
+
+    A newer version of a stemming library may stem some words differently, and queries with them would miss passages.
+    Raises DamagedFolderError if the postings of a term are invalid.
+    """
+    terms_of_word, known = analysis.prepare(), set[str]()
+    for number in range(0, len(passages), -(-len(passages) // _MAX_COMPARED)):
+        new = set(passages[number].contents.split()) - known
+        known |= new
+        for word in sorted(new):
+            if not all(_has_term(arrays, len(passages), term, number) for term in terms_of_word(word)):
+                return word
+    return None
+
+
+def _has_term(arrays: Arrays, passages: int, term: str, number: int) -> bool:
+    """Whether a passage has a term."""
+    row = arrays.term(term)
+    if row < 0:
+        return False
+    arrays.check_terms(np.array([row]), passages)
+    numbers = arrays.passages[arrays.offsets[row] : arrays.offsets[row + 1]]
+    at = int(np.searchsorted(numbers, number))
+    return at < len(numbers) and int(numbers[at]) == number
 
 
 def _stemmers(index: Index) -> tuple[str | None, str | None]:

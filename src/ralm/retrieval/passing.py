@@ -1,6 +1,6 @@
 """Which passages of an index pass a filter.
 
-Metadata is looked up in the columns of the segments, titles and document ids in the stores of the passages.
+Metadata is looked up in the columns, titles and document ids in the store of the passages.
 """
 
 from collections import OrderedDict
@@ -14,14 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ralm.corpus.documents import some_names
-from ralm.corpus.numbering import Numbering
 from ralm.corpus.store import PassageStore, arrow_texts, true_places
 from ralm.errors import UsageError
 from ralm.records import BoolArray
 from ralm.retrieval.columns import (
     ColumnFile,
+    Columns,
     Kind,
-    SegmentColumns,
     arrow_numbers,
     kind_of_value,
     stored_value,
@@ -50,41 +49,28 @@ _BYTES_KEPT: Final = 64 << 20
 class IndexColumns:
     """The metadata, titles and document ids of the passages of an index; safe to use from several threads.
 
-    `name` is the name of the index in messages; `files` are the columns of its stores, None for one without metadata.
+    `name` is the name of the index in messages; `file` has its columns, None without metadata.
     """
 
-    def __init__(
-        self, name: str, stores: Sequence[PassageStore], files: Sequence[ColumnFile | None], numbering: Numbering
-    ) -> None:
+    def __init__(self, name: str, passages: PassageStore, file: ColumnFile | None) -> None:
         self._name = name
-        self._stores = stores
-        self._files = files
-        self._numbering = numbering
+        self._passages = passages
+        self._file = file
         self._lock = Lock()
-        self._segments: list[SegmentColumns] | None = None
         self._kept: OrderedDict[str, BoolArray] = OrderedDict()
 
-    @property
-    def segments(self) -> list[SegmentColumns]:
-        """The columns of each segment."""
-        with self._lock:
-            if self._segments is None:
-                pairs = zip(self._stores, self._files, strict=True)
-                self._segments = [
-                    SegmentColumns(np.array([len(store)], np.int32), {}) if file is None else file.read(len(store))
-                    for store, file in pairs
-                ]
-            return self._segments
+    @cached_property
+    def _columns(self) -> Columns:
+        if self._file is None:
+            return Columns(np.array([len(self._passages)], np.int32), {})
+        return self._file.read(len(self._passages))
 
     @cached_property
     def kinds(self) -> dict[str, list[Kind]]:
         """The keys of the metadata of all passages, with the kinds of their values."""
         found: dict[str, list[Kind]] = {}
-        for key, kind in sorted({(name.key, name.kind) for one in self.segments for name in one.columns}):
-            rows = np.concatenate([_rows_with(one, key, kind, "exists", []) for one in self.segments])
-            rows[self._numbering.removed] = False
-            if rows.any():
-                found.setdefault(key, []).append(kind)
+        for key, kind in sorted({(name.key, name.kind) for name in self._columns.columns}):
+            found.setdefault(key, []).append(kind)
         return found
 
     def mask(self, wanted: Filter) -> BoolArray:
@@ -96,7 +82,7 @@ class IndexColumns:
             if wanted.text in self._kept:
                 self._kept.move_to_end(wanted.text)
                 return self._kept[wanted.text]
-        mask_N = wanted.test(self)[self._numbering.rows_of_mask(None)]
+        mask_N = wanted.test(self)
         with self._lock:
             self._kept[wanted.text] = mask_N
             if len(self._kept) > _BYTES_KEPT // max(1, len(mask_N)):
@@ -104,7 +90,7 @@ class IndexColumns:
         return mask_N
 
     def matching(self, key: str, operator: str, values: Sequence[Value]) -> BoolArray:
-        """Return the rows with a value of the key that fulfils a comparison with these values.
+        """Return the passages with a value of the key that fulfils a comparison with these values.
 
         Raises UsageError if no passage has the key, or a value is of another kind than all values of the key.
         """
@@ -112,12 +98,8 @@ class IndexColumns:
         self._check(key, kinds, values)
         by_kind = {kind: [stored_value(value) for value in values if kind_of_value(value) == kind] for kind in kinds}
         if key in ORIGINS:
-            stores = [store.origin_texts(key == "title") for store in self._stores]
-            return np.concatenate([_origins_with(texts, operator, by_kind["text"]) for texts in stores])
-        found = [
-            np.concatenate([_rows_with(one, key, kind, operator, same) for one in self.segments])
-            for kind, same in by_kind.items()
-        ]
+            return _origins_with(self._passages.origin_texts(key == "title"), operator, by_kind["text"])
+        found = [self._rows_with(key, kind, operator, same) for kind, same in by_kind.items()]
         return np.asarray(np.logical_or.reduce(found))
 
     def _check(self, key: str, kinds: Sequence[Kind], values: Sequence[Value]) -> None:
@@ -132,15 +114,14 @@ class IndexColumns:
                     f"the key {key!r} of {self._name} holds {held}, which cannot be compared with {value!r}{quoted}."
                 )
 
-
-def _rows_with(segment: SegmentColumns, key: str, kind: Kind, operator: str, values: Sequence[Any]) -> BoolArray:
-    """Return the rows of a segment with a value of one kind that fulfils a comparison."""
-    rows = np.zeros(int(segment.sizes_R.sum()), np.bool_)
-    for name, column in segment.columns.items():
-        if (name.key, name.kind) == (key, kind):
-            compared = "==" if operator == "contains" and name.listed else operator
-            rows |= segment.rows(column.runs[_places(column.values, compared, values)])
-    return rows
+    def _rows_with(self, key: str, kind: Kind, operator: str, values: Sequence[Any]) -> BoolArray:
+        """Return the passages with a value of one kind that fulfils a comparison."""
+        rows = np.zeros(len(self._passages), np.bool_)
+        for name, column in self._columns.columns.items():
+            if (name.key, name.kind) == (key, kind):
+                compared = "==" if operator == "contains" and name.listed else operator
+                rows |= self._columns.rows(column.runs[_places(column.values, compared, values)])
+        return rows
 
 
 def _origins_with(texts: pa.ChunkedArray, operator: str, values: Sequence[Any]) -> BoolArray:

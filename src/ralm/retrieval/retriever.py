@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus import decontamination, numbering
+from ralm.corpus import decontamination
+from ralm.corpus.store import PassageStore
 from ralm.grammar import Catalogue
 from ralm.lm.api.endpoint import is_api
 from ralm.options import Option, check_options, seed_option
@@ -169,7 +170,7 @@ def open_retriever(
     return retriever
 
 
-def title_mask(passages: numbering.StoredPassages, titles: Iterable[str]) -> BoolArray:
+def title_mask(passages: PassageStore, titles: Iterable[str]) -> BoolArray:
     """The mask of the passages of documents with none of these titles, after `normal_title`."""
     normal = {decontamination.normal_title(title) for title in titles} - {""}
     found = (number for number, _, title in passages.origins() if decontamination.normal_title(title) in normal)

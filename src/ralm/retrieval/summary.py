@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from fnmatch import translate
-from itertools import groupby, takewhile
-from operator import itemgetter
+from itertools import takewhile
 from pathlib import Path
 from re import compile as compiled
 from typing import Any, NamedTuple
@@ -12,11 +11,10 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus.folder import HUB_PREFIX
-from ralm.corpus.numbering import StoredPassages
 from ralm.corpus.splitting import BELOW
+from ralm.corpus.store import PassageStore
 from ralm.errors import UsageError
 from ralm.records import BoolArray
-from ralm.retrieval import layout
 from ralm.retrieval.index import Index
 from ralm.storage.remote import is_url
 from ralm.terminal import path_text
@@ -31,18 +29,17 @@ class DocumentSummary(NamedTuple):
     characters: int
 
 
-def matching_documents(passages: StoredPassages, pattern: str | None = None) -> Iterator[tuple[str, list[int]]]:
+def matching_documents(passages: PassageStore, pattern: str | None = None) -> Iterator[tuple[str, range]]:
     """The documents whose ids match a pattern such as `2024/*.md` (`fnmatch`), in order, with their passages."""
     matches = compiled(translate(pattern or "*")).match
-    for document_id, origins in groupby(passages.origins(), itemgetter(1)):
-        if matches(document_id):
-            yield document_id, [number for number, _, _ in origins]
+    return ((document_id, numbers) for document_id, numbers in passages.documents() if matches(document_id))
 
 
 def id_mask(index: Index, pattern: str) -> BoolArray:
     """The mask of the passages of the documents whose ids match; UsageError if there are none."""
     mask_N = np.zeros(len(index.passages), np.bool_)
-    mask_N[[number for _, numbers in matching_documents(index.passages, pattern) for number in numbers]] = True
+    for _, numbers in matching_documents(index.passages, pattern):
+        mask_N[numbers.start : numbers.stop] = True
     if not mask_N.any():
         raise UsageError(
             f"no document of {index.path} has an id that matches {pattern!r}; see `ralm info --documents`."
@@ -50,7 +47,7 @@ def id_mask(index: Index, pattern: str) -> BoolArray:
     return mask_N
 
 
-def summarise_documents(passages: StoredPassages, pattern: str | None = None) -> Iterator[DocumentSummary]:
+def summarise_documents(passages: PassageStore, pattern: str | None = None) -> Iterator[DocumentSummary]:
     """The documents whose ids match, in order; the title of one is what the titles of its passages begin with."""
     for document_id, numbers in matching_documents(passages, pattern):
         title: list[str] | None = None
@@ -64,10 +61,9 @@ def summarise_documents(passages: StoredPassages, pattern: str | None = None) ->
 
 
 def summarise_index(index: Index) -> dict[str, JsonValue]:
-    """The counts, size, sources, settings and updates of an index."""
+    """The counts, size, sources and settings of an index."""
     manifest, settings = index.manifest, index.settings
     recorded: Any = manifest.settings
-    updates = recorded.get(layout.UPDATES, {"count": 0, "latest": []})
     sets = settings.vectors
     return {
         "index": path_text(index.path),
@@ -77,7 +73,7 @@ def summarise_index(index: Index) -> dict[str, JsonValue]:
         "ralm_version": manifest.ralm_version,
         "fingerprint": index.fingerprint,
         "sources": _sources(index),
-        "can_sync": layout.files_record(manifest) is not None,
+        "can_sync": settings.files is not None,
         "splitting": recorded.get("splitting"),
         "bm25": settings.bm25 and {
             "analyser": index.analysis.name if index.analysis else None,
@@ -90,9 +86,6 @@ def summarise_index(index: Index) -> dict[str, JsonValue]:
             | {field: (sets.sets[name].model_extra or {}).get(field) for field in ("dimension", "faiss")}
             for name in index.vectors
         ],
-        "segments": len(settings.segments.entries),
-        "removed_passages": len(index.passages.numbering.removed),
-        "updates": {"count": updates["count"], "latest": updates["latest"][-1] if updates["latest"] else None},
         "skipped": {reason: found["count"] for reason, found in recorded.get("skipped", {}).items()},
         "decontaminated": recorded.get("removed", {}).get("counts", {}),
     }  # fmt: skip
@@ -100,7 +93,7 @@ def summarise_index(index: Index) -> dict[str, JsonValue]:
 
 def _sources(index: Index) -> list[JsonValue]:
     """The name of each source, its path if the index lists its files, and whether it is there, if that is known."""
-    record: Any = layout.files_record(index.manifest)
+    record = index.settings.files
     if record is None:
         named: Any = index.manifest.settings.get("sources") or []
         return [{"name": name, "path": None, "found": None} for name in named]

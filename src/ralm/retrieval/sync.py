@@ -33,8 +33,10 @@ from ralm.protocols import Encoder
 from ralm.records import Document, Passage
 from ralm.retrieval import layout
 from ralm.retrieval.bm25.formula import BuildOptions
+from ralm.retrieval.build import Piece, rebuild_index, some_ids
+from ralm.retrieval.dense.options import load_encoder
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.update import documents_to_remove, some_ids, update_index
+from ralm.retrieval.update import documents_to_remove, update_index
 from ralm.storage import outputs
 from ralm.storage.manifest import Manifest
 from ralm.storage.remote import is_url
@@ -57,14 +59,15 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file of a source as it is now, and in the table. `reads`: its documents may differ."""
+    """A file of a source as it is now, and in the table. `documents`: the ids of its documents as they are now, if
+    they may differ."""
 
     file: File
     in_folder: bool
     seen: tuple[int, int] | None
     state: FileState
     old: Entry | None
-    reads: bool
+    documents: Sequence[str] | None = None
 
 
 def sync_index(
@@ -102,11 +105,10 @@ def sync_index(
     if remove and not sources:
         changes.removed = [*documents_to_remove(opened, remove, ())]
         return changes, opened.manifest if dry_run else update_index(opened.path, remove=remove, build=build)
-    record = layout.files_record(opened.manifest)
+    record = opened.settings.files
     if record is None:
         raise UsageError(
-            f"{opened.path} does not list its files, since a program built it, or an older ralm: build it "
-            "again with `ralm index`."
+            f"{opened.path} does not list its files, since a program built it: build it with `ralm index`."
         )
     known = [*record.sources]
     named = {one.path: one for one in (known_source(source, in_ids=True) for source in sources)}
@@ -115,35 +117,34 @@ def sync_index(
             _check_apart(source, known)
             known.append(source)
     read = {number: source for number, source in enumerate(known) if not named or source.path in named}
-    table = FileTable(opened.path / record.table)
+    table = FileTable(opened.path / layout.FILES_TABLE)
     builder = DocumentBuilder(_fields(opened), changes.skipped, skip_bad=record.skip_bad)
     selection = FileSelection(include=record.include, exclude=record.exclude, read_as=record.read_as)
-    compared = _compare(read, selection, table, builder, changes, len(record.sources), allow_missing=allow_missing)
-    found = list(compared)
+    found = _compare(read, selection, table, builder, changes, len(record.sources), allow_missing=allow_missing)
     new = {*changes.added, *changes.changed}  # with records that moved to another file
     gone = documents_to_remove(opened, remove, {*new, *changes.removed})
+    every = [one for files in found.values() for one in files]
     if not sources:
-        _check_added(gone.keys() - {*changes.changed, *changes.removed}, table, found)
+        _check_added(gone.keys() - {*changes.changed, *changes.removed}, table, every)
     changes.added = [one for one in dict.fromkeys([*changes.added, *changes.changed]) if one not in gone]
     changes.changed = [one for one in gone if one in new]
     changes.removed = [one for one in gone if one not in new]
     if dry_run or not (changes or len(known) > len(record.sources)):
         return changes, opened.manifest
+    files = _files_in_order(len(known), found, table)
     written = FileTableWriter(opened.path.parent, record.model_copy(update={"sources": tuple(known)}))
-    for entry in table.entries.values():
-        if entry.state.source not in read:
-            written.enter(entry.state, table.lines(entry))
-    kept: set[str] = set()
     again = DocumentBuilder(builder.fields, Skipped(), skip_bad=record.skip_bad)
-    manifest = update_index(
-        opened.path,
-        _noting_ids(split(_changed_documents(found, table, written, again)), kept),
-        remove=list(gone),
-        replace=True,
-        encoders={name: encoder(name) for name in opened.vectors}
-        if encoder and changes.added + changes.changed
-        else {},
-        describe=lambda: {"skipped": changes.skipped.as_json()},
+    kept: set[str] = set()
+
+    def arrange(documents: Sequence[str]) -> list[Piece]:
+        kept.update(documents)
+        return _arranged(opened, files, table, {*gone}, new)
+
+    manifest = rebuild_index(
+        opened,
+        split(_changed_documents(files, table, written, again, new)),
+        arrange,
+        encoder=encoder or (lambda name: load_encoder(opened.encoder_options(name))),
         build=build,
         table=written,
     )
@@ -153,10 +154,60 @@ def sync_index(
     return changes, manifest
 
 
-def _noting_ids(passages: Iterable[Passage], ids: set[str]) -> Iterator[Passage]:
-    for passage in passages:
-        ids.add(passage.document_id)
-        yield passage
+def _files_in_order(sources: int, found: Mapping[int, Sequence[_Found]], table: FileTable) -> list[_Found | Entry]:
+    """The files of all sources in the order of the index: those of a source that is not read are as in the table."""
+    unread: dict[int, list[Entry]] = {}
+    for entry in table.entries.values():
+        if entry.state.source not in found:
+            unread.setdefault(entry.state.source, []).append(entry)
+    return [one for number in range(sources) for one in found.get(number, unread.get(number, ()))]
+
+
+def _arranged(
+    index: Index, files: Sequence[_Found | Entry], table: FileTable, gone: set[str], new: set[str]
+) -> list[Piece]:
+    """The passages of the new index in the order of an index that is built of its sources now; documents that programs
+    added come last."""
+    of_file, others = _documents_by_file(index, table)
+    pieces: list[Piece] = []
+    for one in files:
+        entry = one if isinstance(one, Entry) else one.old
+        ranges = {} if entry is None else of_file.get((entry.state.source, entry.state.file), {})
+        read = None if isinstance(one, Entry) else one.documents
+        for document in ranges if read is None else read:
+            if read is not None and document in new:
+                pieces.append(document)
+            elif document in ranges and document not in gone:
+                pieces.append(ranges[document])
+    return _joined([*pieces, *(numbers for document, numbers in others if document not in gone)])
+
+
+def _documents_by_file(
+    index: Index, table: FileTable
+) -> tuple[dict[tuple[int, str], dict[str, range]], list[tuple[str, range]]]:
+    """The passages of each document of each file of the table, which are in its order, and those of other documents."""
+    documents = index.passages.documents()
+    document = next(documents, None)
+    of_file: dict[tuple[int, str], dict[str, range]] = {}
+    for key, entry in table.entries.items():
+        ranges = of_file[key] = {}
+        for listed in table.parts(entry) or [entry.state.file]:
+            if document is not None and document[0] in (listed, entry.state.file):
+                ranges[document[0]] = document[1]
+                document = next(documents, None)
+    return of_file, [*([document] if document else []), *documents]
+
+
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same pieces, with ranges that follow each other as one."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if isinstance(piece, range) and isinstance(last, range) and last.stop == piece.start:
+            joined[-1] = range(last.start, piece.stop)
+        else:
+            joined.append(piece)
+    return joined
 
 
 def _fields(index: Index) -> Fields:
@@ -187,9 +238,10 @@ def _compare(
     recorded: int,
     *,
     allow_missing: bool,
-) -> Iterator[_Found]:
-    """Yield the files of sources, by number, of which the first `recorded` may be gone; note what changed."""
+) -> dict[int, list[_Found]]:
+    """Return the files of sources, by number, of which the first `recorded` may be gone; note what changed."""
     left = {key: entry for key, entry in table.entries.items() if entry.state.source in sources}
+    found: dict[int, list[_Found]] = {}
     for number, known in sources.items():
         had = any(source == number for source, _ in table.entries)
         is_local = not (is_url(known.path) or known.path.startswith(HUB_PREFIX))
@@ -203,10 +255,11 @@ def _compare(
                 "`allow_missing=True` removes its documents."
             )
         builder.skipped.merge(source.skipped)
-        for file in files:
-            found = _compare_file(file, number, left.pop((number, file.id), None), table, builder, changes, source)
-            if found is not None:
-                yield found
+        compared = (
+            _compare_file(file, number, left.pop((number, file.id), None), table, builder, changes, source)
+            for file in files
+        )
+        found[number] = [one for one in compared if one is not None]
         if source.skipped.counts[BROKEN_FILES] and any(other == number for other, _ in left) and not allow_missing:
             example = source.skipped.examples[BROKEN_FILES][0]
             raise CorpusError(
@@ -214,6 +267,7 @@ def _compare(
             )
     for entry in left.values():
         changes.removed += dict.fromkeys([entry.state.file, *table.parts(entry)])
+    return found
 
 
 def _compare_file(
@@ -228,8 +282,8 @@ def _compare_file(
     """A file as it is now; None if it cannot be read and is not in the table."""
     seen = size_and_time(file)
     if old is not None and old.state.is_that_of(seen):
-        return _Found(file, source.is_folder, seen, old.state, old, reads=False)
-    kept = _Found(file, source.is_folder, seen, old.state, old, reads=False) if old else None
+        return _Found(file, source.is_folder, seen, old.state, old)
+    kept = _Found(file, source.is_folder, seen, old.state, old) if old else None
     try:
         content = content_hash(file)
     except CorpusError as error:
@@ -239,12 +293,13 @@ def _compare_file(
         return kept
     state = FileState.of(number, file, seen, content)
     if old is not None and old.state.hash == content:
-        return _Found(file, source.is_folder, seen, state, old, reads=False)
+        return _Found(file, source.is_folder, seen, state, old)
     broken, before = builder.skipped.counts[BROKEN_FILES], table.parts(old)
-    ids = Changes()
+    ids, documents = Changes(), list[str]()
     if old is not None:
         before.setdefault(file.id, [])
     for document, parts in _documents(file, builder, in_folder=source.is_folder):
+        documents.append(document)
         hashes = before.pop(document, None)
         if hashes is None:
             ids.added.append(document)
@@ -255,7 +310,7 @@ def _compare_file(
     changes.added += ids.added
     changes.changed += ids.changed
     changes.removed += before
-    return _Found(file, source.is_folder, seen, state, old, reads=True)
+    return _Found(file, source.is_folder, seen, state, old, documents)
 
 
 def _documents(file: File, builder: DocumentBuilder, *, in_folder: bool) -> Iterator[tuple[str, list[Document]]]:
@@ -268,7 +323,7 @@ def _check_added(clashing: Set[str], table: FileTable, found: Sequence[_Found]) 
     """Raise CorpusError if one of these ids, which added documents share with documents of the index, is in a file that
     did not change. The ids of documents that `update_index` added are no fault: these are replaced."""
     for one in found if clashing else ():
-        if one.old is not None and not one.reads:
+        if one.old is not None and one.documents is None:
             shared = sorted(clashing & {one.file.id, *table.parts(one.old)})
             if shared:
                 raise CorpusError(
@@ -278,18 +333,24 @@ def _check_added(clashing: Set[str], table: FileTable, found: Sequence[_Found]) 
 
 
 def _changed_documents(
-    found: Iterable[_Found], table: FileTable, written: FileTableWriter, builder: DocumentBuilder
+    files: Iterable[_Found | Entry],
+    table: FileTable,
+    written: FileTableWriter,
+    builder: DocumentBuilder,
+    new: Set[str],
 ) -> Iterator[Document]:
-    """The documents that are added or changed; writes the new table."""
-    for one in found:
-        written.enter(one.state, table.lines(one.old) if one.old and not one.reads else b"")
-        if not one.reads:
+    """The new documents, in order; writes the new table."""
+    for one in files:
+        if isinstance(one, Entry):
+            written.enter(one.state, table.lines(one))
             continue
-        before = table.parts(one.old)
+        written.enter(one.state, table.lines(one.old) if one.old and one.documents is None else b"")
+        if one.documents is None:
+            continue
         for document, parts in _documents(one.file, builder, in_folder=one.in_folder):
             for part in parts:
                 written.add(part)
-            if before.get(document) != [document_hash(part) for part in parts]:
+            if document in new:
                 yield from parts
         if one.seen != size_and_time(one.file):
             raise CorpusError(f"{one.file.path} changed while it was read; nothing was changed. Run it again.")

@@ -20,7 +20,7 @@ from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.search import Dense, PassageVectors, open_vectors
 from ralm.retrieval.index import Index
-from ralm.retrieval.update import RemoteEncoding
+from ralm.retrieval.vectors import RemoteEncoding
 from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.terminal import no_progress
 from ralm.training.candidates import OnlineExamples
@@ -223,9 +223,9 @@ class TrainableEncoders(TrainableModel):
         self._retriever, self._version = new, step
 
     def _open(self, version: int) -> Dense:
-        """The retriever over a version, which has the vectors of all passages in one part."""
+        """The retriever over a version."""
         file = self._versions.vectors(version)
-        return Dense([open_vectors(file, file, len(self._index.passages))], self._encoder)
+        return Dense(open_vectors(file, file, len(self._index.passages)), self._encoder)
 
 
 def overlap(one: Retriever, other: Retriever, queries: Sequence[str], k: int) -> float:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from ralm.retrieval.dense.options import VECTORS, load_encoder, trained_options
+from ralm.retrieval.build import encode_passages
+from ralm.retrieval.dense.options import NOTHING_ENCODED, VECTORS, load_encoder, trained_options
 from ralm.retrieval.index import Index
-from ralm.retrieval.update import RemoteEncoding, write_vectors
+from ralm.retrieval.vectors import RemoteEncoding
 from ralm.storage.atomic import storage_errors, sync, sync_one
 
 _KEPT: Final = 2
@@ -53,7 +54,8 @@ class Versions:
             encoders.mkdir()
             save(encoders)
             encoder = load_encoder(trained_options(encoders, self._like), device=self._device)
-            write_vectors(self._index, partial, chunks, encoder, self._stored, self._ahead)
+            before = self._ahead(self._index, encoder, chunks) if self._ahead else NOTHING_ENCODED
+            encode_passages(self._index.passages, partial, chunks, encoder, self._stored, before=before)
             sync(partial)
             partial.rename(version)
             sync_one(self._folder)

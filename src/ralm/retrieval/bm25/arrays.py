@@ -127,6 +127,27 @@ def _first_invalid(
     return len(terms), True
 
 
+@kernel
+def compare_terms(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> int:
+    """Below 0 if the first of two terms comes before the second in byte order, 0 if they are equal, else above 0."""
+    for i in range(min(len(one), len(other))):
+        if one[i] != other[i]:
+            return -1 if one[i] < other[i] else 1
+    return len(one) - len(other)
+
+
+@kernel
+def _is_sorted(vocabulary: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
+    """Whether the terms of a vocabulary rise in byte order."""
+    begin = 0
+    for term in range(1, len(ends)):
+        end = ends[term - 1]
+        if compare_terms(vocabulary[begin:end], vocabulary[end : ends[term]]) >= 0:
+            return False
+        begin = end
+    return True
+
+
 @dataclass(frozen=True, eq=False)
 class Arrays:
     """The memory-mapped arrays (see the module's docstring); `offsets` and `term_ends` are in memory, as int64.
@@ -192,7 +213,7 @@ class Arrays:
         self.check_terms(np.arange(terms), passages)
         if len(np.unique(self.term_ids)) < terms:
             _damaged(self.folder, "term_ids.npy has a duplicate number")
-        if any(self._term_bytes(i - 1) >= self._term_bytes(i) for i in range(1, terms)):
+        if not _is_sorted(self.vocabulary, self.term_ends):
             _damaged(self.folder, "vocabulary.npy is not sorted")
 
     def term(self, term: str) -> int:

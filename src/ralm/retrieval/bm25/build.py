@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ralm.errors import CorpusError
 from ralm.retrieval.analysis import ENGLISH, Analysis
@@ -63,7 +64,7 @@ class BM25Builder:
             raise CorpusError("the corpus has no passages to index: give documents that are not empty.")
         vocabulary = self._vocabulary
         writing.write_totals(self._folder, self._tokens, self._with_terms)
-        writing.write_vocabulary(self._folder, list(vocabulary))
+        writing.write_vocabulary(self._folder, *_in_byte_order(vocabulary))
         table = self._pairs.table()
         offsets = writing.term_offsets(self._runs, len(vocabulary))
         lengths = np.frombuffer(self._length_bytes, np.uint8)
@@ -100,3 +101,12 @@ class BM25Builder:
         postings = writing.sort_by_term(terms, begins, len(self._vocabulary), first)
         self._pairs.add(postings[2] - first, postings[3], formula.length_bytes(lengths))
         self._runs.append(writing.SortedRun(self._folder / f"run-{len(self._runs)}", *postings))
+
+
+def _in_byte_order(vocabulary: dict[str, int]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int32]]:
+    """The terms of a vocabulary in byte order: their bytes, the size of each, and its id."""
+    terms = sorted(vocabulary)  # the order of UTF-8 bytes is that of the characters
+    texts = [term.encode("utf-8", "surrogatepass") for term in terms]
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    ids = np.fromiter(map(vocabulary.__getitem__, terms), np.int32, len(terms))
+    return np.frombuffer(b"".join(texts), np.uint8), sizes, ids

@@ -1,8 +1,8 @@
 """Finds the words of texts and their term ids, without Python for words that are known.
 
 A word is a run of characters without white space, and most words repeat. Texts are read as UTF-8: a kernel cuts them
-into words and looks each one up in a hash table. Only new words are analysed, in the order of the texts, so terms get
-the ids that they would get one after the other.
+into words and looks each one up in a hash table. Only new words are analysed. Terms get their ids in the order of the
+texts in which they occur first, and those of one text in byte order, so the ids follow from the postings alone.
 
 Letters of shapes: B bytes of the texts, W words of them, N numbers of words, H places of the hash table, T texts, K
 bytes of the words that are kept: of each its number (4), its size (1), and its letters.
@@ -10,6 +10,8 @@ bytes of the words that are kept: of each its number (4), its size (1), and its 
 
 from array import array
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -65,17 +67,24 @@ class WordIds:
             np.frombuffer(data, np.uint8), self._table_H, self._kept_K, self._kept, len(self._id_begins) - 1, word_W,
             new_N2, end_T,
         )  # fmt: skip
-        vocabulary, terms_of_word = self._vocabulary, self._terms_of_word
-        ids, id_begins = self._ids, self._id_begins
-        for begin, end in new_N2[:new].tolist():
-            for term in terms_of_word(data[begin:end].decode("utf-8", "surrogatepass")):
-                ids.append(vocabulary.setdefault(term, len(vocabulary)))
-            id_begins.append(len(ids))
+        self._learn([data[begin:end] for begin, end in new_N2[:new].tolist()], data, new_N2[:new, 0])
         begin_N = np.frombuffer(self._id_begins, np.int64)
         found = np.empty(count_ids(word_W, words, begin_N), np.int32)
         sizes_T = np.empty(len(texts), np.int64)
-        gather_ids(word_W, end_T, begin_N, _as_array(ids), found, sizes_T)
+        gather_ids(word_W, end_T, begin_N, _as_array(self._ids), found, sizes_T)
         return found, sizes_T
+
+    def _learn(self, words: Sequence[bytes], data: bytes, begin_N: NDArray[np.int64]) -> None:
+        """Add new words, which begin at these bytes of the texts, and their new terms."""
+        text_N = np.searchsorted(np.flatnonzero(np.frombuffer(data, np.uint8) == _END), begin_N).tolist()
+        terms = [self._terms_of_word(word.decode("utf-8", "surrogatepass")) for word in words]
+        for _, group in groupby(zip(text_N, terms, strict=True), itemgetter(0)):
+            new = {term for _, some in group for term in some} - self._vocabulary.keys()
+            for term in sorted(new):
+                self._vocabulary[term] = len(self._vocabulary)
+        for some in terms:
+            self._ids.extend(map(self._vocabulary.__getitem__, some))
+            self._id_begins.append(len(self._ids))
 
 
 def _as_array(ids: "array[int]") -> NDArray[np.int32]:

@@ -6,7 +6,7 @@ at a time. The code table is written when all pairs of frequency and length have
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -36,19 +36,13 @@ def write_totals(folder: Path, tokens: int, with_terms: int) -> None:
     np.save(folder / "totals.npy", np.array([tokens, with_terms], np.int64))
 
 
-def write_vocabulary(folder: Path, vocabulary: Sequence[str]) -> None:
-    """Write the terms, given in the order of their numbers.
-
-    On disk they are in byte order, for binary search. The order of UTF-8 bytes is the order of the characters.
-    """
-    order = sorted(range(len(vocabulary)), key=vocabulary.__getitem__)
-    texts = [vocabulary[number].encode("utf-8", "surrogatepass") for number in order]
-    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+def write_vocabulary(
+    folder: Path, vocabulary: NDArray[np.uint8], sizes: NDArray[np.int64], ids: NDArray[np.int32]
+) -> None:
+    """Write the terms in byte order, as UTF-8 and one after the other, their sizes in bytes, and their ids."""
+    np.save(folder / "vocabulary.npy", vocabulary)
     np.save(folder / "term_sizes.npy", arrays.narrow(sizes))
-    np.save(folder / "term_ids.npy", np.array(order, np.int32))
-    with (folder / "vocabulary.npy").open("wb") as stream:
-        _begin_array(stream, np.uint8, int(sizes.sum()))
-        stream.writelines(texts)
+    np.save(folder / "term_ids.npy", ids)
 
 
 def write_postings(

@@ -23,6 +23,10 @@ QUERY_TOKENS: Final = 64
 
 VECTORS: Final = "vectors.faiss"
 """The name of a file of vectors."""
+HASHES: Final = "hashes.npy"
+"""The name of the file with the hashes of their texts."""
+RAW: Final = "raw.npy"
+"""The name of the file of the vectors as they were encoded, if FAISS keeps only approximations."""
 
 ENCODER_KIND: Final = outputs.FolderKind("encoder")
 TRAINED_FOR: Final = "trained_for"

@@ -8,20 +8,19 @@ import struct
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Self
 
 import faiss
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import Numbering
 from ralm.errors import DamagedFolderError, FolderError, ModelError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, BoolArray, FloatArray, Hits, IntArray
 from ralm.retrieval.allowed import mask_config
-from ralm.retrieval.dense.build import keeps_vectors
+from ralm.retrieval.dense.build import HASH_BYTES
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.layout import VectorSet
 from ralm.storage.manifest import whole_checksum
@@ -58,38 +57,33 @@ most."""
 
 
 class Dense:
-    """A retriever over the passage vectors of an index: one FAISS index for each of its segments, in the order of the
-    passages.
+    """A retriever over the passage vectors of an index: `vectors`, whose rows are the numbers of the passages.
 
-    `removed`: the rows (int64, rising), counted through all segments, whose passages were removed. `fingerprint`: a
-    hash that identifies the index; without one the vectors are hashed when `config` is read. Raises FolderError
-    if the encoder's vectors have another length than those of the index, UsageError if an option is for another kind of
-    index.
+    `fingerprint`: a hash that identifies the vectors; without one they are hashed when `config` is read. Raises
+    FolderError if the encoder's vectors have another length than those of the index, UsageError if an option is for
+    another kind of index.
     """
 
     def __init__(
         self,
-        vectors: Sequence[faiss.Index],
+        vectors: faiss.Index,
         encoder: Encoder,
         options: DenseSearchOptions | None = None,
         *,
         fingerprint: str | None = None,
-        removed: IntArray | Sequence[int] = (),
     ) -> None:
-        for index in vectors:
-            if encoder.dimension != index.d:
-                raise FolderError(
-                    f"the index has vectors of {index.d} dimensions and this encoder gives {encoder.dimension}; use "
-                    "the encoder that the index was built with, or build it again with this one."
-                )
-        firsts = accumulate((index.ntotal for index in vectors), initial=0)
-        self._parts = [_Part(index, first) for index, first in zip(vectors, firsts, strict=False)]
+        if encoder.dimension != vectors.d:
+            raise FolderError(
+                f"the index has vectors of {vectors.d} dimensions and this encoder gives {encoder.dimension}; use "
+                "the encoder that the index was built with, or build it again with this one."
+            )
+        self._vectors = vectors
         self._encoder = encoder
         self._known_fingerprint = fingerprint
-        self._numbering = Numbering(sum(index.ntotal for index in vectors), removed)
         self._effort = _set_effort(vectors, options or DenseSearchOptions())
         self._mask_N: BoolArray | None = None
-        self._choose_rows()
+        self._excluded: IntArray = np.zeros(0, np.int64)
+        self._selector: Any = None
 
     def only(self, mask_N: BoolArray) -> Self:
         """Return the same retriever with only the passages of a mask.
@@ -100,13 +94,10 @@ class Dense:
         """
         other = copy(self)
         other._mask_N = mask_N if self._mask_N is None else self._mask_N & mask_N
-        other._choose_rows()
+        other._excluded = np.flatnonzero(~other._mask_N)
+        if len(other._excluded):
+            other._selector = faiss.IDSelectorBitmap(np.packbits(other._mask_N, bitorder="little"))
         return other
-
-    def _choose_rows(self) -> None:
-        """Note, for each part, which of its vectors may be found."""
-        rows = self._numbering.rows_of_mask(self._mask_N)
-        self._parts = [part.only(rows) for part in self._parts]
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -121,13 +112,7 @@ class Dense:
 
     @cached_property
     def _fingerprint(self) -> str:
-        return self._known_fingerprint or self._digest()
-
-    def _digest(self) -> str:
-        digest = hashlib.sha256(self._numbering.removed.tobytes())
-        for part in self._parts:
-            digest.update(faiss.serialize_index(part.index).data)
-        return digest.hexdigest()[:16]
+        return self._known_fingerprint or hashlib.sha256(faiss.serialize_index(self._vectors).data).hexdigest()[:16]
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query with their inner products; none for a blank query.
@@ -137,96 +122,62 @@ class Dense:
         Raises UsageError if k is below 1, ModelError if a query's vector is invalid.
         """
         check_count("k", k)
-        k = min(k, max(len(self._numbering), 1))
+        k = min(k, max(self._vectors.ntotal, 1))
         rows = np.array([row for row, query in enumerate(queries) if query.strip()], dtype=np.int64)
-        size = max(part.search_size(k) for part in self._parts)
-        step = max(1, min(_QUERIES_AT_A_TIME, _HITS_AT_A_TIME // size))
+        step = max(1, min(_QUERIES_AT_A_TIME, _HITS_AT_A_TIME // self._search_size(k)))
         hits = Hits.none(len(queries), k)
         chunks = np.split(rows, range(step, len(rows), step))
         for some in track(chunks, "Retrieving", len(chunks)) if len(chunks) > 1 else chunks:
             if len(some):
                 vectors_QD = self._encoder.encode_queries([queries[row] for row in some])
-                rows_QK, hits.scores_QK[some] = self._search(vectors_QD, k)
-                hits.numbers_QK[some] = self._numbering.numbers(rows_QK)
+                hits.numbers_QK[some], hits.scores_QK[some] = self._search(vectors_QD, k)
         return hits
 
+    def _search_size(self, k: int) -> int:
+        """The number of hits that FAISS must return for the k best of a query."""
+        skips = self._selector is None or isinstance(self._vectors, _SKIPPING)
+        return _MORE * k if skips else k + len(self._excluded)
+
     def _search(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
-        """The rows and scores of the k best that are not excluded."""
+        """The numbers and scores of the k best that may be found."""
         if not np.isfinite(vectors_QD).all():
             raise ModelError(
                 "the encoder gives a vector with NaN or infinity for a query; its weights are damaged or overflow in "
                 "the number format that the index was built with."
             )
-        found = [part.search(vectors_QD, k) for part in self._parts]
-        rows_QM, scores_QM = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
-        return _ordered((scores_QM, rows_QM), k)
-
-
-class _Part:
-    """The vectors of one segment, whose first row is `first`; only those in `may_be_found` are."""
-
-    def __init__(self, index: faiss.Index, first: int, may_be_found: BoolArray | None = None) -> None:
-        self.index = index
-        self._first = first
-        self._excluded: IntArray = np.zeros(0, np.int64) if may_be_found is None else np.flatnonzero(~may_be_found)
-        self._left = index.ntotal - len(self._excluded)
-        self._selector: Any = None
-        if may_be_found is not None and len(self._excluded):
-            self._selector = faiss.IDSelectorBitmap(np.packbits(may_be_found, bitorder="little"))
-
-    def only(self, rows: BoolArray) -> "_Part":
-        """The same vectors, of which only those of some rows of all segments may be found."""
-        return _Part(self.index, self._first, rows[self._first : self._first + self.index.ntotal])
-
-    def search(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
-        """The rows and scores of the k best of the segment."""
-        places_QK, scores_QK = self._best(vectors_QD, min(k, self.index.ntotal))
-        return np.where(places_QK == NO_PASSAGE, NO_PASSAGE, places_QK + self._first), scores_QK
-
-    def search_size(self, k: int) -> int:
-        """The number of hits that FAISS must return for the k best of a query."""
-        skips = self._selector is None or isinstance(self.index, _SKIPPING)
-        return _MORE * k if skips else k + len(self._excluded)
-
-    def _best(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
-        index = self.index
+        index, left = self._vectors, self._vectors.ntotal - len(self._excluded)
         if self._selector is None:
             return _ordered(index.search(vectors_QD, k), k)
         if isinstance(index, faiss.IndexHNSWFlat | faiss.IndexHNSWSQ):
-            if self._left <= _FEW * index.ntotal:
+            if left <= _FEW * index.ntotal:
                 return self._compared(vectors_QD, k)
-            effort = round(index.hnsw.efSearch * index.ntotal / self._left)
+            effort = round(index.hnsw.efSearch * index.ntotal / left)
             parameters = faiss.SearchParametersHNSW(sel=self._selector, efSearch=effort)
+            found = _ordered(index.search(vectors_QD, k, params=parameters), k)
         elif isinstance(index, faiss.IndexIVFFlat | faiss.IndexIVFScalarQuantizer | faiss.IndexIVFPQ):
             parameters = faiss.SearchParametersIVF(sel=self._selector, nprobe=index.nprobe)
-        elif isinstance(index, _SKIPPING):
-            return self._picked(vectors_QD, k) if self._left >= _MANY * index.ntotal else self._compared(vectors_QD, k)
+            found = _ordered(index.search(vectors_QD, k, params=parameters), k)
+        elif not isinstance(index, _SKIPPING):
+            return self._of_all(vectors_QD, min(k + len(self._excluded), index.ntotal), k)
+        elif left >= _MANY * index.ntotal:  # half as slow as skipping every other vector
+            found = self._of_all(vectors_QD, min(_MORE * k, index.ntotal), k)
         else:
-            return self._of_all(vectors_QD, min(k + len(self._excluded), index.ntotal), k)  # it cannot skip vectors
-        numbers_QK, scores_QK = _ordered(index.search(vectors_QD, k, params=parameters), k)
-        short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, self._left)
-        if short.any():
-            numbers_QK[short], scores_QK[short] = self._compared(vectors_QD[short], k)
-        return numbers_QK, scores_QK
-
-    def _picked(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
-        """The k best, from some more hits of all vectors, where enough of these may be found: half as slow as skipping
-        every other vector."""
-        numbers_QK, scores_QK = self._of_all(vectors_QD, min(_MORE * k, self.index.ntotal), k)
-        short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, self._left)
+            return self._compared(vectors_QD, k)
+        numbers_QK, scores_QK = found
+        short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, left)
         if short.any():
             numbers_QK[short], scores_QK[short] = self._compared(vectors_QD[short], k)
         return numbers_QK, scores_QK
 
     def _of_all(self, vectors_QD: FloatArray, hits: int, k: int) -> tuple[IntArray, FloatArray]:
         """The k best that may be found among so many hits of all vectors."""
-        scores_QM, numbers_QM = self.index.search(vectors_QD, hits)
+        scores_QM, numbers_QM = self._vectors.search(vectors_QD, hits)
         numbers_QM[np.isin(numbers_QM, self._excluded)] = NO_PASSAGE
         return _ordered((scores_QM, numbers_QM), k)
 
     def _compared(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
         """The k best, by comparing all vectors that may be found."""
-        index = self.index
+        index = self._vectors
         parameters = faiss.SearchParameters(sel=self._selector)
         if isinstance(index, faiss.IndexHNSW):
             index = faiss.downcast_index(index.storage)
@@ -306,23 +257,17 @@ def open_vectors(file: Path, name: Path, passages: int | None = None, sha256: st
         raise DamagedFolderError(f"{name} is not a FAISS index ({error}); build the index again.") from None
 
 
-def _set_effort(vectors: Sequence[faiss.Index], options: DenseSearchOptions) -> dict[str, JsonValue]:
-    """Set the search parameters of the segments; returns their values. The first segment decides which there are, since
-    segments that were added later may be flat and have none."""
-    index, *others = vectors
-    total = sum(index.ntotal for index in vectors)
+def _set_effort(index: faiss.Index, options: DenseSearchOptions) -> dict[str, JsonValue]:
+    """Set the search parameters of an index; returns their values."""
     effort: dict[str, JsonValue] = {}
     for name, chosen, default, kind in (
         ("nprobe", options.nprobe, _NPROBE, "IVF"),
         ("efSearch", options.ef_search, _EF_SEARCH, "HNSW"),
     ):
-        value = min(default if chosen is None else chosen, max(total, default))  # higher values add no work
+        value = min(default if chosen is None else chosen, max(index.ntotal, default))  # higher values add no work
         try:
             faiss.ParameterSpace().set_index_parameter(index, name, value)
             effort[name] = value
-            for other in others:
-                if type(other) is type(index):
-                    faiss.ParameterSpace().set_index_parameter(other, name, value)
         except RuntimeError:
             if _is_of_kind(index, kind):
                 raise  # it would search with FAISS's own default, of one list
@@ -342,28 +287,24 @@ def _is_of_kind(index: faiss.Index, kind: str) -> bool:
 
 
 class PassageVectors:
-    """The vectors of the passages of an index: one FAISS index for each of its segments, in the order of the passages.
+    """The vectors of the passages of an index, read from their FAISS index or, if that keeps only approximations, from
+    the file `raw`; those of the kinds `Flat` and `SQfp16` stay on disk, too.
 
-    Vectors of the kinds `Flat` and `SQfp16` stay on disk and are read when they are needed. `removed`: the rows (int64,
-    rising), counted through all segments, whose passages were removed. `name`: the name of the vectors in messages.
-    Raises UsageError if the kind of index rounds its vectors to fewer than 16 bits, so they cannot be read back.
+    Raises DamagedFolderError if that file is not one of the vectors.
     """
 
-    def __init__(self, parts: Sequence[faiss.Index], name: str, removed: IntArray | Sequence[int] = ()) -> None:
-        lossy = next((part for part in parts if not keeps_vectors(part)), None)
-        if lossy is not None:
-            raise UsageError(
-                f"{name} are in a FAISS {type(lossy).__name__}, which keeps only approximations of them; encode the "
-                'passages again with `faiss="Flat"` (`ralm encode`).'
-            )
-        self.dimension: int = parts[0].d
+    def __init__(self, index: faiss.Index, raw: Path | None) -> None:
+        self.dimension: int = index.d
         """The length of a vector."""
-        self._parts = [_readable(part) for part in parts]
-        self._ends = np.array([*accumulate(part.ntotal for part in parts)], dtype=np.int64)
-        self._numbering = Numbering(int(self._ends[-1]), removed)
+        self.is_rounded = isinstance(index, faiss.IndexScalarQuantizer) and raw is None
+        """Whether they are stored in 16 bits."""
+        self._index = index
+        self._raw = None if raw is None else _open_array(raw, np.dtype(np.float32), (index.ntotal, index.d))
+        if self._raw is None and isinstance(index, faiss.IndexIVF):
+            index.make_direct_map()  # it finds a vector by its place
 
     def __len__(self) -> int:
-        return len(self._numbering)
+        return int(self._index.ntotal)
 
     def of(self, numbers: IntArray) -> FloatArray:
         """The vectors (float32, with one more axis than `numbers`) of the passages with these numbers (int64, any
@@ -371,23 +312,27 @@ class PassageVectors:
         distinct, places = np.unique(numbers, return_inverse=True)
         vectors_PD = np.zeros((len(distinct), self.dimension), dtype=np.float32)
         there = distinct != NO_PASSAGE
-        vectors_PD[there] = self._read(self._numbering.rows(distinct[there]))
+        vectors_PD[there] = self.read(distinct[there])
         return vectors_PD[places.reshape(numbers.shape)]
 
-    def _read(self, rows: IntArray) -> FloatArray:
-        """The vectors of some rows (rising)."""
-        of_parts = np.split(rows, np.searchsorted(rows, self._ends[:-1]))
-        firsts = [0, *self._ends[:-1].tolist()]
-        read = [
-            part.reconstruct_batch(own - first)
-            for part, own, first in zip(self._parts, of_parts, firsts, strict=True)
-            if len(own)
-        ]
-        return np.concatenate(read) if read else np.zeros((0, self.dimension), dtype=np.float32)
+    def read(self, rows: IntArray) -> FloatArray:
+        """The vectors (float32, P x D) of some rows."""
+        if not len(rows):
+            return np.zeros((0, self.dimension), np.float32)
+        return self._index.reconstruct_batch(rows) if self._raw is None else np.asarray(self._raw[rows])
 
 
-def _readable(index: faiss.Index) -> faiss.Index:
-    """An index that finds a vector by its place; those with lists need a map of the places."""
-    if isinstance(index, faiss.IndexIVF):
-        index.make_direct_map()
-    return index
+def open_hashes(file: Path, passages: int) -> NDArray[np.bytes_]:
+    """Map the hashes of the texts of so many passages; raises DamagedFolderError if the file holds no such array."""
+    return _open_array(file, np.dtype(f"S{HASH_BYTES}"), (passages,))
+
+
+def _open_array(file: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Map an array of this kind and shape; raises DamagedFolderError if the file holds no such array."""
+    try:
+        array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DamagedFolderError(f"{file} is damaged ({error}); build the index again.") from None
+    if array.dtype != kind or array.shape != shape:
+        raise DamagedFolderError(f"{file} is damaged: it is no array {shape} of {kind}; build the index again.")
+    return array

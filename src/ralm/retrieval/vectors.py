@@ -1,0 +1,149 @@
+"""Adds sets of vectors to an index, removes them, and says which is the default.
+
+The index is replaced by one whose other files are links to the old ones.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ralm.errors import FolderError, FolderExistsError, UsageError
+from ralm.protocols import Encoder
+from ralm.retrieval import layout
+from ralm.retrieval.build import check_same_encoder, check_vectors, encode_passages
+from ralm.retrieval.dense.options import NOTHING_ENCODED, EncodingStats, VectorOptions, dense_extra
+from ralm.retrieval.index import INDEX_KIND, Index, open_index
+from ralm.storage import atomic, manifest, outputs, work
+
+if TYPE_CHECKING:
+    from ralm.retrieval.dense.build import KnownVectors
+
+
+class RemoteEncoding(Protocol):
+    """Encodes passages on other machines. It can be sent to another process."""
+
+    def __call__(self, index: Index, encoder: Encoder, work: Path) -> EncodingStats:
+        """Write the vectors of the passages of an index into a folder, as `SavedChunks` does for each `CHUNK` of them.
+        The folder need not exist. Returns the numbers of passages that were encoded and not found there."""
+
+
+def add_vectors(
+    index: Path | str,
+    encoder: Encoder,
+    options: VectorOptions | None = None,
+    *,
+    name: str = layout.MAIN,
+    default: bool = True,
+    force: bool = False,
+    ahead: RemoteEncoding | None = None,
+) -> manifest.Manifest:
+    """Encode the passages of an index and add the vectors to it as a set with this name; returns the new manifest.
+
+    With `default` the set becomes the default; the first set always does. With `force` it replaces an existing set of
+    this name; an index that is open keeps the vectors that it was opened with. If the same encoder made that set, its
+    vectors are taken from there. Encoded vectors are kept beside the index until the set is complete, so the same call
+    resumes after an interruption. The fingerprints of BM25 and of other sets do not change, so their runs stay valid.
+    `ahead` encodes passages on other machines first.
+
+    Raises UsageError if the name is invalid, FolderExistsError if the index already has a set of that name and `force`
+    is false or if another process is writing the index, and the errors of `open_index` and `encode_passages`.
+    """
+    opened = open_index(Path(index).resolve())  # fails before anything is written beside a folder that is not an index
+    check_can_add(opened, name, force=force)
+    check_vectors(encoder, options)
+    sets = opened.vector_sets
+    with (
+        atomic.storage_errors(opened.path),
+        work.work_folder(work.UNFINISHED_VECTORS, opened.path) as saved,
+        _changed(opened, without=name) as folder,
+    ):
+        before = ahead(opened, encoder, saved) if ahead else NOTHING_ENCODED
+        known = _known(opened, name, encoder, options or VectorOptions())
+        place = folder / layout.vectors_folder(name)
+        record = encode_passages(opened.passages, place, saved, encoder, options, known, before)
+        chosen = name if default or sets.default is None else sets.default
+        return _write(opened, folder, layout.VectorSets(default=chosen, sets={**sets.sets, name: record}), new=name)
+
+
+def _known(index: Index, name: str, encoder: Encoder, options: VectorOptions) -> "KnownVectors":
+    """The vectors with this name that the same encoder made and that need not be made again."""
+    with dense_extra():
+        from ralm.retrieval.dense.build import KnownVectors
+    known = KnownVectors()
+    if name in index.vectors:
+        try:
+            check_same_encoder(index, name, encoder)
+        except FolderError:
+            return known
+        vectors = index.passage_vectors(name)
+        if not vectors.is_rounded or index.vector_sets.sets[name].options.faiss == options.faiss:
+            known.add(index.text_hashes(name), vectors.read)
+    return known
+
+
+def check_can_add(index: Index, name: str, *, force: bool) -> None:
+    """Raise the errors of `add_vectors` that do not depend on encoding."""
+    layout.check_name(name)
+    if name in index.vectors and not force:
+        raise FolderExistsError(
+            f"{index.path} already has vectors {name!r}, which are kept; choose another name, or overwrite them with "
+            "`force=True`."
+        )
+
+
+def remove_vectors(index: Path | str, name: str) -> manifest.Manifest:
+    """Remove a set of vectors from an index; returns the new manifest. Without a set, the index is for BM25 only.
+
+    Raises UsageError if the index has no such set, if it is the default and there are others, or if nothing would be
+    left to search; FolderExistsError if another process is writing the index.
+    """
+    opened = open_index(Path(index).resolve())
+    sets = opened.vector_sets
+    sets.get(name, opened.path)
+    kept = {other: record for other, record in sets.sets.items() if other != name}
+    if kept and name == sets.default:
+        raise UsageError(f"{name!r} are the default vectors of {opened.path}; make others the default first.")
+    if not kept and opened.bm25_options is None:
+        raise UsageError(f"{opened.path} has no BM25 and no other vectors: nothing would be left to search.")
+    with _changed(opened, without=name) as folder:
+        sets = layout.VectorSets(default=sets.default if kept else None, sets=kept)
+        return _write(opened, folder, sets)
+
+
+def set_default_vectors(index: Path | str, name: str) -> manifest.Manifest:
+    """Make a set of vectors the default of an index; returns the new manifest.
+
+    Raises UsageError if the index has no such set, FolderExistsError if another process is writing the index.
+    """
+    opened = open_index(Path(index).resolve())
+    opened.vector_sets.get(name, opened.path)
+    with _changed(opened) as folder:
+        return _write(opened, folder, opened.vector_sets.model_copy(update={"default": name}))
+
+
+@contextmanager
+def _changed(index: Index, *, without: str = "") -> Iterator[Path]:
+    """Yield a folder with links to the files of an index, but for those of a set of vectors; it replaces the index when
+    the block succeeds. Raises FolderExistsError if another process is writing the index, or has changed it."""
+    with outputs.new_folder(index.path, kind=INDEX_KIND, force=True) as folder:
+        if not manifest.is_current(index.path, index.manifest):
+            raise FolderExistsError(f"another process has just changed {index.path}; run the command again.")
+        for name in index.manifest.files:
+            if not (without and name.startswith(layout.vectors_file(without, ""))):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                atomic.link_file(index.path / name, folder / name)
+        yield folder
+
+
+def _write(index: Index, folder: Path, sets: layout.VectorSets, *, new: str = "") -> manifest.Manifest:
+    """Write the manifest of an index with these sets of vectors; only the files of the set `new` are no links."""
+    before, settings = index.manifest, index.settings
+    entries = {name: entry for name, entry in before.files.items() if (folder / name).exists()}
+    if new:
+        entries |= manifest.file_entries(folder / layout.vectors_folder(new), folder)
+    recorded = layout.settings_of(entries, settings.bm25, sets, settings.files)
+    others = {name: value for name, value in before.settings.items() if name not in layout.IndexSettings.model_fields}
+    return manifest.write_manifest(
+        folder, kind=INDEX_KIND, settings={**others, **recorded}, counts=before.counts, files=entries
+    )
