@@ -89,7 +89,6 @@ def compare(folder: Path, collection: Collection, added: int, updates: int, repe
         f"{building / statistics.median(adding):.0f} times faster than building"
     )
     states = {name: open_index(folder / name) for name in ("at-once", "index")}
-    print(f"segments: {[one.left for one in states['index'].segments]}")
     same_hits(states, collection)
     with on_cores(ONE_CORE):
         searched(states, collection, repeats)

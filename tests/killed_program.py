@@ -22,16 +22,14 @@ def load(warm: Sequence[Sequence[str]]) -> None:
     Processes are forked, which takes no time: most moments would fall into their start.
     """
     from ralm.retrieval.bm25 import build, formula
-    from ralm.retrieval.dense.build import DenseBuilder
+    from ralm.retrieval.dense import build as dense_build
     from ralm.training import signal_writer
 
     setattr(build, "get_context", lambda _: multiprocessing.get_context("fork"))  # noqa: B010
     setattr(signal_writer, "_PART", 5)  # noqa: B010
     setattr(build, "_PASSAGES_A_BATCH", 32)  # noqa: B010
     setattr(formula.BuildOptions, "buffered_terms", 400)  # noqa: B010
-    defaults = DenseBuilder.__init__.__kwdefaults__
-    assert defaults
-    defaults["chunk"] = 16
+    setattr(dense_build, "CHUNK", 16)  # noqa: B010
     for arguments in warm:
         assert run(arguments) == 0, arguments
     setattr(build, "_BATCHES_ALONE", 2)  # noqa: B010

@@ -4,7 +4,8 @@ import pickle
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 
@@ -14,10 +15,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.corpus import store
-from ralm.corpus.numbering import Numbering, StoredPassages, are_in, rising, union
-from ralm.corpus.store import ROWS_A_BATCH, PassageStore, write_passages
+from ralm.corpus.store import ROWS_A_BATCH, PassageStore, join_passages, write_passages
 from ralm.errors import DamagedFolderError, StorageError, UsageError
-from ralm.records import NO_PASSAGE, Metadata, Passage
+from ralm.records import Metadata, Passage
 from ralm.storage.atomic import storage_errors
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -212,38 +212,35 @@ def test_writing_takes_the_same_memory_however_many_there_are(tmp_path: Path) ->
     assert peak(4 * ROWS_A_BATCH) < 1.2 * few
 
 
-NUMBERS = st.lists(st.integers(0, 12), max_size=12)
-
-
-@given(one=NUMBERS, other=NUMBERS)
-def test_sets_of_numbers(one: list[int], other: list[int]) -> None:
-    for given_as in (one, np.array(one, np.int64)):
-        assert rising(given_as).tolist() == sorted({*one})
-    assert union(rising(one), rising(other)).tolist() == sorted({*one, *other})
-    assert are_in(rising(one), np.array(other, np.int64)).tolist() == [number in one for number in other]
-
-
-@given(rows=st.integers(13, 20), removed=NUMBERS)
-def test_numbers_and_rows(rows: int, removed: list[int]) -> None:
-    numbering, left = Numbering(rows, removed), [row for row in range(rows) if row not in removed]
-    every = np.arange(len(left))
-    assert len(numbering) == len(left)
-    assert numbering.rows(every).tolist() == [numbering.row(number) for number in every.tolist()] == left
-    assert numbering.numbers(np.array([*left, NO_PASSAGE])).tolist() == [*every.tolist(), NO_PASSAGE]
-
-
-@pytest.mark.parametrize("with_metadata", [(), (1,), (0, 1, 2)])
-def test_joined_passages_are_those_that_are_written_at_once(tmp_path: Path, with_metadata: tuple[int, ...]) -> None:
-    parts = [
-        [
-            Passage(
-                row, f"d{row // 3}", "", "x" * (row % 7), metadata={"n": row // 4} if place in with_metadata else {}
+@given(
+    parts=st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=20), min_size=1, max_size=2),
+    rows=st.sampled_from([1, 4, 50]),
+    data=st.data(),
+)
+def test_joined_passages_are_those_that_are_written_at_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    parts: list[list[tuple[int, int]]],
+    rows: int,
+    data: st.DataObject,
+) -> None:
+    """In any order, with batches of so many rows; documents are runs of passages with one id."""
+    folder = tmp_path_factory.mktemp("joined")
+    several: list[Metadata] = [{}, {"a": 1}, {"a": [1, "é"]}]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "ROWS_A_BATCH", rows)
+        stores, pieces = [], list[tuple[int, range]]()
+        for place, part in enumerate(parts):
+            passages = (
+                Passage(n, f"d{name}", "", "x" * n, metadata=several[kind]) for n, (name, kind) in enumerate(part)
             )
-            for row in range(count)
-        ]
-        for place, count in enumerate((9000, 1, 16384, 5))
-    ]
-    stores = [written(tmp_path / f"{place}", iter(part)) for place, part in enumerate(parts)]
-    written(tmp_path / "at-once", (replace(one, number=n) for n, one in enumerate(chain.from_iterable(parts))))
-    assert len([*write_passages(tmp_path / "joined", StoredPassages(stores))]) == 25390
-    assert (tmp_path / "joined").read_bytes() == (tmp_path / "at-once").read_bytes()
+            stores.append(written(folder / str(place), passages))
+            cuts = sorted({0, len(part), *data.draw(st.lists(st.integers(0, len(part)), max_size=4))})
+            pieces += [(place, range(begin, end)) for begin, end in pairwise(cuts)]
+        pieces = data.draw(st.permutations(pieces))
+        join_passages(folder / "joined", ((stores[place], numbers) for place, numbers in pieces))
+        every = [stores[place][number] for place, numbers in pieces for number in numbers]
+        at_once = written(folder / "at-once", (replace(one, number=n) for n, one in enumerate(every)))
+        assert (folder / "joined").read_bytes() == (folder / "at-once").read_bytes()
+        documents = groupby(at_once.origins(), itemgetter(1))
+        expected = [(document, len([*numbers])) for document, numbers in documents]
+        assert [(document, len(numbers)) for document, numbers in at_once.documents()] == expected

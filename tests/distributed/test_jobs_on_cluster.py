@@ -19,7 +19,9 @@ from ralm.errors import ClusterError, UsageError
 from ralm.lm.registry import ModelOptions, load_local_model
 from ralm.recipes import inputs
 from ralm.records import ScoringSequence
+from ralm.retrieval.dense.options import VECTORS
 from ralm.retrieval.index import open_index
+from ralm.retrieval.layout import vectors_file
 from tests.cli.program import ralm
 from tests.distributed.cluster_work import Differs, EndsAsItLoads, Loads, wait
 from tests.distributed.clusters import another_node, node, save_corpus
@@ -126,9 +128,9 @@ def test_vectors(nodes: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
             if ray:  # nothing is left to be encoded here
                 patch.setattr("ralm.retrieval.dense.encoder.SentenceEncoder.encode_passages", never)
             said = answered("encode", folder / "index", "--encoder", encoder, "--vectors", name, *ray)
-        assert "reused" not in said
+        assert "taken from" not in said
     index = open_index(folder / "index")
-    files = [index.path / index.vector_sets.sets[name].file for name in ("plain", "clustered")]
+    files = [index.path / vectors_file(name, VECTORS) for name in ("plain", "clustered")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 

@@ -13,7 +13,9 @@ from ralm.records import Hits, Passage
 from ralm.retrieval.bm25 import arrays
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
+from ralm.retrieval.dense.options import VectorOptions
 from ralm.retrieval.index import Index, check_index, open_index
+from ralm.retrieval.update import update_index
 from ralm.storage import manifest as manifests
 from ralm.storage.outputs import MANIFEST
 from tests.fuzz.mutations import mend
@@ -21,6 +23,24 @@ from tests.fuzz.targets import PASSAGE_LIST, HashEncoder
 from tests.retrieval.searching import found_by
 
 QUERY = "w1 w2 w3 rep0 rep1 rep2"
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", np.zeros(3)])
+@pytest.mark.parametrize("name", ["hashes.npy", "raw.npy"])
+def test_hashes_and_vectors_that_do_not_fit_the_passages(
+    tmp_path: Path, name: str, content: bytes | np.ndarray
+) -> None:
+    build_index(PASSAGE_LIST, tmp_path / "index", encoder=HashEncoder(), vectors=VectorOptions(faiss="SQ8"))
+    file = tmp_path / "index" / "vectors" / "main" / name
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        np.save(file, content)
+    mend(tmp_path / "index")
+    [fault] = check_index(tmp_path / "index")
+    assert "is damaged" in fault
+    with pytest.raises(DamagedFolderError, match="is damaged"):
+        update_index(tmp_path / "index", remove=["d3"], encoders={"main": HashEncoder()})
 
 
 @pytest.fixture
@@ -84,7 +104,7 @@ def test_kernels_never_get_what_would_lead_them_out_of_their_arrays(
 
 def test_a_large_file_altered_between_samples(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifests, "_BLOCK_BYTES", 4)
-    for name in ("bm25/passages.npy", "passages.arrow", "dense/vectors.faiss"):
+    for name in ("bm25/passages.npy", "passages.arrow", "vectors/main/vectors.faiss"):
         mend(index)
         file = index / name
         whole = file.read_bytes()
@@ -115,7 +135,7 @@ def test_a_manifest_names_nothing_outside_its_folder(index: Path, name: str) -> 
 
 
 def test_vectors_that_say_they_are_more_than_they_are(index: Path) -> None:
-    file = index / "dense" / "vectors.faiss"
+    file = index / "vectors" / "main" / "vectors.faiss"
     content = bytearray(file.read_bytes())
     content[8:16] = (1 << 40).to_bytes(8, "little")
     file.write_bytes(content)
@@ -126,7 +146,7 @@ def test_vectors_that_say_they_are_more_than_they_are(index: Path) -> None:
 
 def test_vectors_of_other_passages(index: Path, tmp_path: Path) -> None:
     build_index(PASSAGE_LIST[:7], tmp_path / "few", bm25=False, encoder=HashEncoder())
-    (tmp_path / "few" / "dense" / "vectors.faiss").replace(index / "dense" / "vectors.faiss")
+    (tmp_path / "few" / "vectors" / "main" / "vectors.faiss").replace(index / "vectors" / "main" / "vectors.faiss")
     mend(index)
     with pytest.raises(DamagedFolderError, match=r"7 vectors of 8 dimensions .* for 1,200 passages"):
         open_index(index).dense(encoder=HashEncoder())
@@ -200,6 +220,6 @@ def test_an_index_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatc
         opened.append(folder)
         return mapped(folder)
 
-    monkeypatch.setattr("ralm.retrieval.layout.map_arrays", replaced_first)
+    monkeypatch.setattr("ralm.retrieval.index.map_arrays", replaced_first)
     assert answers(open_index(tmp_path / "index")) == expected
     assert len(opened) == 2

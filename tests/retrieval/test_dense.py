@@ -1,7 +1,7 @@
 """Dense retrieval against brute force, on an encoder of the tests' own; what is kept, what is rejected; and with a real
 encoder, the MiniLM that a package carries, where that is installed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import faiss
@@ -13,15 +13,17 @@ from ralm.errors import CorpusError, DamagedFolderError, FolderError, ModelError
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Passage
 from ralm.retrieval.allowed import mask_without
-from ralm.retrieval.build import build_index
-from ralm.retrieval.dense.build import CHUNK, DenseBuilder
+from ralm.retrieval.build import build_index, encode_passages
+from ralm.retrieval.dense import build as dense_build
+from ralm.retrieval.dense.build import CHUNK
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.hybrid import Hybrid
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.update import add_vectors, update_index
-from ralm.storage.work import UNFINISHED_VECTORS, work_folder
+from ralm.retrieval.update import update_index
+from ralm.retrieval.vectors import add_vectors
+from ralm.storage.work import UNFINISHED_VECTORS
 from ralm.terminal import Advance
 from tests.fakes import LetterEncoder, passages_of
 from tests.reference import dense as reference
@@ -42,7 +44,21 @@ class BadEncoder(LetterEncoder):
 
 
 def searched(folder: Path, encoder: Encoder, options: DenseSearchOptions | None = None) -> Dense:
-    return Dense([open_vectors(folder / VECTORS, folder / VECTORS)], encoder, options)
+    return Dense(open_vectors(folder / VECTORS, folder / VECTORS), encoder, options)
+
+
+def encoded_in(
+    folder: Path,
+    passages: Sequence[Passage],
+    encoder: Encoder,
+    options: VectorOptions | None = None,
+    chunk: int = CHUNK,
+) -> Path:
+    """The folder, in which the vectors of passages were written, a chunk at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense_build, "CHUNK", chunk)
+        encode_passages(passages, folder, UNFINISHED_VECTORS.folder_of(folder), encoder, options)
+    return folder
 
 
 def built(
@@ -52,15 +68,7 @@ def built(
     options: VectorOptions | None = None,
     chunk: int = CHUNK,
 ) -> Dense:
-    folder.mkdir(exist_ok=True)
-    with work_folder(UNFINISHED_VECTORS, folder) as work:
-        builder = DenseBuilder(folder, work, encoder, options, chunk=chunk)
-        for passage in passages:
-            builder.add(passage)
-        builder.encode_rest()
-        builder.finish()
-        UNFINISHED_VECTORS.clear(work)
-    return searched(folder, encoder)
+    return searched(encoded_in(folder, passages, encoder, options, chunk), encoder)
 
 
 def random_texts(count: int) -> list[str]:
@@ -123,7 +131,8 @@ def test_effort_of_a_search(tmp_path: Path) -> None:
         ("HNSW8", DenseSearchOptions(ef_search=1 << 30), {"efSearch": 300}),
         ("Flat", DenseSearchOptions(), {}),
     ):
-        built(tmp_path / string, passages, encoder, VectorOptions(faiss=string))
+        if not (tmp_path / string).exists():
+            built(tmp_path / string, passages, encoder, VectorOptions(faiss=string))
         dense = searched(tmp_path / string, encoder, options)
         shown = {name: value for name, value in dense.config.items() if name in ("query_encoder", "nprobe", "efSearch")}
         assert shown == {"query_encoder": encoder.query_config, **set_to}
@@ -139,10 +148,10 @@ IVF = ["IVF8,Flat", "IVF8,SQ8", "IVF8,PQ2x4", "IVF8,PQ2x4fs", "IVF8_HNSW8,Flat",
 @pytest.mark.parametrize(("string", "kind"), [*((string, "IVF") for string in IVF), ("HNSW8", "HNSW")])
 def test_effort_has_an_effect(string: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = LetterEncoder()
-    built(tmp_path, passages_of(*random_texts(300)), encoder, VectorOptions(faiss=string))
+    built(tmp_path / "dense", passages_of(*random_texts(300)), encoder, VectorOptions(faiss=string))
     name = "nprobe" if kind == "IVF" else "ef_search"
     few, many = (
-        searched(tmp_path, encoder, DenseSearchOptions(**{name: effort})).retrieve(random_texts(20), 10)
+        searched(tmp_path / "dense", encoder, DenseSearchOptions(**{name: effort})).retrieve(random_texts(20), 10)
         for effort in (1, 200)
     )
     assert (few.numbers_QK != many.numbers_QK).any()
@@ -152,7 +161,7 @@ def test_effort_has_an_effect(string: str, kind: str, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(faiss.ParameterSpace, "set_index_parameter", reject)
     with pytest.raises(RuntimeError, match="unknown parameter"):
-        searched(tmp_path, encoder)
+        searched(tmp_path / "dense", encoder)
 
 
 def test_what_was_encoded_survives_an_interruption(tmp_path: Path) -> None:
@@ -168,43 +177,41 @@ def test_what_was_encoded_survives_an_interruption(tmp_path: Path) -> None:
         built(tmp_path / "dense", passages, Interrupted(), chunk=10)
     resumed = built(tmp_path / "dense", passages, encoder, chunk=10)
     assert encoder.encoded == [passage.text for passage in passages[40:]]
-    assert not UNFINISHED_VECTORS.folder_of(tmp_path / "dense").exists()
     whole = built(tmp_path / "whole", passages, encoder)
     assert resumed.retrieve(["abc"], 50).of(0) == whole.retrieve(["abc"], 50).of(0)
 
 
-def test_vectors_of_other_texts_or_another_encoder_are_not_taken(tmp_path: Path) -> None:
-    def interrupted(encoder: LetterEncoder, texts: Sequence[str]) -> None:
-        folder = tmp_path / "dense"
-        folder.mkdir(exist_ok=True)
-        builder = DenseBuilder(folder, UNFINISHED_VECTORS.folder_of(folder), encoder, chunk=5)
-        for passage in passages_of(*texts):
-            builder.add(passage)
-
+def test_only_new_texts_are_encoded(tmp_path: Path) -> None:
+    """Whatever the encoder kept of an interrupted build, in whatever chunks; another encoder takes nothing of it."""
     texts = random_texts(10)
-    interrupted(LetterEncoder(), texts)
+    encoded_in(tmp_path / "one", passages_of(*texts), LetterEncoder(), chunk=5)
+    UNFINISHED_VECTORS.folder_of(tmp_path / "one").rename(UNFINISHED_VECTORS.folder_of(tmp_path / "two"))
     same, other, changed = LetterEncoder(), LetterEncoder(), LetterEncoder()
     other.config = {"name": "other"}
-    interrupted(same, texts)
-    interrupted(other, texts)
-    interrupted(changed, [*texts[:9], "new"])
-    assert (len(same.encoded), len(other.encoded), len(changed.encoded)) == (0, 10, 5)
+    for name, encoder, own in (("a", same, texts), ("b", other, texts), ("c", changed, ["new", *texts[3:], "new"])):
+        UNFINISHED_VECTORS.folder_of(tmp_path / "two").rename(UNFINISHED_VECTORS.folder_of(tmp_path / name))
+        encoded_in(tmp_path / name, passages_of(*own), encoder)
+        UNFINISHED_VECTORS.folder_of(tmp_path / name).rename(UNFINISHED_VECTORS.folder_of(tmp_path / "two"))
+    assert (same.encoded, other.encoded, changed.encoded) == ([], texts, ["new"])
 
 
-def test_an_index_interrupted_by_the_end_of_its_source_goes_on(tmp_path: Path) -> None:
+def test_an_index_whose_encoding_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder itself is never there by half; the vectors wait beside it."""
-    encoder = LetterEncoder()
-    passages = passages_of(*random_texts(CHUNK + 5))
+    monkeypatch.setattr(dense_build, "CHUNK", 7)
+    passages = passages_of(*random_texts(12))
 
-    def broken() -> Iterator[Passage]:
-        yield from passages
-        raise CorpusError("line 3 is no JSON")
+    class Interrupted(LetterEncoder):
+        def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
+            if self.encoded:
+                raise KeyboardInterrupt
+            return super().encode_passages(passages, advance)
 
-    with pytest.raises(CorpusError):
-        build_index(broken(), tmp_path / "index", encoder=encoder)
+    with pytest.raises(KeyboardInterrupt):
+        build_index(passages, tmp_path / "index", encoder=Interrupted())
     assert [path.name for path in tmp_path.iterdir()] == [".index.vectors"]
+    encoder = LetterEncoder()
     build_index(passages, tmp_path / "index", encoder=encoder)
-    assert len(encoder.encoded) == len(passages)
+    assert len(encoder.encoded) == 5
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
@@ -234,7 +241,7 @@ def test_vectors_that_are_none(tmp_path: Path) -> None:
 )
 def test_nothing_to_encode(tmp_path: Path, texts: list[str], message: str) -> None:
     with pytest.raises(CorpusError, match=message):
-        built(tmp_path / "dense", passages_of(*texts), LetterEncoder())
+        build_index(passages_of(*texts), tmp_path / "index", encoder=LetterEncoder())
 
 
 @pytest.mark.parametrize(
@@ -343,23 +350,15 @@ def test_vectors_are_mapped(tmp_path: Path) -> None:
 def test_vectors_that_were_altered_while_they_were_kept_are_made_again(tmp_path: Path) -> None:
     passages, encoder = passages_of(*random_texts(30)), LetterEncoder()
     expected = built(tmp_path / "whole", passages, encoder, chunk=10).retrieve(["abc", "hhg"], 30)
-
-    def begun() -> DenseBuilder:
-        builder = DenseBuilder(tmp_path, tmp_path / "work", encoder, chunk=10)
-        for passage in passages:
-            builder.add(passage)
-        return builder
-
-    begun()
-    one, two, three = sorted((tmp_path / "work").iterdir())
+    kept = UNFINISHED_VECTORS.folder_of(tmp_path / "whole").rename(UNFINISHED_VECTORS.folder_of(tmp_path / "again"))
+    one, two, three = sorted(kept.iterdir())
     content = bytearray(one.read_bytes())
     content[-40] ^= 1
     one.write_bytes(content)
     two.write_bytes(three.read_bytes())
     encoder.encoded.clear()
-    begun().finish()
+    hits = built(tmp_path / "again", passages, encoder, chunk=10).retrieve(["abc", "hhg"], 30)
     assert len(encoder.encoded) == 20, "the third is as it was"
-    hits = searched(tmp_path, encoder).retrieve(["abc", "hhg"], 30)
     assert [hits.of(row) for row in range(2)] == [expected.of(row) for row in range(2)]
 
 
@@ -371,7 +370,7 @@ def encoded(index: Index) -> np.ndarray:
     return np.stack([vectors_PD[n] if n >= 0 else np.zeros(8) for n in NUMBERS.ravel()]).reshape(2, 3, 8)
 
 
-@pytest.mark.parametrize("kind", ["Flat", "SQfp16", "IVF2,Flat", "HNSW8"])
+@pytest.mark.parametrize("kind", ["Flat", "SQfp16", "IVF2,Flat", "HNSW8", "SQ8", "PQ4x2", "IVF2,PQ4x2"])
 def test_vectors_are_those_that_were_encoded(tmp_path: Path, kind: str) -> None:
     build_index(some_passages(), tmp_path / "index")
     add_vectors(tmp_path / "index", LetterEncoder(), VectorOptions(faiss=kind), name="letters")
@@ -384,21 +383,12 @@ def test_vectors_are_those_that_were_encoded(tmp_path: Path, kind: str) -> None:
 
 
 def test_vectors_of_an_index_that_was_updated(tmp_path: Path) -> None:
-    """Passages are removed from the first segment, and a second one follows."""
     build_index(some_passages(), tmp_path / "index", encoder=LetterEncoder())
     more = [Passage(n, f"new {n}", "", f"zebra {'z' * n}") for n in range(5)]
     update_index(tmp_path / "index", more, remove=["d4", "d28"], encoders={"main": LetterEncoder()})
     index = open_index(tmp_path / "index")
     assert len(index.passage_vectors()) == 33
     np.testing.assert_array_equal(index.passage_vectors().of(NUMBERS), encoded(index))
-
-
-@pytest.mark.parametrize("kind", ["SQ8", "PQ4x2", "IVF2,PQ4x2"])
-def test_approximate_vectors_are_refused(tmp_path: Path, kind: str) -> None:
-    build_index(some_passages(), tmp_path / "index")
-    add_vectors(tmp_path / "index", LetterEncoder(), VectorOptions(faiss=kind), name="small")
-    with pytest.raises(UsageError, match="the vectors 'small' of .*/index are in a FAISS Index.* only approximations"):
-        open_index(tmp_path / "index").passage_vectors()
 
 
 FACTS = [

@@ -1,26 +1,22 @@
 """Search with filters: the best of the passages that pass, as plain loops over their metadata find them."""
 
-import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import eq, ge, gt, le, lt
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ralm.corpus.store import PASSAGES_FILE
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import Passage
-from ralm.retrieval import writer
 from ralm.retrieval.allowed import mask_config
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.build import build_index
-from ralm.retrieval.columns import COLUMNS_FILE, ColumnFile, write_columns
+from ralm.retrieval.columns import COLUMNS_FILE, ColumnFile
 from ralm.retrieval.filters import parse_filter
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import Index, open_index
@@ -164,32 +160,19 @@ def documents_as_passages(documents: Iterable[tuple[int, Any]]) -> list[Passage]
     return made
 
 
-def searched(folder: Path, parts: Sequence[Sequence[Any]], removed: Collection[int], merged: bool) -> Index:
+def searched(folder: Path, parts: Sequence[Sequence[Any]], removed: Collection[int]) -> Index:
     """An index of the first documents that was updated with the others, and lost those with these numbers."""
     named, first = [*enumerate(document for part in parts for document in part)], 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "_MIN_RATIO", len(named) if merged else 0)
-        for place, part in enumerate(parts):
-            some = documents_as_passages(named[first : first + len(part)])
-            first += len(part)
-            if place:
-                update_index(folder, some, encoders={"main": LetterEncoder()})
-            else:
-                build_index(some, folder, encoder=LetterEncoder())
-        if removed:
-            update_index(folder, remove=[f"d{name}" for name in removed])
+    for place, part in enumerate(parts):
+        some = documents_as_passages(named[first : first + len(part)])
+        first += len(part)
+        if place:
+            update_index(folder, some, encoders={"main": LetterEncoder()})
+        else:
+            build_index(some, folder, encoder=LetterEncoder())
+    if removed:
+        update_index(folder, remove=[f"d{name}" for name in removed])
     return open_index(folder)
-
-
-def check_columns(index: Index) -> None:
-    """The columns in the files are those of the passages."""
-    for segment in index.segments:
-        folder = index.path / segment.entry.folder
-        with TemporaryDirectory() as name:
-            shutil.copy(folder / PASSAGES_FILE, name)
-            assert write_columns(Path(name)) == (segment.columns is not None)
-            if segment.columns is not None:
-                assert (Path(name) / COLUMNS_FILE).read_bytes() == (folder / COLUMNS_FILE).read_bytes()
 
 
 def is_wrong(passages: Sequence[Passage], case: Case) -> bool:
@@ -217,7 +200,7 @@ def check_hits(index: Index, passages: Sequence[Passage], case: Case, query: str
         assert found.config.items() >= mask_config(mask_N).items()
     narrow = bm25.only(mask_N)
     rows = streamed(narrow, [query, f"{query} w1", query], k, forbidden=narrow._in_rows(3, None))
-    numbers = index.passages.numbering.numbers(rows.numbers_QK)[2]
+    numbers = rows.numbers_QK[2]
     assert numbers[numbers >= 0].tolist() == [number for number, _ in narrow.retrieve([query], k).of(0)]
     fused = Hybrid(bm25, dense, FusionOptions(depth=len(passages)))
     for other in (fused, RandomRetriever(len(passages))):
@@ -229,21 +212,19 @@ def check_hits(index: Index, passages: Sequence[Passage], case: Case, query: str
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("examples", [12, campaign(250)])
 def test_hits_are_the_best_of_all_passages_that_pass(tmp_path_factory: pytest.TempPathFactory, examples: int) -> None:
-    """After updates, removals and merges; by scans and by streams, dense, fused and at random: 20 filters an index."""
+    """After updates and removals; by scans and by streams, dense, fused and at random: 20 filters an index."""
 
     @settings(max_examples=examples, deadline=None)
     @given(
         parts=st.lists(st.lists(DOCUMENT, min_size=1, max_size=5), min_size=1, max_size=3),
         data=st.data(),
-        merged=st.booleans(),
         asked=st.lists(st.tuples(SEARCHED, QUERY, st.integers(1, 5)), min_size=20, max_size=20),
     )
-    def check(parts: list[list[Any]], data: st.DataObject, merged: bool, asked: list[tuple[Case, str, int]]) -> None:
+    def check(parts: list[list[Any]], data: st.DataObject, asked: list[tuple[Case, str, int]]) -> None:
         count = sum(map(len, parts))
         removed = data.draw(st.sets(st.sampled_from(range(count)), max_size=count - 1))
-        index = searched(tmp_path_factory.mktemp("filters") / "index", parts, removed, merged)
+        index = searched(tmp_path_factory.mktemp("filters") / "index", parts, removed)
         passages = [*index.passages]
-        check_columns(index)
         for case, query, k in asked:
             if is_wrong(passages, case):
                 with pytest.raises(UsageError, match="the keys are|cannot be compared"):
@@ -255,7 +236,7 @@ def test_hits_are_the_best_of_all_passages_that_pass(tmp_path_factory: pytest.Te
 
 
 def test_damaged_columns_are_noticed(tmp_path: Path) -> None:
-    searched(tmp_path / "index", [[({"year": 2018, "lang": "en"}, "A", ["w1"])]], [], merged=False)
+    searched(tmp_path / "index", [[({"year": 2018, "lang": "en"}, "A", ["w1"])]], [])
     file = tmp_path / "index" / COLUMNS_FILE
     whole = file.read_bytes()
     for size in (0, 10, len(whole) // 2, len(whole) - 1):

@@ -11,7 +11,6 @@ from ralm.errors import (
     CorpusError,
     DamagedFolderError,
     FolderError,
-    RalmWarning,
     StorageError,
     UsageError,
 )
@@ -21,7 +20,6 @@ from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import manifest_checksum
 from ralm.storage.outputs import MANIFEST
-from ralm.storage.work import MARKER
 
 TEXTS = ("a red fox", "the red barn", "blue sky \u00e9t\u00e9", "")
 
@@ -39,15 +37,6 @@ def index(tmp_path: Path) -> Path:
     return tmp_path / "index"
 
 
-def test_parts_that_a_cluster_of_an_earlier_version_left_are_named(tmp_path: Path) -> None:
-    parts = tmp_path / ".index.parts"
-    (parts / "parts").mkdir(parents=True)
-    (parts / MARKER).write_text('{"program": "ralm", "process": "1"}')
-    with pytest.warns(RalmWarning, match=r"\.index\.parts has parts of an index .* they are not used: remove it"):
-        build_index(some_passages(), tmp_path / "index")
-    assert (parts / "parts").exists()
-
-
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
@@ -58,8 +47,8 @@ def test_what_goes_in_comes_out(index: Path) -> None:
     assert [number for number, _ in opened.bm25.retrieve(["red"], 5).of(0)] == [0, 1]
     assert [number for number, _ in opened.bm25.retrieve(["colour"], 5).of(0)] == [3, 1]
     assert opened.manifest.counts == {"documents": 2, "passages": 4, "terms": 7, "postings": 9, "tokens": 9}
-    assert opened.manifest.settings["bm25"] == {"analysis": "lucene-english", "k1": 0.9, "b": 0.4}
-    assert opened.manifest.format_version == 2
+    assert opened.manifest.settings["bm25"] == {"analysis": "lucene-english", "stemmer": None, "k1": 0.9, "b": 0.4}
+    assert opened.manifest.format_version == 3
     assert opened.bm25.config["analysis"] == "lucene-english"
 
 
@@ -161,9 +150,9 @@ def test_a_disk_that_fills_while_postings_are_merged(
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"format_version": 1}, FolderError, "reads format 2: build the index again"),
+        ({"format_version": 1}, FolderError, "reads format 3: build the index again"),
         ({"kind": "run"}, FolderError, "is a ralm run"),
-        ({"settings": {}}, DamagedFolderError, "does not describe its segments"),
+        ({"settings": {}}, DamagedFolderError, "holds no fingerprint"),
         ({"bm25": None}, DamagedFolderError, "does not describe BM25"),
         ({"bm25": {"k1": "much", "b": 0.4}}, DamagedFolderError, "does not describe BM25"),
         ({"bm25": {"k1": 0.9, "b": 0.4}}, DamagedFolderError, "does not describe BM25"),

@@ -7,7 +7,6 @@ import pytest
 
 from ralm.errors import CorpusError
 from ralm.records import Passage
-from ralm.retrieval import update
 from ralm.retrieval.bm25 import kernels
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
@@ -30,21 +29,13 @@ def add(folder: Path, count: int) -> None:
     update_index(folder / "index", passages(4, count))
 
 
-def add_apart(folder: Path, count: int) -> None:
-    """What is added stays a segment of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "merge_small_segments", lambda *_: None)
-        add(folder, count)
-    assert len(open_index(folder / "index").segments) == 2
-
-
 def test_a_number_of_31_bits_names_the_last_passage_that_is_allowed() -> None:
     assert kernels.MAX_PASSAGES == 2_147_483_648
     last = kernels.MAX_PASSAGES - 1
     assert kernels.passage_of(1 << kernels.NUMBER_BITS | kernels.MAX_SCORE - last) == last
 
 
-@pytest.mark.parametrize("way", [build, add, add_apart])
+@pytest.mark.parametrize("way", [build, add])
 def test_as_many_as_are_allowed_and_one_more(
     way: Callable[[Path, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

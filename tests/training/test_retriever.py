@@ -20,7 +20,8 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions
 from ralm.retrieval.dense.search import open_vectors
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.update import add_vectors, remove_vectors, update_index
+from ralm.retrieval.update import update_index
+from ralm.retrieval.vectors import add_vectors, remove_vectors
 from ralm.storage.manifest import read_manifest
 from ralm.training.encoders import TrainableEncoders, inner_products, losses_of, overlap
 from ralm.training.refresh import Versions

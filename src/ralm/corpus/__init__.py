@@ -8,5 +8,4 @@ documents.py         makes documents of records: fields, metadata, what is skipp
 splitting.py         splits documents into passages
 decontamination.py   removes passages that overlap with evaluation texts
 store.py             stores passages on disk
-numbering.py         numbers the passages that are left after some were removed
 """

@@ -1,10 +1,10 @@
 """From queries to hits: building, changing, opening and searching an index.
 
-build.py             builds an index
-update.py            adds and removes documents and sets of vectors
-writer.py            writes a changed index and merges segments
+build.py             writes an index of passages, or of an older index and new passages
+update.py  sync.py   add and remove documents; make an index what its sources are now
+vectors.py           adds and removes sets of vectors
 index.py             opens an index
-layout.py            describes the segments and sets of vectors of an index on disk
+layout.py            describes the files of an index
 retriever.py         opens a retriever by its options
 bm25/  dense/        the two ways to search; hybrid.py combines them, random.py is the control
 analysis/            turns texts into index terms

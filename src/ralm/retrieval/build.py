@@ -41,8 +41,6 @@ Piece: TypeAlias = range | str
 """Passages of an older index, by their numbers, or those of a new document, by its id."""
 _NEW: Final = "new"
 _IDS_SHOWN: Final = 3
-_FOLDER_NAMES: Final = ("encoder", "query_encoder")
-"""The keys of folders in an encoder's configuration; they are not compared, since folders may be moved."""
 
 
 def build_index(
@@ -250,7 +248,7 @@ def _encode_new(
     known.add(hashes[0], vectors.read)
     if len(parts.stores) > 1:
         own = encoder(name)
-        check_same_encoder(old, name, own)
+        _check_same_encoder(old, name, own)
         hashes.append(text_hashes(own, parts.stores[1]))
         chunks = SavedChunks(work.UNFINISHED_VECTORS.folder_of(old.path), own)
     hash_P = np.empty(parts.passages, hashes[0].dtype)
@@ -263,16 +261,21 @@ def _encode_new(
     return record.model_copy(update=encoded)
 
 
-def check_same_encoder(old: index.Index, name: str, encoder: Encoder) -> None:
-    """Raise FolderError if an encoder is not the one that made a set of vectors."""
-    made, own = old.vector_sets.sets[name].encoder, encoder.config
-    other = sorted(key for key in made.keys() - {*_FOLDER_NAMES} if made[key] != own.get(key))
+def _check_same_encoder(old: index.Index, name: str, encoder: Encoder) -> None:
+    """Raise FolderError if an encoder is not the one that made a set of vectors; of a later version it may say more."""
+    made, own = weights_config(old.vectors[name]), encoder.config
+    other = sorted(key for key in made if made[key] != own.get(key))
     if other:
         raise FolderError(
             f"the vectors {name!r} of {old.path} were made with another encoder than this one: {other[0]} is "
             f"{own.get(other[0])!r} here and was {made[other[0]]!r} there. Use that encoder, or encode the "
             "whole index again with this one (`ralm encode`)."
         )
+
+
+def weights_config(config: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the configuration of an encoder without its folders, which may be moved."""
+    return {name: value for name, value in config.items() if name not in ("encoder", "query_encoder")}
 
 
 def _finish(

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ralm.errors import FolderError, FolderExistsError, UsageError
+from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval import layout
-from ralm.retrieval.build import check_same_encoder, check_vectors, encode_passages
+from ralm.retrieval.build import check_vectors, encode_passages, weights_config
 from ralm.retrieval.dense.options import NOTHING_ENCODED, EncodingStats, VectorOptions, dense_extra
 from ralm.retrieval.index import INDEX_KIND, Index, open_index
 from ralm.storage import atomic, manifest, outputs, work
@@ -71,11 +71,7 @@ def _known(index: Index, name: str, encoder: Encoder, options: VectorOptions) ->
     with dense_extra():
         from ralm.retrieval.dense.build import KnownVectors
     known = KnownVectors()
-    if name in index.vectors:
-        try:
-            check_same_encoder(index, name, encoder)
-        except FolderError:
-            return known
+    if name in index.vectors and weights_config(index.vectors[name]) == weights_config(encoder.config):
         vectors = index.passage_vectors(name)
         if not vectors.is_rounded or index.vector_sets.sets[name].options.faiss == options.faiss:
             known.add(index.text_hashes(name), vectors.read)

@@ -10,8 +10,6 @@ bytes of the words that are kept: of each its number (4), its size (1), and its 
 
 from array import array
 from collections.abc import Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -67,24 +65,29 @@ class WordIds:
             np.frombuffer(data, np.uint8), self._table_H, self._kept_K, self._kept, len(self._id_begins) - 1, word_W,
             new_N2, end_T,
         )  # fmt: skip
-        self._learn([data[begin:end] for begin, end in new_N2[:new].tolist()], data, new_N2[:new, 0])
+        self._learn(data, new_N2[:new])
         begin_N = np.frombuffer(self._id_begins, np.int64)
         found = np.empty(count_ids(word_W, words, begin_N), np.int32)
         sizes_T = np.empty(len(texts), np.int64)
         gather_ids(word_W, end_T, begin_N, _as_array(self._ids), found, sizes_T)
         return found, sizes_T
 
-    def _learn(self, words: Sequence[bytes], data: bytes, begin_N: NDArray[np.int64]) -> None:
-        """Add new words, which begin at these bytes of the texts, and their new terms."""
-        text_N = np.searchsorted(np.flatnonzero(np.frombuffer(data, np.uint8) == _END), begin_N).tolist()
-        terms = [self._terms_of_word(word.decode("utf-8", "surrogatepass")) for word in words]
-        for _, group in groupby(zip(text_N, terms, strict=True), itemgetter(0)):
-            new = {term for _, some in group for term in some} - self._vocabulary.keys()
+    def _learn(self, data: bytes, new_N2: NDArray[np.int64]) -> None:
+        """Add new words, given where each begins and ends in the texts, and their new terms."""
+        vocabulary, terms_of_word = self._vocabulary, self._terms_of_word
+        terms = [terms_of_word(data[begin:end].decode("utf-8", "surrogatepass")) for begin, end in new_N2.tolist()]
+        text_ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _END)
+        last = 0
+        for end in np.unique(np.searchsorted(new_N2[:, 0], text_ends)).tolist():
+            new = {term for own in terms[last:end] for term in own if term not in vocabulary}
+            last = end
             for term in sorted(new):
-                self._vocabulary[term] = len(self._vocabulary)
-        for some in terms:
-            self._ids.extend(map(self._vocabulary.__getitem__, some))
-            self._id_begins.append(len(self._ids))
+                vocabulary[term] = len(vocabulary)
+        ids, id_begins = self._ids, self._id_begins
+        for own in terms:
+            for term in own:
+                ids.append(vocabulary[term])
+            id_begins.append(len(ids))
 
 
 def _as_array(ids: "array[int]") -> NDArray[np.int32]:

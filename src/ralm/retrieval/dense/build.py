@@ -155,7 +155,6 @@ def write_vectors(
     UsageError if FAISS cannot make the index, or has too few vectors to train it.
     """
     index = new_faiss_index(dimension, options.faiss)
-    folder.mkdir(parents=True)
     if chunks:
         for file in chunks.files():
             known.add_file(file)
@@ -170,6 +169,7 @@ def write_vectors(
     assert (place_P != _UNKNOWN).all(), "every text is known or encoded"
     if not index.is_trained:
         train_faiss(index, known.read(place_P[_drawn(len(place_P), options)]), options.faiss)
+    folder.mkdir(parents=True)
     _add(index, known, place_P, options, folder)
     np.save(folder / HASHES, hash_P)
     faiss.write_index(index, str(folder / VECTORS))

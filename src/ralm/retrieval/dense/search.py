@@ -331,7 +331,7 @@ def _open_array(file: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDAr
     """Map an array of this kind and shape; raises DamagedFolderError if the file holds no such array."""
     try:
         array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise DamagedFolderError(f"{file} is damaged ({error}); build the index again.") from None
     if array.dtype != kind or array.shape != shape:
         raise DamagedFolderError(f"{file} is damaged: it is no array {shape} of {kind}; build the index again.")
