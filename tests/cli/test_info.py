@@ -4,11 +4,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-from pydantic import JsonValue
 
 import ralm
-from ralm.storage.manifest import write_changed_manifest
-from ralm.storage.outputs import changed_folder
 from tests.cli.program import done, failed, printed, ralm as program
 
 FILES = {
@@ -39,10 +36,9 @@ def test_what_an_index_is(index: Path) -> None:
     assert found["splitting"] == {"words": 10, "split": "structure", "overlap_words": 0}
     assert found["bm25"] == {"analyser": "english", "stemmer": None, "k1": 0.9, "b": 0.4}
     assert found["can_sync"]
-    assert found["updates"] == {"count": 0, "latest": None}
     assert list(found["skipped"].values()) == [1]
     shown = done("info", index).out
-    for line in ("documents   3", "updates     none", "ralm sync   possible", f"source      {corpus}: {corpus}"):
+    for line in ("documents   3", "ralm sync   possible", f"source      {corpus}: {corpus}"):
         assert f"\n  {line}\n" in shown
 
 
@@ -50,28 +46,9 @@ def test_an_index_that_changed(index: Path) -> None:
     (index.parent / "corpus" / "notes.txt").unlink()
     (index.parent / "corpus" / "new.txt").write_text("New.")
     done("sync", index)
-    found = printed("info", index)
-    assert found["updates"]["count"] == 1
-    assert found["updates"]["latest"]["removed"]["documents"] == 1
-    assert "1 added, 0 replaced, 1 removed documents" in done("info", index).out
     (index.parent / "corpus").rename(index.parent / "moved")
     assert printed("info", index)["sources"][0]["found"] is False
     assert "corpus (not found)\n" in done("info", index).out
-
-
-def test_an_index_that_an_older_ralm_updated(index: Path) -> None:
-    """It dropped the table of files and did not note the time."""
-    before = ralm.open_index(index).manifest
-    none = {"documents": 0, "passages": 0}
-    updates: JsonValue = {"count": 1, "latest": [{"added": {**none}, "removed": {**none}, "replaced": 0}]}
-    tables = {file for file in before.files if file.startswith("files/")}
-    counts, settings = before.counts, {**before.settings, "updates": updates}
-    with changed_folder(index) as folder:
-        write_changed_manifest(folder, before, settings=settings, counts=counts, without=tables)
-    shown = done("info", index).out
-    assert "1, the latest at an unknown time: 0 added" in shown
-    assert "not possible" in shown
-    failed(program("sync", index), 2, "does not list its files")
 
 
 def test_an_index_that_a_program_built(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ralm.retrieval.bm25.merging import NOT_KEPT, Source, merge_arrays
+from ralm.retrieval.bm25.merging import NOT_KEPT, MergedArrays, merge_arrays
 from tests.retrieval.searching import arrays_of, assert_same_files
 
 WORDS = [*(f"w{number}" for number in range(12)), "größe", "東京", "w1 " * 300]
@@ -26,7 +26,7 @@ def test_merged_arrays_are_those_of_one_build(
     numbers = [np.full(len(texts), NOT_KEPT, np.int32) for texts in parts]
     for number, (part, row) in enumerate(order):
         numbers[part][row] = number
-    sources = [Source(arrays_of(folder / str(part), texts), numbers[part]) for part, texts in enumerate(parts)]
+    sources = [MergedArrays(arrays_of(folder / str(part), texts), numbers[part]) for part, texts in enumerate(parts)]
     counts = merge_arrays(sources, folder / "merged", at_a_time)
     assert counts.passages == len(order)
     at_once = arrays_of(folder / "at-once", [parts[part][row] for part, row in order])

@@ -37,7 +37,7 @@ from ralm.terminal import progress_bar
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import KnownVectors
 
-Piece: TypeAlias = range | str
+Stretch: TypeAlias = range | str
 """Passages of an older index, by their numbers, or those of a new document, by its id."""
 _NEW: Final = "new"
 _IDS_SHOWN: Final = 3
@@ -96,7 +96,7 @@ def build_index(
 def rebuild_index(
     old: index.Index,
     passages: Iterable[Passage],
-    arrange: Callable[[Sequence[str]], Sequence[Piece]],
+    arrange: Callable[[Sequence[str]], Sequence[Stretch]],
     *,
     encoder: Callable[[str], Encoder],
     build: BuildOptions | None = None,
@@ -133,8 +133,8 @@ def rebuild_index(
             "passages": parts.passages,
         }
         if old.analysis:
-            own = [merging.Source(old.arrays, parts.numbers[0])]
-            own += [merging.Source(open_arrays(new / layout.BM25_FOLDER), parts.numbers[1])] if first else []
+            own = [merging.MergedArrays(old.arrays, parts.numbers[0])]
+            own += [merging.MergedArrays(open_arrays(new / layout.BM25_FOLDER), parts.numbers[1])] if first else []
             buffered = (build or BuildOptions()).buffered_terms
             counts |= asdict(merging.merge_arrays(own, folder / layout.BM25_FOLDER, buffered))
         sets = {name: _encode_new(old, parts, folder, name, encoder) for name in old.vectors}
@@ -159,7 +159,7 @@ class _Parts(NamedTuple):
     passages: int
 
     @classmethod
-    def of(cls, old: index.Index, new: Path | None, arrange: Callable[[Sequence[str]], Sequence[Piece]]) -> "_Parts":
+    def of(cls, old: index.Index, new: Path | None, arrange: Callable[[Sequence[str]], Sequence[Stretch]]) -> "_Parts":
         """Arrange the passages of an index and those in the folder of new ones; UsageError if there are none."""
         stores = [old.passages, *([PassageStore(new / PASSAGES_FILE)] if new else [])]
         documents = [(document, rows) for store in stores[1:] for document, rows in store.documents()]

@@ -33,7 +33,7 @@ from ralm.protocols import Encoder
 from ralm.records import Document, Passage
 from ralm.retrieval import layout
 from ralm.retrieval.bm25.formula import BuildOptions
-from ralm.retrieval.build import Piece, rebuild_index, some_ids
+from ralm.retrieval.build import Stretch, rebuild_index, some_ids
 from ralm.retrieval.dense.options import load_encoder
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.update import documents_to_remove, update_index
@@ -136,7 +136,7 @@ def sync_index(
     again = DocumentBuilder(builder.fields, Skipped(), skip_bad=record.skip_bad)
     kept: set[str] = set()
 
-    def arrange(documents: Sequence[str]) -> list[Piece]:
+    def arrange(documents: Sequence[str]) -> list[Stretch]:
         kept.update(documents)
         return _arranged(opened, files, table, {*gone}, new)
 
@@ -165,11 +165,11 @@ def _files_in_order(sources: int, found: Mapping[int, Sequence[_Found]], table: 
 
 def _arranged(
     index: Index, files: Sequence[_Found | Entry], table: FileTable, gone: set[str], new: set[str]
-) -> list[Piece]:
+) -> list[Stretch]:
     """The passages of the new index in the order of an index that is built of its sources now; documents that programs
     added come last."""
     of_file, others = _documents_by_file(index, table)
-    pieces: list[Piece] = []
+    pieces: list[Stretch] = []
     for one in files:
         entry = one if isinstance(one, Entry) else one.old
         ranges = {} if entry is None else of_file.get((entry.state.source, entry.state.file), {})
@@ -198,9 +198,9 @@ def _documents_by_file(
     return of_file, [*([document] if document else []), *documents]
 
 
-def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+def _joined(pieces: Sequence[Stretch]) -> list[Stretch]:
     """The same pieces, with ranges that follow each other as one."""
-    joined: list[Piece] = []
+    joined: list[Stretch] = []
     for piece in pieces:
         last = joined[-1] if joined else None
         if isinstance(piece, range) and isinstance(last, range) and last.stop == piece.start:

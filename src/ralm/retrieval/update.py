@@ -8,7 +8,7 @@ from ralm.errors import CorpusError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval.bm25.formula import BuildOptions
-from ralm.retrieval.build import Piece, rebuild_index, some_ids
+from ralm.retrieval.build import Stretch, rebuild_index, some_ids
 from ralm.retrieval.dense.options import load_encoder
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.manifest import Manifest
@@ -27,7 +27,8 @@ def update_index(
     Returns the new manifest.
 
     The index that results replaces the old one in one step, and is the same as one that is built at once of the
-    passages that are left; a process that has the old one open keeps it. Vectors that only approximate are made anew.
+    passages that are left; a process that has the old one open keeps it. Approximate vectors are made of all vectors
+    again.
 
     Adding a document whose id the index already has is an error, unless `replace` is true: then the older one is
     removed. New passages are encoded for each set of vectors: by the encoder in `encoders` under the set's name,
@@ -42,7 +43,7 @@ def update_index(
     given, remove = encoders or {}, [*remove]
     documents_to_remove(opened, remove, [], replace=replace)  # fails before the passages are analysed
 
-    def arrange(added: Sequence[str]) -> list[Piece]:
+    def arrange(added: Sequence[str]) -> list[Stretch]:
         gone = documents_to_remove(opened, remove, added, replace=replace)
         if not added and not gone:
             raise UsageError("there is nothing to update: give passages to add, or documents to remove.")
@@ -86,7 +87,7 @@ def documents_to_remove(
     return documents
 
 
-def kept_pieces(passages: int, gone: Iterable[range]) -> list[Piece]:
+def kept_pieces(passages: int, gone: Iterable[range]) -> list[Stretch]:
     """Return the ranges of the passages of an index that are left without those of some documents."""
     ordered = sorted(gone, key=lambda numbers: numbers.start)
     ends = [0, *(border for numbers in ordered for border in (numbers.start, numbers.stop)), passages]

@@ -24,7 +24,7 @@ _STORED_LENGTHS: Final = formula.stored_lengths(np.arange(256).astype(np.uint8))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class MergedArrays:
     """Arrays, and the new number (int32) of each of their passages or `NOT_KEPT`."""
 
     arrays: Arrays
@@ -32,7 +32,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
+class _PostingCounts:
     """The kept postings of a source: how many each term has, the first passage of each, how many have each row of the
     code table, how many terms they stand for, how many passages have any; and the pair of each row of the code
     table (`CodeTable`)."""
@@ -45,7 +45,7 @@ class _Kept:
     pair_C: NDArray[np.int64]
 
 
-def merge_arrays(sources: Sequence[Source], folder: Path, at_a_time: int) -> writing.IndexCounts:
+def merge_arrays(sources: Sequence[MergedArrays], folder: Path, at_a_time: int) -> writing.IndexCounts:
     """Write into `folder` the arrays of the kept passages of sources, about `at_a_time` postings at a time.
 
     Raises DamagedFolderError if a source is damaged, CorpusError if they have more passages than BM25 can number.
@@ -79,7 +79,7 @@ def merge_arrays(sources: Sequence[Source], folder: Path, at_a_time: int) -> wri
     return writing.IndexCounts(passages, len(ids), int(offsets[-1]), tokens)
 
 
-def _kept(source: Source) -> _Kept:
+def _kept(source: MergedArrays) -> _PostingCounts:
     """Check the postings of a source, and count those that are kept."""
     arrays, passages = source.arrays, len(source.number_P)
     arrays.check(passages)
@@ -91,7 +91,7 @@ def _kept(source: Source) -> _Kept:
         arrays.offsets, arrays.passages, arrays.posting_codes, source.number_P, frequency_V, first_V, count_C,
         has_terms_P,
     )  # fmt: skip
-    return _Kept(
+    return _PostingCounts(
         frequency_V,
         first_V,
         count_C,
@@ -101,7 +101,7 @@ def _kept(source: Source) -> _Kept:
     )
 
 
-def _merged_places(sources: Sequence[Source]) -> tuple[list[NDArray[np.int64]], int]:
+def _merged_places(sources: Sequence[MergedArrays]) -> tuple[list[NDArray[np.int64]], int]:
     """For each source the place of each of its terms among the terms of all sources in byte order; and their number."""
     first, *others = (source.arrays for source in sources)
     places, terms = [np.arange(len(first.term_ends))], len(first.term_ends)
@@ -118,7 +118,7 @@ def _merged_places(sources: Sequence[Source]) -> tuple[list[NDArray[np.int64]], 
 
 
 def _merged_vocabulary(
-    sources: Sequence[Source], place_VM: Sequence[NDArray[np.int64]], stays_M: NDArray[np.bool_]
+    sources: Sequence[MergedArrays], place_VM: Sequence[NDArray[np.int64]], stays_M: NDArray[np.bool_]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """The terms that stay, in byte order and one after the other, and their sizes in bytes."""
     size_M = np.zeros(len(stays_M), np.int64)
@@ -133,7 +133,7 @@ def _merged_vocabulary(
     return vocabulary, size_M[stays_M]
 
 
-def _code_table(every_kept: Sequence[_Kept]) -> writing.CodeTable:
+def _code_table(every_kept: Sequence[_PostingCounts]) -> writing.CodeTable:
     """The code table of all kept postings."""
     counted = writing.PairCounts()
     for kept in every_kept:
@@ -151,7 +151,7 @@ def _old_terms(id_V: NDArray[np.int64], terms: int) -> NDArray[np.int64]:
 
 
 def _postings(
-    sources: Sequence[Source],
+    sources: Sequence[MergedArrays],
     old_terms: Sequence[NDArray[np.int64]],
     rows: Sequence[NDArray[np.int32]],
     offsets: NDArray[np.int64],
