@@ -113,7 +113,7 @@ def test_identities_outlive_changes(index: Path, both: Path) -> None:
     """What decides cache keys and runs: of BM25, of the vectors of a build, and of a set that stays."""
     before, alone = open_index(both), open_index(index)
     bm25, main = before.bm25.config, before.dense(encoder=HashEncoder()).config
-    entries = sorted((name, entry.checksum) for name, entry in before.manifest.files.items())
+    entries = sorted((name, entry.sha256) for name, entry in before.manifest.files.items())
     assert before.fingerprint == hashlib.sha256(repr(entries).encode()).hexdigest()[:16]
     add_vectors(both, LetterEncoder(), name="letters")
     letters = open_index(both).dense(encoder=LetterEncoder()).config

@@ -11,15 +11,9 @@ from threading import Thread
 
 import pytest
 
-from ralm.errors import (
-    DamagedFolderError,
-    FolderError,
-    FolderExistsError,
-    StorageError,
-    UsageError,
-)
+from ralm.errors import DamagedFolderError, FolderError, FolderExistsError, StorageError, UsageError
 from ralm.storage import manifest, outputs
-from ralm.storage.manifest import Manifest, read_manifest, write_manifest
+from ralm.storage.manifest import Manifest, check_every_byte, read_manifest, write_manifest
 from ralm.storage.outputs import MANIFEST, FolderKind, check_output, check_output_file, new_folder, replaced_file
 from ralm.storage.work import UNFINISHED_RUN, scratch_folder, work_folder
 
@@ -108,13 +102,17 @@ def test_damage_is_named(tmp_path: Path, what: str, message: str) -> None:
         read_manifest(tmp_path / "index", kind=INDEX)
 
 
-def test_damage_shows_in_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "_BLOCK_BYTES", 4)
+def test_opening_reads_no_large_file_and_a_check_reads_every_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "_READ_BYTES", 999)
     content = "0123456789" * 100
     write(tmp_path / "index", content)
-    read_manifest(tmp_path / "index", kind=INDEX)
     (tmp_path / "index/data/numbers.npy").write_text("9" + content[1:])
-    with pytest.raises(DamagedFolderError, match="was altered"):
+    read_manifest(tmp_path / "index", kind=INDEX)
+    assert check_every_byte(tmp_path / "index") == ["data/numbers.npy was altered since it was written"]
+    (tmp_path / "index/data/numbers.npy").write_text(content[1:])
+    with pytest.raises(DamagedFolderError, match="has 999 bytes where its manifest says 1,000"):
         read_manifest(tmp_path / "index", kind=INDEX)
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import CorpusError, DamagedFolderError, UsageError
 from ralm.records import IntArray, Metadata, Passage
-from ralm.storage.manifest import file_checksum
+from ralm.storage.manifest import whole_checksum
 
 PASSAGES_FILE: Final = "passages.arrow"
 ROWS_A_BATCH: Final = 8192
@@ -69,7 +69,7 @@ class PassageStore(Sequence[Passage]):
 
     Negative numbers are not supported: -1 means "no passage" elsewhere and raises IndexError here. A pickled store
     holds only its path, so that other processes map the same file. They raise DamagedFolderError if the file was
-    replaced; `checksum` (`file_checksum`) lets them accept a copy, for example on another machine. Raises
+    replaced; `checksum` (`whole_checksum`) lets them accept a copy, for example on another machine. Raises
     DamagedFolderError, on opening or on reading, if the file is truncated, altered or not a store.
     """
 
@@ -258,7 +258,7 @@ def true_places(found: pa.ChunkedArray) -> IntArray:
 def _same_store(path: Path, stamp: _Stamp, checksum: str | None) -> PassageStore:
     """Open a pickled store in another process."""
     store = PassageStore(path, checksum)
-    if store._stamp != stamp and (checksum is None or file_checksum(path) != checksum):
+    if store._stamp != stamp and (checksum is None or whole_checksum(path) != checksum):
         raise DamagedFolderError(
             f"{path} is not the file that was opened before: the index was replaced; open it again."
         )

@@ -201,7 +201,7 @@ def _open(path: Path, options: formula.BM25Options | None) -> Index:
             entry,
             {name: one.files[place] for name, one in sets.items()},
             bm25=bm25 is not None,
-            checksum=manifest.files[entry.file(store.PASSAGES_FILE)].checksum,
+            checksum=manifest.files[entry.file(store.PASSAGES_FILE)].sha256,
         )
         for place, entry in enumerate(settings.segments.entries)
     )

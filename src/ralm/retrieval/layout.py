@@ -358,7 +358,7 @@ def new_index_settings(
     vectors: Mapping[str, JsonValue] | None,
 ) -> dict[str, JsonValue]:
     """The settings of a new index of one segment; `vectors` is the record of its vectors if it has any."""
-    decisive = {name: one.checksum for name, one in files.items() if Path(name).name != COLUMNS_FILE}
+    decisive = {name: one.sha256 for name, one in files.items() if Path(name).name != COLUMNS_FILE}
     fingerprint = _short_hash(decisive)
     sets = VectorSets()
     if vectors is not None:

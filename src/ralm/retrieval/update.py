@@ -343,9 +343,9 @@ def add_vectors(
         record["added_files"] = [*added_files]
         record["fingerprint"] = layout.set_fingerprint(
             layout.joined_hash(
-                [opened.manifest.files[one.entry.file(store.PASSAGES_FILE)].checksum for one in opened.segments]
+                [opened.manifest.files[one.entry.file(store.PASSAGES_FILE)].sha256 for one in opened.segments]
             ),
-            layout.joined_hash([manifest.file_checksum(folder / _NEW / file) for file in files]),
+            layout.joined_hash([manifest.whole_checksum(folder / _NEW / file) for file in files]),
         )
         (folder / place).parent.mkdir()
         (folder / _NEW).rename(folder / place)
