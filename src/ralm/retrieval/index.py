@@ -27,7 +27,8 @@ from ralm.retrieval.analysis import Analysis, analysis_as_recorded
 from ralm.retrieval.bm25 import formula, search
 from ralm.retrieval.bm25.segments import Segment, find_changed_word
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, dense_extra, load_encoder
-from ralm.storage.manifest import HeldFile, Manifest, check_every_byte, open_consistently, read_manifest
+from ralm.storage.atomic import HeldFile
+from ralm.storage.manifest import Manifest, check_every_byte, open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
 from ralm.version import __version__
 

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,6 +70,19 @@ def sync_one(file: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class HeldFile:
+    """A file held open, so that `path` reads the same file later even if it was replaced.
+
+    Raises FileNotFoundError if it is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, descriptor)
+        self.path = Path(f"/dev/fd/{descriptor}")
+        """The path of the open file, valid in this process and its forks."""
 
 
 @contextmanager

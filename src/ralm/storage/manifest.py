@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import re
 import warnings
-import weakref
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
@@ -183,19 +181,6 @@ def open_consistently(folder: Path, open_all: Callable[[], _Opened]) -> _Opened:
         else:
             if identity(folder) == before:
                 return opened
-
-
-class HeldFile:
-    """A file held open, so that `path` reads the same file later even if it was replaced.
-
-    Raises FileNotFoundError if it is missing.
-    """
-
-    def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, descriptor)
-        self.path = Path(f"/dev/fd/{descriptor}")
-        """The path of the open file, valid in this process and its forks."""
 
 
 def whole_checksum(file: Path) -> str:
