@@ -21,7 +21,7 @@ from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.hybrid import Hybrid
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.update import add_vectors, update_index
-from ralm.storage.work import UNFINISHED_VECTORS, work_folder
+from ralm.storage.work import empty, unfinished, work_folder
 from ralm.terminal import Advance
 from tests.fakes import LetterEncoder, passages_of
 from tests.reference import dense as reference
@@ -53,13 +53,13 @@ def built(
     chunk: int = CHUNK,
 ) -> Dense:
     folder.mkdir(exist_ok=True)
-    with work_folder(UNFINISHED_VECTORS, folder) as work:
+    with work_folder(unfinished(folder), folder) as work:
         builder = DenseBuilder(folder, work, encoder, options, chunk=chunk)
         for passage in passages:
             builder.add(passage)
         builder.encode_rest()
         builder.finish()
-        UNFINISHED_VECTORS.clear(work)
+        empty(work)
     return searched(folder, encoder)
 
 
@@ -168,7 +168,7 @@ def test_what_was_encoded_survives_an_interruption(tmp_path: Path) -> None:
         built(tmp_path / "dense", passages, Interrupted(), chunk=10)
     resumed = built(tmp_path / "dense", passages, encoder, chunk=10)
     assert encoder.encoded == [passage.text for passage in passages[40:]]
-    assert not UNFINISHED_VECTORS.folder_of(tmp_path / "dense").exists()
+    assert not unfinished(tmp_path / "dense").exists()
     whole = built(tmp_path / "whole", passages, encoder)
     assert resumed.retrieve(["abc"], 50).of(0) == whole.retrieve(["abc"], 50).of(0)
 
@@ -177,7 +177,7 @@ def test_vectors_of_other_texts_or_another_encoder_are_not_taken(tmp_path: Path)
     def interrupted(encoder: LetterEncoder, texts: Sequence[str]) -> None:
         folder = tmp_path / "dense"
         folder.mkdir(exist_ok=True)
-        builder = DenseBuilder(folder, UNFINISHED_VECTORS.folder_of(folder), encoder, chunk=5)
+        builder = DenseBuilder(folder, unfinished(folder), encoder, chunk=5)
         for passage in passages_of(*texts):
             builder.add(passage)
 
@@ -202,7 +202,7 @@ def test_an_index_interrupted_by_the_end_of_its_source_goes_on(tmp_path: Path) -
 
     with pytest.raises(CorpusError):
         build_index(broken(), tmp_path / "index", encoder=encoder)
-    assert [path.name for path in tmp_path.iterdir()] == [".index.vectors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["index.unfinished"]
     build_index(passages, tmp_path / "index", encoder=encoder)
     assert len(encoder.encoded) == len(passages)
     assert [path.name for path in tmp_path.iterdir()] == ["index"]

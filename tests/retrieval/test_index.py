@@ -21,7 +21,7 @@ from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import manifest_checksum
 from ralm.storage.outputs import MANIFEST
-from ralm.storage.work import MARKER
+from ralm.storage.work import LOCK
 
 TEXTS = ("a red fox", "the red barn", "blue sky \u00e9t\u00e9", "")
 
@@ -42,7 +42,7 @@ def index(tmp_path: Path) -> Path:
 def test_parts_that_a_cluster_of_an_earlier_version_left_are_named(tmp_path: Path) -> None:
     parts = tmp_path / ".index.parts"
     (parts / "parts").mkdir(parents=True)
-    (parts / MARKER).write_text('{"program": "ralm", "process": "1"}')
+    (parts / LOCK).write_text('{"program": "ralm", "process": "1"}')
     with pytest.warns(RalmWarning, match=r"\.index\.parts has parts of an index .* they are not used: remove it"):
         build_index(some_passages(), tmp_path / "index")
     assert (parts / "parts").exists()

@@ -90,6 +90,7 @@ def interrupted(write: Callable[[], None], line: int) -> bool:
 
 
 @pytest.mark.campaign
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that an interrupt left to close
 @pytest.mark.parametrize(
     ("write", "save"),
     [

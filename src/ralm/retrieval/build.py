@@ -62,7 +62,7 @@ def build_index(
     with ExitStack() as stack:
         if encoder:  # its vectors are locked against other processes, and removed when the index is complete
             stack.enter_context(atomic.storage_errors(out))
-            stack.enter_context(work.work_folder(work.UNFINISHED_VECTORS, out))
+            stack.enter_context(work.work_folder(work.unfinished(out), out))
         folder = stack.enter_context(outputs.new_folder(out, kind=index.INDEX_KIND, force=force))
         terms = BM25Builder(folder / layout.BM25_FOLDER, build, analysis) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
@@ -135,4 +135,4 @@ def dense_builder(
     with dense_extra():
         from ralm.retrieval.dense.build import DenseBuilder
     folder.mkdir(parents=True)
-    return DenseBuilder(folder, work.UNFINISHED_VECTORS.folder_of(out), encoder, vectors, advance=advance)
+    return DenseBuilder(folder, work.unfinished(out), encoder, vectors, advance=advance)

@@ -89,7 +89,7 @@ def update_index(
     with ExitStack() as stack:
         stack.enter_context(atomic.storage_errors(path))
         if chosen:
-            stack.enter_context(work.work_folder(work.UNFINISHED_VECTORS, path))
+            stack.enter_context(work.work_folder(work.unfinished(path), path))
         writer = IndexWriter(opened, stack.enter_context(changed_index(opened)))
         gone = documents_to_remove(opened, remove, [], replace=replace)  # fails before hours of encoding
         if first:
@@ -328,7 +328,7 @@ def add_vectors(
     opened = open_index(path)  # fails before anything is written beside a folder that is not an index
     with (
         atomic.storage_errors(path),
-        work.work_folder(work.UNFINISHED_VECTORS, path) as kept,
+        work.work_folder(work.unfinished(path), path) as kept,
         changed_index(opened) as folder,
     ):
         check_can_add(opened, name, force=force)
