@@ -222,7 +222,7 @@ def unpacked(path: FilePath) -> Iterator[BinaryIO | gzip.GzipFile]:
         if os.fstat(stream.fileno()).st_size == 0:
             raise CorpusError(f"{path} is empty.")
         try:
-            if path.suffix.lower() != GZIP:
+            if not path.name.lower().endswith(GZIP):
                 yield stream
             else:
                 with gzip.GzipFile(fileobj=stream, mode="rb") as unpacking:

@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import shutil
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -67,14 +66,6 @@ def lock_file(file: Path, *, wait: bool = False, shared: bool = False) -> int | 
                 if os.path.samestat(os.fstat(descriptor), file.stat()):
                     stack.pop_all()
                     return descriptor
-
-
-def link_file(file: Path, to: Path) -> None:
-    """Link a file to another name, or copy it if the disk has no links."""
-    try:
-        os.link(file, to)
-    except OSError:
-        shutil.copyfile(file, to)
 
 
 def sync(folder: Path) -> None:

@@ -80,29 +80,6 @@ def write_manifest(
     return _write(folder, manifest)
 
 
-def write_changed_manifest(
-    folder: Path,
-    before: Manifest,
-    *,
-    settings: dict[str, JsonValue],
-    counts: dict[str, int] | None = None,
-    without: Collection[str] = (),
-) -> Manifest:
-    """Write the manifest of a changed folder: the files in `folder` now, and those of `before` except `without`; the
-    counts stay if none are given.
-
-    Call it last, within `changed_folder`.
-    """
-    kept = {name: entry for name, entry in before.files.items() if name not in without}
-    changed = {
-        "ralm_version": __version__,
-        "settings": settings,
-        "counts": before.counts if counts is None else counts,
-        "files": kept | file_entries(folder),
-    }
-    return _write(folder, before.model_copy(update=changed))
-
-
 def file_entries(folder: Path, root: Path | None = None) -> dict[str, FileEntry]:
     """The entries of all files in a folder, by their paths in it, or in `root`."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
@@ -139,14 +116,6 @@ def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
     for sentence in removed_settings(manifest.settings.get("config")):
         warnings.warn(f"{folder} was made by ralm {manifest.ralm_version}: {sentence}", RalmWarning, stacklevel=2)
     return manifest
-
-
-def is_current(folder: Path, manifest: Manifest) -> bool:
-    """Whether a folder still has this manifest, which was read from it.
-
-    Raises FolderError or DamagedFolderError.
-    """
-    return _parse(folder, manifest.kind)[0] == manifest
 
 
 def kind_of(folder: Path) -> str:
@@ -241,3 +210,37 @@ def _fault(file: Path, entry: FileEntry, *, reads: bool) -> str:
 
 def _remedy(manifest: Manifest) -> str:
     return f"build the {manifest.kind} again or restore it from a copy."
+
+
+# Folders that are changed in place.
+
+
+def write_changed_manifest(
+    folder: Path,
+    before: Manifest,
+    *,
+    settings: dict[str, JsonValue],
+    counts: dict[str, int] | None = None,
+    without: Collection[str] = (),
+) -> Manifest:
+    """Write the manifest of a changed folder: the files in `folder` now, and those of `before` except `without`; the
+    counts stay if none are given.
+
+    Call it last, within `changed_folder`.
+    """
+    kept = {name: entry for name, entry in before.files.items() if name not in without}
+    changed = {
+        "ralm_version": __version__,
+        "settings": settings,
+        "counts": before.counts if counts is None else counts,
+        "files": kept | file_entries(folder),
+    }
+    return _write(folder, before.model_copy(update=changed))
+
+
+def is_current(folder: Path, manifest: Manifest) -> bool:
+    """Whether a folder still has this manifest, which was read from it.
+
+    Raises FolderError or DamagedFolderError.
+    """
+    return _parse(folder, manifest.kind)[0] == manifest

@@ -22,7 +22,7 @@ _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 @dataclass(frozen=True, eq=False)
 class RemoteFile:
-    """A file behind a URL, with the members of `Path` that readers of a corpus use.
+    """A file behind a URL, with the members of `Path` by which files of a corpus are read.
 
     `size` is in bytes; None if the server does not report it. `path` is its path in the file system of `url`, since a
     file name can look like a part of a URL.
@@ -39,11 +39,6 @@ class RemoteFile:
     def name(self) -> str:
         """The last part of the URL."""
         return PurePosixPath(self.url).name
-
-    @property
-    def suffix(self) -> str:
-        """The last suffix of the name."""
-        return PurePosixPath(self.url).suffix
 
     def open(self, _mode: Literal["rb"]) -> io.BufferedReader:
         """Open a copy of the file, which is downloaded unless this is the file that was opened last.

@@ -29,7 +29,7 @@ from ralm.records import NO_PASSAGE
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
 from ralm.runs import resume, run
-from ralm.storage.atomic import file_lock, link_file, storage_errors, sync_one
+from ralm.storage.atomic import file_lock, storage_errors, sync_one
 from ralm.storage.manifest import read_manifest, write_manifest
 from ralm.storage.outputs import check_output, new_folder, output_path
 from ralm.storage.work import empty, remove, unfinished, work_folder
@@ -261,9 +261,9 @@ def _write(job: _Job, *, force: bool) -> None:
     }
     with new_folder(job.out, kind=signals.SIGNALS_KIND, force=force) as folder:
         (folder / signals.CANDIDATES).mkdir()
-        link_file(job.work / _SAMPLED, folder / signals.EXAMPLES)
+        shutil.copyfile(job.work / _SAMPLED, folder / signals.EXAMPLES)
         for part in range(parts):
-            link_file(job.part(part), folder / signals.CANDIDATES / job.part(part).name)
+            shutil.copyfile(job.part(part), folder / signals.CANDIDATES / job.part(part).name)
         counts = {"examples": pq.read_metadata(folder / signals.EXAMPLES).num_rows}
         manifest = write_manifest(folder, kind=signals.SIGNALS_KIND, settings=settings, counts=counts)
         settings["worth"] = asdict(signal_statistics(signals.open_signals(folder)))
