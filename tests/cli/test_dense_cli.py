@@ -82,9 +82,9 @@ def test_what_an_interrupted_build_encoded_is_taken(work: Path, tmp_path: Path) 
     command = ["index", work / "corpus.jsonl", "--out", tmp_path / "i", "--retriever", "dense"]
     command += ["--encoder", work / "bert", "--faiss"]
     failed(ralm(*command, "IVF99,Flat"), 2, "cannot be trained on 3 vectors")
-    assert [path.name for path in tmp_path.iterdir()] == [".i.vectors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["i.unfinished"]
     answer = done(*command, "Flat")
-    assert answer.out.endswith("reused from an interrupted build: 3\n")
+    assert answer.out.endswith("taken from vectors that were there: 3\n")
     assert "encoded:" not in answer.out
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
 

@@ -77,7 +77,7 @@ def test_documents_are_removed_without_their_sources(index: Path, corpus: Path, 
     assert found(index, "sea hill market") == sorted(STORIES)
     removed = done("sync", index, *removal[:2]).out
     assert removed.startswith("documents: 0 added, 0 replaced, 2 removed, 1 unchanged\n")
-    assert "1 passages of 1 documents in 1 segment" in removed
+    assert "1 passages of 1 documents" in removed
     assert found(index, "sea hill market") == ["town.html"]
     (tmp_path / "away").rename(corpus)
     assert counts(index) == "0 added, 0 replaced, 0 removed, 1 unchanged", "files that did not change stay removed"
@@ -100,14 +100,14 @@ def test_watching_removes_documents_once(index: Path, monkeypatch: pytest.Monkey
     assert found(index, "sea hill") == ["hill.md"]
 
 
-def test_a_large_index_keeps_its_segment(tmp_path: Path) -> None:
+def test_added_documents_are_split_as_the_others(tmp_path: Path) -> None:
     rows = [{"id": f"d{n}", "text": f"word{n} common", "url": f"https://host/{n}"} for n in range(45)]
     old, new = write_rows(tmp_path / "old.jsonl", rows[:40]), write_rows(tmp_path / "new.jsonl", rows[40:])
     index = tmp_path / "index"
     done("index", old, "--out", index, "--words", "1")
     synced = done("sync", index, new, "--remove-id", "d3").out
     assert "documents: 5 added, 0 replaced, 1 removed, 39 unchanged" in synced
-    assert "88 passages of 44 documents in 2 segments" in synced, "split into words of one, as it was built"
+    assert "88 passages of 44 documents" in synced, "split into words of one, as it was built"
     hit = printed("search", index, "word41")["hits"][0]
     assert (hit["document_id"], hit["metadata"]) == ("d41", {"url": "https://host/41"})
 

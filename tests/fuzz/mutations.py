@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from ralm.storage.manifest import file_checksum, manifest_checksum, whole_checksum
+from ralm.storage.manifest import manifest_checksum, whole_checksum
 from ralm.storage.outputs import MANIFEST
 
 NUMBERS = (b"\xff" * 8, b"\x00" * 8, b"\x7f" + b"\xff" * 7, b"\xff" * 7 + b"\x7f", b"\x00\x00\x00\x80", b"\x01")
@@ -112,8 +112,7 @@ def mend(folder: Path) -> None:
         for name, entry in list(manifest["files"].items()):
             file = folder / name
             if file.is_file():
-                entry |= {"bytes": file.stat().st_size, "checksum": file_checksum(file)}
-                entry["sha256"] = whole_checksum(file)
+                entry |= {"bytes": file.stat().st_size, "sha256": whole_checksum(file)}
         manifest["checksum"] = manifest_checksum(manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return

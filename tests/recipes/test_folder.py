@@ -92,7 +92,7 @@ def test_the_command_line_of_a_step(tmp_path: Path) -> None:
 
 def test_results_of_another_version_are_not_mixed(tmp_path: Path) -> None:
     place = RecipeFolder(tmp_path / "out")
-    (tmp_path / "out" / f".{MARK}.partial").mkdir(parents=True)  # what a kill left is in no way
+    (tmp_path / "out" / f".{MARK}.new").mkdir(parents=True)  # what a kill left is in no way
     place.begin()
     mark = json.loads((tmp_path / "out" / MARK).read_text())
     with pytest.raises(UsageError, match="holds results without stand-ins of ralm"):

@@ -23,7 +23,7 @@ from ralm.retrieval.hybrid import Hybrid
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.update import update_index
 from ralm.retrieval.vectors import add_vectors
-from ralm.storage.work import UNFINISHED_VECTORS
+from ralm.storage.work import unfinished
 from ralm.terminal import Advance
 from tests.fakes import LetterEncoder, passages_of
 from tests.reference import dense as reference
@@ -57,7 +57,7 @@ def encoded_in(
     """The folder, in which the vectors of passages were written, a chunk at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dense_build, "CHUNK", chunk)
-        encode_passages(passages, folder, UNFINISHED_VECTORS.folder_of(folder), encoder, options)
+        encode_passages(passages, folder, unfinished(folder), encoder, options)
     return folder
 
 
@@ -185,13 +185,13 @@ def test_only_new_texts_are_encoded(tmp_path: Path) -> None:
     """Whatever the encoder kept of an interrupted build, in whatever chunks; another encoder takes nothing of it."""
     texts = random_texts(10)
     encoded_in(tmp_path / "one", passages_of(*texts), LetterEncoder(), chunk=5)
-    UNFINISHED_VECTORS.folder_of(tmp_path / "one").rename(UNFINISHED_VECTORS.folder_of(tmp_path / "two"))
+    unfinished(tmp_path / "one").rename(unfinished(tmp_path / "two"))
     same, other, changed = LetterEncoder(), LetterEncoder(), LetterEncoder()
     other.config = {"name": "other"}
     for name, encoder, own in (("a", same, texts), ("b", other, texts), ("c", changed, ["new", *texts[3:], "new"])):
-        UNFINISHED_VECTORS.folder_of(tmp_path / "two").rename(UNFINISHED_VECTORS.folder_of(tmp_path / name))
+        unfinished(tmp_path / "two").rename(unfinished(tmp_path / name))
         encoded_in(tmp_path / name, passages_of(*own), encoder)
-        UNFINISHED_VECTORS.folder_of(tmp_path / name).rename(UNFINISHED_VECTORS.folder_of(tmp_path / "two"))
+        unfinished(tmp_path / name).rename(unfinished(tmp_path / "two"))
     assert (same.encoded, other.encoded, changed.encoded) == ([], texts, ["new"])
 
 
@@ -208,7 +208,7 @@ def test_an_index_whose_encoding_was_interrupted_goes_on(tmp_path: Path, monkeyp
 
     with pytest.raises(KeyboardInterrupt):
         build_index(passages, tmp_path / "index", encoder=Interrupted())
-    assert [path.name for path in tmp_path.iterdir()] == [".index.vectors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["index.unfinished"]
     encoder = LetterEncoder()
     build_index(passages, tmp_path / "index", encoder=encoder)
     assert len(encoder.encoded) == 5
@@ -350,7 +350,7 @@ def test_vectors_are_mapped(tmp_path: Path) -> None:
 def test_vectors_that_were_altered_while_they_were_kept_are_made_again(tmp_path: Path) -> None:
     passages, encoder = passages_of(*random_texts(30)), LetterEncoder()
     expected = built(tmp_path / "whole", passages, encoder, chunk=10).retrieve(["abc", "hhg"], 30)
-    kept = UNFINISHED_VECTORS.folder_of(tmp_path / "whole").rename(UNFINISHED_VECTORS.folder_of(tmp_path / "again"))
+    kept = unfinished(tmp_path / "whole").rename(unfinished(tmp_path / "again"))
     one, two, three = sorted(kept.iterdir())
     content = bytearray(one.read_bytes())
     content[-40] ^= 1

@@ -23,7 +23,7 @@ from ralm.retrieval.retriever import title_mask
 from ralm.retrieval.vectors import add_vectors, remove_vectors, set_default_vectors
 from ralm.storage import manifest as manifests
 from ralm.storage.outputs import MANIFEST
-from ralm.storage.work import PARTIAL, UNFINISHED_VECTORS, work_folder
+from ralm.storage.work import unfinished, work_folder
 from tests.fakes import LetterEncoder
 from tests.fuzz.targets import HashEncoder
 
@@ -169,10 +169,11 @@ def test_odd_names_are_refused(index: Path, name: str) -> None:
 
 
 def test_two_writers_at_once(both: Path) -> None:
-    for kind in (PARTIAL, UNFINISHED_VECTORS):
-        with work_folder(kind, both), pytest.raises(FolderExistsError, match="another process is writing"):
+    new = both.with_name(".both.new")
+    for folder in (new, unfinished(both)):
+        with work_folder(folder, both), pytest.raises(FolderExistsError, match="another process is writing"):
             add_vectors(both, LetterEncoder(), name="letters")
-    with work_folder(PARTIAL, both), pytest.raises(FolderExistsError, match="another process is writing"):
+    with work_folder(new, both), pytest.raises(FolderExistsError, match="another process is writing"):
         set_default_vectors(both, "main")
     assert list(open_index(both).vectors) == ["main"]
     assert neighbours(both) == ["both"]
@@ -244,7 +245,7 @@ def test_what_was_encoded_is_taken_after_an_interruption(index: Path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         add_vectors(index, Interrupted())
     assert (index / MANIFEST).read_bytes() == before
-    assert neighbours(index) == [".index.vectors", "index"]
+    assert neighbours(index) == ["index", "index.unfinished"]
     encoder = LetterEncoder()
     add_vectors(index, encoder)
     assert len(encoder.encoded) == 30 - 16

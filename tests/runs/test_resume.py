@@ -146,14 +146,6 @@ def test_a_folder_of_somebody_else_is_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in theirs.iterdir()) == ["config.json", "thesis.txt"]
 
 
-def test_a_file_of_the_user_stays(tmp_path: Path) -> None:
-    with unfinished_run(tmp_path / "run", {"a": 1}, force=False) as folder:
-        (folder / "model-0.sqlite").write_text("scored")
-        (folder / "notes.txt").write_text("years of work")
-    assert (tmp_path / "run.unfinished" / "notes.txt").read_text() == "years of work"
-    assert not (tmp_path / "run.unfinished" / "model-0.sqlite").exists()
-
-
 def test_another_process_is_refused(tmp_path: Path) -> None:
     with (
         unfinished_run(tmp_path / "run", {"a": 1}, force=False),

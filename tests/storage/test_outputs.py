@@ -11,17 +11,11 @@ from threading import Thread
 
 import pytest
 
-from ralm.errors import (
-    DamagedFolderError,
-    FolderError,
-    FolderExistsError,
-    StorageError,
-    UsageError,
-)
+from ralm.errors import DamagedFolderError, FolderError, FolderExistsError, StorageError, UsageError
 from ralm.storage import manifest, outputs
-from ralm.storage.manifest import Manifest, read_manifest, write_manifest
+from ralm.storage.manifest import Manifest, check_every_byte, read_manifest, write_manifest
 from ralm.storage.outputs import MANIFEST, FolderKind, check_output, check_output_file, new_folder, replaced_file
-from ralm.storage.work import UNFINISHED_RUN, scratch_folder, work_folder
+from ralm.storage.work import scratch_folder, unfinished, work_folder
 
 INDEX, RUN = FolderKind("index"), FolderKind("run")
 
@@ -108,13 +102,17 @@ def test_damage_is_named(tmp_path: Path, what: str, message: str) -> None:
         read_manifest(tmp_path / "index", kind=INDEX)
 
 
-def test_damage_shows_in_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "_BLOCK_BYTES", 4)
+def test_opening_reads_no_large_file_and_a_check_reads_every_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "_READ_BYTES", 999)
     content = "0123456789" * 100
     write(tmp_path / "index", content)
-    read_manifest(tmp_path / "index", kind=INDEX)
     (tmp_path / "index/data/numbers.npy").write_text("9" + content[1:])
-    with pytest.raises(DamagedFolderError, match="was altered"):
+    read_manifest(tmp_path / "index", kind=INDEX)
+    assert check_every_byte(tmp_path / "index") == ["data/numbers.npy was altered since it was written"]
+    (tmp_path / "index/data/numbers.npy").write_text(content[1:])
+    with pytest.raises(DamagedFolderError, match="has 999 bytes where its manifest says 1,000"):
         read_manifest(tmp_path / "index", kind=INDEX)
 
 
@@ -366,11 +364,11 @@ def killed_while_writing(path: Path) -> None:
 
 def test_leftovers_of_a_killed_process_are_swept(tmp_path: Path) -> None:
     killed_while_writing(tmp_path / "index")
-    assert names(tmp_path) == [".index.partial"]
+    assert names(tmp_path) == [".index.new"]
     write(tmp_path / "index")
     assert names(tmp_path) == ["index"]
     killed_while_writing(tmp_path / "index")
-    assert names(tmp_path) == [".index.partial", "index"]
+    assert names(tmp_path) == [".index.new", "index"]
     with pytest.raises(FolderExistsError, match="already exists"):
         write(tmp_path / "index")
     assert names(tmp_path) == ["index"]
@@ -389,7 +387,7 @@ def test_scratch_folders_of_killed_processes_are_swept(tmp_path: Path, monkeypat
         killed(dies)
         assert len(names(tmp_path)) == 3
         with scratch_folder() as another:
-            assert {*names(tmp_path)} == {held.parent.name, another.parent.name, "ralm-other"}
+            assert {*names(tmp_path)} == {held.name, another.name, "ralm-other"}
     assert names(tmp_path) == ["ralm-other"]
 
 
@@ -402,13 +400,13 @@ def test_what_a_finished_run_had_scored_is_swept_too(
             os.kill(os.getpid(), signal.SIGKILL)
 
     def scores() -> None:
-        with work_folder(UNFINISHED_RUN, tmp_path / "run") as work:
+        with work_folder(unfinished(tmp_path / "run"), tmp_path / "run") as work:
             (work / "model-0.sqlite").write_text("scored")
             write(tmp_path / "run")
 
     monkeypatch.setattr(outputs, "sync_one", dies_when_the_run_has_its_place)
     killed(scores)
-    assert names(tmp_path) == [".run.partial", "run", "run.unfinished"]
+    assert names(tmp_path) == [".run.new", "run", "run.unfinished"]
     if cleared:  # but for the folder itself
         for left in (tmp_path / "run.unfinished").iterdir():
             left.unlink()
@@ -418,26 +416,18 @@ def test_what_a_finished_run_had_scored_is_swept_too(
 
 
 def test_a_partial_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
-    theirs = tmp_path / ".index.partial" / "new"
+    theirs = tmp_path / ".index.new" / "new"
     theirs.mkdir(parents=True)
     (theirs / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match=r"\.index\.partial is in the way of .*index, and ralm did not"):
+    with pytest.raises(UsageError, match=r"\.index\.new is in the way of .*index, and ralm did not"):
         write(tmp_path / "index")
     assert (theirs / "thesis.txt").read_text() == "years of work"
-
-
-def test_nothing_but_ours_leaves_a_work_folder(tmp_path: Path) -> None:
-    with work_folder(UNFINISHED_RUN, tmp_path / "run") as work:
-        for name in ("config.json", "model-0.sqlite", "notes.txt"):
-            (work / name).write_text("some")
-        UNFINISHED_RUN.clear(work)
-    assert names(tmp_path / "run.unfinished") == ["lock", "notes.txt"]
 
 
 def test_a_marker_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run.unfinished").mkdir()
     (tmp_path / "run.unfinished" / "lock").write_text("theirs")
-    with pytest.raises(UsageError, match="is in the way"), work_folder(UNFINISHED_RUN, tmp_path / "run"):
+    with pytest.raises(UsageError, match="is in the way"), work_folder(unfinished(tmp_path / "run"), tmp_path / "run"):
         pass
     assert (tmp_path / "run.unfinished" / "lock").read_text() == "theirs"
 
@@ -475,7 +465,7 @@ def test_what_is_left_of_a_file_is_swept(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     killed(dies)
-    assert names(tmp_path) == [".page.html.partial", "page.html"]
+    assert names(tmp_path) == [".page.html.new", "page.html"]
     with pytest.raises(FolderExistsError, match="already exists"):
         check_output_file(page, force=False)
     assert names(tmp_path) == ["page.html"]

@@ -283,11 +283,11 @@ def test_another_process_ends_all_before_this_one_begins(
     waited: list[Path] = []
 
     @contextmanager
-    def others_finish(file: Path) -> Iterator[None]:
+    def others_finish(file: Path, *, wait: bool) -> Iterator[None]:
         monkeypatch.setattr(signal_writer, "file_lock", file_lock)
         waited.append(file)
         succeeded(ralm(*asked, "--out", tmp_path / "out"))
-        with file_lock(file):
+        with file_lock(file, wait=wait):
             yield
 
     monkeypatch.setattr(signal_writer, "file_lock", others_finish)
@@ -335,24 +335,19 @@ def test_parts_of_earlier_signals_do_not_count(tmp_path: Path, asked: list[objec
     same(open_signals(tmp_path / "right"), open_signals(tmp_path / "out"))
 
 
-def test_a_process_that_is_killed_once_the_signals_are_written_leaves_nothing_for_good(
+def test_a_process_goes_on_after_one_that_was_killed_once_it_had_written_the_signals(
     tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = signal_writer._write
+    succeeded(ralm(*asked, "--out", tmp_path / "whole"))
+    measure_all = signal_writer._measure_all
 
-    def killed(*arguments: Any, **options: Any) -> None:
-        write(*arguments, **options)
-        raise OSError(28, "full")
+    def another_writes(job: Any) -> None:
+        measure_all(job)
+        shutil.copytree(tmp_path / "whole", tmp_path / "out")
 
-    monkeypatch.setattr(signal_writer, "_write", killed)
-    assert ralm(*asked, "--out", tmp_path / "out").status != 0
-    assert (tmp_path / "out.unfinished").exists()
-    assert "begun with other settings" not in (other := ralm(*asked, "--seed", 1, "--out", tmp_path / "out")).err
-    assert "already exists" in other.err
-    assert (tmp_path / "out.unfinished").exists(), "it may be of other signals, which --force would have replaced"
-    assert "already exists" in ralm(*asked, "--out", tmp_path / "out").err
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert len(open_signals(tmp_path / "out")) == 30
+    monkeypatch.setattr(signal_writer, "_measure_all", another_writes)
+    succeeded(ralm(*asked, "--out", tmp_path / "out"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
 
 
 def test_what_is_attainable_is_chosen_by_first_halves_and_read_on_second_ones(tmp_path: Path) -> None:

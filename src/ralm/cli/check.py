@@ -18,8 +18,8 @@ def check_command(
 ) -> Output:
     """Read every byte of a folder that ralm wrote, and report damage. The exit status is 1 if anything is damaged.
 
-    Opening a folder checks small files fully, and samples of files above 64 MiB. This command compares the checksums of
-    whole files, and checks that the files are consistent with each other.
+    Opening a folder reads files up to 64 MiB, and compares the sizes of larger ones. This command reads all files, and
+    checks that they are consistent with each other.
 
     Example: `ralm check my-index`
     """

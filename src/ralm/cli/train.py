@@ -172,9 +172,10 @@ def signals_command(
     """
     from ralm.cli.results import print_worth
     from ralm.pipeline import open_pipeline
-    from ralm.training.signal_writer import check_early
+    from ralm.storage.outputs import check_output
+    from ralm.training.signals import SIGNALS_KIND
 
-    check_early(out, force=force)
+    check_output(out, kind=SIGNALS_KIND, force=force)
     opened = ralm.open_index(index)
     source = ralm.FromRetriever.of_index(opened, retrieval)
     pipeline = open_pipeline(PipelineOptions(lm=lm, model=model), source=source, load=open_model)

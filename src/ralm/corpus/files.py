@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from ralm.errors import CorpusError, InputError, TextError
-from ralm.storage.remote import FilePath, RemoteFile
+from ralm.storage.remote import FilePath
 from ralm.terminal import path_text
 
 BYTE_ORDER_MARK: Final = "\ufeff"
@@ -56,7 +56,7 @@ def open_file(path: FilePath, error: type[InputError] = CorpusError) -> Iterator
             for is_kind, kind in _KINDS:
                 if is_kind(mode):
                     raise error(f"{path} is a {kind}, not a file; write its content to a file first.")
-        with path.open("rb") if isinstance(path, Path) else path.open(error) as stream:
+        with path.open("rb") as stream:
             yield stream
     except FileNotFoundError:
         linked = isinstance(path, Path) and path.is_symlink()
@@ -219,18 +219,13 @@ def unpacked(path: FilePath) -> Iterator[BinaryIO | gzip.GzipFile]:
     Raises CorpusError if it is empty or cannot be read, also within the block.
     """
     with open_file(path) as stream:
-        if size_of(path) == 0:
+        if os.fstat(stream.fileno()).st_size == 0:
             raise CorpusError(f"{path} is empty.")
         try:
-            if path.suffix.lower() != GZIP:
+            if not path.name.lower().endswith(GZIP):
                 yield stream
             else:
                 with gzip.GzipFile(fileobj=stream, mode="rb") as unpacking:
                     yield unpacking
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise CorpusError(f"{path} is damaged and cannot be unpacked completely: {error}") from None
-
-
-def size_of(path: FilePath) -> int:
-    """The size of a file in bytes."""
-    return path.size if isinstance(path, RemoteFile) else path.stat().st_size

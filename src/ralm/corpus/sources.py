@@ -36,7 +36,7 @@ from ralm.corpus.formats import SUFFIXES, arrow, document_reader
 from ralm.corpus.numbering import are_in
 from ralm.errors import CorpusError, RalmWarning
 from ralm.records import Document, IntArray
-from ralm.storage.remote import FilePath, RemoteFile, check_read_to_end, is_url, remote_file
+from ralm.storage.remote import FilePath, RemoteFile, is_url, remote_file
 from ralm.terminal import path_text
 
 __all__ = ["Fields", "Skipped", "read_documents"]
@@ -198,7 +198,6 @@ def documents_of_files(files: Iterable[File], builder: DocumentBuilder, *, in_fo
                 yield document
             else:
                 skipped.add(NO_TEXT, document.id)
-        check_read_to_end(file.path)
 
 
 def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipped) -> Iterator[Document]:
@@ -209,7 +208,6 @@ def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipp
         for document in documents:
             yield document
     except CorpusError as error:
-        check_read_to_end(path)
         skipped.add(BROKEN_FILES, without_advice(error))
     if document is None and skipped.counts.total() == before:
         skipped.add(EMPTY_FILES, path_text(str(path)))

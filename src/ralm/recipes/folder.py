@@ -240,7 +240,7 @@ class RecipeFolder:
         file = self._file(resource)
         file.parent.mkdir(parents=True, exist_ok=True)
         # Two recipes may share the folder: the second waits for the file instead of reading the data set again.
-        with atomic.try_file_lock(file.with_suffix(".lock"), wait=True):
+        with atomic.file_lock(file.with_suffix(".lock"), wait=True):
             if not file.exists():
                 texts = (read_text(Path(self.source_of(part))) for part in resource.made_of)
                 write_resource(resource, file, texts)

@@ -79,12 +79,12 @@ def build_index(
         if encoder:  # its vectors are locked against other processes, and removed when the index is complete
             check_vectors(encoder, vectors)
             stack.enter_context(atomic.storage_errors(out))
-            stack.enter_context(work.work_folder(work.UNFINISHED_VECTORS, out))
+            stack.enter_context(work.work_folder(work.unfinished(out), out))
         folder = stack.enter_context(outputs.new_folder(out, kind=index.INDEX_KIND, force=force))
         counts = _write_passages(passages, folder, analysis if bm25 else None, build)
         sets = layout.VectorSets()
         if encoder:
-            kept = work.UNFINISHED_VECTORS.folder_of(out)
+            kept = work.unfinished(out)
             place = folder / layout.vectors_folder(layout.MAIN)
             record = encode_passages(PassageStore(folder / PASSAGES_FILE), place, kept, encoder, vectors)
             sets = layout.VectorSets(default=layout.MAIN, sets={layout.MAIN: record})
@@ -118,7 +118,7 @@ def rebuild_index(
         index.check_stemmer(old)
     with atomic.storage_errors(old.path), ExitStack() as stack:
         if old.vectors:
-            stack.enter_context(work.work_folder(work.UNFINISHED_VECTORS, old.path))
+            stack.enter_context(work.work_folder(work.unfinished(old.path), old.path))
         folder = stack.enter_context(outputs.new_folder(old.path, kind=index.INDEX_KIND, force=True))
         if not manifest.is_current(old.path, old.manifest):
             raise FolderExistsError(f"another process has just changed {old.path}; run the command again.")
@@ -250,7 +250,7 @@ def _encode_new(
         own = encoder(name)
         _check_same_encoder(old, name, own)
         hashes.append(text_hashes(own, parts.stores[1]))
-        chunks = SavedChunks(work.UNFINISHED_VECTORS.folder_of(old.path), own)
+        chunks = SavedChunks(work.unfinished(old.path), own)
     hash_P = np.empty(parts.passages, hashes[0].dtype)
     for numbers, hash_S in zip(parts.numbers, hashes, strict=True):
         stays = numbers != merging.NOT_KEPT

@@ -30,7 +30,8 @@ from ralm.retrieval.dense.options import (
     dense_extra,
     load_encoder,
 )
-from ralm.storage.manifest import HeldFile, Manifest, check_every_byte, open_consistently, read_manifest
+from ralm.storage.atomic import HeldFile
+from ralm.storage.manifest import Manifest, check_every_byte, open_consistently, read_manifest
 from ralm.storage.outputs import FolderKind
 from ralm.version import __version__
 

@@ -55,7 +55,7 @@ def add_vectors(
     sets = opened.vector_sets
     with (
         atomic.storage_errors(opened.path),
-        work.work_folder(work.UNFINISHED_VECTORS, opened.path) as saved,
+        work.work_folder(work.unfinished(opened.path), opened.path) as saved,
         _changed(opened, without=name) as folder,
     ):
         before = ahead(opened, encoder, saved) if ahead else NOTHING_ENCODED

@@ -20,7 +20,6 @@ from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.evaluation.sweep import PANELS, Sweep, SweepPoint, sweep
 from ralm.lm import scoring
-from ralm.processes import HeldSignals
 from ralm.protocols import LanguageModel, Reranker
 from ralm.reading.parts import IN_CONTEXT, Parts
 from ralm.reading.plan import PlanOptions
@@ -31,7 +30,7 @@ from ralm.runs import run
 from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.storage.outputs import check_output, output_path
 from ralm.storage.store import STORE_SUFFIX, Store
-from ralm.storage.work import UNFINISHED_RUN, work_folder
+from ralm.storage.work import SETTINGS, empty, remove, unfinished, work_folder
 from ralm.terminal import to_json
 
 _logger = logging.getLogger(__name__)
@@ -139,37 +138,22 @@ def resumable_scorers(
         yield scorers
 
 
-CONFIG: Final = "config.json"
 _IDENTIFIED_BY: Final = {"path": "sha256", "retrieved": "sha256", "index": "fingerprint"}
 """Settings that name a file or folder, each with the setting that hashes its content. The name of a model is compared,
 since the hash of its weights covers only some of them."""
 _HASH: Final = re.compile("[0-9a-f]{16,64}")
-_WORTH_RESUMING: Final = (f"*{STORE_SUFFIX}", "checkpoint-*", "held-out.npz")
-"""Files to resume from, if they are not empty."""
 
 
 @contextmanager
 def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
     """Yield the work folder beside `out`, which is removed after success, and if nothing was stored."""
     out = output_path(out)
-    with (
-        storage_errors(UNFINISHED_RUN.folder_of(out)),
-        work_folder(UNFINISHED_RUN, out) as folder,
-        HeldSignals() as signals,
-    ):
+    with storage_errors(unfinished(out)), work_folder(unfinished(out), out) as folder:
         if not was_begun(folder, config, "a run", force=force):
-            UNFINISHED_RUN.empty(folder)
+            empty(folder)
             write_config(folder, config)
-        try:
-            signals.release()
-            yield folder
-            signals.hold()
-        except BaseException:
-            signals.hold()
-            if not any(file.stat().st_size for pattern in _WORTH_RESUMING for file in folder.glob(pattern)):
-                UNFINISHED_RUN.clear(folder)
-            raise
-        UNFINISHED_RUN.clear(folder)
+        yield folder
+        remove(folder)
 
 
 def unfinished_store(folder: Path, name: str) -> Store:
@@ -181,12 +165,12 @@ def unfinished_store(folder: Path, name: str) -> Store:
 
 def write_config(folder: Path, config: dict[str, JsonValue]) -> None:
     """Record the settings of a job in its work folder."""
-    write_atomically(folder / CONFIG, to_json(config, indent=2))
+    write_atomically(folder / SETTINGS, to_json(config, indent=2))
 
 
 def was_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bool) -> bool:
     """Return whether a job with these settings was begun; UsageError if others were, and `force` is not set."""
-    path = folder / CONFIG
+    path = folder / SETTINGS
     if not path.exists():
         return False
     difference = _difference(path, json.loads(to_json(config)))
@@ -203,7 +187,7 @@ def _difference(begun: Path, current: JsonValue) -> str:
     try:
         before = flatten_settings(_without_names(json.loads(begun.read_bytes())))
     except (OSError, ValueError, RecursionError):
-        return f"{CONFIG} is damaged"
+        return f"{SETTINGS} is damaged"
     now = flatten_settings(_without_names(current))
     name = first_difference(before, now)
     return "" if name is None else f"{name} {before.get(name)} there, {now.get(name)} here"

@@ -2,8 +2,8 @@
 
 atomic.py     atomic files, file locks, synced folders
 work.py       work folders: what a process keeps beside an output until it is complete
-outputs.py    writes and changes an output folder or file atomically, and decides what may be replaced
+outputs.py    writes an output folder or file atomically, and decides what may be replaced
 manifest.py   describes a folder and its files, and checks that they are unchanged
 store.py      values under keys in one file, for caches and resumed runs
-remote.py     files behind URLs
+remote.py     files behind URLs, read from a copy on this machine
 """

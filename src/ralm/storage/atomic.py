@@ -4,11 +4,15 @@ import errno
 import fcntl
 import os
 import shutil
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from ralm.errors import StorageError
+
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
@@ -25,27 +29,44 @@ def write_atomically(file: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def file_lock(file: Path) -> Iterator[None]:
-    """Wait until no other process holds this file, which is created if missing, and hold it. The system ends the lock
-    when the process ends or is killed. Raises FileNotFoundError if the folder is gone."""
-    with try_file_lock(file, wait=True):
-        file.stat()
-        yield
-
-
-@contextmanager
-def try_file_lock(file: Path, *, wait: bool = False) -> Iterator[bool]:
-    """As `file_lock`, but without waiting unless told to; yields whether this process holds the file."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def file_lock(file: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Lock a file in this block, and yield whether it could be locked; see `lock_file`."""
+    lock = lock_file(file, wait=wait)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield lock is not None
     finally:
-        os.close(descriptor)
+        if lock is not None:
+            os.close(lock)
+
+
+def lock_file(file: Path, *, wait: bool = False, shared: bool = False) -> int | None:
+    """Lock a file, which is created if missing; return its descriptor, or None if another process holds the lock.
+
+    The lock ends when the descriptor is closed or the process ends, even if it is killed. Raises FileNotFoundError if
+    the folder is gone, and StorageError if the disk has no locks and another process has used the file, as its content
+    shows.
+    """
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    while True:
+        with ExitStack() as stack:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            stack.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, how)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                if os.fstat(descriptor).st_size:
+                    raise StorageError(
+                        f"{file.parent} was left by another process, or is in use by one: its disk has no file locks. "
+                        "Remove it if no process is writing there, or choose another output."
+                    ) from None
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                if os.path.samestat(os.fstat(descriptor), file.stat()):
+                    stack.pop_all()
+                    return descriptor
 
 
 def link_file(file: Path, to: Path) -> None:
@@ -69,6 +90,19 @@ def sync_one(file: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class HeldFile:
+    """A file held open, so that `path` reads the same file later even if it was replaced.
+
+    Raises FileNotFoundError if it is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, descriptor)
+        self.path = Path(f"/dev/fd/{descriptor}")
+        """The path of the open file, valid in this process and its forks."""
 
 
 @contextmanager

@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-import os
 import re
 import warnings
-import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -18,20 +16,18 @@ from ralm.removed import removed_settings
 from ralm.storage.outputs import MANIFEST, FolderKind, restore
 from ralm.version import __version__
 
-_BLOCK_BYTES: Final = 1 << 20
-_BLOCKS_SAMPLED: Final = 64
+_READ_BYTES: Final = 1 << 26
+"""Opening a folder reads files up to this size; an index of many gigabytes must open at once."""
 _FILE_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*", re.ASCII)
 _Opened = TypeVar("_Opened")
 
 
 class FileEntry(BaseModel):
-    """What the manifest says about one file: its size, a hash of the file or of samples (`file_checksum`), and the
-    SHA-256 of the whole file."""
+    """What the manifest says about a file: its size and the SHA-256 of its content."""
 
     model_config = ConfigDict(frozen=True)
 
     bytes: int
-    checksum: str
     sha256: str
 
 
@@ -84,36 +80,11 @@ def write_manifest(
     return _write(folder, manifest)
 
 
-def write_changed_manifest(
-    folder: Path,
-    before: Manifest,
-    *,
-    settings: dict[str, JsonValue],
-    counts: dict[str, int] | None = None,
-    without: Collection[str] = (),
-) -> Manifest:
-    """Write the manifest of a changed folder: the files in `folder` now, and those of `before` except `without`; the
-    counts stay if none are given.
-
-    Call it last, within `changed_folder`.
-    """
-    kept = {name: entry for name, entry in before.files.items() if name not in without}
-    changed = {
-        "ralm_version": __version__,
-        "settings": settings,
-        "counts": before.counts if counts is None else counts,
-        "files": kept | file_entries(folder),
-    }
-    return _write(folder, before.model_copy(update=changed))
-
-
 def file_entries(folder: Path, root: Path | None = None) -> dict[str, FileEntry]:
     """The entries of all files in a folder, by their paths in it, or in `root`."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {
-        file.relative_to(root or folder).as_posix(): FileEntry(
-            bytes=file.stat().st_size, checksum=file_checksum(file), sha256=whole_checksum(file)
-        )
+        file.relative_to(root or folder).as_posix(): FileEntry(bytes=file.stat().st_size, sha256=whole_checksum(file))
         for file in files
     }
 
@@ -125,8 +96,9 @@ def manifest_checksum(content: dict[str, JsonValue]) -> str:
 
 
 def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
-    """Return the manifest of a folder of this kind whose files are unchanged; warns of settings that were removed.
+    """Return the manifest of a folder of this kind after comparing its files with it, and warn of removed settings.
 
+    The sizes of all files are compared, and the SHA-256 of those up to 64 MiB; `check_every_byte` reads all of them.
     Raises FolderError or DamagedFolderError.
     """
     manifest, content = _parse(folder, kind.name)
@@ -139,19 +111,11 @@ def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
         )
     _check_itself(folder, manifest, content)
     for name, entry in manifest.files.items():
-        if fault := _fault(folder / name, entry):
+        if fault := _fault(folder / name, entry, reads=entry.bytes <= _READ_BYTES):
             raise DamagedFolderError(f"{folder} is damaged: {name} {fault}; {_remedy(manifest)}")
     for sentence in removed_settings(manifest.settings.get("config")):
         warnings.warn(f"{folder} was made by ralm {manifest.ralm_version}: {sentence}", RalmWarning, stacklevel=2)
     return manifest
-
-
-def is_current(folder: Path, manifest: Manifest) -> bool:
-    """Whether a folder still has this manifest, which was read from it.
-
-    Raises FolderError or DamagedFolderError.
-    """
-    return _parse(folder, manifest.kind)[0] == manifest
 
 
 def kind_of(folder: Path) -> str:
@@ -169,7 +133,7 @@ def check_every_byte(folder: Path) -> list[str]:
     """
     manifest, content = _parse(folder, "folder")
     _check_itself(folder, manifest, content)
-    faults = {name: _fault(folder / name, entry, whole=True) for name, entry in manifest.files.items()}
+    faults = {name: _fault(folder / name, entry, reads=True) for name, entry in manifest.files.items()}
     return [f"{name} {fault}" for name, fault in faults.items() if fault]
 
 
@@ -186,37 +150,6 @@ def open_consistently(folder: Path, open_all: Callable[[], _Opened]) -> _Opened:
         else:
             if identity(folder) == before:
                 return opened
-
-
-class HeldFile:
-    """A file held open, so that `path` reads the same file later even if it was replaced.
-
-    Raises FileNotFoundError if it is missing.
-    """
-
-    def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, descriptor)
-        self.path = Path(f"/dev/fd/{descriptor}")
-        """The path of the open file, valid in this process and its forks."""
-
-
-def file_checksum(file: Path) -> str:
-    """SHA-256 of the size and the whole file up to 64 MiB; of the size and 64 evenly spaced 1 MiB blocks above that.
-
-    Opening an index of many gigabytes must not read all of it. This still detects truncation and most damage.
-    """
-    size = file.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with file.open("rb") as stream:
-        if size <= _BLOCK_BYTES * _BLOCKS_SAMPLED:
-            while block := stream.read(_BLOCK_BYTES):
-                digest.update(block)
-        else:
-            for i in range(_BLOCKS_SAMPLED):
-                stream.seek(i * (size - _BLOCK_BYTES) // (_BLOCKS_SAMPLED - 1))
-                digest.update(stream.read(_BLOCK_BYTES))
-    return digest.hexdigest()
 
 
 def whole_checksum(file: Path) -> str:
@@ -265,16 +198,26 @@ def identity(folder: Path) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _fault(file: Path, entry: FileEntry, *, whole: bool = False) -> str:
-    """How a file differs from its entry, empty if it does not; with `whole`, every byte is compared."""
+def _fault(file: Path, entry: FileEntry, *, reads: bool) -> str:
+    """Return how a file differs from its entry; empty if it does not. Without `reads` only the sizes are compared."""
     if not file.is_file():
         return "is missing"
     size = file.stat().st_size
     if size != entry.bytes:
         return f"has {size:,} bytes where its manifest says {entry.bytes:,}"
-    same = whole_checksum(file) == entry.sha256 if whole else file_checksum(file) == entry.checksum
-    return "" if same else "was altered since it was written"
+    return "was altered since it was written" if reads and whole_checksum(file) != entry.sha256 else ""
 
 
 def _remedy(manifest: Manifest) -> str:
     return f"build the {manifest.kind} again or restore it from a copy."
+
+
+# Folders that are changed in place.
+
+
+def is_current(folder: Path, manifest: Manifest) -> bool:
+    """Whether a folder still has this manifest, which was read from it.
+
+    Raises FolderError or DamagedFolderError.
+    """
+    return _parse(folder, manifest.kind)[0] == manifest

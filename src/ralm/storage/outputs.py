@@ -1,44 +1,31 @@
-"""Writes and changes output folders and files atomically.
+"""Writes output folders and files atomically.
 
-A new output is written under a temporary name, synced, then renamed, so the final name never holds an incomplete one. A
-folder is changed in place: new files are moved into it under names that its manifest does not use, the new manifest
-replaces the old one, and files that it no longer names are removed. What a killed process left is restored or removed.
-Only outputs that ralm wrote, as their manifest shows, are replaced.
+A new output is written in a work folder beside its place, `.NAME.new`, synced, then renamed, so the final name never
+holds an incomplete one. What a killed process left is restored or removed. Only outputs that ralm wrote, as their
+manifest shows, are replaced.
 """
 
-import hashlib
+import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, TextIO
 
-from pydantic import BaseModel, ValidationError
-
-from ralm.errors import FolderExistsError, StorageError, UsageError
+from ralm.errors import FolderExistsError, RalmError, UsageError
 from ralm.processes import HeldSignals
-from ralm.storage.atomic import storage_errors, sync, sync_one, write_atomically
-from ralm.storage.work import (
-    PARTIAL,
-    UNFINISHED_RUN,
-    UNFINISHED_VECTORS,
-    WorkKind,
-    is_held_by_this_process,
-    is_work_folder,
-    work_folder,
-)
+from ralm.storage.atomic import storage_errors, sync, sync_one
+from ralm.storage.work import empty, is_held, is_work_folder, locked_folder, remove, unfinished, work_folder
 
 MANIFEST: Final = "manifest.json"
 _NEW: Final = "new"
 _OLD: Final = "old"
-_FINISHED: Final = "finished"
-_CHANGE: Final = "change"
+_ENDS: Final = "ends"
+"""A file that says: once the new output has its place, the unfinished work beside it is over."""
 _PAUSE: Final = 0.01
-_UNFINISHED: Final = (UNFINISHED_RUN, UNFINISHED_VECTORS)
-"""What a process may keep beside an output, and no longer needs once the output is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +45,8 @@ def new_folder(path: Path, *, kind: FolderKind, force: bool, also: Sequence[str]
 
     If the block fails or is interrupted, the temporary folder is removed and `path` stays as it was. With `force`, an
     older folder that ralm wrote is replaced if it is of this `kind` and holds only the files of its manifest and those
-    of `also`; anything else at `path` is never touched. What a killed process left is removed first.
+    of `also`; anything else at `path` is never touched. What a killed process left is removed first, and in the end the
+    unfinished work of this output, if this process holds it.
 
     Raises FolderExistsError and UsageError before any work is done (`check_output`), FolderExistsError if another
     process is writing the folder, and StorageError if the disk is full. If something that may not be replaced appears
@@ -68,58 +56,44 @@ def new_folder(path: Path, *, kind: FolderKind, force: bool, also: Sequence[str]
     with storage_errors(path):
         check_output(path, kind=kind, force=force, also=also)
         path.parent.mkdir(parents=True, exist_ok=True)
-
-        def put(work: Path) -> None:
-            _move_into_place(path, work, replace=force and not _reason_to_keep(path, kind, also))
-            sync_one(path.parent)
-
-        with _new_files(path, put) as folder:
-            yield folder
+        with HeldSignals() as signals, locked_folder(_work_of(path), path) as work:
+            _recover(path, work)
+            try:
+                (work / _NEW).mkdir()
+                signals.release()
+                yield work / _NEW
+                sync(work / _NEW)
+                signals.hold()
+                if is_held(unfinished(path)):
+                    (work / _ENDS).touch()
+                _move_into_place(path, work, replace=force and not _reason_to_keep(path, kind, also))
+                sync_one(path.parent)
+            finally:
+                signals.hold()
+                _recover(path, work)
 
 
 @contextmanager
-def changed_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside a folder that ralm wrote, for files to add to it.
+def replaced_file(path: Path) -> Iterator[TextIO]:
+    """Yield a UTF-8 stream to a temporary file that replaces `path` when the block succeeds, and is removed otherwise.
 
-    When the block succeeds, the files are moved into that folder. They include a manifest, which must name every file
-    and atomically replaces the older one. Files that it does not name are then removed; programs that have them open
-    can still read them. If the block fails or is interrupted, the folder stays as it was. What a killed process left is
-    removed first.
-
-    Raises FolderExistsError if another process is writing the folder, StorageError if the disk is full or the folder is
-    a mount point.
+    If `path` is a link, its target is replaced. Raises FolderExistsError if another process is writing it.
     """
     path = path.resolve()
     with storage_errors(path):
-        if path.stat().st_dev != path.parent.stat().st_dev:
-            raise StorageError(
-                f"{path} is a disk of its own, so files cannot be moved into it in one step; move what is in it to a "
-                "folder on that disk."
-            )
-        with _new_files(path, lambda work: _make_change(path, work)) as folder:
-            yield folder
-
-
-@contextmanager
-def _new_files(path: Path, put: Callable[[Path], None]) -> Iterator[Path]:
-    """Yield the folder for new files of `path`, in its work folder. When the block succeeds they are synced, and `put`
-    moves them from there to their places. Signals are handled late while the work folder is made, emptied or removed,
-    so that an interrupt leaves nothing of it."""
-    with work_folder(PARTIAL, path) as work, HeldSignals() as signals:
-        _recover(path, work)
-        try:
-            (work / _NEW).mkdir()
-            signals.release()
-            yield work / _NEW
-            sync(work / _NEW)
-            signals.hold()
-            unneeded = _record_finished(path, work)
-            put(work)
-            for other in unneeded:
-                other.clear(other.folder_of(path))
-        finally:
-            signals.hold()
-            _recover(path, work)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with HeldSignals() as signals, locked_folder(_work_of(path), path) as work:
+            try:
+                with (work / _NEW).open("w", encoding="utf-8") as stream:
+                    signals.release()
+                    yield stream
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                    signals.hold()
+                (work / _NEW).replace(path)
+            finally:
+                signals.hold()
+                empty(work)
 
 
 def output_path(path: Path) -> Path:
@@ -160,9 +134,23 @@ def recover(path: Path) -> None:
 
     Raises FolderExistsError if another process is writing it, UsageError if something else is in the way.
     """
-    if PARTIAL.folder_of(path).exists():
-        with work_folder(PARTIAL, path) as work:
+    if _work_of(path).exists():
+        with work_folder(_work_of(path), path) as work:
             _recover(path, work)
+
+
+def restore(path: Path) -> None:
+    """Restore, if possible, a folder that a killed process moved away while replacing it. If the process runs, wait for
+    its next rename."""
+    path = path.resolve()
+    work = _work_of(path)
+    while (work / _OLD).exists() and not path.exists() and is_work_folder(work):
+        try:
+            recover(path)
+        except FolderExistsError:
+            time.sleep(_PAUSE)
+        except OSError:
+            return
 
 
 def check_output_file(path: Path, force: bool) -> None:
@@ -176,9 +164,8 @@ def check_output_file(path: Path, force: bool) -> None:
     resolved = path.resolve()
     recover(resolved)
     for folder in resolved.parents:
-        with suppress(OSError, ValidationError):
-            if str(resolved.relative_to(folder)) in {MANIFEST, *_named_files(folder)}:
-                raise UsageError(f"{path} is kept: it is a file of {folder}, which ralm wrote; choose another name.")
+        if str(resolved.relative_to(folder)) in _files_of(_manifest(folder)):
+            raise UsageError(f"{path} is kept: it is a file of {folder}, which ralm wrote; choose another name.")
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is not a regular file; name a file to write.")
     if path.exists() and not force:
@@ -187,27 +174,8 @@ def check_output_file(path: Path, force: bool) -> None:
         )
 
 
-@contextmanager
-def replaced_file(path: Path) -> Iterator[TextIO]:
-    """Yield a UTF-8 stream to a temporary file that replaces `path` when the block succeeds, and is removed otherwise.
-
-    If `path` is a link, its target is replaced. Raises FolderExistsError if another process is writing it.
-    """
-    path = path.resolve()
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with work_folder(PARTIAL, path) as work, HeldSignals() as signals:
-            try:
-                with (work / _NEW).open("w", encoding="utf-8") as stream:
-                    signals.release()
-                    yield stream
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                    signals.hold()
-                (work / _NEW).replace(path)
-            finally:
-                signals.hold()
-                PARTIAL.clear(work)
+def _work_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
 
 
 def _is_taken(path: Path) -> bool:
@@ -216,39 +184,30 @@ def _is_taken(path: Path) -> bool:
 
 
 def _reason_to_keep(path: Path, kind: FolderKind, also: Sequence[str]) -> str:
-    """Why a folder may not be replaced by one of this kind; empty if it may."""
-    try:
-        written = _Written.model_validate_json((path / MANIFEST).read_bytes())
-    except (OSError, ValidationError):
+    """Return why a folder may not be replaced by one of this kind; empty if it may."""
+    if not (manifest := _manifest(path)):
         return f"it was not written by ralm, whose folders have a {MANIFEST} that says so"
-    if written.kind != kind.name:
-        return f"it is a ralm {written.kind}, and this is a ralm {kind}"
-    known = {MANIFEST, *written.files, *also}
-    strange = next((file for file in _files(path) if file not in known), None)
+    if manifest["kind"] != kind.name:
+        return f"it is a ralm {manifest['kind']}, and this is a ralm {kind}"
+    entries = (entry for entry in sorted(path.rglob("*")) if entry.is_symlink() or not entry.is_dir())
+    files = (entry.relative_to(path).as_posix() for entry in entries)
+    strange = next((file for file in files if file not in {*_files_of(manifest), *also}), None)
     return "" if strange is None else f"ralm did not write {strange}, which is in it; move that elsewhere first"
 
 
-def _files(folder: Path) -> Iterator[str]:
-    """The relative paths of everything in a folder except folders; skips work folders of killed processes."""
-    for entry in sorted(folder.iterdir()):
-        if entry.is_symlink() or not entry.is_dir():
-            yield entry.name
-        elif not is_work_folder(entry):
-            yield from (f"{entry.name}/{inner}" for inner in _files(entry))
+def _manifest(folder: Path) -> dict[str, Any]:
+    """Return what shows that ralm wrote a folder, even if its files are damaged; empty if ralm did not."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    is_ours = isinstance(manifest, dict) and manifest.get("program") == "ralm" and {"kind", "files"} <= manifest.keys()
+    return manifest if is_ours and isinstance(manifest["files"], dict) else {}
 
 
-def restore(path: Path) -> None:
-    """Restore, if possible, a folder that a killed process moved away while replacing it. If the process runs, wait for
-    its next rename."""
-    path = path.resolve()
-    work = PARTIAL.folder_of(path)
-    while (work / _OLD).exists() and not path.exists() and is_work_folder(work):
-        try:
-            recover(path)
-        except FolderExistsError:
-            time.sleep(_PAUSE)
-        except OSError:
-            return
+def _files_of(manifest: dict[str, Any]) -> set[str]:
+    """Return the names of the files that are in a folder with this manifest."""
+    return {MANIFEST, *manifest["files"]} if manifest else set()
 
 
 def _move_into_place(path: Path, work: Path, *, replace: bool) -> None:
@@ -269,99 +228,21 @@ def _move_into_place(path: Path, work: Path, *, replace: bool) -> None:
         ) from error
 
 
-def _record_finished(path: Path, work: Path) -> list[WorkKind]:
-    """Record that a folder is finished, and which other work folders are no longer needed; returns those."""
-    unneeded = [kind for kind in _UNFINISHED if is_held_by_this_process(kind.folder_of(path))]
-    record = _Finished(manifest=_hash(work / _NEW), unneeded=[kind.name for kind in unneeded])
-    write_atomically(work / _FINISHED, record.model_dump_json())
-    return unneeded
-
-
 def _recover(path: Path, work: Path) -> None:
     """Restore at `path` what a killed process had finished, and remove everything else that it left."""
     if (work / _OLD).exists() and not _is_taken(path):
         (work / (_NEW if (work / _NEW).exists() else _OLD)).rename(path)
-    _end_change(path, work)
-    try:
-        finished = _Finished.model_validate_json((work / _FINISHED).read_bytes())
-    except (OSError, ValidationError):
-        finished = None
-    if finished and finished.manifest == _hash(path):
-        for kind in _UNFINISHED:
-            if kind.name in finished.unneeded and kind.folder_of(path).exists():
-                with suppress(FolderExistsError, UsageError), work_folder(kind, path) as other:
-                    kind.clear(other)
-    PARTIAL.empty(work)
+    if (work / _ENDS).exists() and not (work / _NEW / MANIFEST).exists():
+        _remove_unfinished(path)
+    (work / _ENDS).unlink(missing_ok=True)  # first, since it ends nothing without the new output
+    empty(work)
 
 
-class _Finished(BaseModel):
-    """The record written before a folder is renamed: a hash of its manifest, and the work folders no longer needed."""
-
-    manifest: str
-    unneeded: list[str]
-
-
-class _Written(BaseModel):
-    """The fields that show that ralm wrote a manifest, even if files or checksums are damaged."""
-
-    program: Literal["ralm"] = "ralm"
-    kind: str
-    format_version: int
-    ralm_version: str
-    settings: dict[str, Any]
-    counts: dict[str, Any]
-    files: dict[str, Any]
-
-
-def _hash(folder: Path) -> str:
-    """A hash of a folder's manifest; empty if it has none."""
-    file = folder / MANIFEST
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-
-
-class _Change(BaseModel):
-    """The files that are added and removed, by their names in the folder."""
-
-    files: list[str]
-
-
-def _make_change(folder: Path, work: Path) -> None:
-    """Move new files into `folder` and replace its manifest; the new manifest names all files.
-
-    Raises FolderExistsError if something that ralm did not write has the name of a new file.
-    """
-    new = work / _NEW
-    before, after = _named_files(folder), _named_files(new)
-    added = sorted(after - before)
-    for name in added:
-        if os.path.lexists(folder / name):
-            raise FolderExistsError(f"{folder / name} is in the way, and ralm did not write it; move it elsewhere.")
-    write_atomically(work / _CHANGE, _Change(files=sorted(before ^ after)).model_dump_json())
-    sync_one(work)  # a file must not survive a power failure without the record that names it
-    for name in added:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (new / name).rename(folder / name)
-    for parent in {folder / parent for name in added for parent in Path(name).parents}:
-        sync_one(parent)
-    (new / MANIFEST).replace(folder / MANIFEST)
-    sync_one(folder)
-    _end_change(folder, work)
-
-
-def _end_change(folder: Path, work: Path) -> None:
-    """Remove the files of an unfinished change, if any, that the manifest of the folder does not name."""
-    try:
-        change = _Change.model_validate_json((work / _CHANGE).read_bytes())
-        named = _named_files(folder)
-    except (OSError, ValidationError):
-        return
-    for name in change.files:
-        if name not in named:
-            (folder / name).unlink(missing_ok=True)
-            with suppress(OSError):  # stops at the first folder that is not empty
-                for parent in Path(name).parents[:-1]:
-                    (folder / parent).rmdir()
-
-
-def _named_files(folder: Path) -> set[str]:
-    return set(_Written.model_validate_json((folder / MANIFEST).read_bytes()).files)
+def _remove_unfinished(path: Path) -> None:
+    """Remove the unfinished work of an output, unless another process holds it."""
+    folder = unfinished(path)
+    if is_held(folder):
+        remove(folder)
+    elif folder.exists():
+        with suppress(RalmError), work_folder(folder, path):
+            remove(folder)

@@ -26,7 +26,7 @@ _CHECKSUM_BYTES: Final = 16
 _TABLE: Final = "entries"
 _CREATE: Final = f"CREATE TABLE IF NOT EXISTS {_TABLE} (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID"
 _SHARED: Final = ("journal_mode = WAL", "synchronous = NORMAL")
-_ALONE: Final = ("locking_mode = EXCLUSIVE", "journal_mode = PERSIST", "synchronous = OFF")
+_ALONE: Final = ("locking_mode = EXCLUSIVE", "synchronous = OFF")
 
 
 class Store:
@@ -113,10 +113,8 @@ class Store:
             self._closed = True
             empty = not self._shared and not self._database.execute("SELECT 1 FROM entries LIMIT 1").fetchone()
             self._close_file()
-            if self.file is not None and not self._shared:
-                self.file.with_name(f"{self.file.name}-journal").unlink(missing_ok=True)
-                if empty:
-                    self.file.unlink(missing_ok=True)
+            if empty and self.file is not None:
+                self.file.unlink(missing_ok=True)
 
     def _prepare(self) -> None:
         """Check that the file is a store, or create one; nothing of another file is changed."""

@@ -1,198 +1,139 @@
 """Work folders: what a process keeps beside an output until the output is complete.
 
-A work folder has a marker file, which shows that ralm made the folder. A process locks the marker while it uses the
-folder. The lock, not a process id, tells whether the process is still running or was killed. Files are only removed
-from folders with such a marker.
+A work folder is ralm's alone, as a file in it says, which the process that uses the folder locks: the lock, not a
+process id, tells whether that process still runs or was killed.
 """
 
-import errno
-import fcntl
-import json
 import os
 import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ralm.errors import FolderExistsError, RalmError, StorageError, UsageError
+from ralm.errors import FolderExistsError, RalmError, UsageError
 from ralm.processes import HeldSignals
+from ralm.storage.atomic import lock_file
 
-MARKER: Final = "lock"
-_PROGRAM: Final = "ralm"
-_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-_MARKER_BYTES: Final = 128
-_TOKEN: Final = uuid.uuid4().hex
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkKind:
-    """A kind of work folder: a format for its name, given the output's name, and glob patterns of its files."""
-
-    name: str
-    holds: tuple[str, ...]
-
-    def folder_of(self, out: Path) -> Path:
-        """The work folder of an output."""
-        return out.with_name(self.name.format(out.name))
-
-    def clear(self, folder: Path) -> None:
-        """Remove our files, and the folder if nothing else is in it."""
-        self.empty(folder)
-        _remove_if_bare(folder)
-
-    def empty(self, folder: Path) -> None:
-        """Remove our files."""
-        for pattern in self.holds:
-            for entry in folder.glob(pattern):
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry, ignore_errors=True)
-                else:
-                    entry.unlink(missing_ok=True)
+LOCK: Final = "lock"
+SETTINGS: Final = "config.json"
+"""The settings of the work in a folder; without any work they are worth nothing."""
+_CONTENT: Final = b'{"program": "ralm"}'
+_SIGN: Final = b'"ralm"'
+_held: Final[set[Path]] = set()
+"""The work folders that this process holds."""
 
 
-PARTIAL: Final = WorkKind(
-    name=".{}.partial", holds=("new", "old", "finished", "finished.partial", "change", "change.partial")
-)
-"""The output being written, and what it replaces."""
-UNFINISHED_RUN: Final = WorkKind(
-    name="{}.unfinished",
-    holds=(
-        *("config.json", "config.json.partial", "*.sqlite*"),
-        *("checkpoint-*.safetensors*", "held-out.npz*", "encoders", "encoding", "version-*"),
-    ),
-)
-"""The scores of an unfinished run, or the checkpoints of an unfinished training."""
-UNFINISHED_VECTORS: Final = WorkKind(name=".{}.vectors", holds=("*.npy", "*.npy.partial", "seen-*"))
-"""The vectors encoded for an unfinished index."""
-UNFINISHED_SIGNALS: Final = WorkKind(
-    name="{}.unfinished", holds=("parts", "sampled.parquet*", "config.json", "config.json.partial", "finished", "turn")
-)
-"""The measured parts of unfinished signals. Results are removed before their settings, so that a process that is killed
-meanwhile leaves no results without the settings that they were computed with."""
-_SCRATCH: Final = WorkKind(name="ralm-{}", holds=("files",))
-"""Files that nobody needs once their process ended, in the folder of the system for these."""
+def unfinished(out: Path) -> Path:
+    """Return the folder for what belongs to an unfinished output: scores, checkpoints, vectors or signals."""
+    return out.with_name(f"{out.name}.unfinished")
 
 
 @contextmanager
-def work_folder(kind: WorkKind, out: Path, *, shared: bool = False) -> Iterator[Path]:
-    """Hold the work folder of an output, which is created if missing, and removed at the end if it is empty.
+def work_folder(folder: Path, out: Path, *, shared: bool = False) -> Iterator[Path]:
+    """Hold the work folder of an output, which is created if missing, and removed at the end if no work is in it.
 
     With `shared`, other processes that share it too may hold it at the same time. Raises FolderExistsError if another
     process holds it, UsageError if ralm did not make it, StorageError if it exists on a disk without file locks.
     """
-    folder = kind.folder_of(out)
-    with HeldSignals() as signals:
-        marker = _locked_marker(folder, out, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    with HeldSignals() as signals, locked_folder(folder, out, shared=shared):
         try:
             signals.release()
             yield folder
-            signals.hold()
         finally:
             signals.hold()
-            _remove_if_bare(folder)
-            os.close(marker)
+
+
+@contextmanager
+def locked_folder(folder: Path, out: Path, *, shared: bool = False) -> Iterator[Path]:
+    """Do as `work_folder`, within a block of `HeldSignals`, so that an interrupt leaves nothing."""
+    lock = _lock(folder, out, shared=shared)
+    _held.add(folder)
+    try:
+        os.pwrite(lock, _CONTENT, 0)  # in one write, since others may read it at any moment
+        os.fsync(lock)
+        yield folder
+    finally:
+        _held.discard(folder)
+        with suppress(OSError):
+            if {entry.name for entry in folder.iterdir()} <= {LOCK, SETTINGS}:
+                remove(folder)
+        os.close(lock)
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yield an empty folder that is removed at the end; what killed processes left of such folders is removed, too."""
+    """Yield a folder that is removed at the end, and remove what killed processes left of such folders."""
     place = Path(tempfile.gettempdir())
     for folder in place.glob("ralm-*"):
         with suppress(OSError, RalmError):
             if folder.lstat().st_uid == os.getuid() and is_work_folder(folder):
-                with work_folder(_SCRATCH, place / folder.name.removeprefix("ralm-")):
-                    _SCRATCH.empty(folder)
-    with work_folder(_SCRATCH, place / uuid.uuid4().hex) as folder:
-        (folder / "files").mkdir()
+                with work_folder(folder, folder):
+                    empty(folder)
+    folder = place / f"ralm-{uuid.uuid4().hex}"
+    with HeldSignals() as signals, locked_folder(folder, folder):
         try:
-            yield folder / "files"
+            signals.release()
+            yield folder
         finally:
-            _SCRATCH.empty(folder)
+            signals.hold()
+            empty(folder)
 
 
 def is_work_folder(folder: Path) -> bool:
-    """Whether a folder has our marker."""
-    return bool(_marker(folder))
+    """Whether ralm made a folder as a work folder."""
+    try:
+        return _SIGN in (folder / LOCK).read_bytes()
+    except OSError:
+        return False
 
 
-def is_held_by_this_process(folder: Path) -> bool:
+def is_held(folder: Path) -> bool:
     """Whether this process holds a work folder."""
-    return _marker(folder).get("process") == _process()
+    return folder in _held
 
 
-def _locked_marker(folder: Path, out: Path, how: int) -> int:
-    """The marker of a folder, open and locked; the system ends the lock when the process ends or is killed."""
+def remove(folder: Path) -> None:
+    """Remove a work folder that this process holds."""
+    with suppress(OSError):
+        empty(folder)
+        if [entry.name for entry in folder.iterdir()] == [LOCK]:  # no other process that shares it writes there
+            (folder / LOCK).unlink()
+            folder.rmdir()
+
+
+def empty(folder: Path) -> None:
+    """Remove everything in a work folder that this process holds."""
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != LOCK:
+            entry.unlink(missing_ok=True)
+
+
+def _lock(folder: Path, out: Path, *, shared: bool) -> int:
+    """Lock a work folder, which is created if missing, and return the open lock."""
     while True:
-        _make(folder, out)
-        with suppress(FileNotFoundError):  # the process that held it has just removed it
-            marker = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                _lock(marker, folder, out, how)
-                # another process may have removed the folder between opening and locking: then try again
-                if os.path.samestat(os.fstat(marker), (folder / MARKER).stat()):
-                    content = json.dumps({"program": _PROGRAM, "process": _process()}).ljust(_MARKER_BYTES)
-                    os.pwrite(marker, content.encode(), 0)  # one write, since others may read it at any moment
-                    os.fsync(marker)
-                    return marker
-            except BaseException:
-                os.close(marker)
-                raise
-            os.close(marker)
+        try:
+            _make(folder, out)
+            lock = lock_file(folder / LOCK, shared=shared)
+        except FileNotFoundError:  # the process that held it has just removed it
+            continue
+        if lock is None:
+            raise FolderExistsError(f"another process is writing {out}; wait for it or choose another output.")
+        return lock
 
 
 def _make(folder: Path, out: Path) -> None:
-    """Create the folder if it is missing. Raises UsageError if it exists and is neither empty nor ours."""
+    """Create a folder if it is missing. Raises UsageError if it exists and is neither empty nor a work folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        entries = [entry.name for entry in folder.iterdir()]
+        begun = {entry.name: entry.lstat().st_size for entry in folder.iterdir()} in ({}, {LOCK: 0})
     except FileExistsError:
-        entries = [folder.name]
-    except FileNotFoundError:
-        return
-    marker = folder / MARKER
-    only_begun = not entries or (entries == [MARKER] and not (marker.exists() and marker.stat().st_size))
-    if not only_begun and not is_work_folder(folder) and folder.exists():
+        begun = False
+    if not begun and not is_work_folder(folder) and os.path.lexists(folder):
         raise UsageError(
             f"{folder} is in the way of {out}, and ralm did not make it: move it elsewhere, or choose another output."
         )
-
-
-def _lock(marker: int, folder: Path, out: Path, how: int) -> None:
-    try:
-        fcntl.flock(marker, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise FolderExistsError(f"another process is writing {out}; wait for it or choose another output.") from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        if os.fstat(marker).st_size:
-            raise StorageError(
-                f"{folder} was left by another process, or is in use by one: its disk has no file locks. Remove "
-                f"it if no process is writing {out}, or choose another output."
-            ) from None
-
-
-def _marker(folder: Path) -> dict[str, str]:
-    """The content of the marker; empty if there is no marker of ours."""
-    try:
-        content = json.loads((folder / MARKER).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) and content.get("program") == _PROGRAM else {}
-
-
-def _process() -> str:
-    """A name for this process that is unique even if process ids are reused."""
-    return f"{os.getpid()}-{_TOKEN}"
-
-
-def _remove_if_bare(folder: Path) -> None:
-    """Remove a folder that holds only our marker."""
-    with suppress(OSError):
-        if [entry.name for entry in folder.iterdir()] == [MARKER]:
-            (folder / MARKER).unlink()
-            folder.rmdir()

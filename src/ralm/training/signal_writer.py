@@ -29,10 +29,10 @@ from ralm.records import NO_PASSAGE
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
 from ralm.runs import resume, run
-from ralm.storage.atomic import file_lock, link_file, storage_errors, sync_one, try_file_lock
+from ralm.storage.atomic import file_lock, storage_errors, sync_one
 from ralm.storage.manifest import read_manifest, write_manifest
 from ralm.storage.outputs import check_output, new_folder, output_path
-from ralm.storage.work import UNFINISHED_SIGNALS, work_folder
+from ralm.storage.work import empty, remove, unfinished, work_folder
 from ralm.terminal import path_text, progress_bar, track
 from ralm.training import signals
 from ralm.training.candidates import check_fits, find_candidates, score_candidates
@@ -54,7 +54,6 @@ _PART: Final = 128
 _SAMPLED: Final = "sampled.parquet"
 _PARTS: Final = "parts"
 _TURN: Final = "turn"
-_FINISHED: Final = "finished"
 _PAUSE: Final = 0.2
 
 
@@ -94,39 +93,32 @@ def make_signals(
         "text": text_config(sources, fields, skip_bad=skip_bad),
     }
     job = _Job(output_path(Path(out)), config, source)
-    _remove_finished_work(job, force=force)
     check_output(job.out, kind=signals.SIGNALS_KIND, force=force)
     if force and not job.was_begun(force=True):
-        with work_folder(UNFINISHED_SIGNALS, job.out) as work:  # nobody else is in it
-            UNFINISHED_SIGNALS.empty(work)
+        with work_folder(job.work, job.out):  # nobody else is in it
+            empty(job.work)
     with (
         suppress(_AlreadyMeasuredError),
         storage_errors(job.out),
-        work_folder(UNFINISHED_SIGNALS, job.out, shared=True) as work,
+        work_folder(job.work, job.out, shared=True) as work,
     ):
         with _turn(job):
             if not job.was_begun():
+                (work / _SAMPLED).unlink(missing_ok=True)
                 resume.write_config(work, config)
             if not (work / _SAMPLED).exists():
                 try:
                     _keep_examples(job)
                 except BaseException:
-                    UNFINISHED_SIGNALS.clear(work)
+                    remove(work)
                     raise
         _measure_all(job)
         with _turn(job):
             if job.is_open:
-                _write(job, force=force)
-                (work / _FINISHED).touch()
-                UNFINISHED_SIGNALS.clear(work)
+                if force or not job.is_written:  # a process that shared the work may have been killed after it wrote it
+                    _write(job, force=force)
+                remove(work)
     return signals.open_signals(out)
-
-
-def check_early(out: Path, *, force: bool) -> None:
-    """Raise FolderExistsError, before anything is loaded, if signals cannot be written there for certain: not if work
-    was left beside it, which `make_signals` knows how to end."""
-    if not UNFINISHED_SIGNALS.folder_of(output_path(out)).exists():
-        check_output(out, kind=signals.SIGNALS_KIND, force=force)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,7 +167,7 @@ class _Job:
 
     @property
     def work(self) -> Path:
-        return UNFINISHED_SIGNALS.folder_of(self.out)
+        return unfinished(self.out)
 
     def part(self, number: int) -> Path:
         return self.work / _PARTS / f"{number:05}.parquet"
@@ -185,8 +177,8 @@ class _Job:
 
     @property
     def is_open(self) -> bool:
-        """Whether no process has put the folder together yet; whoever does clears the work folder."""
-        return (self.work / _SAMPLED).exists() and not (self.work / _FINISHED).exists()
+        """Whether no process has put the folder together yet; whoever does removes the work folder."""
+        return (self.work / _SAMPLED).exists()
 
     @property
     def is_written(self) -> bool:
@@ -199,17 +191,6 @@ class _Job:
         return isinstance(recorded, dict) and {**recorded, signals.INDEX_PATH: ""} == {**wanted, signals.INDEX_PATH: ""}
 
 
-def _remove_finished_work(job: _Job, *, force: bool) -> None:
-    """Remove what is left if a process was killed after it had written the output: unless `force` says to write it
-    again, for then it may be what was measured for that."""
-    # the settings of the work go when the output gets its name
-    is_its_own = not (job.work / resume.CONFIG).exists() or job.was_begun(force=True)
-    is_left = not force and is_its_own and job.work.exists() and job.is_written
-    if job.out.exists() and (is_left or (job.work / _FINISHED).exists()):
-        with work_folder(UNFINISHED_SIGNALS, job.out) as work:
-            UNFINISHED_SIGNALS.clear(work)
-
-
 class _AlreadyMeasuredError(Exception):
     """While this process waited, others have ended the work."""
 
@@ -218,7 +199,7 @@ class _AlreadyMeasuredError(Exception):
 def _turn(job: _Job) -> Iterator[None]:
     """Hold the lock of what only one process may do."""
     try:
-        with file_lock(job.work / _TURN):
+        with file_lock(job.work / _TURN, wait=True):
             yield
     except FileNotFoundError:
         if job.work.exists():
@@ -262,7 +243,7 @@ def _measure_all(job: _Job) -> None:
 def _measure_if_free(job: _Job, part: int, sampled: pq.ParquetFile) -> None:
     """Measure a part unless another process does."""
     done = job.part(part)
-    with try_file_lock(done.with_suffix(".lock")) as free:
+    with file_lock(done.with_suffix(".lock")) as free:
         if not free or done.exists():
             return
         table = job.source.measure(sampled.read_row_group(part))
@@ -280,9 +261,9 @@ def _write(job: _Job, *, force: bool) -> None:
     }
     with new_folder(job.out, kind=signals.SIGNALS_KIND, force=force) as folder:
         (folder / signals.CANDIDATES).mkdir()
-        link_file(job.work / _SAMPLED, folder / signals.EXAMPLES)
+        shutil.copyfile(job.work / _SAMPLED, folder / signals.EXAMPLES)
         for part in range(parts):
-            link_file(job.part(part), folder / signals.CANDIDATES / job.part(part).name)
+            shutil.copyfile(job.part(part), folder / signals.CANDIDATES / job.part(part).name)
         counts = {"examples": pq.read_metadata(folder / signals.EXAMPLES).num_rows}
         manifest = write_manifest(folder, kind=signals.SIGNALS_KIND, settings=settings, counts=counts)
         settings["worth"] = asdict(signal_statistics(signals.open_signals(folder)))

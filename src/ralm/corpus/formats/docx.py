@@ -12,7 +12,7 @@ from typing import Any, Final
 from lxml import etree
 
 from ralm.corpus import documents, files
-from ralm.errors import CorpusError, short_message
+from ralm.errors import CorpusError, RalmError, short_message
 from ralm.records import Document
 
 _MAX_XML: Final = 1 << 26
@@ -49,7 +49,7 @@ def docx_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
             styles = _styles(parts, main)
             title = _title(parts, package) or _heading(body, styles) or file.title
             text, headings = documents.take_headings("\n".join(_blocks(body, styles)))
-    except CorpusError:
+    except RalmError:
         raise
     except zipfile.BadZipFile:
         raise CorpusError(f"{file.path} is not a DOCX file, or damaged or encrypted: it is no zip archive.") from None

@@ -7,7 +7,7 @@ from email.policy import EmailPolicy, default
 from typing import Any, Final
 
 from ralm.corpus import documents, files
-from ralm.errors import CorpusError, short_message
+from ralm.errors import CorpusError, RalmError, short_message
 from ralm.records import Document, Heading
 
 _FIELDS: Final = ("from", "to", "cc", "date")
@@ -28,7 +28,7 @@ def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
         metadata = {name: str(message[name]) for name in _FIELDS if message[name]}
         title = " ".join(str(message["subject"] or file.title).split())
         is_html = body is not None and body.get_content_subtype() == "html"
-    except CorpusError:
+    except RalmError:
         raise
     except Exception as error:  # noqa: BLE001  # the parser of the standard library raises many kinds
         raise CorpusError(f"{file.path} is not a message of e-mail, or damaged: {short_message(error)}.") from None

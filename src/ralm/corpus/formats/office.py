@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final
 
 from ralm.corpus import documents, files
-from ralm.errors import CorpusError, short_message
+from ralm.errors import CorpusError, RalmError, short_message
 from ralm.records import Document
 
 _MAX_UNPACKED: Final = 1 << 28
@@ -77,7 +77,7 @@ def _document(
                 raise CorpusError(f"{file.path} unpacks to more than {_MAX_UNPACKED >> 20:,} MiB; split it.")
             stream.seek(0)
             title, marked = read(stream)
-    except CorpusError:
+    except RalmError:
         raise
     except Exception as error:  # noqa: BLE001  # the packages raise many kinds
         raise CorpusError(f"{file.path} is not {what}, or damaged or encrypted: {short_message(error)}.") from None
