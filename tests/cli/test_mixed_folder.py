@@ -16,7 +16,7 @@ from ralm.retrieval.index import check_index, open_index
 from tests.cli.program import done, printed
 from tests.corpus.test_pdf import pdf
 
-pytest.importorskip("lxml")
+pytest.importorskip("turbohtml")
 docx = pytest.importorskip("docx")
 
 

@@ -207,7 +207,7 @@ def test_pipes_in_a_folder_are_named_and_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("suffix", "module", "package"),
-    [("html", "lxml", "lxml"), ("pdf", "pypdf", "pypdf"), ("docx", "lxml", "lxml")],
+    [("html", "turbohtml", "turbohtml"), ("pdf", "pypdf", "pypdf"), ("docx", "lxml", "lxml")],
 )
 def test_a_missing_package_is_said_before_anything_is_read(
     suffix: str, module: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

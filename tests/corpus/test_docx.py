@@ -65,8 +65,8 @@ def test_paragraphs_and_tables_in_order(tmp_path: Path) -> None:
     table.cell(1, 1).add_table(rows=1, cols=2).cell(0, 1).text = "inner"
     document.add_paragraph("After")
     (tmp_path / "x.docx").write_bytes(saved(document))
-    text = "Before the heading\nThe  Heading\nOne bold\tword\nnext line\ncell 0\tcell 1\ncell 2\tcell 3 \tinner\nAfter"
-    heading = Heading(19, 31, 1, "The Heading")
+    text = "Before the heading\n# The Heading\nOne bold\tword\nnext line\ncell 0\tcell 1\ncell 2\tcell 3 \tinner\nAfter"
+    heading = Heading(19, 33, 1, "The Heading")
     assert only(tmp_path / "x.docx") == Document("x.docx", "The Heading", text, headings=(heading,))
     document.core_properties.title = "The title"
     (tmp_path / "x.docx").write_bytes(saved(document))

@@ -33,12 +33,12 @@ def test_a_spreadsheet(tmp_path: Path) -> None:
     book.properties.title = "The  Farm"
     book.save(tmp_path / "farm.xlsx")
     found = only(tmp_path / "farm.xlsx")
-    rows = ["Prices", "animal\tprice\t\tsince", "dog Rex\t120\t\t2024-01-02 00:00:00", "\t0.5\tTrue", "More", "goat"]
-    assert (found.id, found.title, found.text) == ("farm.xlsx", "The Farm", "\n".join(rows))
+    text = "# Prices\nanimal\tprice\t\tsince\ndog Rex\t120\t\t2024-01-02 00:00:00\n\t0.5\tTrue\n# More\ngoat"
+    assert (found.id, found.title, found.text) == ("farm.xlsx", "The Farm", text)
     assert [one.title for one in found.headings] == ["Prices", "More"]
     pieces = [*make_passages([found], Splitting(split="structure", words=8))]
     assert [(one.title, one.text.split("\n")[0]) for one in pieces][:2] == [
-        ("The Farm > Prices", "Prices"),
+        ("The Farm > Prices", "# Prices"),
         ("The Farm > Prices", "animal\tprice\t\tsince"),
     ]
 
@@ -55,7 +55,7 @@ def test_slides(tmp_path: Path) -> None:
         cells.cell(number // 2, number % 2).text = text
     show.save(tmp_path / "farm.pptx")
     found = only(tmp_path / "farm.pptx")
-    lines = ["The Farm", "Rex keeps the sheep.", "Anna keeps Rex.", "Say it slowly.", "animal\tprice", "dog\t120"]
+    lines = ["# The Farm", "Rex keeps the sheep.", "Anna keeps Rex.", "Say it slowly.", "animal\tprice", "dog\t120"]
     assert (found.title, found.text.split("\n")) == ("The Farm", lines)
     assert [one.title for one in found.headings] == ["The Farm"]
 

@@ -158,7 +158,7 @@ def test_a_message(tmp_path: Path) -> None:
     assert list(read_documents(str(file))) == [Document("m.eml", "Café and whales", "Theé", metadata=metadata)]
     file.write_text(f"{head}Content-Type: text/html\n\n<p>Whales <b>sing</b>.<p>Ducks do not.")
     [found] = read_documents(str(file))
-    assert found.text == "Whales sing.\nDucks do not."
+    assert found.text == "Whales sing.\n\nDucks do not."
     file.write_text(f"{head}Content-Type: text/plain; charset=klingon\n\nx")
     with pytest.raises(CorpusError, match=r"m.eml is not a message of e-mail, or damaged"):
         list(read_documents(str(file)))

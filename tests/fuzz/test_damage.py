@@ -75,6 +75,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
     "x.csv.gz": ("line 2 is longer than 32 MiB", lambda: packed(b'text\n"', b"x")),
     "x.tsv.gz": ("line 1 is longer than 32 MiB", lambda: packed(b"1\t", b"x")),
     "x.txt.gz": ("has more than 256 MiB", lambda: packed(b"", b"x")),
+    "size.html": ("more than 32 MiB of HTML", lambda: b"<p>x" * 9_000_000),
     "headings.html": ("", lambda: b"<h1> " * 500_000 + b"a"),
     "words.eml": (_MAIL, lambda: b"Subject: " + b"=?utf-8?q?a?=\n " * 20_000),
     "addresses.eml": (_MAIL, lambda: b"To: " + b"a@b.c, " * 300_000),

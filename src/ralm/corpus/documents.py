@@ -14,6 +14,8 @@ from typing import Annotated, Any, Final, TextIO
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.corpus.files import File
+from ralm.corpus.structure import find_headings
 from ralm.errors import CorpusError
 from ralm.options import Option
 from ralm.records import Document, Heading, Metadata
@@ -28,8 +30,6 @@ LINKS: Final = "links that lead to nothing new"
 NOT_CHOSEN: Final = "files that the patterns leave out"
 HIDDEN: Final = "hidden files and folders"
 NOT_JSON: Final = "fields of metadata that JSON cannot hold"
-HEADING_MARK: Final = "\x01"
-"""A character that no text of HTML or DOCX has."""
 _EXAMPLES_KEPT: Final = 5
 _KINDS_COUNTED: Final = 20
 _OTHER_KINDS: Final = "other"
@@ -190,6 +190,14 @@ class DocumentBuilder:
         kept = self._metadata(metadata or {}, identifier)
         return Document(id=identifier, title=title, text=text, metadata=kept, headings=tuple(headings))
 
+    def markdown(self, file: File, title: str, text: str, metadata: Metadata | None = None) -> Document:
+        """A document that is a whole file as Markdown. Without a title, it has that of its first heading of the highest
+        level, else the name of the file."""
+        headings = tuple(find_headings(text))
+        highest = min(headings, key=lambda heading: heading.level, default=None)
+        title = " ".join(title.split()) or (highest.title if highest else file.title)
+        return self.whole(file.id, title, text, metadata, headings)
+
     def skipping_bad(self) -> "DocumentBuilder":
         """This builder, counting broken lines instead of raising an error."""
         tolerant = copy.copy(self)  # shares what was seen and counted
@@ -232,27 +240,6 @@ class DocumentBuilder:
         if len(values) > _MAX_VALUES:
             raise CorpusError(f"{where} has more than {_MAX_VALUES:,} values of metadata; keep fewer with `fields`.")
         return metadata
-
-
-def take_headings(marked: str) -> tuple[str, list[Heading]]:
-    """A text without the marks of headings, and the headings: a reader puts HEADING_MARK and the level, a digit, before
-    the line of each, and HEADING_MARK after the title if more follows on the line."""
-    if HEADING_MARK not in marked:
-        return marked, []
-    lines, headings, begin = [], list[Heading](), 0
-    for line in marked.split("\n"):
-        if HEADING_MARK not in line:
-            lines.append(line)
-            begin += len(line) + 1
-            continue
-        before, _, rest = line.partition(HEADING_MARK)
-        shown = (before + rest[1:]).replace(HEADING_MARK, "")
-        lines.append(shown)
-        if shown.strip():
-            title = rest[1:].partition(HEADING_MARK)[0]
-            headings.append(Heading(begin, begin + len(shown), int(rest[0]), " ".join(title.split())))
-        begin += len(shown) + 1
-    return "\n".join(lines), headings
 
 
 def check_columns(names: Sequence[str], where: str) -> None:

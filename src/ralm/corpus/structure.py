@@ -21,6 +21,11 @@ _RULE: Final = re.compile(r"[\s|:+=-]+")
 _BORDERS: Final = ("|", "+-", "+=")
 _ROW: Final = re.compile(r"\t|^(?:\||\+[-=])", re.MULTILINE)
 """What rows of tables in texts begin with."""
+_FENCES: Final = ("```", "~~~")
+_MARKDOWN_HEADING: Final = re.compile(r"#{1,6} +(.)(.*)")
+_SETEXT_UNDERLINE: Final = re.compile(r"(=|-)\1{2,}\s*$")
+_RST_UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+:._])\1{2,}\s*$")
+_MARKUP: Final = re.compile(r"^(?=[^\S\n]*(?:#{1,6} |```|~~~|(?:={3,}|-{3,})[^\S\n]*$))", re.MULTILINE)
 _SENTENCES: Final = 2000
 """Characters that are split into sentences at once: the time rises with their square."""
 _SENTENCE: Final = 16_000  # and as many in which no sentence ends: a longer one is looked at in parts
@@ -44,6 +49,45 @@ class _Unit(NamedTuple):
     words: int
     header: str = ""
     heading: Heading | None = None
+
+
+def find_headings(text: str, *, rst: bool = False) -> Iterator[Heading]:
+    """The headings of Markdown, outside of code, or of reStructuredText, where each underline has a level in the order
+    in which they occur."""
+    is_underlined = _is_underlined_rst if rst else _is_underlined
+    levels = [] if rst else ["=", "-"]
+    in_code, before, line = False, 0, ""
+    begin = end = 0
+    for raw in text.split("\n"):
+        begin, end = end, min(end + len(raw) + 1, len(text))
+        above, line = line, raw.strip()
+        if not rst and line.startswith(_FENCES):
+            in_code = not in_code
+        elif in_code:
+            line = ""
+        elif not rst and line.startswith("#") and (heading := _MARKDOWN_HEADING.match(line)):
+            title = heading.group(1) + heading.group(2).rstrip("#").rstrip(" \t")
+            yield Heading(begin, end, len(line) - len(line.lstrip("#")), title)
+            line = ""
+        elif above and line and is_underlined(above, line):
+            if line[0] not in levels:
+                levels.append(line[0])
+            yield Heading(before, end, levels.index(line[0]) + 1, above)
+            line = ""
+        before = begin
+
+
+def _is_underlined(line: str, below: str) -> bool:
+    return _SETEXT_UNDERLINE.match(below) is not None and not line.startswith(("|", "-", "*", "+", ">", "#"))
+
+
+def _is_underlined_rst(line: str, below: str) -> bool:
+    return bool(_RST_UNDERLINE.match(below)) and len(below) >= len(line) and not _RST_UNDERLINE.match(line)
+
+
+def plain_markdown(text: str) -> str:
+    """Return a text with a backslash before what `find_headings` would read as a heading or as code."""
+    return _MARKUP.sub(r"\\", text)
 
 
 def split_by_structure(text: str, headings: Sequence[Heading], words: int, overlap: int = 0) -> Iterator[Piece]:

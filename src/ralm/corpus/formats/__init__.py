@@ -34,13 +34,13 @@ _FORMATS: Final = (
     _Format((".tsv",), "tables", "tsv_documents"),
     _Format((".csv",), "tables", "csv_documents"),
     _Format((".parquet",), "arrow", "parquet_documents", gzip=False),
-    _Format((".html", ".htm", ".xhtml"), "html", "html_documents", package=("lxml", "lxml")),
+    _Format((".html", ".htm", ".xhtml"), "html", "html_documents", package=("turbohtml", "turbohtml")),
     _Format((".pdf",), "pdf", "pdf_documents", gzip=False, package=("pypdf", "pypdf")),
     _Format((".docx",), "docx", "docx_documents", gzip=False, package=("lxml", "lxml")),
     _Format((".xlsx",), "office", "sheet_documents", gzip=False, package=("openpyxl", "openpyxl")),
     _Format((".pptx",), "office", "slide_documents", gzip=False, package=("python-pptx", "pptx")),
     _Format((".ipynb",), "notebook", "notebook_documents"),
-    _Format((".eml",), "mail", "mail_documents", package=("lxml", "lxml")),
+    _Format((".eml",), "mail", "mail_documents", package=("turbohtml", "turbohtml")),
 )
 _BY_SUFFIX: Final = {suffix: form for form in _FORMATS for suffix in form.suffixes}
 SUFFIXES: Final = tuple(_BY_SUFFIX)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from lxml import etree
 
 from ralm.corpus import documents, files
+from ralm.corpus.structure import plain_markdown
 from ralm.errors import CorpusError, RalmError, short_message
 from ralm.records import Document
 
@@ -34,7 +35,7 @@ _NOT_SHOWN: Final = frozenset(
 
 
 def docx_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
-    """The file as a document. The title is that of its properties, otherwise its first heading, otherwise its name.
+    """The file as Markdown. The title is that of its properties, otherwise its first heading, otherwise its name.
 
     Raises CorpusError if the file is damaged, encrypted, or unpacks to more than a document should.
     """
@@ -47,8 +48,8 @@ def docx_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
             if body is None:
                 raise KeyError("w:body")
             styles = _styles(parts, main)
-            title = _title(parts, package) or _heading(body, styles) or file.title
-            text, headings = documents.take_headings("\n".join(_blocks(body, styles)))
+            title = _title(parts, package)
+            text = "\n".join(_blocks(body, styles))
     except RalmError:
         raise
     except zipfile.BadZipFile:
@@ -57,7 +58,7 @@ def docx_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
         raise CorpusError(f"{file.path} is not a DOCX file, or damaged: it lacks {error}.") from None
     except Exception as error:
         raise CorpusError(f"{file.path} is not a DOCX file, or damaged: {short_message(error)}.") from error
-    yield builder.whole(file.id, " ".join(title.split()), text, headings=headings)
+    yield builder.markdown(file, title, text)
 
 
 class _Parts:
@@ -110,30 +111,22 @@ def _styles(parts: _Parts, main: str) -> dict[str, str]:
     return {style.get(f"{_WORD}styleId"): name.get(_VALUE, "") for style, name in names if name is not None}
 
 
-def _heading(body: Any, styles: dict[str, str]) -> str:
-    """The first paragraph in the style of a heading or title."""
-    for paragraph in body.iterchildren(_PARAGRAPH):
-        if _level(paragraph, styles) and (text := "".join(_pieces(paragraph)).strip()):
-            return text
-    return ""
-
-
-def _level(paragraph: Any, styles: dict[str, str]) -> str:
-    """The level of a paragraph in the style of a heading or title, a digit; empty if it is none."""
+def _level(paragraph: Any, styles: dict[str, str]) -> int:
+    """The level of a paragraph in the style of a heading or title; 0 if it is none."""
     style = paragraph.find(f"{_WORD}pPr/{_STYLE}")
     name = ("" if style is None else styles.get(style.get(_VALUE), "")).lower()
     if not name.startswith(("heading", "title")):
-        return ""
-    return name[-1] if name[-1] in "123456789" else "1"
+        return 0
+    return int(name[-1]) if name[-1] in "123456" else 6 if name[-1] in "789" else 1
 
 
 def _blocks(element: Any, styles: dict[str, str]) -> Iterator[str]:
-    """The paragraphs of an element, and the rows of its tables with tabs between cells, at any depth; headings in these
-    styles are marked."""
+    """The paragraphs of an element, and the rows of its tables with tabs between cells, at any depth, as Markdown."""
     for child in element:
         if child.tag == _PARAGRAPH:
-            level = _level(child, styles)
-            yield (f"{documents.HEADING_MARK}{level}" if level else "") + "".join(_pieces(child))
+            text = "".join(_pieces(child))
+            level = _level(child, styles) if text.strip() else 0
+            yield f"{'#' * level} {' '.join(text.split())}" if level else plain_markdown(text)
         elif child.tag == _TABLE:
             yield from _rows(child)
         elif child.tag not in _NOT_SHOWN:

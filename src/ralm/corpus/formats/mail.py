@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ralm.corpus import documents, files
 from ralm.errors import CorpusError, RalmError, short_message
-from ralm.records import Document, Heading
+from ralm.records import Document
 
 _FIELDS: Final = ("from", "to", "cc", "date")
 _MAX_STEPS: Final = 1 << 31  # some seconds: a header takes the square of its length, and is parsed twice
@@ -26,18 +26,18 @@ def mail_documents(file: files.File, builder: documents.DocumentBuilder) -> Iter
         body = message.get_body(("plain", "html"))
         text = "" if body is None else str(body.get_content())
         metadata = {name: str(message[name]) for name in _FIELDS if message[name]}
-        title = " ".join(str(message["subject"] or file.title).split())
+        title = str(message["subject"] or file.title)
         is_html = body is not None and body.get_content_subtype() == "html"
     except RalmError:
         raise
     except Exception as error:  # noqa: BLE001  # the parser of the standard library raises many kinds
         raise CorpusError(f"{file.path} is not a message of e-mail, or damaged: {short_message(error)}.") from None
-    headings: list[Heading] = []
     if is_html:
-        from ralm.corpus.formats.html import read_page
+        from ralm.corpus.formats.html import read_page, shown_markdown
 
-        text, headings = documents.take_headings(read_page(text).marked_text)
-    yield builder.whole(file.id, title, text, metadata, headings)
+        yield builder.markdown(file, title, shown_markdown(read_page(text, str(file.path))), metadata)
+    else:
+        yield builder.whole(file.id, " ".join(title.split()), text, metadata)
 
 
 def _bounded_policy(where: str, lines: int) -> "EmailPolicy[EmailMessage]":

@@ -2,14 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from ralm.corpus import documents, files
-from ralm.corpus.formats.text import find_headings
 from ralm.errors import CorpusError
 from ralm.records import Document
-
-_MARKDOWN: Final = ".md"
 
 
 def notebook_documents(file: files.File, builder: documents.DocumentBuilder) -> Iterator[Document]:
@@ -24,5 +21,4 @@ def notebook_documents(file: files.File, builder: documents.DocumentBuilder) -> 
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CorpusError(f"{file.path} is not a Jupyter notebook of format 4, or damaged.") from None
     text = "\n\n".join(f"```\n{source}\n```" if kind == "code" else source for kind, source in cells if source)
-    headings = list(find_headings(text, _MARKDOWN))
-    yield builder.whole(file.id, headings[0].title if headings else file.title, text, headings=headings)
+    yield builder.markdown(file, "", text)

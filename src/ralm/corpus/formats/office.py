@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final
 
 from ralm.corpus import documents, files
+from ralm.corpus.structure import plain_markdown
 from ralm.errors import CorpusError, RalmError, short_message
 from ralm.records import Document
 
@@ -29,8 +30,8 @@ def sheet_documents(file: files.File, builder: documents.DocumentBuilder) -> Ite
         for sheet in book.worksheets:
             rows = [_row(row) for row in sheet.iter_rows(values_only=True)]
             if any(rows):
-                lines += [f"{documents.HEADING_MARK}1{sheet.title}", *(row for row in rows if row)]
-        title = book.properties.title or ""
+                lines += [f"# {sheet.title}", plain_markdown("\n".join(row for row in rows if row))]
+        title = book.properties.title or file.title
         book.close()
         return title, "\n".join(lines)
 
@@ -48,19 +49,16 @@ def slide_documents(file: files.File, builder: documents.DocumentBuilder) -> Ite
     def read(stream: BinaryIO) -> tuple[str, str]:
         show = Presentation(stream)
         lines: list[str] = []
-        titles = []
         for slide in show.slides:
             heading = slide.shapes.title
             if heading is not None and heading.text_frame.text.strip():
-                titles.append(" ".join(heading.text_frame.text.split()))
-                lines.append(f"{documents.HEADING_MARK}1{titles[-1]}")
+                lines.append(f"# {' '.join(heading.text_frame.text.split())}")
             for shape in slide.shapes:
                 if heading is None or shape.shape_id != heading.shape_id:
-                    lines += _shape_lines(shape)
+                    lines += map(plain_markdown, _shape_lines(shape))
             if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
-                lines += slide.notes_slide.notes_text_frame.text.split("\n")
-        title = show.core_properties.title or (titles[0] if titles else "")
-        return title, "\n".join(line for line in lines if line.strip())
+                lines += plain_markdown(slide.notes_slide.notes_text_frame.text).split("\n")
+        return show.core_properties.title, "\n".join(line for line in lines if line.strip())
 
     yield _document(file, builder, read)
 
@@ -76,13 +74,12 @@ def _document(
             if unpacked > _MAX_UNPACKED:
                 raise CorpusError(f"{file.path} unpacks to more than {_MAX_UNPACKED >> 20:,} MiB; split it.")
             stream.seek(0)
-            title, marked = read(stream)
+            title, text = read(stream)
     except RalmError:
         raise
     except Exception as error:  # noqa: BLE001  # the packages raise many kinds
         raise CorpusError(f"{file.path} is not {what}, or damaged or encrypted: {short_message(error)}.") from None
-    text, headings = documents.take_headings(marked)
-    return builder.whole(file.id, " ".join(title.split()) or file.title, text, headings=headings)
+    return builder.markdown(file, title, text)
 
 
 def _row(values: tuple[Any, ...]) -> str:
