@@ -282,3 +282,23 @@ def test_a_table_with_a_broken_line(line: bytes, corpus: Path, tmp_path: Path) -
     assert check_index(index) == [f"{table} is damaged; build the index again."]
     with pytest.raises(DamagedFolderError, match=r"is damaged; build the index again\.$"):
         sync_index(index, make_passages)
+
+
+@pytest.mark.filterwarnings("ignore::ralm.errors.RalmWarning")
+def test_an_id_that_a_file_repeats(corpus: Path, tmp_path: Path) -> None:
+    rows = ({"id": name, "text": f"{name} and {number}"} for number, name in enumerate("aba"))
+    written(corpus / "again.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    index = built(corpus, tmp_path / "index")
+    written(corpus / "sea.txt", "The whales dive.", OLD + 1)
+    assert sync_index(index, make_passages)[0].changed == ["sea.txt"]
+    assert files_of(index) == files_of(built(corpus, tmp_path / "anew"))
+
+
+def test_rows_that_change_places(corpus: Path, tmp_path: Path) -> None:
+    index = built(corpus, tmp_path / "index")
+    rows = [f'{{"id": "r{number}", "text": "Row {number} of whales"}}\n' for number in range(9)]
+    written(corpus / "rows.jsonl", "".join(rows))
+    sync_index(index, make_passages)
+    written(corpus / "rows.jsonl", "".join([*reversed(rows), '{"id": "last", "text": "Fish."}\n']), OLD + 1)
+    assert sync_index(index, make_passages)[0].added == ["last"]
+    assert files_of(index) == files_of(built(corpus, tmp_path / "anew"))

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -154,13 +155,20 @@ class FileTable:
         self._stream.seek(entry.begin)
         return self._stream.read(entry.end - entry.begin)
 
+    def documents(self, entry: Entry) -> list[str]:
+        """The ids of the documents of a file, in its order."""
+        ids = [document for document, _ in self._parts(entry)]
+        return [document for document, _ in groupby(ids)] or [entry.state.file]
+
     def parts(self, entry: Entry | None) -> dict[str, list[str]]:
-        """The hashes of the parts of each document of a file that has lines, by its id, in the order of the file."""
+        """The hashes of the parts of each document of a file that has lines, by its id."""
         found: dict[str, list[str]] = {}
-        for line in self.lines(entry).splitlines() if entry else ():
-            document, part = _PART.validate_json(line)
+        for document, part in self._parts(entry) if entry else ():
             found.setdefault(document, []).append(part)
         return found
+
+    def _parts(self, entry: Entry) -> Iterator[tuple[str, str]]:
+        return map(_PART.validate_json, self.lines(entry).splitlines())
 
 
 class FileTableWriter:

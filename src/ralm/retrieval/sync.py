@@ -172,28 +172,34 @@ def _arranged(
     pieces: list[Stretch] = []
     for one in files:
         entry = one if isinstance(one, Entry) else one.old
-        ranges = {} if entry is None else of_file.get((entry.state.source, entry.state.file), {})
-        read = None if isinstance(one, Entry) else one.documents
-        for document in ranges if read is None else read:
-            if read is not None and document in new:
+        stretches = of_file[entry.state.source, entry.state.file] if entry else []
+        if isinstance(one, Entry) or one.documents is None:
+            pieces += (numbers for document, numbers in stretches if document not in gone)
+            continue
+        kept: dict[str, list[range]] = {}
+        for document, numbers in stretches:
+            if document not in gone:
+                kept.setdefault(document, []).append(numbers)
+        for document in one.documents:
+            if document in new:
                 pieces.append(document)
-            elif document in ranges and document not in gone:
-                pieces.append(ranges[document])
+            elif kept.get(document):
+                pieces.append(kept[document].pop(0))
     return _joined([*pieces, *(numbers for document, numbers in others if document not in gone)])
 
 
 def _documents_by_file(
     index: Index, table: FileTable
-) -> tuple[dict[tuple[int, str], dict[str, range]], list[tuple[str, range]]]:
-    """The passages of each document of each file of the table, which are in its order, and those of other documents."""
+) -> tuple[dict[tuple[int, str], list[tuple[str, range]]], list[tuple[str, range]]]:
+    """The documents of each file of the table, which are in its order, with their passages; and all other documents."""
     documents = index.passages.documents()
     document = next(documents, None)
-    of_file: dict[tuple[int, str], dict[str, range]] = {}
+    of_file: dict[tuple[int, str], list[tuple[str, range]]] = {}
     for key, entry in table.entries.items():
-        ranges = of_file[key] = {}
-        for listed in table.parts(entry) or [entry.state.file]:
-            if document is not None and document[0] in (listed, entry.state.file):
-                ranges[document[0]] = document[1]
+        stretches = of_file[key] = []
+        for listed in table.documents(entry):
+            if document is not None and document[0] == listed:
+                stretches.append(document)
                 document = next(documents, None)
     return of_file, [*([document] if document else []), *documents]
 
