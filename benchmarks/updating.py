@@ -48,7 +48,7 @@ def searched(states: dict[str, Index], collection: Collection, repeats: int) -> 
     ways = {name: dict(engines.ours(index.bm25, collection)) for name, index in states.items()}
     at_once = next(iter(states))
     print(f"\n{'':24}" + "".join(f"{name:>26}" for name in states))
-    for way in ("stream", "lookup", "scan"):
+    for way in ("stream", "lookup, one by one", "lookup"):
         for k in HITS:
             spent: dict[str, list[float]] = {name: [] for name in states}
             for turn in range(repeats + 1):

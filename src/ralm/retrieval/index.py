@@ -102,7 +102,10 @@ class Index:
         assert self.analysis is not None, "an index for BM25 names its analyser"
         segments = [one.for_bm25() for one in self.segments]
         _check_stems(self, segments, self.analysis)
-        return search.BM25(segments, self.bm25_options, analysis=self.analysis, fingerprint=self.fingerprint)
+        if len(segments) > 1 or len(segments[0].removed.rows):
+            raise NotImplementedError("an index that was updated")
+        arrays, passages = segments[0].arrays, segments[0].passages
+        return search.BM25(arrays, passages, self.bm25_options, analysis=self.analysis, fingerprint=self.fingerprint)
 
     def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
         """The encoder that made the vectors with this name, or the default ones.
